@@ -1,0 +1,101 @@
+//! Packets from the guest.
+
+use super::{ConnectionAction, CreditRequestState, VsockConnection, VsockConnectionState};
+use crate::virtio::device::chain::GuestBuffers;
+use crate::virtio::vsock::header::{SHUT_BOTH, SHUT_RECEIVE, SHUT_SEND, VsockHeader, VsockOp};
+use crate::virtio::vsock::socket::{send_guest, shutdown_stream};
+use nix::errno::Errno;
+use nix::sys::socket::Shutdown;
+
+impl VsockConnection {
+    /// Handles a packet from the guest; `data` follows the header.
+    pub fn receive(
+        &mut self,
+        op: VsockOp,
+        header: &VsockHeader,
+        data: &mut GuestBuffers<'_>,
+    ) -> ConnectionAction {
+        if op == VsockOp::Rst {
+            return ConnectionAction::End;
+        }
+        self.credit.update(header);
+        if self.credit.room() > 0 && self.credit_request != CreditRequestState::None {
+            self.credit_request = CreditRequestState::None;
+            if self.state == VsockConnectionState::Open {
+                self.deadline = None;
+            }
+        }
+        match (self.state, op) {
+            (VsockConnectionState::Connecting { asked: true }, VsockOp::Response) => {
+                self.state = VsockConnectionState::Open;
+                self.deadline = None;
+                // The host has most likely written already; reading now saves a wakeup of the event
+                // loop.
+                self.readable = true;
+                ConnectionAction::Keep
+            }
+            (VsockConnectionState::Connecting { .. } | VsockConnectionState::Lingering, _) => {
+                ConnectionAction::PendingReset
+            }
+            (_, VsockOp::Request | VsockOp::Response) => ConnectionAction::PendingReset,
+            (_, VsockOp::Rw) => self.receive_data(header.len, data),
+            (_, VsockOp::Shutdown) => self.receive_shutdown(header.flags),
+            (_, VsockOp::CreditRequest) => {
+                self.update_asked = true;
+                ConnectionAction::Keep
+            }
+            (_, VsockOp::CreditUpdate | VsockOp::Rst) => ConnectionAction::Keep,
+        }
+    }
+
+    fn receive_data(&mut self, len: u32, data: &mut GuestBuffers<'_>) -> ConnectionAction {
+        let data = usize::try_from(len).ok().and_then(|len| data.take(len));
+        let Some(mut data) = data else {
+            return ConnectionAction::PendingReset;
+        };
+        if self.guest_shut & SHUT_SEND != 0 || !self.credit.receive(len) {
+            return ConnectionAction::PendingReset;
+        }
+        let stream = match &self.stream {
+            Some(stream) if !self.host_receive_closed => stream,
+            _ => {
+                self.credit.forward(len);
+                return ConnectionAction::Keep;
+            }
+        };
+        let mut sent = 0;
+        if self.backlog.is_empty() && len > 0 {
+            sent = match send_guest(stream, &data) {
+                Ok(sent) => sent,
+                Err(Errno::EAGAIN) => 0,
+                Err(_) => {
+                    self.credit.forward(len);
+                    self.host_receive_closed = true;
+                    return ConnectionAction::Keep;
+                }
+            };
+        }
+        self.credit.forward(u32::try_from(sent).unwrap_or(len));
+        if data.take(sent).is_some() && !data.is_empty() {
+            self.backlog.push(&data);
+        }
+        ConnectionAction::Keep
+    }
+
+    fn receive_shutdown(&mut self, flags: u32) -> ConnectionAction {
+        self.guest_shut |= flags & SHUT_BOTH;
+        if self.guest_shut == SHUT_BOTH {
+            return ConnectionAction::PendingReset;
+        }
+        if let Some(stream) = &self.stream {
+            if self.guest_shut & SHUT_RECEIVE != 0 {
+                self.readable = false;
+                shutdown_stream(stream, Shutdown::Read);
+            }
+            if self.guest_shut & SHUT_SEND != 0 && self.backlog.is_empty() {
+                shutdown_stream(stream, Shutdown::Write);
+            }
+        }
+        ConnectionAction::Keep
+    }
+}

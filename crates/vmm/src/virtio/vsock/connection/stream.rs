@@ -1,0 +1,118 @@
+//! The host's side: the Unix stream of a connection in the event loop.
+
+use super::{
+    ConnectionAction, CreditRequestState, VsockConnection, VsockConnectionState, VsockTimeouts,
+};
+use crate::poll::SlotPoller;
+use crate::virtio::vsock::header::{SHUT_RECEIVE, SHUT_SEND};
+use crate::virtio::vsock::socket::shutdown_stream;
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::Shutdown;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+impl VsockConnection {
+    /// Handles events of the stream.
+    pub fn stream_event(&mut self, flags: EpollFlags) -> ConnectionAction {
+        self.hung_up |= flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
+        if flags.contains(EpollFlags::EPOLLOUT) || self.hung_up {
+            self.flush();
+        }
+        if self.hung_up {
+            self.close_host_receive();
+        }
+        if flags.contains(EpollFlags::EPOLLIN) || self.hung_up {
+            if self.guest_shut & SHUT_RECEIVE != 0 {
+                self.host_send_closed |= self.hung_up;
+            } else {
+                self.readable = !self.host_send_closed;
+            }
+        }
+        if self.state == VsockConnectionState::Lingering && self.backlog.is_empty() {
+            return ConnectionAction::End;
+        }
+        ConnectionAction::Keep
+    }
+
+    fn flush(&mut self) {
+        let (Some(stream), false) = (&self.stream, self.backlog.is_empty()) else {
+            return;
+        };
+        match self.backlog.flush(stream) {
+            Ok(bytes) => self.credit.forward(bytes),
+            Err(_) => return self.close_host_receive(),
+        }
+        if self.backlog.is_empty() && self.guest_shut & SHUT_SEND != 0 {
+            shutdown_stream(stream, Shutdown::Write);
+        }
+    }
+
+    /// Drops the backlog: the host receives no more.
+    fn close_host_receive(&mut self) {
+        self.host_receive_closed = true;
+        self.credit.forward(self.backlog.clear());
+    }
+
+    /// Updates the event loop and the deadline to the state; called when nothing can be sent for
+    /// now.
+    pub fn update_watch(
+        &mut self,
+        poller: &SlotPoller,
+        token: u32,
+        timeouts: &VsockTimeouts,
+    ) -> Result<(), Errno> {
+        let starved = self.can_read() && self.credit.room() == 0;
+        if self.state == VsockConnectionState::Open
+            && starved
+            && self.credit_request == CreditRequestState::None
+        {
+            self.credit_request = CreditRequestState::Delayed;
+            self.deadline = Some(Instant::now() + timeouts.credit);
+        }
+        let Some(stream) = &self.stream else {
+            return Ok(());
+        };
+        let wanted_events = self.wanted_events();
+        match (self.watched, wanted_events) {
+            (None, None) => {}
+            (None, Some(flags)) => poller.add(stream.as_fd(), token, flags)?,
+            (Some(_), None) => poller.remove(stream.as_fd())?,
+            (Some(old), Some(new)) if old != new => poller.modify(stream.as_fd(), token, new)?,
+            _ => {}
+        }
+        self.watched = wanted_events;
+        if self.state == VsockConnectionState::Closing {
+            self.close(poller);
+        }
+        Ok(())
+    }
+
+    /// Events to watch the stream for; an empty set still reports a hangup of the host.
+    fn wanted_events(&self) -> Option<EpollFlags> {
+        if self.hung_up || self.state == VsockConnectionState::Closing {
+            return None;
+        }
+        let mut flags = EpollFlags::empty();
+        if !self.backlog.is_empty() {
+            flags |= EpollFlags::EPOLLOUT;
+        }
+        let listening = self.guest_shut & SHUT_RECEIVE == 0 && !self.host_send_closed;
+        if self.state == VsockConnectionState::Open && listening && !self.readable {
+            flags |= EpollFlags::EPOLLIN;
+        }
+        Some(flags)
+    }
+
+    /// Removes the stream from the event loop and shuts it down, also for a host that holds a copy
+    /// of it.
+    pub fn close(&mut self, poller: &SlotPoller) {
+        if let Some(stream) = self.stream.take() {
+            if self.watched.take().is_some() {
+                // The descriptor is open and watched, so this succeeds.
+                let _ = poller.remove(stream.as_fd());
+            }
+            shutdown_stream(&stream, Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Packets to the guest.
+
+use super::{CreditRequestState, VsockConnection, VsockConnectionState, VsockTimeouts};
+use crate::virtio::device::chain::GuestBuffers;
+use crate::virtio::vsock::header::{SHUT_BOTH, SHUT_RECEIVE, SHUT_SEND, VsockOp};
+use crate::virtio::vsock::socket::receive_guest;
+use nix::errno::Errno;
+use std::time::Instant;
+
+/// Most data in one packet, as Linux has it (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
+const MAX_PACKET_BYTES: usize = 64 * 1024;
+
+/// Packet to the guest, without the fields that the muxer fills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutgoingPacket {
+    pub op: VsockOp,
+    pub flags: u32,
+    pub len: u32,
+}
+
+impl VsockConnection {
+    /// Returns true if [`VsockConnection::next_packet`] may return a packet.
+    pub fn has_packet(&self) -> bool {
+        match self.state {
+            VsockConnectionState::Connecting { asked } => !asked,
+            VsockConnectionState::Accepting => true,
+            VsockConnectionState::Open => {
+                (self.can_read() && self.credit.room() > 0)
+                    || self.shutdown_to_send() != self.sent_shutdown
+                    || self.credit_request == CreditRequestState::Due
+                    || self.needs_update()
+            }
+            VsockConnectionState::Closing | VsockConnectionState::Lingering => false,
+        }
+    }
+
+    pub(super) fn can_read(&self) -> bool {
+        self.readable && !self.host_send_closed && self.guest_shut & SHUT_RECEIVE == 0
+    }
+
+    fn shutdown_to_send(&self) -> u32 {
+        let send = if self.host_send_closed { SHUT_SEND } else { 0 };
+        let receive = if self.host_receive_closed {
+            SHUT_RECEIVE
+        } else {
+            0
+        };
+        self.sent_shutdown | send | receive
+    }
+
+    fn needs_update(&self) -> bool {
+        self.update_asked || self.credit.needs_update()
+    }
+
+    /// Next packet for the guest. Data is read directly into `room`, which starts after the header.
+    pub fn next_packet(
+        &mut self,
+        room: &GuestBuffers<'_>,
+        timeouts: &VsockTimeouts,
+    ) -> Option<OutgoingPacket> {
+        let control = |op| {
+            Some(OutgoingPacket {
+                op,
+                flags: 0,
+                len: 0,
+            })
+        };
+        match self.state {
+            VsockConnectionState::Connecting { asked: false } => {
+                self.state = VsockConnectionState::Connecting { asked: true };
+                return control(VsockOp::Request);
+            }
+            VsockConnectionState::Accepting => {
+                self.state = VsockConnectionState::Open;
+                return control(VsockOp::Response);
+            }
+            VsockConnectionState::Open => {}
+            _ => return None,
+        }
+        if let Some(len) = self.read(room) {
+            return Some(OutgoingPacket {
+                op: VsockOp::Rw,
+                flags: 0,
+                len,
+            });
+        }
+        let shut = self.shutdown_to_send();
+        if shut != self.sent_shutdown {
+            self.sent_shutdown = shut;
+            if shut == SHUT_BOTH {
+                self.state = VsockConnectionState::Closing;
+                self.deadline = Some(Instant::now() + timeouts.close);
+            }
+            return Some(OutgoingPacket {
+                op: VsockOp::Shutdown,
+                flags: shut,
+                len: 0,
+            });
+        }
+        if self.credit_request == CreditRequestState::Due {
+            self.credit_request = CreditRequestState::Sent;
+            return control(VsockOp::CreditRequest);
+        }
+        if self.needs_update() {
+            return control(VsockOp::CreditUpdate);
+        }
+        None
+    }
+
+    fn read(&mut self, room: &GuestBuffers<'_>) -> Option<u32> {
+        let credit = usize::try_from(self.credit.room()).unwrap_or(usize::MAX);
+        let limit = credit.min(room.len()).min(MAX_PACKET_BYTES);
+        if !self.can_read() || limit == 0 {
+            return None;
+        }
+        let bytes = match receive_guest(self.stream.as_ref()?, room, limit) {
+            Ok(bytes) => bytes,
+            Err(Errno::EAGAIN) => {
+                self.readable = false;
+                return None;
+            }
+            // ECONNRESET: the host closed without reading everything. No more data follows.
+            Err(_) => 0,
+        };
+        // After a full buffer the stream may hold more; a shorter read has emptied it.
+        self.readable = bytes == limit || self.hung_up;
+        if bytes == 0 {
+            self.readable = false;
+            self.host_send_closed = true;
+            return None;
+        }
+        let bytes = u32::try_from(bytes).ok()?;
+        self.credit.send(bytes);
+        Some(bytes)
+    }
+
+    /// Notes that a packet with our credit is sent; returns its `fwd_cnt`.
+    pub fn credit_sent(&mut self) -> u32 {
+        self.update_asked = false;
+        self.credit.announce()
+    }
+}
