@@ -69,24 +69,25 @@ impl Measured {
 /// Runs one task and prints its table or JSON.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(args.number > 0, "-n 0: at least one sample is needed");
+    let server = args.host.server();
     let runtime = crate::runtime()?;
     let (n, w, c) = (args.number, args.warm_up, args.concurrency);
     anyhow::ensure!(c > 0, "-c 0: at least one at a time");
     let measured = match args.task {
         BenchTask::Boot => runtime.block_on(tasks::boot(n, w))?,
         BenchTask::Exec => runtime.block_on(tasks::exec(n, w))?,
-        BenchTask::Run => runtime.block_on(run::run(n, w, &args.host))?,
+        BenchTask::Run => runtime.block_on(run::run(n, w, &server))?,
         BenchTask::Memory => runtime.block_on(tasks::memory(n))?,
-        BenchTask::Create => runtime.block_on(create::create(n, w, c, &args.host))?,
-        BenchTask::Snapshot => runtime.block_on(snapshots::snapshot(n, w, c, &args.host))?,
-        BenchTask::Dirty => runtime.block_on(snapshots::dirty(n, &args.host))?,
+        BenchTask::Create => runtime.block_on(create::create(n, w, c, &server))?,
+        BenchTask::Snapshot => runtime.block_on(snapshots::snapshot(n, w, c, &server))?,
+        BenchTask::Dirty => runtime.block_on(snapshots::dirty(n, &server))?,
         BenchTask::Restore => runtime.block_on(restore::restore(n, w, c))?,
-        BenchTask::Rollback => runtime.block_on(snapshots::rollback(n, w, c, &args.host))?,
-        BenchTask::Clone => runtime.block_on(family::clone(n, w, c, &args.host))?,
-        BenchTask::Pause => runtime.block_on(family::pause(n, w, c, &args.host))?,
-        BenchTask::Gateway => runtime.block_on(gateway::gateway(n, w, &args.host))?,
-        BenchTask::Code => runtime.block_on(gateway::code(n, w, &args.host))?,
-        BenchTask::Density => runtime.block_on(create::density(n, &args.host))?,
+        BenchTask::Rollback => runtime.block_on(snapshots::rollback(n, w, c, &server))?,
+        BenchTask::Clone => runtime.block_on(family::clone(n, w, c, &server))?,
+        BenchTask::Pause => runtime.block_on(family::pause(n, w, c, &server))?,
+        BenchTask::Gateway => runtime.block_on(gateway::gateway(n, w, &server))?,
+        BenchTask::Code => runtime.block_on(gateway::code(n, w, &server))?,
+        BenchTask::Density => runtime.block_on(create::density(n, &server))?,
     };
     let report = Report {
         task: measured.name,

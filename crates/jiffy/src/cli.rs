@@ -17,6 +17,7 @@ mod template;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand};
+use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
 pub use check::{BenchArgs, BenchTask, DoctorArgs};
@@ -177,6 +178,16 @@ pub struct HostArgs {
     /// File with the API key for it (default: the key in $JIFFY_API_KEY)
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
+}
+
+impl HostArgs {
+    /// The same for a client.
+    pub fn server(&self) -> ServerOptions {
+        ServerOptions {
+            url: self.url.clone(),
+            key_file: self.key_file.clone(),
+        }
+    }
 }
 
 impl Cli {

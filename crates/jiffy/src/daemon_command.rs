@@ -1,13 +1,13 @@
 //! `jiffy daemon`: the daemon in the background, from outside.
 
 use crate::cli::{DaemonCommand, ServeArgs};
-use crate::client::Client;
-use crate::daemon::{process, reach, spawn_and_wait};
 use crate::serve::status::Status;
 use anyhow::Context;
 use clap::Parser;
 use hyper::Method;
 use jiffy_api::Ending;
+use jiffy_client::Client;
+use jiffy_client::local_daemon::{connect, process_of, spawn_and_wait};
 use jiffy_image::Home;
 use serde::Deserialize;
 use std::fmt::Write;
@@ -41,8 +41,8 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
 async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     let wanted = check(options);
     let home = Home::locate()?;
-    if let Some(stream) = reach(&home).await {
-        let process = process(&stream);
+    if let Some(stream) = connect(&home).await {
+        let process = process_of(&stream);
         let status = ask(&home, stream).await?;
         if status.listen.is_some() || wanted.no_listen {
             println!(
@@ -114,9 +114,9 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
     check(options);
     let home = Home::locate()?;
     let mut options = options.to_vec();
-    if let Some(stream) = reach(&home).await {
+    if let Some(stream) = connect(&home).await {
         // As the kernel has them: one of another version may not be understood.
-        if let (true, Some((_, arguments))) = (options.is_empty(), process(&stream)) {
+        if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
             options = as_typed(arguments);
         }
         crate::serve::stop(Ending::default()).await?;
@@ -152,7 +152,7 @@ async fn ask(home: &Home, stream: UnixStream) -> anyhow::Result<Status> {
 
 async fn status(json: bool) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
-    let Some(stream) = reach(&home).await else {
+    let Some(stream) = connect(&home).await else {
         println!(
             "{}",
             if json {

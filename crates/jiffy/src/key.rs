@@ -3,14 +3,14 @@
 mod budget;
 
 use crate::cli::{KeyCommand, KeyCreateArgs};
-use crate::client::Client;
-use crate::daemon;
 use crate::runtime;
 use crate::sandbox::table::age as ago;
 use budget::{Budgets, budgets, shown};
 use hyper::Method;
 use jiff::Timestamp;
 use jiffy_api::{Key, Keys, Limits, NewKey, Validity};
+use jiffy_client::Client;
+use jiffy_client::local_daemon;
 use jiffy_image::Home;
 use serde_json::Value;
 use std::process::ExitCode;
@@ -86,7 +86,7 @@ fn end_now(home: &Home, key: &Key) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let Some(stream) = daemon::reach(home).await else {
+        let Some(stream) = local_daemon::connect(home).await else {
             eprintln!("jiffy: no daemon runs; the next one ends the sandboxes of this key");
             return Ok(());
         };

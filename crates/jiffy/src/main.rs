@@ -2,13 +2,10 @@
 
 mod bench;
 mod cli;
-mod client;
 mod columns;
-mod daemon;
 mod daemon_command;
 mod doctor;
 mod key;
-mod progress;
 mod rootless;
 mod run;
 mod sandbox;

@@ -16,9 +16,9 @@ mod terminal;
 mod volume;
 
 use crate::cli::{RunArgs, SizeArgs};
-use crate::progress::Bar;
 use crate::serve::engine::EngineArgs;
 use anyhow::Context;
+use jiffy_client::progress::TemplateProgress;
 use jiffy_engine::SandboxSize;
 use jiffy_host::{EngineName, Host, PreparedTemplate};
 use outcome::Outcome;
@@ -138,7 +138,7 @@ pub fn prepare(
     // mistake, though.
     host.knows(template)?;
     let engine = engine.choose_usable(host)?;
-    let mut bar = Bar::new(template);
+    let mut bar = TemplateProgress::new(template);
     let prepared = host
         .prepare(template, &mut |p| bar.update(p))
         .with_context(|| format!("cannot use template `{template}`"))?;

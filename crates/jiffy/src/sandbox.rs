@@ -18,11 +18,11 @@ use crate::cli::{
     AtTimeout, Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, NetworkSwitch, RestartArgs,
     SnapshotsArgs,
 };
-use crate::client::{Client, NewSandbox, SandboxSettings, is, is_elsewhere};
-use crate::progress::while_waiting;
 use crate::run::Place;
 use crate::run::{check_size, environment, prepare, size};
 use crate::template;
+use jiffy_client::progress::while_waiting;
+use jiffy_client::{Client, NewSandbox, SandboxSettings, is_refusal, is_remote};
 use jiffy_host::{Host, SandboxRecord, SandboxState};
 use jiffy_image::image_on_demand;
 use serde::Serialize;
@@ -70,30 +70,32 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Logs(args) => logs::run(args).await?,
         Command::Ls(args) => list::run(args).await?,
         Command::Engines(args) => {
-            let all = Client::open(&args.host).await?.engines().await?;
+            let all = Client::open(&args.host.server()).await?.engines().await?;
             table::show(args.json, &all, engines::table)?;
         }
         Command::Snapshot(args) => {
-            let client = Client::open(&args.host).await?;
-            let taken = client.take(&args.id, args.name.as_deref()).await?;
+            let client = Client::open(&args.host.server()).await?;
+            let taken = client
+                .snapshot_sandbox(&args.id, args.name.as_deref())
+                .await?;
             table::show(args.json, &taken, |s| format!("{}\n", s.id))?;
         }
         Command::Snapshots(args) => {
-            let client = Client::open(&args.host).await?;
+            let client = Client::open(&args.host.server()).await?;
             let all = client.snapshots(args.id.as_deref()).await?;
             table::show(args.json, &all, table::snapshots)?;
         }
         Command::Rollback(args) => {
-            let client = Client::open(&args.host).await?;
+            let client = Client::open(&args.host.server()).await?;
             show(args.json, &client.rollback(&args.id, &args.snapshot).await?)?;
         }
         Command::Rename(args) => {
-            let client = Client::open(&args.host).await?;
+            let client = Client::open(&args.host.server()).await?;
             let name = Some(&args.name[..]).filter(|name| !name.is_empty());
             show(args.json, &client.rename(&args.id, name).await?)?;
         }
         Command::Promote(args) => {
-            let client = Client::open(&args.host).await?;
+            let client = Client::open(&args.host.server()).await?;
             let gone = client.promote(&args.id).await?;
             let gone: Vec<_> = gone.into_iter().map(table::without_tokens).collect();
             table::show(args.json, &gone, |gone| {
@@ -128,28 +130,31 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let (client, wanted) = match (&args.from, &args.image) {
         (_, Some(image)) => {
             check_size(&args.size)?;
-            let client = Client::open(&args.host).await?;
+            let client = Client::open(&args.host.server()).await?;
             let template = of_image(&client, image, args.json).await?;
             let size = &args.size;
             let wanted = NewSandbox::of(template, env);
-            (client, wanted.sized(size.cpus, size.memory, size.disk))
+            (
+                client,
+                wanted.with_partial_size(size.cpus, size.memory, size.disk),
+            )
         }
         (Some(snapshot), None) => {
-            let client = Client::open(&args.host).await?;
+            let client = Client::open(&args.host.server()).await?;
             let snapshot = client.snapshot(snapshot).await?;
             (client, NewSandbox::of(snapshot.id, env))
         }
         (None, None) => {
             let wanted = of_template(args, env)?;
-            (Client::open(&args.host).await?, wanted)
+            (Client::open(&args.host.server()).await?, wanted)
         }
     };
-    let wanted = wanted.with(settings(args));
+    let wanted = wanted.with_settings(settings(args));
     let wanted = match args.timeout {
-        Some(time) => wanted.for_at_most(time),
+        Some(time) => wanted.with_timeout(time),
         None => wanted,
     };
-    let wanted = wanted.at_site(&args.site)?;
+    let wanted = wanted.with_site(args.site.read()?);
     show(args.json, &client.create(&wanted).await?.record)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -175,14 +180,14 @@ pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Resu
 /// The create request; a template of this host is built first if it is missing.
 fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Result<NewSandbox> {
     let wanted = NewSandbox::of(&args.template, env);
-    if is_elsewhere(&args.host)? {
+    if is_remote(&args.host.server())? {
         check_size(&args.size)?;
-        return Ok(wanted.sized(args.size.cpus, args.size.memory, args.size.disk));
+        return Ok(wanted.with_partial_size(args.size.cpus, args.size.memory, args.size.disk));
     }
     let size = size(&args.size, &args.template)?;
     // Here, where progress can be shown, rather than in the daemon.
     prepare(&Host::open()?, args.engine.into(), &args.template)?;
-    Ok(wanted.of_size(size))
+    Ok(wanted.with_size(size))
 }
 
 /// Result of a fork.
@@ -197,7 +202,7 @@ struct Family {
 }
 
 async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let forked = client.fork(&args.id, args.count).await?;
     let mut family = Family {
         snapshot: json!({ "id": forked.first().map(|child| &child.snapshot) }),
@@ -227,7 +232,7 @@ async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
 
 /// Compares a snapshot with its seal. Neither damage nor the want of a seal is success.
 async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let verified = Client::open(host).await?.verify(id).await?;
+    let verified = Client::open(&host.server()).await?.verify(id).await?;
     table::show(json, &verified, table::verified)?;
     let sound = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
     Ok(if sound {
@@ -239,7 +244,7 @@ async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCod
 
 /// Restarts each; those that sleep are woken first.
 async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let what = Many::Restart(args.grace);
     each(&client, &args.ids, what, args.json).await
 }
@@ -259,7 +264,7 @@ enum Many {
 }
 
 async fn many(args: &ManyArgs, what: Many) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     each(&client, &args.ids, what, args.json).await
 }
 
@@ -276,7 +281,7 @@ async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow
                 let id = record["id"].as_str().unwrap_or(id);
                 told = told.and(table::show(false, &id, |id| format!("{id}\n")));
             }
-            Err(e) if what == Many::RemoveListed && is(&e, "sandbox_not_found") => {}
+            Err(e) if what == Many::RemoveListed && is_refusal(&e, "sandbox_not_found") => {}
             Err(e) => {
                 eprintln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
@@ -292,8 +297,8 @@ async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow
 
 async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Value> {
     let record = match what {
-        Many::Kill => client.end(id, false).await,
-        Many::Remove | Many::RemoveListed => client.end(id, true).await,
+        Many::Kill => client.kill(id, false).await,
+        Many::Remove | Many::RemoveListed => client.kill(id, true).await,
         Many::Resume => client.resume(id).await,
         Many::Restart(grace) => {
             if client.sandbox(id).await?.record.state == SandboxState::Paused {
@@ -309,10 +314,10 @@ async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Va
     match record {
         Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
         // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if what == Many::Remove && is(&e, "sandbox_not_found") => {
+        Err(e) if what == Many::Remove && is_refusal(&e, "sandbox_not_found") => {
             match client.remove_snapshot(id).await {
                 Ok(record) => Ok(serde_json::to_value(record)?),
-                Err(other) if is(&other, "snapshot_not_found") => Err(e),
+                Err(other) if is_refusal(&other, "snapshot_not_found") => Err(e),
                 Err(other) => Err(other),
             }
         }

@@ -14,18 +14,17 @@ mod site;
 pub mod status;
 
 use crate::cli::ServeArgs;
-use crate::client::{Client, Stranger};
-use crate::daemon::{self, process, reach};
 use crate::run::ephemeral;
 use anyhow::{Context, bail};
 use confinement::{ConfinementArgs, confine};
 use engine::EngineArgs;
 use front::Front;
 use jiffy_api::Ending;
+use jiffy_client::local_daemon::{self, connect, process_of};
+use jiffy_client::{Client, UnknownServer};
 use jiffy_host::{EngineChoice, EngineName, Host, HostEngine, HostOptions, Sandboxes};
 use jiffy_image::Home;
 use jiffy_net::Network;
-pub use log::open as open_log;
 use network::NetworkArgs;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -98,7 +97,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
         let _ = tell_stop.try_send(how);
     };
     let front = Front::open(args, &home, sandboxes.clone(), network.clone(), began, stop).await?;
-    let path = daemon::socket(&home);
+    let path = local_daemon::socket(&home);
     let front = front.serve(listen(&path)?, stopping.clone());
     let front = tokio::spawn(front);
     let version = env!("CARGO_PKG_VERSION");
@@ -203,19 +202,19 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
 /// Ends the daemon that runs, if one does, and returns when it is gone.
 pub async fn stop(how: Ending) -> anyhow::Result<()> {
     let home = Home::locate()?;
-    let Some(stream) = reach(&home).await else {
+    let Some(stream) = connect(&home).await else {
         return match how.kill_sandboxes {
             true => kill_sandboxes(&home).await,
             false => Ok(()),
         };
     };
-    let process = process(&stream);
+    let process = process_of(&stream);
     let client = Client::over(&home, stream).await?;
     let told: anyhow::Result<()> = client.call(hyper::Method::POST, "/host/stop", &how).await;
     let another_version = match told {
         Ok(()) => false,
         // One of another version still understands a signal.
-        Err(e) if e.is::<Stranger>() => {
+        Err(e) if e.is::<UnknownServer>() => {
             let (pid, _) = process.ok_or(e)?;
             kill(pid, Signal::SIGTERM)?;
             true

@@ -6,8 +6,8 @@ mod prune;
 mod show;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand};
-use crate::progress::Bar;
 use anyhow::Context;
+use jiffy_client::progress::TemplateProgress;
 use jiffy_image::{Home, Recipe, Template, TemplateManifest, Templates, UnpackLimits, Visibility};
 use serde_json::{Value, json};
 use show::{mib, short};
@@ -110,7 +110,7 @@ fn say(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
 
 /// To a file, which appears when it is whole, or to standard output.
 fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::Result<()> {
-    let mut bar = Bar::new(name);
+    let mut bar = TemplateProgress::new(name);
     if to.as_os_str() == "-" {
         let mut output = io::stdout().lock();
         anyhow::ensure!(
@@ -149,7 +149,7 @@ fn import_file(
     name: Option<&str>,
     wanted: Option<Visibility>,
 ) -> anyhow::Result<Template> {
-    let mut bar = Bar::new("import");
+    let mut bar = TemplateProgress::new("import");
     let limits = UnpackLimits::default();
     let mut told = |p: jiffy_image::Progress<'_>| bar.update(p);
     let imported = if from.as_os_str() == "-" {
@@ -201,9 +201,9 @@ fn built(manifest: &TemplateManifest, json: bool) -> anyhow::Result<()> {
 fn shown(
     name: &str,
     plain: bool,
-    build: impl FnOnce(&mut Bar) -> anyhow::Result<Template>,
+    build: impl FnOnce(&mut TemplateProgress) -> anyhow::Result<Template>,
 ) -> anyhow::Result<Template> {
-    let mut bar = Bar::plain(name, plain);
+    let mut bar = TemplateProgress::plain(name, plain);
     let built = build(&mut bar).with_context(|| format!("cannot build template `{name}`"));
     bar.finish();
     built

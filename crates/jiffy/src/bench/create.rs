@@ -3,8 +3,8 @@
 use super::counters::{Counters, Meter};
 use super::target::{Target, ms, timed};
 use super::{Measured, Series, goal, memory};
-use crate::cli::HostArgs;
 use anyhow::Context;
+use jiffy_client::ServerOptions;
 use jiffy_engine::{BootMode, SandboxSize};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -24,7 +24,7 @@ pub async fn create(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &HostArgs,
+    host: &ServerOptions,
 ) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();
@@ -125,7 +125,7 @@ async fn load(
 }
 
 /// Memory of idle sandboxes.
-pub async fn density(n: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+pub async fn density(n: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();
     // The first brings the template's snapshot into the page cache.

@@ -3,7 +3,7 @@
 use super::counters::Meter;
 use super::target::{Target, at_once, timed};
 use super::{Measured, Series, goal};
-use crate::cli::HostArgs;
+use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
 
 /// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
@@ -11,7 +11,7 @@ pub async fn clone(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &HostArgs,
+    host: &ServerOptions,
 ) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();
@@ -72,7 +72,7 @@ pub async fn pause(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &HostArgs,
+    host: &ServerOptions,
 ) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();

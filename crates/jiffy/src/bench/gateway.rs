@@ -4,12 +4,12 @@ use super::counters::Meter;
 use super::target::{Target, ms, timed};
 use super::tasks::{prepare, run_true};
 use super::{Measured, Series, goal};
-use crate::cli::HostArgs;
-use crate::client::Sandbox;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
+use jiffy_client::Sandbox;
+use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
 use jiffy_host::SandboxSpec;
 use serde_json::json;
@@ -60,7 +60,7 @@ struct Ways {
 }
 
 /// Exec, files and idle streams through the gateway, beside the same over the guest's own socket.
-pub async fn gateway(n: usize, warm_up: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+pub async fn gateway(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let sandbox = target.sandbox(LARGE).await?;
     let spec = SandboxSpec {
@@ -237,7 +237,7 @@ async fn streams(
 }
 
 /// The first piece of code in a new sandbox.
-pub async fn code(n: usize, warm_up: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+pub async fn code(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let (mut created, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {

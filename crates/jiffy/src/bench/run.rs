@@ -2,8 +2,8 @@
 
 use super::target::{Target, ms};
 use super::{Measured, Series, goal};
-use crate::cli::HostArgs;
 use anyhow::{Context, ensure};
+use jiffy_client::ServerOptions;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::Command;
@@ -45,7 +45,7 @@ impl Maker {
 
 /// `jiffy run -- echo hello` with the daemon of this host, with and without a warm pool, and
 /// without a daemon.
-pub async fn run(n: usize, warm_up: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+pub async fn run(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let before = target.pool_size().await?;
     let series = samples(&target, n, warm_up).await;

@@ -3,7 +3,7 @@
 use super::counters::Meter;
 use super::target::{Target, at_once, timed};
 use super::{Measured, Series, goal};
-use crate::cli::HostArgs;
+use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
 use jiffy_host::SnapshotRecord;
 
@@ -15,7 +15,7 @@ pub async fn snapshot(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &HostArgs,
+    host: &ServerOptions,
 ) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();
@@ -97,7 +97,7 @@ async fn clear<'a>(
 }
 
 /// Snapshots against the amount written since the last one.
-pub async fn dirty(n: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+pub async fn dirty(n: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();
     let size = SandboxSize {
@@ -156,7 +156,7 @@ pub async fn rollback(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &HostArgs,
+    host: &ServerOptions,
 ) -> anyhow::Result<Measured> {
     let target = Target::open(host).await?;
     let meter = Meter::new();

@@ -1,14 +1,14 @@
 //! The daemon as what is measured, and several operations at once.
 
 use super::counters::Counters;
-use crate::cli::HostArgs;
-use crate::client::{Client, NewSandbox, Sandbox};
-use crate::daemon;
 use crate::serve::engine::EngineArgs;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
+use jiffy_client::ServerOptions;
+use jiffy_client::local_daemon;
+use jiffy_client::{Client, NewSandbox, Sandbox};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Host, SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
@@ -59,7 +59,7 @@ pub struct Target {
 
 impl Target {
     /// The daemon that is asked for; if it is this host's, template `base` is made ready for it.
-    pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
+    pub async fn open(args: &ServerOptions) -> anyhow::Result<Self> {
         let client = Client::open(args).await?;
         if !client.is_remote() {
             crate::run::prepare(&Host::open()?, EngineArgs::default(), "base")?;
@@ -68,7 +68,7 @@ impl Target {
         }
         // Over the network to ourselves: the figures of the other side are at hand.
         let home = Home::locate()?;
-        let owner = match daemon::reach(&home).await {
+        let owner = match local_daemon::connect(&home).await {
             Some(stream) => Some(Client::over(&home, stream).await?),
             None => None,
         };
@@ -85,9 +85,10 @@ impl Target {
     /// Resident memory of the daemon in KiB.
     pub async fn daemon_memory(&self) -> anyhow::Result<f64> {
         self.owner()?;
-        let stream = daemon::reach(&Home::locate()?).await;
+        let stream = local_daemon::connect(&Home::locate()?).await;
         let stream = stream.context("the daemon went away")?;
-        let (pid, _) = daemon::process(&stream).context("whose daemon it is cannot be told")?;
+        let (pid, _) =
+            local_daemon::process_of(&stream).context("whose daemon it is cannot be told")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
         let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");
@@ -129,7 +130,7 @@ impl Target {
 
     /// Makes one of template `base`, with what its agent wants to be shown.
     pub async fn sandbox(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
-        let wanted = NewSandbox::of("base", BTreeMap::new()).of_size(size);
+        let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
         self.client.create(&wanted).await
     }
 
@@ -148,7 +149,7 @@ impl Target {
         body: Option<Bytes>,
     ) -> anyhow::Result<PooledResponse> {
         self.client
-            .ask_port(sandbox, port, method, path, body)
+            .request_port(sandbox, port, method, path, body)
             .await
     }
 
@@ -173,7 +174,7 @@ impl Target {
 
     /// Takes a snapshot.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
-        self.client.take(id, None).await
+        self.client.snapshot_sandbox(id, None).await
     }
 
     /// Forks `count` children, all of which must answer.

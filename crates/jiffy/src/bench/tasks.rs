@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// Template `base`, built if need be.
 pub fn prepare() -> anyhow::Result<PreparedTemplate> {
-    let mut bar = crate::progress::Bar::new("base");
+    let mut bar = jiffy_client::progress::TemplateProgress::new("base");
     Ok(Host::open()?.prepare("base", &mut |p| bar.update(p))?)
 }
 

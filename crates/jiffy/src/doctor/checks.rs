@@ -34,7 +34,7 @@ pub fn all(tell: &mut dyn FnMut(Finding)) {
         tell(gvisor(host, &facts));
         tell(engine(&facts));
     }
-    match crate::rootless::facts() {
+    match jiffy_client::rootless::known_support() {
         None => tell(user()),
         Some(facts) => rootless(facts, tell),
     }

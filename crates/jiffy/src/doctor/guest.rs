@@ -45,7 +45,7 @@ pub fn boot(tell: &mut dyn FnMut(Finding)) {
 }
 
 async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
-    let mut bar = crate::progress::Bar::new("base");
+    let mut bar = jiffy_client::progress::TemplateProgress::new("base");
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
     drop(bar);
     let guests = EphemeralGuests::open(host, engine, "base", prepared, Wanted::Off).await?;

@@ -1,10 +1,10 @@
 //! Budgets of keys as `jiffy key ls` shows them: limits, and where a daemon runs, what is used of
 //! them.
 
-use crate::client::Client;
-use crate::daemon;
 use hyper::Method;
 use jiffy_api::{Key, Limits};
+use jiffy_client::Client;
+use jiffy_client::local_daemon;
 use jiffy_host::Bytes;
 use jiffy_image::Home;
 use serde_json::Value;
@@ -20,7 +20,7 @@ type Shown = (&'static str, Option<u64>, &'static str);
 /// cannot tell.
 pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let mut budgets = Budgets::new();
-    let Some(stream) = daemon::reach(home).await else {
+    let Some(stream) = local_daemon::connect(home).await else {
         return budgets;
     };
     let Ok(client) = Client::over(home, stream).await else {

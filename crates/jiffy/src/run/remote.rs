@@ -3,10 +3,10 @@
 use super::outcome::{GuestBoot, Outcome};
 use super::{Signals, Work, prepare};
 use crate::cli::RunArgs;
-use crate::client::{Client, NewSandbox, SandboxSettings};
 use crate::sandbox::exec::Remote;
 use crate::sandbox::of_image;
 use crate::serve::network::Wanted;
+use jiffy_client::{Client, NewSandbox, SandboxSettings};
 use jiffy_host::Host;
 use jiffy_image::Home;
 use std::collections::BTreeMap;
@@ -37,10 +37,10 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
         ..SandboxSettings::default()
     };
     let wanted = NewSandbox::of(template, BTreeMap::new())
-        .sized(size.cpus, size.memory, size.disk)
-        .for_seconds(UNLEASED_S)
-        .with(settings)
-        .at_site(&args.site)?;
+        .with_partial_size(size.cpus, size.memory, size.disk)
+        .with_timeout_s(UNLEASED_S)
+        .with_settings(settings)
+        .with_site(args.site.read()?);
     let mut creating = pin!(client.create(&wanted));
     let sandbox = tokio::select! {
         made = &mut creating => made?,

@@ -1,10 +1,10 @@
 //! Choice of the source of a run's guest: the one place that decides.
 
 use crate::cli::RunArgs;
-use crate::client::{self, Client};
-use crate::daemon;
 use crate::serve::engine::Wish;
 use anyhow::Context;
+use jiffy_client::local_daemon;
+use jiffy_client::{Client, is_remote};
 use jiffy_image::Home;
 
 /// Maker of a run's guest.
@@ -26,15 +26,15 @@ pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     if args.no_daemon {
         return Ok(GuestSource::Own);
     }
-    if client::is_elsewhere(&args.host)? || args.image.is_some() {
-        let client = Client::open(&args.host).await?;
+    if is_remote(&args.host.server())? || args.image.is_some() {
+        let client = Client::open(&args.host.server()).await?;
         let found = of_daemon(args, client).await?;
         return found.context(
             "that daemon cannot make sandboxes on this engine: `jiffy engines` shows which it can",
         );
     }
     let home = Home::locate()?;
-    let Some(stream) = daemon::reach(&home).await else {
+    let Some(stream) = local_daemon::connect(&home).await else {
         return Ok(GuestSource::Own);
     };
     let client = Client::over(&home, stream).await?;

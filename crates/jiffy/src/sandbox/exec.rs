@@ -3,10 +3,10 @@
 use super::forward::{PortOpener, opener};
 use super::logs::Console;
 use crate::cli::{HostArgs, SandboxExecArgs};
-use crate::client::{Client, Sandbox};
 use crate::run::outcome::with_last_lines;
 use crate::run::{Place, Signals, environment, session};
 use jiffy_agent_client::AgentClient;
+use jiffy_client::{Client, Sandbox};
 use jiffy_host::SandboxState;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ impl Remote {
 
     /// Sandbox `id`, which must run.
     pub async fn find(host: &HostArgs, id: &str) -> anyhow::Result<Self> {
-        let client = Client::open(host).await?;
+        let client = Client::open(&host.server()).await?;
         let sandbox = client.sandbox(id).await?;
         let whole = &sandbox.record.id;
         match &sandbox.record.state {
@@ -67,7 +67,10 @@ impl Remote {
     /// The cause of its end, with the last lines of its console.
     async fn last_words(&self, cause: &str) -> String {
         let id = &self.sandbox.record.id;
-        let console = self.client.look::<Console>(id, "logs", LAST_LINES).await;
+        let console = self
+            .client
+            .last_lines::<Console>(id, "logs", LAST_LINES)
+            .await;
         let lines = console.map_or_else(|_| Vec::new(), |console| console.logs);
         // The last one tells the cause once more.
         let lines = lines.split_last().map_or(&[][..], |(_, before)| before);

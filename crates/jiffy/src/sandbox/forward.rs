@@ -2,8 +2,8 @@
 //! sandbox.
 
 use crate::cli::{Forwarding, PortForwardArgs};
-use crate::client::{Client, is};
 use anyhow::{Context, bail};
+use jiffy_client::{Client, is_refusal};
 use jiffy_host::SandboxState;
 use std::future::Future;
 use std::io::Write;
@@ -51,7 +51,7 @@ pub fn opener(client: Client, id: String) -> PortOpener {
 }
 
 pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let id = client.sandbox(&args.id).await?.record.id;
     let opener = opener(client.clone(), id.clone());
     let mut work = JoinSet::new();
@@ -86,7 +86,9 @@ async fn ended(client: &Client, id: &str) -> String {
                 return format!("sandbox {id} is broken: {cause}");
             }
             Ok(_) => {}
-            Err(e) if is(&e, "sandbox_not_found") => return format!("sandbox {id} was removed"),
+            Err(e) if is_refusal(&e, "sandbox_not_found") => {
+                return format!("sandbox {id} was removed");
+            }
             Err(_) => {}
         }
         if began.elapsed() < UNREACHED_PAUSE {

@@ -2,7 +2,7 @@
 
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
-use crate::client::{Client, is};
+use jiffy_client::{Client, is_refusal};
 use jiffy_host::{Bytes, OnTimeout, SandboxRecord, SandboxState, SnapshotRecord};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ enum Found {
 
 /// Shows each; one that is not found does not spare the others.
 pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let mut code = ExitCode::SUCCESS;
     let mut all = Vec::new();
     for id in &args.ids {
@@ -49,9 +49,9 @@ async fn find(client: &Client, id: &str) -> anyhow::Result<Found> {
             Ok(Found::Sandbox(Box::new(record)))
         }
         // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if is(&e, "sandbox_not_found") => match client.snapshot(id).await {
+        Err(e) if is_refusal(&e, "sandbox_not_found") => match client.snapshot(id).await {
             Ok(record) => Ok(Found::Snapshot(Box::new(record))),
-            Err(other) if is(&other, "snapshot_not_found") => Err(e),
+            Err(other) if is_refusal(&other, "snapshot_not_found") => Err(e),
             Err(other) => Err(other),
         },
         Err(e) => Err(e),

@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::cli::{Filter, LsArgs};
-use crate::client::Client;
+use jiffy_client::Client;
 use jiffy_host::{SandboxRecord, SandboxState};
 use std::mem::discriminant;
 
@@ -10,7 +10,10 @@ use std::mem::discriminant;
 pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
     let killed = Filter::State(SandboxState::Killed.name());
     let all = args.all || args.filters.contains(&killed);
-    let found = Client::open(&args.host).await?.sandboxes(all).await?;
+    let found = Client::open(&args.host.server())
+        .await?
+        .sandboxes(all)
+        .await?;
     let found = found.into_iter().filter(|s| fits(&args.filters, s));
     let found: Vec<SandboxRecord> = found.map(table::without_tokens).collect();
     if args.quiet {

@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::cli::LogsArgs;
-use crate::client::Client;
+use jiffy_client::Client;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -48,12 +48,14 @@ struct Connection {
 
 /// Shows what there is.
 pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     if args.network {
-        let reached: Reached = client.look(&args.id, "connections", args.lines).await?;
+        let reached: Reached = client
+            .last_lines(&args.id, "connections", args.lines)
+            .await?;
         return table::show(args.json, &reached, text);
     }
-    let console: Console = client.look(&args.id, "logs", args.lines).await?;
+    let console: Console = client.last_lines(&args.id, "logs", args.lines).await?;
     table::show(args.json, &console.logs, |lines| {
         lines.iter().map(|l| format!("{}\n", l.line)).collect()
     })

@@ -3,10 +3,10 @@
 use super::table;
 use super::{Many, each};
 use crate::cli::{PruneArgs, RmArgs};
-use crate::client::{Client, Pruned};
 use crate::columns::{Align, Table};
-use crate::progress::while_waiting;
 use anyhow::bail;
+use jiffy_client::progress::while_waiting;
+use jiffy_client::{Client, Pruned};
 use jiffy_host::Bytes;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ const SHORT: usize = 12;
 
 /// Removes sandboxes and snapshots.
 pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     if !args.all {
         return each(&client, &args.ids, Many::Remove, args.json).await;
     }
@@ -58,7 +58,7 @@ fn agreed(question: &str, yes: bool) -> anyhow::Result<bool> {
 
 /// Removes what nothing needs.
 pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let unused = args.older_than;
     if args.json && !args.dry_run && !args.yes {
         bail!("with --json nothing is asked: give --yes or --dry-run");

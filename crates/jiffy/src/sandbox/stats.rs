@@ -2,8 +2,8 @@
 
 use super::table::{self, short};
 use crate::cli::StatsArgs;
-use crate::client::{Client, Metric};
 use crate::columns::{Align, Table};
+use jiffy_client::{Client, Metric};
 use jiffy_host::{Bytes, SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -21,7 +21,7 @@ struct Line {
 
 /// Prints the table, and puts a newer one in its place until Ctrl-C.
 pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let once = args.json || args.no_stream || !std::io::stdout().is_terminal();
     let mut shown = 0;
     loop {

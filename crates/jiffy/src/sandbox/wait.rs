@@ -2,8 +2,8 @@
 
 use super::table;
 use crate::cli::{AwaitedState, WaitArgs};
-use crate::client::{Client, is};
-use crate::progress::while_waiting;
+use jiffy_client::progress::while_waiting;
+use jiffy_client::{Client, is_refusal};
 use jiffy_host::{SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ struct Outcome {
 
 /// Waits for each; one that is not found does not spare the others.
 pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let end = args.timeout.map(|time| Instant::now() + time);
     let mut all = Vec::new();
     let mut code = 0;
@@ -69,7 +69,7 @@ async fn wait(
         let record = match client.wait(&id, name, left.min(TURN)).await {
             Ok(record) => record,
             // It was there: it ended, and its record went.
-            Err(e) if is(&e, "sandbox_not_found") => {
+            Err(e) if is_refusal(&e, "sandbox_not_found") => {
                 return Ok(Outcome {
                     reason: "removed".to_owned(),
                     state: SandboxState::Killed.name(),

@@ -4,11 +4,11 @@ use super::figures::{self, Figures};
 use super::guests::Guests;
 use super::status::Status;
 use crate::cli::ServeArgs;
-use crate::client::{VERSION, VERSION_HEADER};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{App, AutoResume, Caller, ClientAddress, Ending, Keys, end_revoked, local_key};
+use jiffy_client::{VERSION, VERSION_HEADER};
 use jiffy_engine::Engine;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{

@@ -2,10 +2,10 @@
 
 use crate::cli::LogFormat;
 use anyhow::Context;
+use jiffy_client::local_daemon::open_log;
 use jiffy_host::OLD_LOGS;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing_subscriber::EnvFilter;
@@ -15,15 +15,6 @@ use tracing_subscriber::fmt::MakeWriter;
 const FILTER: &str = "JIFFY_LOG";
 /// A file that is longer gives way to a new one.
 const LONGEST: u64 = 8 << 20;
-
-/// Opens a log to append to, for its owner only.
-pub fn open(path: &Path) -> io::Result<File> {
-    File::options()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(path)
-}
 
 /// Begins to log. With `file`, standard error is that file already, and it is kept short.
 pub fn begin(format: LogFormat, file: Option<&Path>) -> anyhow::Result<()> {
@@ -104,7 +95,7 @@ fn rotate(file: &Path) -> io::Result<File> {
         let _ = fs::rename(numbered(n), numbered(n + 1));
     }
     fs::rename(file, numbered(1))?;
-    open(file)
+    open_log(file)
 }
 
 #[cfg(test)]
@@ -116,7 +107,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("jiffy.log");
         for n in 0..6 {
-            let mut log = open(&file).unwrap();
+            let mut log = open_log(&file).unwrap();
             write!(log, "{n}").unwrap();
             drop(rotate(&file).unwrap());
         }

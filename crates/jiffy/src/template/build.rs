@@ -2,10 +2,10 @@
 
 use super::show::mib;
 use crate::cli::TemplateBuildArgs;
-use crate::client::Client;
-use crate::progress::Bar;
 use anyhow::{Context, bail};
 use hyper::Method;
+use jiffy_client::Client;
+use jiffy_client::progress::TemplateProgress;
 use jiffy_engine::{StartCommand, Startup};
 use jiffy_image::Recipe;
 use jiffy_template_builder::context::{PreparedBuild, prepare};
@@ -104,7 +104,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     prepared.spec.startup = startup(args);
     prepared.spec.start_image_command = args.start_image_command;
     prepared.spec.force = args.no_cache;
-    let client = Client::open(&args.host).await?;
+    let client = Client::open(&args.host.server()).await?;
     let body = json!({
         "name": name,
         "tags": args.tag,
@@ -113,7 +113,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         "minFreeDiskMb": args.disk,
     });
     let asked: Requested = client.call(Method::POST, "/v3/templates", &body).await?;
-    let mut bar = Bar::plain(&name, args.json);
+    let mut bar = TemplateProgress::plain(&name, args.json);
     send_files(&client, &asked.template, &prepared, &mut bar).await?;
     bar.end();
     let (template, build) = (&asked.template, &asked.build);
@@ -158,7 +158,7 @@ pub async fn of_image(client: &Client, name: &str, image: &str, quiet: bool) -> 
     let spec = json!({ "fromImage": image, "steps": [] });
     let () = client.call(Method::POST, &path, &spec).await?;
     let path = format!("/templates/{template}/builds/{build}");
-    let mut bar = Bar::plain(image, quiet);
+    let mut bar = TemplateProgress::plain(image, quiet);
     let followed = tokio::select! {
         // Its lines are those of a build; the bar is all that matters of one without steps.
         followed = follow(client, &path, true, &mut bar) => Some(followed),
@@ -181,7 +181,7 @@ pub async fn of_image(client: &Client, name: &str, image: &str, quiet: bool) -> 
 pub struct Interrupted(String);
 
 /// Cancels a build, and tells how it ended: it may have been ready before.
-async fn cancel(client: &Client, path: &str, bar: &mut Bar) -> anyhow::Result<()> {
+async fn cancel(client: &Client, path: &str, bar: &mut TemplateProgress) -> anyhow::Result<()> {
     let () = client
         .call(Method::POST, &format!("{path}/cancel"), &Value::Null)
         .await?;
@@ -249,7 +249,7 @@ async fn send_files(
     client: &Client,
     template: &str,
     prepared: &PreparedBuild,
-    bar: &mut Bar,
+    bar: &mut TemplateProgress,
 ) -> anyhow::Result<()> {
     for upload in &prepared.uploads {
         let path = format!("/templates/{template}/files/{}", upload.name);
@@ -298,7 +298,12 @@ async fn start(
 }
 
 /// Shows what the build says until it is over.
-async fn follow(client: &Client, path: &str, quiet: bool, bar: &mut Bar) -> anyhow::Result<()> {
+async fn follow(
+    client: &Client,
+    path: &str,
+    quiet: bool,
+    bar: &mut TemplateProgress,
+) -> anyhow::Result<()> {
     let colours = std::io::stderr().is_terminal();
     let mut seen = 0;
     loop {
@@ -334,7 +339,7 @@ async fn follow(client: &Client, path: &str, quiet: bool, bar: &mut Bar) -> anyh
     }
 }
 
-fn show(entry: &Entry, colours: bool, quiet: bool, bar: &Bar) {
+fn show(entry: &Entry, colours: bool, quiet: bool, bar: &TemplateProgress) {
     // The last words are told once more, with what was built.
     if quiet || entry.level == "error" {
         return;

@@ -1,8 +1,8 @@
 //! `jiffy template prune`.
 
 use super::show::mib;
-use crate::client::Client;
 use hyper::Method;
+use jiffy_client::Client;
 use jiffy_image::{Home, PrunedImages, Templates};
 use jiffy_template_builder::PrunedBuildCache;
 use serde::Serialize;

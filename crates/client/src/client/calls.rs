@@ -1,20 +1,20 @@
 //! Calls to a control plane.
 
-use super::{Client, is};
-use crate::cli::SiteArgs;
+use super::{Client, is_refusal};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_engine::{EngineDescription, SandboxSize, VerifiedSnapshot};
 use jiffy_host::{SandboxRecord, SandboxState, SnapshotRecord};
+use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Letters of a whole id: what has as many needs not be searched for.
-const WHOLE: usize = 20;
+/// Letters of a whole id, which needs no search.
+const ID_LENGTH: usize = 20;
 /// Header with the token of a list's next page.
-const NEXT: &str = "x-next-token";
+const NEXT_PAGE_HEADER: &str = "x-next-token";
 
 /// A sandbox to be made.
 #[derive(Debug, Clone, Serialize)]
@@ -81,37 +81,36 @@ impl NewSandbox {
     }
 
     /// The same that is killed after this many seconds, unless its time is extended.
-    pub fn for_seconds(mut self, seconds: u32) -> Self {
+    pub fn with_timeout_s(mut self, seconds: u32) -> Self {
         self.timeout = seconds.into();
         self
     }
 
     /// The same with these settings.
-    pub fn with(mut self, settings: SandboxSettings) -> Self {
+    pub fn with_settings(mut self, settings: SandboxSettings) -> Self {
         self.settings = settings;
         self
     }
 
     /// The same with a time limit, in whole seconds.
-    pub fn for_at_most(mut self, time: Duration) -> Self {
+    pub fn with_timeout(mut self, time: Duration) -> Self {
         let whole = time.as_millis().div_ceil(1000);
         self.timeout = i64::try_from(whole).unwrap_or(i64::MAX);
         self
     }
 
     /// The same in a network with authorities and a proxy of its own.
-    pub fn at_site(mut self, args: &SiteArgs) -> anyhow::Result<Self> {
-        let site = args.read()?;
+    pub fn with_site(mut self, site: SiteSettings) -> Self {
         let pem: String = site.authorities.into_iter().map(|a| a.pem).collect();
         self.ca_certificates = Some(pem).filter(|pem| !pem.is_empty());
         self.proxy = site
             .proxy
             .map(|proxy| json!({ "url": proxy.url, "noProxy": proxy.no_proxy }));
-        Ok(self)
+        self
     }
 
     /// The same of this size; what is not given is the template's to say.
-    pub fn sized(
+    pub fn with_partial_size(
         mut self,
         vcpus: Option<u8>,
         memory_mib: Option<u32>,
@@ -124,8 +123,8 @@ impl NewSandbox {
     }
 
     /// The same of exactly this size.
-    pub fn of_size(self, size: SandboxSize) -> Self {
-        self.sized(Some(size.vcpus), Some(size.memory_mib), Some(size.disk_mib))
+    pub fn with_size(self, size: SandboxSize) -> Self {
+        self.with_partial_size(Some(size.vcpus), Some(size.memory_mib), Some(size.disk_mib))
     }
 }
 
@@ -148,7 +147,7 @@ struct Snapshot {
 
 /// Outcome for one child of a fork.
 #[derive(Debug, Deserialize)]
-pub struct Forked {
+pub struct ForkedChild {
     /// Snapshot that all children start from.
     #[serde(rename = "snapshotID")]
     pub snapshot: String,
@@ -157,26 +156,26 @@ pub struct Forked {
     pub sandbox: Option<Sandbox>,
     /// Why not.
     #[serde(default)]
-    pub error: Option<Why>,
+    pub error: Option<Failure>,
 }
 
-/// A reason.
+/// Reason of a failure.
 #[derive(Debug, Deserialize)]
-pub struct Why {
+pub struct Failure {
     /// In a sentence.
     pub message: String,
 }
 
-/// Answer to an operation that tells whole records.
+/// Answer that holds whole records.
 #[derive(Debug, Deserialize)]
-struct Told<T> {
+struct RecordsAnswer<T> {
     #[serde(rename = "jiffy")]
     records: T,
 }
 
 /// The process behind a sandbox.
 #[derive(Debug, Deserialize)]
-pub struct Process {
+pub struct SandboxProcess {
     /// Of its VMM.
     pub pid: u32,
     /// KVM exits so far, if the kernel counts them.
@@ -184,7 +183,7 @@ pub struct Process {
 }
 
 /// An id or name as it can stand in a path.
-fn word(id: &str) -> anyhow::Result<&str> {
+fn path_segment(id: &str) -> anyhow::Result<&str> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     anyhow::ensure!(
         !id.is_empty() && id.chars().all(good),
@@ -194,7 +193,11 @@ fn word(id: &str) -> anyhow::Result<&str> {
 }
 
 /// The only one whose id begins with `id`.
-fn only<T>(all: Vec<T>, id: &str, id_of: impl Fn(&T) -> &str) -> anyhow::Result<Option<T>> {
+fn unique_by_prefix<T>(
+    all: Vec<T>,
+    id: &str,
+    id_of: impl Fn(&T) -> &str,
+) -> anyhow::Result<Option<T>> {
     let mut found: Vec<T> = all
         .into_iter()
         .filter(|item| id_of(item).starts_with(id))
@@ -219,14 +222,22 @@ impl From<SandboxRecord> for Sandbox {
 
 impl Client {
     /// All of a list that comes in pages.
-    async fn pages<T: serde::de::DeserializeOwned>(&self, path: &str) -> anyhow::Result<Vec<T>> {
+    async fn all_pages<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> anyhow::Result<Vec<T>> {
         let mut all = Vec::new();
         let mut next = String::new();
         loop {
             let page = format!("{path}&order=asc{next}");
-            let (headers, mut items) = self.ask::<Vec<T>>(Method::GET, &page, &()).await?;
+            let (headers, mut items) = self
+                .call_with_headers::<Vec<T>>(Method::GET, &page, &())
+                .await?;
             all.append(&mut items);
-            match headers.get(NEXT).and_then(|token| token.to_str().ok()) {
+            match headers
+                .get(NEXT_PAGE_HEADER)
+                .and_then(|token| token.to_str().ok())
+            {
                 Some(token) => next = format!("&nextToken={token}"),
                 None => return Ok(all),
             }
@@ -242,15 +253,15 @@ impl Client {
     pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxRecord>> {
         let also = if killed { ",killed" } else { "" };
         let path = format!("/v2/sandboxes?state=creating,running,paused,broken{also}");
-        let all: Vec<Sandbox> = self.pages(&path).await?;
+        let all: Vec<Sandbox> = self.all_pages(&path).await?;
         Ok(all.into_iter().map(|s| s.record).collect())
     }
 
     /// The whole id of a sandbox that is named by the beginning of it, or by its name. Only the
     /// owner of a host may leave that to its daemon.
     async fn whole_id(&self, id: &str) -> anyhow::Result<String> {
-        word(id)?;
-        if !self.is_remote() || id.len() >= WHOLE {
+        path_segment(id)?;
+        if !self.is_remote() || id.len() >= ID_LENGTH {
             return Ok(id.to_owned());
         }
         let all = self.sandboxes(false).await?;
@@ -258,17 +269,17 @@ impl Client {
             // The daemon knows whose it is.
             return Ok(id.to_owned());
         }
-        let found = only(all, id, |s| &s.id)?;
+        let found = unique_by_prefix(all, id, |s| &s.id)?;
         // A missing template is for the daemon to report.
         Ok(found.map_or_else(|| id.to_owned(), |s| s.id))
     }
 
     /// True if a template of this name is built.
     pub async fn has_template(&self, name: &str) -> anyhow::Result<bool> {
-        let path = format!("/templates/aliases/{}", word(name)?);
+        let path = format!("/templates/aliases/{}", path_segment(name)?);
         match self.call::<Value>(Method::GET, &path, &()).await {
             Ok(_) => Ok(true),
-            Err(e) if is(&e, "template_not_found") => Ok(false),
+            Err(e) if is_refusal(&e, "template_not_found") => Ok(false),
             Err(e) => Err(e),
         }
     }
@@ -284,7 +295,7 @@ impl Client {
         self.call(Method::POST, "/v2/sandboxes", wanted).await
     }
 
-    async fn operate<T: serde::de::DeserializeOwned>(
+    async fn call_sandbox<T: serde::de::DeserializeOwned>(
         &self,
         id: &str,
         operation: &str,
@@ -296,35 +307,36 @@ impl Client {
 
     /// Puts one to sleep.
     pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
-        self.operate(id, "pause", &Value::Null).await
+        self.call_sandbox(id, "pause", &Value::Null).await
     }
 
     /// Wakes one.
     pub async fn resume(&self, id: &str) -> anyhow::Result<SandboxRecord> {
-        let now: Sandbox = self.operate(id, "resume", &Value::Null).await?;
+        let now: Sandbox = self.call_sandbox(id, "resume", &Value::Null).await?;
         Ok(now.record)
     }
 
     /// Makes `count` children of one.
-    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<Forked>> {
-        self.operate(id, "fork", &json!({ "count": count })).await
+    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<ForkedChild>> {
+        self.call_sandbox(id, "fork", &json!({ "count": count }))
+            .await
     }
 
     /// Keeps a child and removes its siblings; tells which went.
     pub async fn promote(&self, id: &str) -> anyhow::Result<Vec<SandboxRecord>> {
-        let gone: Told<_> = self.operate(id, "promote", &Value::Null).await?;
+        let gone: RecordsAnswer<_> = self.call_sandbox(id, "promote", &Value::Null).await?;
         Ok(gone.records)
     }
 
     /// Puts one back to a snapshot.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        let snapshot = match self.is_remote() && snapshot.len() < WHOLE {
+        let snapshot = match self.is_remote() && snapshot.len() < ID_LENGTH {
             true => self.snapshot(snapshot).await?.id,
             // A sandbox may go back to any it descends from, also to those that no list shows.
             false => snapshot.to_owned(),
         };
         let body = json!({ "snapshotID": snapshot });
-        let now: Told<_> = self.operate(id, "rollback", &body).await?;
+        let now: RecordsAnswer<_> = self.call_sandbox(id, "rollback", &body).await?;
         Ok(now.records)
     }
 
@@ -340,7 +352,7 @@ impl Client {
     /// starts.
     pub async fn restart(&self, id: &str, grace: Duration) -> anyhow::Result<SandboxRecord> {
         let body = json!({ "graceMs": grace.as_millis() });
-        let now: Sandbox = self.operate(id, "restart", &body).await?;
+        let now: Sandbox = self.call_sandbox(id, "restart", &body).await?;
         Ok(now.record)
     }
 
@@ -354,26 +366,30 @@ impl Client {
         let seconds = limit.as_secs_f64().ceil();
         let path = format!(
             "/sandboxes/{}/wait?for={wanted}&seconds={seconds}",
-            word(id)?
+            path_segment(id)?
         );
-        let told: Told<_> = self.call(Method::GET, &path, &()).await?;
-        Ok(told.records)
+        let answer: RecordsAnswer<_> = self.call(Method::GET, &path, &()).await?;
+        Ok(answer.records)
     }
 
     /// Takes a snapshot.
-    pub async fn take(&self, id: &str, name: Option<&str>) -> anyhow::Result<SnapshotRecord> {
+    pub async fn snapshot_sandbox(
+        &self,
+        id: &str,
+        name: Option<&str>,
+    ) -> anyhow::Result<SnapshotRecord> {
         let body = json!({ "name": name });
-        let taken: Snapshot = self.operate(id, "snapshots", &body).await?;
+        let taken: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
         Ok(taken.record)
     }
 
     /// Ends a sandbox, and forgets it if `forget`; tells what it was, as ended.
-    pub async fn end(&self, id: &str, forget: bool) -> anyhow::Result<SandboxRecord> {
+    pub async fn kill(&self, id: &str, forget: bool) -> anyhow::Result<SandboxRecord> {
         let mut record = match self.sandbox(id).await {
             Ok(sandbox) => sandbox.record,
             // Those of others that are broken are only listed.
-            Err(e) if is(&e, "sandbox_broken") => {
-                match only(self.sandboxes(false).await?, id, |s| &s.id)? {
+            Err(e) if is_refusal(&e, "sandbox_broken") => {
+                match unique_by_prefix(self.sandboxes(false).await?, id, |s| &s.id)? {
                     Some(record) => record,
                     None => return Err(e),
                 }
@@ -387,12 +403,12 @@ impl Client {
 
     /// The same by a whole id, without a look.
     pub async fn delete(&self, id: &str, forget: bool) -> anyhow::Result<()> {
-        let path = format!("/sandboxes/{}?forget={forget}", word(id)?);
+        let path = format!("/sandboxes/{}?forget={forget}", path_segment(id)?);
         self.call(Method::DELETE, &path, &()).await
     }
 
     /// The last lines of what a sandbox keeps under `what`.
-    pub async fn look<T: serde::de::DeserializeOwned>(
+    pub async fn last_lines<T: serde::de::DeserializeOwned>(
         &self,
         id: &str,
         what: &str,
@@ -406,8 +422,8 @@ impl Client {
     }
 
     /// The process behind a sandbox; only the owner of a host is told.
-    pub async fn process(&self, id: &str) -> anyhow::Result<Process> {
-        let path = format!("/sandboxes/{}/process", word(id)?);
+    pub async fn process(&self, id: &str) -> anyhow::Result<SandboxProcess> {
+        let path = format!("/sandboxes/{}/process", path_segment(id)?);
         self.call(Method::GET, &path, &()).await
     }
 
@@ -417,17 +433,17 @@ impl Client {
         if let Some(id) = sandbox {
             path += &format!("&sandboxID={}", self.sandbox(id).await?.record.id);
         }
-        let all: Vec<Snapshot> = self.pages(&path).await?;
+        let all: Vec<Snapshot> = self.all_pages(&path).await?;
         Ok(all.into_iter().map(|s| s.record).collect())
     }
 
     /// A snapshot by its id, the beginning of it, or its name.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
-        let path = format!("/snapshots/{}", word(id)?);
+        let path = format!("/snapshots/{}", path_segment(id)?);
         match self.call::<Snapshot>(Method::GET, &path, &()).await {
             Ok(found) => Ok(found.record),
-            Err(e) if self.is_remote() && is(&e, "snapshot_not_found") => {
-                let found = only(self.snapshots(None).await?, id, |s| &s.id)?;
+            Err(e) if self.is_remote() && is_refusal(&e, "snapshot_not_found") => {
+                let found = unique_by_prefix(self.snapshots(None).await?, id, |s| &s.id)?;
                 found.ok_or(e)
             }
             Err(e) => Err(e),
@@ -454,13 +470,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_id_is_one_sandbox_s_or_refused() {
+    fn an_id_prefix_names_one_sandbox_or_is_refused() {
         let all = || vec!["abc", "abd", "x"];
-        let find = |id| only(all(), id, |s| s);
+        let find = |id| unique_by_prefix(all(), id, |s| s);
         assert_eq!(find("abc").unwrap(), Some("abc"));
         assert_eq!(find("x").unwrap(), Some("x"));
         assert_eq!(find("q").unwrap(), None);
         assert!(find("ab").unwrap_err().to_string().contains("abc or abd"));
-        assert!(word("../x").is_err() && word("").is_err());
+        assert!(path_segment("../x").is_err() && path_segment("").is_err());
     }
 }

@@ -1,17 +1,16 @@
-//! A client of the control plane: the daemon of this host over its socket, or that of another host
-//! over http or https.
+//! Client of a control plane: its connections and its calls.
 
 mod address;
 mod calls;
 mod lease;
+mod maintenance;
 mod refusal;
 mod stream;
-mod upkeep;
 
-use crate::cli::HostArgs;
-use crate::daemon;
+use crate::local_daemon;
 use crate::progress::while_waiting;
-use address::{Address, Url};
+pub use address::ServerOptions;
+use address::{ServerAddress, Url};
 use anyhow::Context;
 use bytes::Bytes;
 pub use calls::{NewSandbox, Sandbox, SandboxSettings};
@@ -21,7 +20,8 @@ use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledRespons
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
-pub use refusal::{Stranger, VERSION, VERSION_HEADER, is};
+pub use maintenance::{Metric, Pruned};
+pub use refusal::{UnknownServer, VERSION, VERSION_HEADER, is_refusal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -30,13 +30,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinHandle;
-pub use upkeep::{Metric, Pruned};
 
 /// Longest answer in bytes.
-const MAX_ANSWER: usize = 64 << 20;
-/// Name of the host for whoever comes over the socket: the gateway answers to few, and to this one
-/// always.
-const LOCAL: &str = "localhost";
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// `Host` header of requests over the socket: one of the few that the gateway always accepts.
+const LOCAL_HOST_HEADER: &str = "localhost";
 
 /// Control plane that is asked.
 #[derive(Debug)]
@@ -51,11 +49,14 @@ impl Server {
         Self {
             url: None,
             name: format!("the daemon of {}", home.path().display()),
-            headers: HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(LOCAL))]),
+            headers: HeaderMap::from_iter([(
+                header::HOST,
+                HeaderValue::from_static(LOCAL_HOST_HEADER),
+            )]),
         }
     }
 
-    fn remote(address: Address) -> anyhow::Result<Self> {
+    fn remote(address: ServerAddress) -> anyhow::Result<Self> {
         let host = HeaderValue::from_str(&address.url.authority)?;
         let key = header::HeaderName::from_static("x-api-key");
         Ok(Self {
@@ -76,7 +77,7 @@ impl Server {
     }
 
     /// Message when no answer came.
-    fn silent(&self, error: ClientError) -> anyhow::Error {
+    fn no_answer(&self, error: ClientError) -> anyhow::Error {
         match (error, &self.url) {
             (ClientError::Connect(e), Some(url)) => {
                 anyhow::Error::msg(stream::unreachable(url, &e))
@@ -96,9 +97,9 @@ impl Server {
     }
 }
 
-/// True if `args` or the environment name another host's control plane.
-pub fn is_elsewhere(args: &HostArgs) -> anyhow::Result<bool> {
-    Ok(Address::wanted(args)?.is_some())
+/// True if `options` or the environment name another host's control plane.
+pub fn is_remote(options: &ServerOptions) -> anyhow::Result<bool> {
+    Ok(ServerAddress::find(options)?.is_some())
 }
 
 /// A client of a control plane. Clones share its connections, and so do the agents of its
@@ -134,8 +135,8 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
 impl Client {
     /// Of the control plane that is asked for; if it is this host's, a daemon is started unless one
     /// runs.
-    pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
-        let Some(address) = Address::wanted(args)? else {
+    pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
+        let Some(address) = ServerAddress::find(options)? else {
             return Self::local().await;
         };
         let connections = stream::remote(&address).await?;
@@ -149,14 +150,14 @@ impl Client {
     /// Of this host's daemon, which is started unless it runs.
     pub async fn local() -> anyhow::Result<Self> {
         let home = Home::locate()?;
-        let stream = daemon::reach_or_start(&home).await?;
+        let stream = local_daemon::connect_or_start(&home).await?;
         Self::over(&home, stream).await
     }
 
     /// Of the daemon at the other end of `stream`.
     pub async fn over(home: &Home, stream: UnixStream) -> anyhow::Result<Self> {
         Ok(Self {
-            connections: stream::local(daemon::socket(home), stream).await?,
+            connections: stream::local(local_daemon::socket(home), stream).await?,
             server: Arc::new(Server::local(home)),
         })
     }
@@ -173,19 +174,19 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<T> {
-        let (_, answer) = self.ask(method, path, body).await?;
+        let (_, answer) = self.call_with_headers(method, path, body).await?;
         Ok(answer)
     }
 
     /// The same, with the head of the answer.
-    async fn ask<T: DeserializeOwned>(
+    async fn call_with_headers<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let activity = activity(&method, path);
-        let asked = async { self.understand(self.send(method, path, body).await?).await };
+        let asked = async { self.parse(self.send(method, path, body).await?).await };
         match activity {
             Some(what) => while_waiting(what, asked).await,
             None => asked.await,
@@ -193,16 +194,16 @@ impl Client {
     }
 
     /// Parsed body of an answer.
-    async fn understand<T: DeserializeOwned>(
+    async fn parse<T: DeserializeOwned>(
         &self,
         answer: PooledResponse,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
         let (status, headers) = (answer.status, answer.headers.clone());
-        let body = answer.collect(MAX_ANSWER).await;
-        let body = body.map_err(|e| server.silent(e))?;
+        let body = answer.collect(MAX_ANSWER_BYTES).await;
+        let body = body.map_err(|e| server.no_answer(e))?;
         let Some(version) = refusal::version(&headers) else {
-            return Err(refusal::stranger(server, status, &body));
+            return Err(refusal::unknown_server(server, status, &body));
         };
         if !status.is_success() {
             return Err(refusal::refusal(server, version, status, &body));
@@ -210,7 +211,7 @@ impl Client {
         let text = if body.is_empty() { b"null" } else { &body[..] };
         match serde_json::from_slice(text) {
             Ok(answer) => Ok((headers, answer)),
-            Err(_) => Err(refusal::misunderstood(
+            Err(_) => Err(refusal::incompatible(
                 server,
                 version,
                 "its answer is not understood",
@@ -237,7 +238,7 @@ impl Client {
             RequestBody::whole(body)
         };
         let answer = self.connections.send(request.body(body)?).await;
-        answer.map_err(|e| self.server.silent(e))
+        answer.map_err(|e| self.server.no_answer(e))
     }
 
     /// Sends to `path` what comes through the channel; how that ended is known when the task is.
@@ -252,14 +253,14 @@ impl Client {
         let (client, request) = (self.clone(), request.body(body)?);
         let call = tokio::spawn(async move {
             let answer = client.connections.send(request).await;
-            let answer = answer.map_err(|e| client.server.silent(e))?;
-            client.understand(answer).await.map(|(_, ())| ())
+            let answer = answer.map_err(|e| client.server.no_answer(e))?;
+            client.parse(answer).await.map(|(_, ())| ())
         });
         Ok((pieces, call))
     }
 
     /// Sends a request to a server in a sandbox, as clients in any language do.
-    pub async fn ask_port(
+    pub async fn request_port(
         &self,
         sandbox: &Sandbox,
         port: u16,
@@ -269,14 +270,14 @@ impl Client {
     ) -> anyhow::Result<PooledResponse> {
         let mut request = Request::builder().method(method).uri(path);
         let headers = request.headers_mut().context("not a path")?;
-        headers.extend(self.way_to(sandbox, port.into())?);
+        headers.extend(self.port_headers(sandbox, port.into())?);
         let json = HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
         let answer = self
             .connections
             .send(request.body(RequestBody::Whole(body))?)
             .await;
-        answer.map_err(|e| self.server.silent(e))
+        answer.map_err(|e| self.server.no_answer(e))
     }
 
     /// A stream to a TCP port of a sandbox.
@@ -286,18 +287,18 @@ impl Client {
         port: u16,
     ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
         let path = format!("/sandboxes/{id}/ports/{port}");
-        self.switch(Method::GET, &path, "tcp").await
+        self.upgrade(Method::GET, &path, "tcp").await
     }
 
     /// Has a sandbox removed when the lease is dropped or this process ends, however it ends.
     pub async fn lease(&self, id: &str) -> anyhow::Result<SandboxLease> {
         let path = format!("/sandboxes/{id}/lease");
-        let stream = self.switch(Method::POST, &path, "lease").await?;
+        let stream = self.upgrade(Method::POST, &path, "lease").await?;
         Ok(SandboxLease::keep(stream))
     }
 
     /// The stream of `protocol` that a call is answered with.
-    async fn switch(
+    async fn upgrade(
         &self,
         method: Method,
         path: &str,
@@ -310,14 +311,14 @@ impl Client {
         headers.insert(header::UPGRADE, HeaderValue::from_static(protocol));
         let request = request.body(RequestBody::Whole(None))?;
         let answer = self.connections.send(request).await;
-        let answer = answer.map_err(|e| self.server.silent(e))?;
+        let answer = answer.map_err(|e| self.server.no_answer(e))?;
         match answer
             .into_upgraded()
             .await
-            .map_err(|e| self.server.silent(e))?
+            .map_err(|e| self.server.no_answer(e))?
         {
             Ok(stream) => Ok(stream),
-            Err(refused) => match self.understand::<Value>(*refused).await {
+            Err(refused) => match self.parse::<Value>(*refused).await {
                 Err(e) => Err(e),
                 Ok(_) => anyhow::bail!("{} opened no stream", self.server.name),
             },
@@ -325,7 +326,7 @@ impl Client {
     }
 
     /// Headers that lead the gateway to a port of a sandbox.
-    fn way_to(&self, sandbox: &Sandbox, port: u32) -> anyhow::Result<HeaderMap> {
+    fn port_headers(&self, sandbox: &Sandbox, port: u32) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         if let Some(host) = self.server.headers.get(header::HOST) {
             headers.insert(header::HOST, host.clone());
@@ -337,7 +338,7 @@ impl Client {
 
     /// A client of the agent of a sandbox, reached as clients in any language reach it.
     pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
-        let headers = self.way_to(sandbox, ENVD_PORT)?;
+        let headers = self.port_headers(sandbox, ENVD_PORT)?;
         let agent = AgentClient::over(self.connections.clone(), headers);
         Ok(match &sandbox.token {
             Some(token) => agent.with_token(token),

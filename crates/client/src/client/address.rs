@@ -1,6 +1,5 @@
 //! Address and credentials of a control plane.
 
-use crate::cli::HostArgs;
 use anyhow::{Context, bail, ensure};
 use hyper::Uri;
 use hyper::header::HeaderValue;
@@ -8,11 +7,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// Variable with the address of a control plane on another host.
-const URL: &str = "JIFFY_URL";
+const URL_VARIABLE: &str = "JIFFY_URL";
 /// Variable with the key for it.
-const KEY: &str = "JIFFY_API_KEY";
+const KEY_VARIABLE: &str = "JIFFY_API_KEY";
 /// Variable with a PEM file of further authorities whose certificates are good.
-const CA: &str = "JIFFY_CA";
+const CA_VARIABLE: &str = "JIFFY_CA";
 
 /// The address of a control plane that is reached over a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +47,7 @@ impl Url {
         let authority = uri.authority().context("no host")?;
         ensure!(
             !authority.as_str().contains('@'),
-            "`{text}` has a name or password in it: the key belongs into {KEY} or a file"
+            "`{text}` has a name or password in it: the key belongs into {KEY_VARIABLE} or a file"
         );
         ensure!(
             matches!(uri.path(), "" | "/") && uri.query().is_none(),
@@ -66,9 +65,18 @@ impl Url {
     }
 }
 
+/// Control plane to use: another host's if an address is given here or in the environment.
+#[derive(Debug, Clone, Default)]
+pub struct ServerOptions {
+    /// Address of a daemon, as in `https://jiffy.example`.
+    pub url: Option<String>,
+    /// File with the API key for it.
+    pub key_file: Option<PathBuf>,
+}
+
 /// A control plane on another host.
 #[derive(Debug, Clone)]
-pub struct Address {
+pub struct ServerAddress {
     /// Address.
     pub url: Url,
     /// The key to show.
@@ -77,14 +85,14 @@ pub struct Address {
     pub ca: Option<PathBuf>,
 }
 
-impl Address {
+impl ServerAddress {
     /// The one that is asked for; none: this host's.
-    pub fn wanted(args: &HostArgs) -> anyhow::Result<Option<Self>> {
-        let url = args.url.clone().or_else(|| variable(URL));
+    pub fn find(options: &ServerOptions) -> anyhow::Result<Option<Self>> {
+        let url = options.url.clone().or_else(|| variable(URL_VARIABLE));
         let Some(url) = url else { return Ok(None) };
         let url = Url::parse(&url)?;
-        let key = key(args, &url)?;
-        let ca = variable(CA).map(PathBuf::from);
+        let key = key(options, &url)?;
+        let ca = variable(CA_VARIABLE).map(PathBuf::from);
         Ok(Some(Self { url, key, ca }))
     }
 }
@@ -96,16 +104,16 @@ fn variable(name: &str) -> Option<String> {
 
 /// The key from its file or the environment. Never from the command line, which every process can
 /// read.
-fn key(args: &HostArgs, url: &Url) -> anyhow::Result<HeaderValue> {
-    let (key, from) = match (&args.key_file, variable(KEY)) {
+fn key(options: &ServerOptions, url: &Url) -> anyhow::Result<HeaderValue> {
+    let (key, from) = match (&options.key_file, variable(KEY_VARIABLE)) {
         (Some(file), _) => {
             let text = std::fs::read_to_string(file);
             let failed = || format!("cannot read the API key in {}", file.display());
             (text.with_context(failed)?, file.display().to_string())
         }
-        (None, Some(key)) => (key, KEY.to_owned()),
+        (None, Some(key)) => (key, KEY_VARIABLE.to_owned()),
         (None, None) => bail!(
-            "{url} wants an API key: set {KEY}, or name a file that holds it with --key-file; `jiffy key create` on that host makes one"
+            "{url} wants an API key: set {KEY_VARIABLE}, or name a file that holds it with --key-file; `jiffy key create` on that host makes one"
         ),
     };
     let key = key.trim();
@@ -124,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_understood_or_refused_in_words() {
+    fn addresses_are_parsed_or_refused_with_a_message() {
         let url = |text| Url::parse(text).unwrap();
         let plain = url("http://127.0.0.1:3000");
         assert_eq!(

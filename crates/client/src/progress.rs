@@ -7,40 +7,40 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// Time that work may take without a word.
-const SILENT: Duration = Duration::from_secs(1);
+const SPINNER_DELAY: Duration = Duration::from_secs(1);
 /// Time between two pictures of a spinner.
-const TICK: Duration = Duration::from_millis(100);
+const SPINNER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Waits for `work`. If it takes longer than a second, a terminal shows what it is and how long it
 /// has taken.
 pub async fn while_waiting<T>(what: &'static str, work: impl Future<Output = T>) -> T {
-    show_waiting(what, work, SILENT, ProgressDrawTarget::stderr).await
+    show_waiting(what, work, SPINNER_DELAY, ProgressDrawTarget::stderr).await
 }
 
 async fn show_waiting<T>(
     what: &'static str,
     work: impl Future<Output = T>,
-    silent: Duration,
+    delay: Duration,
     target: impl FnOnce() -> ProgressDrawTarget,
 ) -> T {
     let mut work = std::pin::pin!(work);
-    if let Ok(done) = tokio::time::timeout(silent, &mut work).await {
+    if let Ok(done) = tokio::time::timeout(delay, &mut work).await {
         return done;
     }
     // Nothing is drawn where there is no terminal. Dropped, it leaves no trace.
     let spinner = ProgressBar::with_draw_target(None, target())
-        .with_elapsed(silent)
+        .with_elapsed(delay)
         .with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         spinner.set_style(style);
     }
     spinner.set_message(what);
-    spinner.enable_steady_tick(TICK);
+    spinner.enable_steady_tick(SPINNER_INTERVAL);
     work.await
 }
 
 /// Shows how a template build is going. Silent as long as nothing has to be built.
-pub struct Bar {
+pub struct TemplateProgress {
     name: String,
     /// True if a bar can be drawn.
     draws: bool,
@@ -50,7 +50,7 @@ pub struct Bar {
     began: Instant,
 }
 
-impl Bar {
+impl TemplateProgress {
     /// For template `name`.
     pub fn new(name: &str) -> Self {
         Self {
@@ -153,7 +153,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for TemplateProgress {
     fn drop(&mut self) {
         self.finish();
     }

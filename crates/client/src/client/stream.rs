@@ -1,6 +1,6 @@
 //! Streams to a control plane: Unix socket, TCP, TLS.
 
-use super::address::{Address, Url};
+use super::address::{ServerAddress, Url};
 use anyhow::Context;
 use jiffy_agent_client::ConnectionPool;
 use std::io;
@@ -17,7 +17,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{CertificateError, ClientConfig, Error as TlsError, RootCertStore};
 
 /// Time a connection may take to come up.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections to the daemon at `socket`, of which `first` is open.
 pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<ConnectionPool> {
@@ -27,7 +27,7 @@ pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<Connect
 }
 
 /// Connections to a control plane on another host, of which one is open.
-pub async fn remote(address: &Address) -> anyhow::Result<ConnectionPool> {
+pub async fn remote(address: &ServerAddress) -> anyhow::Result<ConnectionPool> {
     let url = Arc::new(address.url.clone());
     let unreachable = |e| anyhow::Error::msg(unreachable(&url, &e));
     if !url.tls {
@@ -40,7 +40,7 @@ pub async fn remote(address: &Address) -> anyhow::Result<ConnectionPool> {
         connections.keep(first).await?;
         return Ok(connections);
     }
-    let connector = TlsConnector::from(Arc::new(config(address.ca.as_deref())?));
+    let connector = TlsConnector::from(Arc::new(tls_config(address.ca.as_deref())?));
     let first = tls(&url, &connector).await.map_err(unreachable)?;
     let url = url.clone();
     let connections = ConnectionPool::new(move || {
@@ -53,10 +53,10 @@ pub async fn remote(address: &Address) -> anyhow::Result<ConnectionPool> {
 
 async fn tcp(url: &Url) -> io::Result<TcpStream> {
     let stream = timeout(
-        CONNECT_LIMIT,
+        CONNECT_TIMEOUT,
         TcpStream::connect((url.host.as_str(), url.port)),
     );
-    let stream = stream.await.map_err(|_| too_late())??;
+    let stream = stream.await.map_err(|_| timed_out())??;
     // Requests are small and wait for their answers.
     stream.set_nodelay(true)?;
     Ok(stream)
@@ -65,17 +65,17 @@ async fn tcp(url: &Url) -> io::Result<TcpStream> {
 async fn tls(url: &Url, connector: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
     let stream = tcp(url).await?;
     let name = ServerName::try_from(url.host.clone()).map_err(io::Error::other)?;
-    let handshake = timeout(CONNECT_LIMIT, connector.connect(name, stream));
-    handshake.await.map_err(|_| too_late())?
+    let handshake = timeout(CONNECT_TIMEOUT, connector.connect(name, stream));
+    handshake.await.map_err(|_| timed_out())?
 }
 
-fn too_late() -> io::Error {
-    let limit = CONNECT_LIMIT.as_secs();
+fn timed_out() -> io::Error {
+    let limit = CONNECT_TIMEOUT.as_secs();
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {limit} s"))
 }
 
 /// Certificate roots of this system, and the authorities in `ca`.
-fn config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
+fn tls_config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     // Those that cannot be read are missing like those that are not there.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -1,10 +1,11 @@
-//! The daemon of this host from the commands' side: found, or started.
+//! The daemon of this host: found, or started in the background.
 
 use anyhow::{Context, bail};
 use jiffy_image::Home;
 use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,9 +13,11 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
 /// Time a daemon has to come up.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time between two looks for a daemon that comes up.
+const POLL_INTERVAL: Duration = Duration::from_millis(3);
 /// Time between two tries while another daemon holds the data directory.
-const RESTART_PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Socket of the daemon of `home`.
 pub fn socket(home: &Home) -> PathBuf {
@@ -22,18 +25,18 @@ pub fn socket(home: &Home) -> PathBuf {
 }
 
 /// Log of a daemon that was started in the background.
-fn log(home: &Home) -> PathBuf {
+fn log_path(home: &Home) -> PathBuf {
     home.run().join("jiffy.log")
 }
 
 /// A connection to the daemon of `home`, if one runs.
-pub async fn reach(home: &Home) -> Option<UnixStream> {
+pub async fn connect(home: &Home) -> Option<UnixStream> {
     UnixStream::connect(socket(home)).await.ok()
 }
 
 /// The same; if none runs, one is started in the background.
-pub async fn reach_or_start(home: &Home) -> anyhow::Result<UnixStream> {
-    match reach(home).await {
+pub async fn connect_or_start(home: &Home) -> anyhow::Result<UnixStream> {
+    match connect(home).await {
         Some(stream) => Ok(stream),
         // A user who only types commands has not asked for an open port.
         None => spawn_and_wait(home, &["--no-listen".to_owned()]).await,
@@ -42,7 +45,7 @@ pub async fn reach_or_start(home: &Home) -> anyhow::Result<UnixStream> {
 
 /// The process that listens at the other end of `stream`, if it is a daemon of whatever version,
 /// with the arguments it was started with.
-pub fn process(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
+pub fn process_of(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
     let pid = stream.peer_cred().ok()?.pid()?;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let line = String::from_utf8(line).ok()?;
@@ -53,21 +56,21 @@ pub fn process(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
 
 /// A new one in the background, once it listens.
 pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<UnixStream> {
-    let log = log(home);
+    let log = log_path(home);
     let before = std::fs::metadata(&log).map_or(0, |m| m.len());
     let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
-    crate::rootless::tell_of_daemon(home);
-    let limit = Instant::now() + START_LIMIT;
+    crate::rootless::show_daemon_notice(home);
+    let limit = Instant::now() + START_TIMEOUT;
     loop {
-        if let Some(stream) = reach(home).await {
+        if let Some(stream) = connect(home).await {
             return Ok(stream);
         }
         match child.try_wait()? {
             // One that another command started at the same moment makes ours leave: then that one
             // is about to listen. But it may also have been one that was about to end.
             Some(status) if status.success() && Instant::now() < limit => {
-                tokio::time::sleep(RESTART_PAUSE).await;
-                if reach(home).await.is_none() {
+                tokio::time::sleep(RETRY_INTERVAL).await;
+                if connect(home).await.is_none() {
                     child = start(&log, options)?;
                 }
             }
@@ -79,12 +82,21 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<U
                 );
             }
         }
-        tokio::time::sleep(Duration::from_millis(3)).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
+/// Opens a log to append to, readable by its owner only.
+pub fn open_log(path: &Path) -> io::Result<File> {
+    File::options()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)
+}
+
 fn start(path: &Path, options: &[String]) -> io::Result<std::process::Child> {
-    let log = crate::serve::open_log(path)?;
+    let log = open_log(path)?;
     Command::new(std::env::current_exe()?)
         .args(["serve", "--log-file"])
         .arg(path)

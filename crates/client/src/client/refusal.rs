@@ -1,39 +1,38 @@
-//! Answers that are none, in sentences that say what to do.
+//! Messages for refusals and unusable answers: sentences that say what to do.
 
 use super::Server;
 use hyper::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-/// Header in which the daemon says its version; what has none is no daemon, or one that is older
-/// than the header.
+/// Header with the daemon's version. A server without it is no daemon, or one older than the header.
 pub const VERSION_HEADER: &str = "jiffy-version";
-/// This program's.
+/// Version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Refusal of a control plane.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
-    /// One word for it, as the API has it; empty if none was said.
+    /// One word for it, as the API has it; empty if none was body.
     pub code: String,
     /// A sentence.
     pub message: String,
 }
 
 /// True if `error` is a refusal with this code.
-pub fn is(error: &anyhow::Error, code: &str) -> bool {
+pub fn is_refusal(error: &anyhow::Error, code: &str) -> bool {
     error
         .downcast_ref::<Refusal>()
         .is_some_and(|refusal| refusal.code == code)
 }
 
-/// The peer is no daemon of this version.
+/// The server is not a daemon of this version.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Stranger(pub String);
+pub struct UnknownServer(pub String);
 
 #[derive(Debug, Default, Deserialize)]
-struct Said {
+struct RefusalBody {
     #[serde(default)]
     message: String,
     #[serde(default)]
@@ -46,14 +45,14 @@ pub fn version(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Message about an answer without a version.
-pub fn stranger(server: &Server, status: StatusCode, body: &[u8]) -> anyhow::Error {
-    let said: Said = serde_json::from_slice(body).unwrap_or_default();
-    Stranger(match server.url() {
+pub fn unknown_server(server: &Server, status: StatusCode, body: &[u8]) -> anyhow::Error {
+    let body: RefusalBody = serde_json::from_slice(body).unwrap_or_default();
+    UnknownServer(match server.url() {
         None => format!(
             "{} is of an older version, which this command ({VERSION}) cannot talk to: `jiffy daemon restart` replaces it, and its sandboxes run on",
             server.name()
         ),
-        Some(url) if !said.message.is_empty() => format!("{url} refuses: {}", said.message),
+        Some(url) if !body.message.is_empty() => format!("{url} refuses: {}", body.message),
         Some(url) => format!(
             "{url} answers ({status}), but it is no Jiffy daemon: give the address that `jiffy daemon status` shows on its host"
         ),
@@ -62,14 +61,14 @@ pub fn stranger(server: &Server, status: StatusCode, body: &[u8]) -> anyhow::Err
 }
 
 /// Message about an answer that a daemon of version `theirs` gave and that is not understood.
-pub fn misunderstood(server: &Server, theirs: &str, what: &str) -> anyhow::Error {
+pub fn incompatible(server: &Server, theirs: &str, what: &str) -> anyhow::Error {
     let name = server.name();
     let advice = match server.url() {
         _ if theirs == VERSION => "its log says more".to_owned(),
         None => "`jiffy daemon restart` replaces it, and its sandboxes run on".to_owned(),
         Some(_) => "use the same version on both sides".to_owned(),
     };
-    Stranger(format!(
+    UnknownServer(format!(
         "{name} is of version {theirs}, this command of {VERSION}, and {what}: {advice}"
     ))
     .into()
@@ -77,30 +76,30 @@ pub fn misunderstood(server: &Server, theirs: &str, what: &str) -> anyhow::Error
 
 /// Refusal by a daemon of version `theirs`.
 pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -> anyhow::Error {
-    let said: Said = serde_json::from_slice(body).unwrap_or_default();
+    let body: RefusalBody = serde_json::from_slice(body).unwrap_or_default();
     let name = server.name();
-    let message = match (status, said.error_code.as_str()) {
+    let message = match (status, body.error_code.as_str()) {
         (_, "no_such_call" | "method_not_allowed") => {
-            return misunderstood(server, theirs, "it does not know this call");
+            return incompatible(server, theirs, "it does not know this call");
         }
         (StatusCode::UNAUTHORIZED, _) => format!(
             "{name} does not accept the API key: it is not known there, or was revoked; `jiffy key ls` on that host shows those there are, `jiffy key create` makes one"
         ),
-        (StatusCode::FORBIDDEN, _) if said.message.contains("scope `read`") => format!(
+        (StatusCode::FORBIDDEN, _) if body.message.contains("scope `read`") => format!(
             "{}: `jiffy key create --scope create` on the host of {name} makes one that may do this",
-            said.message
+            body.message
         ),
-        (_, "sandbox_not_found") if !said.message.contains("`jiffy ") => {
-            format!("{}; `jiffy ls --all` shows those there are", said.message)
+        (_, "sandbox_not_found") if !body.message.contains("`jiffy ") => {
+            format!("{}; `jiffy ls --all` shows those there are", body.message)
         }
-        (_, "snapshot_not_found") if !said.message.contains("`jiffy ") => {
-            format!("{}; `jiffy snapshots` shows those there are", said.message)
+        (_, "snapshot_not_found") if !body.message.contains("`jiffy ") => {
+            format!("{}; `jiffy snapshots` shows those there are", body.message)
         }
-        _ if said.message.is_empty() => {
-            return misunderstood(server, theirs, &format!("it refused with status {status}"));
+        _ if body.message.is_empty() => {
+            return incompatible(server, theirs, &format!("it refused with status {status}"));
         }
-        _ => said.message,
+        _ => body.message,
     };
-    let code = said.error_code;
+    let code = body.error_code;
     Refusal { code, message }.into()
 }

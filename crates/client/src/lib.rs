@@ -1,0 +1,12 @@
+//! Client of the control plane: the daemon of this host over its socket, started if none runs, or
+//! that of another host over http or https.
+
+mod client;
+pub mod local_daemon;
+pub mod progress;
+pub mod rootless;
+
+pub use client::{
+    Client, Metric, NewSandbox, Pruned, Sandbox, SandboxLease, SandboxSettings, ServerOptions,
+    UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
+};
