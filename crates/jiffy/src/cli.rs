@@ -1,11 +1,14 @@
 //! The command line.
 
 mod check;
+mod confinement;
 mod create;
+mod engine;
 mod hints;
 mod key;
 mod list;
 mod look;
+mod network;
 #[cfg(test)]
 mod reference;
 mod remove;
@@ -21,10 +24,13 @@ use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
 pub use check::{BenchArgs, BenchTask, DoctorArgs};
+pub use confinement::ConfinementArgs;
 pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
+pub use engine::{EngineArgs, EngineSelection};
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
 pub use look::{AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs};
+pub use network::{FeatureSwitch, NetworkArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
@@ -32,7 +38,7 @@ pub use sandbox::{
     PortForwardArgs, RenameArgs, RollbackArgs, SandboxExecArgs, SizeArgs, SnapshotArgs,
     SnapshotsArgs,
 };
-pub use serve::{LogFormat, ServeArgs};
+pub use serve::ServeArgs;
 pub use site::SiteArgs;
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
 
@@ -248,7 +254,7 @@ mod tests {
         };
         assert!(run.rm && run.exec.interactive && run.exec.tty);
         assert_eq!((run.volumes.len(), run.publish.len()), (1, 1));
-        assert_eq!(run.network, crate::serve::network::Wanted::Off);
+        assert_eq!(run.network, FeatureSwitch::Off);
         assert_eq!(run.exec.command, ["make", "-v", "x"]);
     }
 

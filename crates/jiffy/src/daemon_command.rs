@@ -1,13 +1,13 @@
 //! `jiffy daemon`: the daemon in the background, from outside.
 
 use crate::cli::{DaemonCommand, ServeArgs};
-use crate::serve::status::Status;
 use anyhow::Context;
 use clap::Parser;
 use hyper::Method;
 use jiffy_api::Ending;
 use jiffy_client::Client;
 use jiffy_client::local_daemon::{connect, process_of, spawn_and_wait};
+use jiffy_daemon::DaemonStatus;
 use jiffy_image::Home;
 use serde::Deserialize;
 use std::fmt::Write;
@@ -30,7 +30,7 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
             DaemonCommand::Status { json } => status(*json).await,
             DaemonCommand::Stop { kill_sandboxes } => {
                 let kill_sandboxes = *kill_sandboxes;
-                crate::serve::stop(Ending { kill_sandboxes }).await?;
+                jiffy_daemon::stop(Ending { kill_sandboxes }).await?;
                 Ok(ExitCode::SUCCESS)
             }
             DaemonCommand::Restart { options } => restart(options).await,
@@ -71,7 +71,7 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
             "process {} has no address: another takes its place, and the sandboxes",
             status.pid
         );
-        crate::serve::stop(Ending::default()).await?;
+        jiffy_daemon::stop(Ending::default()).await?;
         let options = match options.is_empty() {
             true => listening(as_typed(typed)),
             false => options.to_vec(),
@@ -119,7 +119,7 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
         if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
             options = as_typed(arguments);
         }
-        crate::serve::stop(Ending::default()).await?;
+        jiffy_daemon::stop(Ending::default()).await?;
     }
     start(&options).await
 }
@@ -141,10 +141,10 @@ fn as_typed(arguments: Vec<String>) -> Vec<String> {
 /// Answer to its owner's question for the daemon.
 #[derive(Deserialize)]
 struct Told {
-    jiffy: Status,
+    jiffy: DaemonStatus,
 }
 
-async fn ask(home: &Home, stream: UnixStream) -> anyhow::Result<Status> {
+async fn ask(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonStatus> {
     let client = Client::over(home, stream).await?;
     let told: Told = client.call(Method::GET, "/host", &()).await?;
     Ok(told.jiffy)
@@ -174,7 +174,7 @@ async fn status(json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(status: &Status) -> String {
+fn table(status: &DaemonStatus) -> String {
     let list = |pairs: Vec<String>| match pairs.join(", ") {
         none if none.is_empty() => "none".to_owned(),
         some => some,

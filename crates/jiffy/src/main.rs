@@ -9,7 +9,7 @@ mod key;
 mod rootless;
 mod run;
 mod sandbox;
-mod serve;
+mod serve_command;
 mod template;
 mod units;
 
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
-        Command::Serve(args) => (serve::run(args), 1),
+        Command::Serve(args) => (serve_command::run(args), 1),
         Command::Shell(args) => (sandbox::shell::run(args), FAILED),
         Command::Exec(args) => (sandbox::exec::run(args), FAILED),
         command => (sandbox::run(command), 1),

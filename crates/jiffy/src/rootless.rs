@@ -1,12 +1,12 @@
 //! Commands of an ordinary user: moved into namespaces of his own before they have threads.
 
+use crate::cli::EngineSelection;
+use crate::cli::FeatureSwitch;
 use crate::cli::{Command, DaemonCommand, RunArgs, TemplateCommand};
-use crate::serve::engine::Wish;
-use crate::serve::network::Wanted;
 use jiffy_client::local_daemon::socket;
 use jiffy_client::rootless;
 use jiffy_image::Home;
-use jiffy_rootless::{EnterOptions, current};
+use jiffy_rootless::EnterOptions;
 use std::os::unix::net::UnixStream;
 
 /// Makes this process root of namespaces of its user's own, if that is of use to the command and
@@ -50,14 +50,14 @@ pub fn enter_for(command: &Command) {
 fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
     match command {
         Command::Run(args) if is_for_daemon(args, home) => None,
-        Command::Run(args) => Some((false, args.network != Wanted::Off)),
+        Command::Run(args) => Some((false, args.network != FeatureSwitch::Off)),
         Command::Bench(_) => Some((false, false)),
         Command::Doctor(_) => Some((false, true)),
         Command::Template(TemplateCommand::Build(_) | TemplateCommand::Import { .. }) => {
             Some((false, false))
         }
         Command::Serve(args) if !args.stop || args.kill_sandboxes => {
-            Some((true, args.network.network != Wanted::Off))
+            Some((true, args.network.network != FeatureSwitch::Off))
         }
         // The daemon that ends them may be gone.
         Command::Daemon(DaemonCommand::Stop {
@@ -70,19 +70,7 @@ fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
 /// Tells if a run's guest is a daemon's sandbox. One that wants an engine may have none there.
 fn is_for_daemon(args: &RunArgs, home: &Home) -> bool {
     let elsewhere = || !matches!(jiffy_client::is_remote(&args.host.server()), Ok(false));
-    let here = || args.engine.engine == Wish::Auto && UnixStream::connect(socket(home)).is_ok();
+    let here =
+        || args.engine.engine == EngineSelection::Auto && UnixStream::connect(socket(home)).is_ok();
     !args.no_daemon && (elsewhere() || here())
-}
-
-/// Protections that the daemon's sandboxes lack, on one line; none: it is root's.
-pub fn status() -> Option<String> {
-    let users = match current() {
-        Some(own) if own.has_ranges() => "users of their own on gVisor",
-        Some(_) => "no users of their own",
-        None if nix::unistd::Uid::effective().is_root() => return None,
-        None => "no namespaces, no network",
-    };
-    let out = current().and_then(|own| own.uplink().ok());
-    let out = out.map_or(String::new(), |name| format!(", network through {name}"));
-    Some(format!("without root: no jail, {users}{out}"))
 }

@@ -15,8 +15,8 @@ mod streams;
 mod terminal;
 mod volume;
 
+use crate::cli::EngineArgs;
 use crate::cli::{RunArgs, SizeArgs};
-use crate::serve::engine::EngineArgs;
 use anyhow::Context;
 use jiffy_client::progress::TemplateProgress;
 use jiffy_engine::SandboxSize;

@@ -1,7 +1,7 @@
 //! The daemon as what is measured, and several operations at once.
 
 use super::counters::Counters;
-use crate::serve::engine::EngineArgs;
+use crate::cli::EngineArgs;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;

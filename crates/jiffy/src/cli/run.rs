@@ -3,8 +3,8 @@
 use super::sandbox::port;
 use super::site::SiteArgs;
 use super::{ExecArgs, Forwarding, HostArgs, SizeArgs};
-use crate::serve::engine::EngineArgs;
-use crate::serve::network::Wanted;
+use crate::cli::EngineArgs;
+use crate::cli::FeatureSwitch;
 use clap::Args;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub struct RunArgs {
     pub publish: Vec<Publication>,
     /// Give it a network: the internet, and nothing of this host or of private networks
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
-    pub network: Wanted,
+    pub network: FeatureSwitch,
     /// The network that it is in
     #[command(flatten)]
     pub site: SiteArgs,

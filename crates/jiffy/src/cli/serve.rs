@@ -1,20 +1,14 @@
 //! `jiffy serve`.
 
 use super::site::GuestSiteArgs;
-use crate::serve::confinement::ConfinementArgs;
-use crate::serve::engine::EngineArgs;
-use crate::serve::network::NetworkArgs;
+use super::{ConfinementArgs, EngineArgs, NetworkArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_host::{HostLimits, HostReader, KernelReader};
-use jiffy_image::Home;
+use jiffy_daemon::{DiskShare, LogOptions, ServeOptions, TlsOptions};
+use jiffy_host::HostLimits;
 use jiffy_pull::RegistryAddress;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-
-/// Part of the data directory's file system that one key may fill unless it was told otherwise: one
-/// in so many.
-const DISK_SHARE_OF_KEY: u64 = 4;
 
 /// `jiffy serve`.
 #[derive(Debug, Args)]
@@ -113,20 +107,46 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Disk budget of keys that were given none, in MiB.
-    pub fn key_disk_mib(&self, home: &Home) -> Option<u64> {
-        match self.default_key_disk {
-            Some(0) => None,
-            Some(mib) => Some(mib),
-            None => {
-                let disk = KernelReader::new(home.path()).read().disk_total_mib?;
-                Some(disk / DISK_SHARE_OF_KEY)
-            }
-        }
+    /// The same for a daemon, with the files read that they name.
+    pub fn options(&self) -> anyhow::Result<ServeOptions> {
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) => TlsOptions::Files {
+                certificate: certificate.clone(),
+                key: key.clone(),
+            },
+            _ if self.tls => TlsOptions::Generated,
+            _ => TlsOptions::Off,
+        };
+        Ok(ServeOptions {
+            warm_pool: self.warm_pool,
+            listen: (!self.no_listen).then_some(self.listen),
+            metrics_listen: self.metrics_listen,
+            plain_http: self.plain_http.clone(),
+            registry_allow: self.registry_allow.clone(),
+            max_builds: self.builds.into(),
+            build_cache_days: self.build_cache_days,
+            domains: self.domain.clone(),
+            allowed_hosts: self.allow_host.clone(),
+            tls,
+            limits: self.limits(),
+            default_key_disk: match self.default_key_disk {
+                Some(0) => DiskShare::Unlimited,
+                Some(mib) => DiskShare::Mebibytes(mib),
+                None => DiskShare::Quarter,
+            },
+            confinement: self.confinement.options(),
+            engine: self.engine.name(),
+            network: self.network.options(),
+            site: self.site.read()?,
+            log: LogOptions {
+                format: self.log_format.into(),
+                file: self.log_file.clone(),
+            },
+        })
     }
 
     /// Limits of the host.
-    pub fn limits(&self) -> HostLimits {
+    fn limits(&self) -> HostLimits {
         HostLimits {
             sandboxes: self.max_sandboxes,
             memory_overcommit: self.memory_overcommit,
@@ -146,4 +166,13 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line
     Json,
+}
+
+impl From<LogFormat> for jiffy_daemon::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
 }

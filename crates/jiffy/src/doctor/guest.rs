@@ -1,10 +1,10 @@
 //! The last check: guests that really boot.
 
 use super::Finding;
+use crate::cli::FeatureSwitch;
 use crate::run::agent;
 use crate::run::ephemeral::EphemeralGuests;
 use crate::runtime;
-use crate::serve::network::Wanted;
 use crate::units::millis;
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::{Guest, SandboxSize};
@@ -48,7 +48,7 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     let mut bar = jiffy_client::progress::TemplateProgress::new("base");
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
     drop(bar);
-    let guests = EphemeralGuests::open(host, engine, "base", prepared, Wanted::Off).await?;
+    let guests = EphemeralGuests::open(host, engine, "base", prepared, FeatureSwitch::Off).await?;
     let found = match guests.boot(SandboxSize::default()).await {
         Ok(guest) => run_true(guest).await,
         Err(e) => Err(e.into()),

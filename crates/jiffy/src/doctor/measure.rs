@@ -3,9 +3,9 @@
 
 use super::Finding;
 use crate::cli::DoctorArgs;
+use crate::cli::FeatureSwitch;
 use crate::run::agent;
 use crate::run::ephemeral::EphemeralGuests;
-use crate::serve::network::Wanted;
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{Guest, SandboxSize};
@@ -141,7 +141,7 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
     let gvisor = match facts.check(EngineName::Gvisor) {
         Ok(()) => {
             let (engine, prepared) = (EngineName::Gvisor, prepare()?);
-            let opened = EphemeralGuests::open(host, engine, "base", prepared, Wanted::Off);
+            let opened = EphemeralGuests::open(host, engine, "base", prepared, FeatureSwitch::Off);
             Some(opened.await?)
         }
         Err(_) => None,

@@ -1,8 +1,8 @@
 //! Guests of this process, beside a daemon's: they end with it, and so does their network.
 
-use crate::serve::engine::card;
-use crate::serve::network::Wanted;
+use crate::cli::FeatureSwitch;
 use anyhow::Context;
+use jiffy_daemon::nic_kind;
 use jiffy_engine::{
     AfterSnapshot, Engine, EngineError, SandboxIdentity, SandboxSize, UnassignedGuest,
 };
@@ -165,7 +165,7 @@ impl EphemeralGuests {
         engine: EngineName,
         template: &str,
         prepared: PreparedTemplate,
-        network: Wanted,
+        network: FeatureSwitch,
     ) -> anyhow::Result<Self> {
         let directory = OwnDirectory::make(host.home())?;
         let path = directory.directory.path();
@@ -239,23 +239,25 @@ impl EphemeralGuests {
 async fn open_network(
     home: &Path,
     engine: EngineName,
-    wanted: Wanted,
+    wanted: FeatureSwitch,
 ) -> anyhow::Result<Option<OwnNetwork>> {
-    if wanted == Wanted::Off {
+    if wanted == FeatureSwitch::Off {
         return Ok(None);
     }
     let config = NetworkConfig {
         slots: 1,
         // The first is made when it is opened, and there is no other.
         ready: 0,
-        nic: card(engine),
+        nic: nic_kind(engine),
         ..NetworkConfig::new(home)
     };
     let opening = tokio::task::spawn_blocking(move || Network::open(&config));
     let remover = Remover::start(home);
     match (opening.await?, wanted) {
         (Ok(network), _) => Ok(Some(OwnNetwork { network, remover })),
-        (Err(e), Wanted::On) => Err(e).context("the guest cannot have a network on this host"),
+        (Err(e), FeatureSwitch::On) => {
+            Err(e).context("the guest cannot have a network on this host")
+        }
         (Err(e), _) => {
             eprintln!("jiffy: the guest has no network: {e} (`--network off` leaves this out)");
             Ok(None)

@@ -2,10 +2,10 @@
 
 use super::outcome::{GuestBoot, Outcome};
 use super::{Signals, Work, prepare};
+use crate::cli::FeatureSwitch;
 use crate::cli::RunArgs;
 use crate::sandbox::exec::Remote;
 use crate::sandbox::of_image;
-use crate::serve::network::Wanted;
 use jiffy_client::{Client, NewSandbox, SandboxSettings};
 use jiffy_host::Host;
 use jiffy_image::Home;
@@ -32,7 +32,7 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
     let size = &args.size;
     let settings = SandboxSettings {
         name: args.name.clone(),
-        internet: (args.network == Wanted::Off).then_some(false),
+        internet: (args.network == FeatureSwitch::Off).then_some(false),
         engine: engine.map(str::to_owned),
         ..SandboxSettings::default()
     };

@@ -1,7 +1,7 @@
 //! Choice of the source of a run's guest: the one place that decides.
 
+use crate::cli::EngineSelection;
 use crate::cli::RunArgs;
-use crate::serve::engine::Wish;
 use anyhow::Context;
 use jiffy_client::local_daemon;
 use jiffy_client::{Client, is_remote};
@@ -44,12 +44,12 @@ pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
 /// The daemon, if it can make sandboxes on the engine that is wanted.
 async fn of_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<GuestSource>> {
     let wanted = match args.engine.engine {
-        Wish::Auto => {
+        EngineSelection::Auto => {
             let engine = None;
             return Ok(Some(GuestSource::Daemon { client, engine }));
         }
-        Wish::Microvm => jiffy_host::MICROVM,
-        Wish::Gvisor => jiffy_host::GVISOR,
+        EngineSelection::Microvm => jiffy_host::MICROVM,
+        EngineSelection::Gvisor => jiffy_host::GVISOR,
     };
     let engines = client.engines().await?;
     let found = engines.iter().find(|e| e.name == wanted && e.usable);

@@ -1,6 +1,6 @@
 //! The daemon's log: structured, on standard error, and bounded where that is a file of ours.
 
-use crate::cli::LogFormat;
+use crate::{LogFormat, LogOptions};
 use anyhow::Context;
 use jiffy_client::local_daemon::open_log;
 use jiffy_host::OLD_LOGS;
@@ -12,21 +12,21 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Variable that chooses what is logged, as in `jiffy_host=debug,info`.
-const FILTER: &str = "JIFFY_LOG";
-/// A file that is longer gives way to a new one.
-const LONGEST: u64 = 8 << 20;
+const FILTER_VARIABLE: &str = "JIFFY_LOG";
+/// Size in bytes at which a log file is rotated.
+const MAX_LOG_BYTES: u64 = 8 << 20;
 
-/// Begins to log. With `file`, standard error is that file already, and it is kept short.
-pub fn begin(format: LogFormat, file: Option<&Path>) -> anyhow::Result<()> {
-    let chosen = std::env::var(FILTER).unwrap_or_else(|_| "info".to_owned());
+/// Starts logging. With a file, standard error is that file already, and it is rotated.
+pub fn init(options: &LogOptions) -> anyhow::Result<()> {
+    let chosen = std::env::var(FILTER_VARIABLE).unwrap_or_else(|_| "info".to_owned());
     let filter = EnvFilter::try_new(&chosen).with_context(|| {
-        format!("{FILTER}={chosen} is no filter: write it as `debug` or `jiffy_host=debug,info`")
+        format!("{FILTER_VARIABLE}={chosen} is no filter: write it as `debug` or `jiffy_host=debug,info`")
     })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(Log::new(file, LONGEST))
+        .with_writer(RotatingLog::new(options.file.as_deref(), MAX_LOG_BYTES))
         .with_ansi(false);
-    let begun = match format {
+    let begun = match options.format {
         LogFormat::Json => builder.json().try_init(),
         LogFormat::Text => builder.try_init(),
     };
@@ -34,43 +34,43 @@ pub fn begin(format: LogFormat, file: Option<&Path>) -> anyhow::Result<()> {
 }
 
 /// Standard error, and how much went there.
-struct Log(Mutex<Inner>);
+struct RotatingLog(Mutex<LogState>);
 
-struct Inner {
+struct LogState {
     file: Option<PathBuf>,
     written: u64,
-    longest: u64,
+    max_bytes: u64,
 }
 
-impl Log {
-    fn new(file: Option<&Path>, longest: u64) -> Self {
+impl RotatingLog {
+    fn new(file: Option<&Path>, max_bytes: u64) -> Self {
         let written = file
             .and_then(|f| fs::metadata(f).ok())
             .map_or(0, |m| m.len());
-        Self(Mutex::new(Inner {
+        Self(Mutex::new(LogState {
             file: file.map(Path::to_owned),
             written,
-            longest,
+            max_bytes,
         }))
     }
 }
 
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Turn<'a>;
+impl<'a> MakeWriter<'a> for RotatingLog {
+    type Writer = LogWriter<'a>;
 
-    fn make_writer(&'a self) -> Turn<'a> {
-        Turn(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn make_writer(&'a self) -> LogWriter<'a> {
+        LogWriter(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The turn to write one line.
-struct Turn<'a>(MutexGuard<'a, Inner>);
+/// Exclusive access to the log while one line is written.
+struct LogWriter<'a>(MutexGuard<'a, LogState>);
 
-impl Write for Turn<'_> {
+impl Write for LogWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = io::stderr().write(bytes)?;
         self.0.written += written as u64;
-        if self.0.written > self.0.longest
+        if self.0.written > self.0.max_bytes
             && let Some(file) = self.0.file.clone()
         {
             // Counted anew also where that fails, or every line would try again.
@@ -87,7 +87,7 @@ impl Write for Turn<'_> {
     }
 }
 
-/// Gives the logs there are the next number, forgets the last, and opens a new one.
+/// Renumbers the old logs, removes the last, and opens a new one.
 fn rotate(file: &Path) -> io::Result<File> {
     let numbered = |n: usize| PathBuf::from(format!("{}.{n}", file.display()));
     for n in (1..OLD_LOGS).rev() {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_that_is_long_gives_way_and_the_oldest_is_forgotten() {
+    fn a_long_log_is_rotated_and_the_oldest_removed() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("jiffy.log");
         for n in 0..6 {

@@ -1,6 +1,5 @@
-//! All figures of the daemon, for Prometheus.
+//! Metrics of the daemon, for Prometheus.
 
-use crate::cli::ServeArgs;
 use anyhow::Context;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -15,12 +14,12 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, UnixStream};
 
 /// Text of `Sandboxes::render_metrics`.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Connections of scrapers at once.
-const MAX_SCRAPERS: usize = 64;
+const MAX_SCRAPER_CONNECTIONS: usize = 64;
 
-/// Lets the gateway's counts be shown with the host's.
-pub fn show_gateway<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<GatewayCounters>) {
+/// Adds the gateway's counters to the host's metrics.
+pub fn add_gateway_counters<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<GatewayCounters>) {
     sandboxes.show_also(move || {
         let counts = counters.totals();
         counts
@@ -35,9 +34,9 @@ pub fn show_gateway<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<GatewayCo
     });
 }
 
-/// `GET /metrics`, for callers who are told how the host is doing. An address says nothing about a
+/// `GET /metrics`, for callers with access to figures of the host. An address says nothing about a
 /// caller: behind a proxy of this host all have its.
-pub fn guarded<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
+pub fn routes<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
     let show = move |Extension(caller): Extension<Caller>| {
         let shown = match caller.sees_host() {
             true => render(&sandboxes),
@@ -56,20 +55,20 @@ pub fn guarded<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
 
 fn render<E: Engine>(sandboxes: &Sandboxes<E>) -> Response {
     let text = sandboxes.render_metrics();
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
+    ([(header::CONTENT_TYPE, OPEN_METRICS_TYPE)], text).into_response()
 }
 
 /// An address at which figures, and nothing else, are answered to everybody.
-pub struct Figures {
+pub struct MetricsServer {
     listener: TcpListener,
     gateway: Gateway<NoSandboxes, Router>,
 }
 
-impl Figures {
+impl MetricsServer {
     /// Listens at `address`.
     pub async fn open<E: Engine>(
         address: SocketAddr,
-        args: &ServeArgs,
+        allowed_hosts: &[String],
         sandboxes: Sandboxes<E>,
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| {
@@ -79,10 +78,10 @@ impl Figures {
         let show = move || std::future::ready(render(&sandboxes));
         let control = Router::new().route("/metrics", get(show));
         let mut config = GatewayConfig {
-            allowed_hosts: args.allow_host.clone(),
+            allowed_hosts: allowed_hosts.to_vec(),
             ..GatewayConfig::default()
         };
-        config.limits.connections = MAX_SCRAPERS;
+        config.limits.connections = MAX_SCRAPER_CONNECTIONS;
         let gateway = Gateway::new(config, NoSandboxes, control, None);
         Ok(Self { listener, gateway })
     }

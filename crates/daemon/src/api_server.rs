@@ -1,9 +1,8 @@
 //! Listeners of the daemon: control plane and gateway, on the owner's socket and on an address.
 
-use super::figures::{self, Figures};
-use super::guests::Guests;
-use super::status::Status;
-use crate::cli::ServeArgs;
+use crate::gateway_sandboxes::GatewaySandboxes;
+use crate::metrics::{self, MetricsServer};
+use crate::{DaemonStatus, ServeOptions, TlsOptions};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
@@ -31,31 +30,30 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-/// Signer of preview links.
-const SIGNING_KEY: &str = "preview-key";
+/// File with the key that signs preview links.
+const SIGNING_KEY_FILE: &str = "preview-key";
 
 /// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an
 /// address.
-pub struct Front<E: Engine> {
+pub struct ApiServer<E: Engine> {
     app: App<E>,
-    gateway: Gateway<Guests<E>, Control>,
-    address: Option<Listening>,
-    figures: Option<Figures>,
+    gateway: Gateway<GatewaySandboxes<E>, ControlPlaneRouter>,
+    address: Option<ApiListener>,
+    metrics: Option<MetricsServer>,
 }
 
 /// An address that is listened at.
-struct Listening {
+struct ApiListener {
     listener: TcpListener,
     tls: Option<Tls>,
-    base: Base,
+    public: PublicAddress,
 }
 
-/// The control plane. Whoever comes over the owner's socket is the owner; of others it is told the
-/// address.
+/// The control plane. Clients of the owner's socket are the owner; of others it gets the address.
 #[derive(Clone)]
-pub struct Control(axum::Router);
+pub struct ControlPlaneRouter(axum::Router);
 
-impl ControlPlane for Control {
+impl ControlPlane for ControlPlaneRouter {
     async fn answer(&mut self, mut request: Request<ClientRequestBody>) -> hyper::Response<Body> {
         match request.extensions().get::<Peer>().copied() {
             Some(Peer { local: true, .. }) => {
@@ -76,11 +74,11 @@ impl ControlPlane for Control {
     }
 }
 
-impl<E: Engine> Front<E> {
-    /// Listens as `args` say, and prints where. The daemon began at `began`; whoever may end it
+impl<E: Engine> ApiServer<E> {
+    /// Listens as `options` say, and prints where. The daemon began at `began`; whoever may end it
     /// calls `stop`.
     pub async fn open(
-        args: &ServeArgs,
+        options: &ServeOptions,
         home: &Home,
         sandboxes: Sandboxes<E>,
         network: Option<Network>,
@@ -88,40 +86,43 @@ impl<E: Engine> Front<E> {
         stop: impl Fn(Ending) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let keys = Arc::new(Keys::open(home.path())?);
-        let address = match args.no_listen {
-            true => None,
-            false => Some(Listening::open(args, home, &keys).await?),
-        };
-        let figures = match args.metrics_listen {
-            Some(address) => Some(Figures::open(address, args, sandboxes.clone()).await?),
+        let address = match options.listen {
+            Some(address) => Some(ApiListener::open(address, options, home, &keys).await?),
             None => None,
         };
-        let base = address.as_ref().map(|address| address.base.clone());
-        let url = base.as_ref().map(|base| base.url.clone());
+        let metrics = match options.metrics_listen {
+            Some(address) => {
+                let hosts = &options.allowed_hosts;
+                Some(MetricsServer::open(address, hosts, sandboxes.clone()).await?)
+            }
+            None => None,
+        };
+        let public = address.as_ref().map(|address| address.public.clone());
+        let url = public.as_ref().map(|public| public.url.clone());
         let signer = LinkSigner::new(&signing_key(home)?);
         let config = jiffy_api::Config {
-            domain: base.as_ref().and_then(|base| base.domain.clone()),
-            scheme: base.as_ref().map_or("http", |base| base.scheme),
-            default_key_disk_mib: args.key_disk_mib(home),
+            domain: public.as_ref().and_then(|public| public.domain.clone()),
+            scheme: public.as_ref().map_or("http", |public| public.scheme),
+            default_key_disk_mib: options.default_key_disk.mebibytes(home),
             ..jiffy_api::Config::default()
         };
         let templates = Arc::new(Templates::new(home));
         let builds = jiffy_template_builder::BuilderSettings {
             registries: Registries {
-                plain_http: args.plain_http.clone(),
-                allowed: args.registry_allow.clone(),
+                plain_http: options.plain_http.clone(),
+                allowed: options.registry_allow.clone(),
                 network: network.map(|network| (network, Handle::current())),
                 ..Registries::default()
             },
-            at_once: args.builds.into(),
-            cache_for: cache_for(args.build_cache_days),
+            at_once: options.max_builds,
+            cache_for: cache_for(options.build_cache_days),
             host_keys: host_keys(&keys)?,
             ..jiffy_template_builder::BuilderSettings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
         let gateway_config = GatewayConfig {
-            domains: args.domain.clone(),
-            allowed_hosts: args.allow_host.clone(),
+            domains: options.domains.clone(),
+            allowed_hosts: options.allowed_hosts.clone(),
             ..GatewayConfig::default()
         };
         // No key has more than half of the exchanges of all.
@@ -130,29 +131,29 @@ impl<E: Engine> Front<E> {
             .with_stop(stop)
             .with_builder(builder)
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
-        if let Some(base) = base {
+        if let Some(public) = public {
             let signer = signer.clone();
-            let link = move |id: &str, port, expires| base.link(&signer, id, port, expires);
+            let link = move |id: &str, port, expires| public.link(&signer, id, port, expires);
             app = app.with_preview(Arc::new(link));
         }
         let about = sandboxes.clone();
         let app = app.with_about(move || {
-            let status = Status::now(&about, began, url.clone());
+            let status = DaemonStatus::now(&about, began, url.clone());
             serde_json::to_value(status).unwrap_or_default()
         });
         let budgets = app.clone();
         sandboxes.show_families(move || budgets.figures());
-        let guests = Guests::new(sandboxes.clone(), AutoResume::new(app.clone()), keys);
+        let guests = GatewaySandboxes::new(sandboxes.clone(), AutoResume::new(app.clone()), keys);
         let app = app.with_ports(Arc::new(guests.clone()));
-        let shown = figures::guarded(&app, sandboxes.clone());
-        let control = Control(jiffy_api::router(app.clone()).merge(shown));
+        let shown = metrics::routes(&app, sandboxes.clone());
+        let control = ControlPlaneRouter(jiffy_api::router(app.clone()).merge(shown));
         let gateway = Gateway::new(gateway_config, guests, control, Some(signer));
-        figures::show_gateway(&sandboxes, gateway.counters());
+        metrics::add_gateway_counters(&sandboxes, gateway.counters());
         Ok(Self {
             app,
             gateway,
             address,
-            figures,
+            metrics,
         })
     }
 
@@ -162,27 +163,27 @@ impl<E: Engine> Front<E> {
             app,
             gateway,
             address,
-            figures,
+            metrics,
         } = self;
         let ending = end_revoked(app);
         let us = geteuid();
-        // The socket's permissions say the same; this also holds where somebody loosened them.
+        // The socket's permissions say the same; this also holds where they were loosened.
         let may = move |uid| uid == us.as_raw() || uid == 0;
         let end = stopping.clone().cancelled_owned();
         let local = jiffy_gateway::serve_local(local, gateway.clone(), may, end);
         let address = async {
             let end = stopping.clone().cancelled_owned();
-            if let Some(Listening { listener, tls, .. }) = address {
+            if let Some(ApiListener { listener, tls, .. }) = address {
                 jiffy_gateway::serve(listener, tls, gateway, end).await;
             }
         };
-        let figures = async {
-            if let Some(figures) = figures {
-                figures.serve(stopping.clone().cancelled_owned()).await;
+        let metrics = async {
+            if let Some(metrics) = metrics {
+                metrics.serve(stopping.clone().cancelled_owned()).await;
             }
         };
         tokio::select! {
-            _ = async { tokio::join!(local, address, figures) } => {}
+            _ = async { tokio::join!(local, address, metrics) } => {}
             () = ending => {}
         }
     }
@@ -200,16 +201,20 @@ fn cache_for(days: u16) -> Option<Duration> {
     (days > 0).then(|| DAY * u32::from(days))
 }
 
-impl Listening {
-    async fn open(args: &ServeArgs, home: &Home, keys: &Keys) -> anyhow::Result<Self> {
-        let address = args.listen;
-        let announced = admit(address, home, keys)?;
-        let tls = tls(args, home)?;
+impl ApiListener {
+    async fn open(
+        address: SocketAddr,
+        options: &ServeOptions,
+        home: &Home,
+        keys: &Keys,
+    ) -> anyhow::Result<Self> {
+        let announced = check_keys(address, home, keys)?;
+        let tls = tls(options, home)?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}: choose another with `--listen`")
         })?;
-        let base = Base::new(args, listener.local_addr()?, tls.is_some());
-        println!("listening on {}", base.url);
+        let public = PublicAddress::new(&options.domains, listener.local_addr()?, tls.is_some());
+        println!("listening on {}", public.url);
         if let Some(trust) = tls.as_ref().and_then(Tls::trust) {
             println!("clients trust it by the certificate in {}", trust.display());
         }
@@ -224,14 +229,14 @@ impl Listening {
         Ok(Self {
             listener,
             tls,
-            base,
+            public,
         })
     }
 }
 
 /// Clients of the address must show a key. On loopback there is one for the owner, returned when it
 /// is new; beyond, one must have been made on purpose.
-fn admit(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<String>> {
+fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<String>> {
     if address.ip().is_loopback() {
         let (key, new) = local_key(home.path(), keys)?;
         return Ok(new.then_some(key));
@@ -244,17 +249,20 @@ fn admit(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option
     Ok(None)
 }
 
-fn tls(args: &ServeArgs, home: &Home) -> anyhow::Result<Option<Tls>> {
-    Ok(match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => Some(Tls::from_files(certificate, key)?),
-        _ if args.tls => Some(Tls::generated(&home.path().join("tls"), &args.domain)?),
-        _ => None,
+fn tls(options: &ServeOptions, home: &Home) -> anyhow::Result<Option<Tls>> {
+    Ok(match &options.tls {
+        TlsOptions::Files { certificate, key } => Some(Tls::from_files(certificate, key)?),
+        TlsOptions::Generated => {
+            let directory = home.path().join("tls");
+            Some(Tls::generated(&directory, &options.domains)?)
+        }
+        TlsOptions::Off => None,
     })
 }
 
 /// The key is made once: links hold across restarts.
 fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
-    let path = home.path().join(SIGNING_KEY);
+    let path = home.path().join(SIGNING_KEY_FILE);
     let failed = || format!("cannot use {}", path.display());
     let mut key = [0; 32];
     if let Ok(mut file) = File::open(&path) {
@@ -279,18 +287,18 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
 
 /// Addresses and names under which clients reach the daemon.
 #[derive(Debug, Clone)]
-struct Base {
+struct PublicAddress {
     scheme: &'static str,
     url: String,
     /// The first domain, with the port where clients must know it.
     domain: Option<String>,
 }
 
-impl Base {
-    fn new(args: &ServeArgs, address: SocketAddr, tls: bool) -> Self {
+impl PublicAddress {
+    fn new(domains: &[String], address: SocketAddr, tls: bool) -> Self {
         let (scheme, usual) = if tls { ("https", 443) } else { ("http", 80) };
         let port = address.port();
-        let domain = args.domain.first().map(|domain| {
+        let domain = domains.first().map(|domain| {
             if port == usual {
                 domain.clone()
             } else {
@@ -329,26 +337,28 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_beyond_loopback_without_a_key() {
+    fn listening_beyond_loopback_needs_a_key() {
         let (_dir, home) = home();
         let keys = Keys::open(home.path()).unwrap();
         let everywhere = "0.0.0.0:3000".parse().unwrap();
-        let refused = admit(everywhere, &home, &keys).unwrap_err().to_string();
+        let refused = check_keys(everywhere, &home, &keys)
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("jiffy key create"), "{refused}");
         let local = "127.0.0.1:3000".parse().unwrap();
-        let announced = admit(local, &home, &keys).unwrap();
+        let announced = check_keys(local, &home, &keys).unwrap();
         assert!(announced.is_some_and(|key| key.starts_with("e2b_")));
-        assert_eq!(admit(local, &home, &keys).unwrap(), None, "told once");
-        assert!(admit(everywhere, &home, &keys).is_ok());
+        assert_eq!(check_keys(local, &home, &keys).unwrap(), None, "told once");
+        assert!(check_keys(everywhere, &home, &keys).is_ok());
     }
 
     #[test]
-    fn the_signing_key_stays_and_is_its_owners() {
+    fn the_signing_key_persists_and_is_private() {
         let (_dir, home) = home();
         let key = signing_key(&home).unwrap();
         assert_ne!(key, [0; 32]);
         assert_eq!(signing_key(&home).unwrap(), key);
-        let metadata = std::fs::metadata(home.path().join(SIGNING_KEY)).unwrap();
+        let metadata = std::fs::metadata(home.path().join(SIGNING_KEY_FILE)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     }
 }

@@ -1,11 +1,11 @@
-//! Certificate authorities and proxy of all sandboxes, told in the daemon's log.
+//! Certificate authorities and proxy of all sandboxes, in the daemon's log.
 
 use jiffy_net::IpNet;
 use jiffy_proto::agent::SiteSettings;
 use std::net::IpAddr;
 
-/// Tells what sandboxes are given, and that they do not reach a proxy in a private network.
-pub fn tell(site: &SiteSettings, granted: &[IpNet]) {
+/// Logs what sandboxes are given, and warns of a proxy that is private and out of their reach.
+pub fn log_settings(site: &SiteSettings, granted: &[IpNet]) {
     if !site.authorities.is_empty() {
         let count = site.authorities.len();
         tracing::info!("sandboxes trust {count} certificate authorities of this host");
@@ -15,7 +15,9 @@ pub fn tell(site: &SiteSettings, granted: &[IpNet]) {
     };
     let url = proxy.public_url();
     tracing::info!("sandboxes use the proxy {url}");
-    if let Some(address) = private(&url).filter(|a| !granted.iter().any(|net| net.contains(a))) {
+    if let Some(address) =
+        private_address(&url).filter(|a| !granted.iter().any(|net| net.contains(a)))
+    {
         tracing::warn!(
             "sandboxes do not reach {address}, which is private: allow it with --allow-private {address}"
         );
@@ -23,7 +25,7 @@ pub fn tell(site: &SiteSettings, granted: &[IpNet]) {
 }
 
 /// The private address that a URL names.
-fn private(url: &str) -> Option<IpAddr> {
+fn private_address(url: &str) -> Option<IpAddr> {
     let host = url.split_once("://")?.1;
     let bare = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?.0,
@@ -39,23 +41,23 @@ fn private(url: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::private;
+    use super::private_address;
 
     #[test]
-    fn proxies_at_private_addresses_are_found() {
+    fn private_proxy_addresses_are_found() {
         for url in [
             "http://10.1.2.3:3128",
             "http://[fd00::1]:1",
             "https://192.168.0.1",
         ] {
-            assert!(private(url).is_some(), "{url}");
+            assert!(private_address(url).is_some(), "{url}");
         }
         for url in [
             "http://9.9.9.9:3128",
             "http://proxy.corp:1",
             "http://[2a00::1]",
         ] {
-            assert!(private(url).is_none(), "{url}");
+            assert!(private_address(url).is_none(), "{url}");
         }
     }
 }

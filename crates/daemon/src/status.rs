@@ -2,13 +2,14 @@
 
 use jiffy_engine::Engine;
 use jiffy_host::Sandboxes;
+use jiffy_rootless::current;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Details of `GET /host` for the host's owner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Status {
+pub struct DaemonStatus {
     /// Version of the daemon.
     pub version: String,
     /// Its process.
@@ -41,7 +42,7 @@ pub struct Status {
     pub refused: BTreeMap<String, u64>,
 }
 
-impl Status {
+impl DaemonStatus {
     /// Of `sandboxes`, in a daemon that began at `began`.
     pub fn now<E: Engine>(
         sandboxes: &Sandboxes<E>,
@@ -60,7 +61,7 @@ impl Status {
             arguments: std::env::args().skip(2).collect(),
             sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
             warm: sandboxes.warm(),
-            rootless: crate::rootless::status(),
+            rootless: missing_protections(),
             network: sandboxes.network(),
             snapshots: sandboxes.snapshot_count(),
             memory_committed_mib: promised.memory_mib,
@@ -69,4 +70,17 @@ impl Status {
             refused: refused.map(|(why, n)| (why.name().to_owned(), n)).collect(),
         }
     }
+}
+
+/// Protections that the daemon's sandboxes lack, on one line; none: it is root's.
+fn missing_protections() -> Option<String> {
+    let users = match current() {
+        Some(own) if own.has_ranges() => "users of their own on gVisor",
+        Some(_) => "no users of their own",
+        None if nix::unistd::Uid::effective().is_root() => return None,
+        None => "no namespaces, no network",
+    };
+    let out = current().and_then(|own| own.uplink().ok());
+    let out = out.map_or(String::new(), |name| format!(", network through {name}"));
+    Some(format!("without root: no jail, {users}{out}"))
 }

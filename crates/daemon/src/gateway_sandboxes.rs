@@ -9,22 +9,22 @@ use std::sync::Arc;
 use tokio::net::UnixStream;
 
 /// The sandboxes of a host, each of whose ports can be reached.
-pub struct Guests<E: Engine>(Sandboxes<E>, AutoResume<E>, Arc<Keys>);
+pub struct GatewaySandboxes<E: Engine>(Sandboxes<E>, AutoResume<E>, Arc<Keys>);
 
-impl<E: Engine> Guests<E> {
-    /// Those of `sandboxes`, which were made with `keys`, and which `visitors` wake.
+impl<E: Engine> GatewaySandboxes<E> {
+    /// Those of `sandboxes`, which were made with `keys`, and which `auto_resume` wakes.
     pub fn new(sandboxes: Sandboxes<E>, auto_resume: AutoResume<E>, keys: Arc<Keys>) -> Self {
         Self(sandboxes, auto_resume, keys)
     }
 }
 
-impl<E: Engine> Clone for Guests<E> {
+impl<E: Engine> Clone for GatewaySandboxes<E> {
     fn clone(&self) -> Self {
         Self(self.0.clone(), self.1.clone(), self.2.clone())
     }
 }
 
-impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
+impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         let record = self.0.find(id)?;
         let standing = self.2.standing(record.terms.owner.as_deref());
@@ -82,7 +82,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
     }
 }
 
-impl<E: Engine> Guests<E> {
+impl<E: Engine> GatewaySandboxes<E> {
     async fn try_open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
         match record.state {
@@ -102,7 +102,7 @@ impl<E: Engine> Guests<E> {
     }
 }
 
-impl<E: Engine> Ports for Guests<E> {
+impl<E: Engine> Ports for GatewaySandboxes<E> {
     fn open<'a>(&'a self, id: &'a str, port: u16) -> Opening<'a> {
         Box::pin(async move {
             let opened = jiffy_gateway::Sandboxes::open(self, id, port).await;

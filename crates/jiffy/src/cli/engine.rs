@@ -1,12 +1,11 @@
-//! The engine of the daemon's new sandboxes, as it was asked for.
+//! Option that chooses the engine of sandboxes.
 
 use clap::{Args, ValueEnum};
-use jiffy_host::{EngineChoice, EngineFacts, EngineName, Host};
-use jiffy_net::NicKind;
+use jiffy_host::{EngineFacts, EngineName, Host};
 
 /// Engine that isolates a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Wish {
+pub enum EngineSelection {
     /// The one that suits this host: microVMs where there is KVM, gVisor where there is none or
     /// `jiffy doctor --measure` found it faster
     #[default]
@@ -28,47 +27,35 @@ pub struct EngineArgs {
         env = "JIFFY_ENGINE",
         value_name = "ENGINE"
     )]
-    pub engine: Wish,
+    pub engine: EngineSelection,
 }
 
 impl From<Option<EngineName>> for EngineArgs {
     fn from(engine: Option<EngineName>) -> Self {
         let engine = match engine {
-            Some(EngineName::MicroVm) => Wish::Microvm,
-            Some(EngineName::Gvisor) => Wish::Gvisor,
-            None => Wish::Auto,
+            Some(EngineName::MicroVm) => EngineSelection::Microvm,
+            Some(EngineName::Gvisor) => EngineSelection::Gvisor,
+            None => EngineSelection::Auto,
         };
         Self { engine }
     }
 }
 
 impl EngineArgs {
-    /// The engine of `host`, which may not be usable.
-    pub fn choose(self, host: &Host) -> EngineChoice {
-        let asked = |engine| EngineChoice {
-            engine,
-            why: "as it was asked for".to_owned(),
-        };
+    /// The engine that was asked for; none: the one that suits the host.
+    pub fn name(self) -> Option<EngineName> {
         match self.engine {
-            Wish::Auto => EngineFacts::of(host).choose(),
-            Wish::Microvm => asked(EngineName::MicroVm),
-            Wish::Gvisor => asked(EngineName::Gvisor),
+            EngineSelection::Auto => None,
+            EngineSelection::Microvm => Some(EngineName::MicroVm),
+            EngineSelection::Gvisor => Some(EngineName::Gvisor),
         }
     }
 
     /// The engine of `host`, which can be used.
     pub fn choose_usable(self, host: &Host) -> anyhow::Result<EngineName> {
-        let engine = self.choose(host).engine;
+        let engine = jiffy_daemon::choose_engine(self.name(), host).engine;
         let check = EngineFacts::of(host).check(engine);
         check.map_err(anyhow::Error::msg)?;
         Ok(engine)
-    }
-}
-
-/// Kind of network interface of sandboxes on `engine`.
-pub fn card(engine: EngineName) -> NicKind {
-    match engine {
-        EngineName::MicroVm => NicKind::Tap,
-        EngineName::Gvisor => NicKind::Veth,
     }
 }

@@ -1,14 +1,13 @@
-//! The network of the daemon's sandboxes, as it was asked for.
+//! Options about the network of sandboxes.
 
-use anyhow::Context;
 use clap::{Args, ValueEnum};
-use jiffy_net::{IpNet, Ipv4Net, Network, NetworkConfig, NicKind};
+use jiffy_daemon::{FeatureMode, NetworkOptions};
+use jiffy_net::{IpNet, Ipv4Net};
 use std::net::IpAddr;
-use std::path::Path;
 
-/// Demand for a network of sandboxes.
+/// Use of a feature that not every host has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Wanted {
+pub enum FeatureSwitch {
     /// On where this host can
     #[default]
     Auto,
@@ -17,6 +16,16 @@ pub enum Wanted {
     /// It is not done
     #[value(alias = "none")]
     Off,
+}
+
+impl From<FeatureSwitch> for FeatureMode {
+    fn from(switch: FeatureSwitch) -> Self {
+        match switch {
+            FeatureSwitch::Auto => Self::Auto,
+            FeatureSwitch::On => Self::On,
+            FeatureSwitch::Off => Self::Off,
+        }
+    }
 }
 
 /// Options of `jiffy serve` about the network.
@@ -30,7 +39,7 @@ pub struct NetworkArgs {
         env = "JIFFY_NETWORK",
         value_name = "WHEN"
     )]
-    pub network: Wanted,
+    pub network: FeatureSwitch,
     /// Let sandboxes reach this private address or CIDR, too; may be repeated
     #[arg(
         long,
@@ -70,40 +79,17 @@ fn range(text: &str) -> Result<Ipv4Net, String> {
     }
 }
 
-/// Opens the network for the data directory `home`, most of whose new sandboxes will have such a
-/// card.
-pub fn open(args: &NetworkArgs, home: &Path, card: NicKind) -> anyhow::Result<Option<Network>> {
-    if args.network == Wanted::Off {
-        tracing::info!("network: off; sandboxes reach nothing");
-        return Ok(None);
-    }
-    let config = NetworkConfig {
-        range: args.network_range,
-        slots: args.network_slots,
-        granted: args.allow_private.clone(),
-        nic: card,
-        connections: args.connections,
-        connections_total: args.connections_total,
-        ..NetworkConfig::new(home)
-    };
-    match Network::open(&config) {
-        Ok(network) => {
-            tracing::info!("network: on; {}", network.description());
-            Ok(Some(network))
+impl NetworkArgs {
+    /// The same for a daemon.
+    pub fn options(&self) -> NetworkOptions {
+        NetworkOptions {
+            mode: self.network.into(),
+            allow_private: self.allow_private.clone(),
+            range: self.network_range,
+            slots: self.network_slots,
+            connections: self.connections,
+            connections_total: self.connections_total,
         }
-        Err(e) if args.network == Wanted::Auto => {
-            tracing::info!("network: off, sandboxes reach nothing: {e}");
-            Ok(None)
-        }
-        Err(e) => Err(e).context("sandboxes cannot have a network on this host"),
-    }
-}
-
-/// Removes what nobody uses any more.
-pub async fn close(network: Option<Network>) {
-    if let Some(network) = network {
-        // It waits for a thread that runs programs.
-        let _ = tokio::task::spawn_blocking(move || network.close()).await;
     }
 }
 

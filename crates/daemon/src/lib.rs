@@ -1,0 +1,26 @@
+//! The daemon that owns the sandboxes of a data directory.
+//!
+//! It answers one and the same API (`api_server.rs`) to everybody at an address, and to its owner
+//! at `<data directory>/run/jiffy.sock`.
+
+mod api_server;
+mod confinement;
+mod engine;
+mod gateway_sandboxes;
+mod log;
+mod metrics;
+mod network;
+mod options;
+mod serve;
+mod site;
+mod status;
+mod stop;
+
+pub use engine::{choose as choose_engine, nic_kind};
+pub use options::{
+    ConfinementOptions, DiskShare, FeatureMode, LogFormat, LogOptions, NetworkOptions,
+    ServeOptions, TlsOptions,
+};
+pub use serve::run;
+pub use status::DaemonStatus;
+pub use stop::stop;

@@ -1,0 +1,151 @@
+//! Options of a daemon.
+
+use jiffy_host::{EngineName, HostLimits, HostReader, KernelReader};
+use jiffy_image::Home;
+use jiffy_net::{IpNet, Ipv4Net};
+use jiffy_proto::agent::SiteSettings;
+use jiffy_pull::RegistryAddress;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// One key may fill this part of the data directory's file system: one in so many.
+const KEY_DISK_DIVISOR: u64 = 4;
+
+/// Options of a daemon.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// Restored sandboxes kept ready per template and size.
+    pub warm_pool: usize,
+    /// Address of the API and of sandboxes' ports; none: the socket only.
+    pub listen: Option<SocketAddr>,
+    /// Address of `/metrics` without a key.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Registries that are asked without TLS.
+    pub plain_http: Vec<String>,
+    /// Registries of the host's own network that images may come from.
+    pub registry_allow: Vec<RegistryAddress>,
+    /// Template builds at once.
+    pub max_builds: usize,
+    /// Days that unused build steps and uploads are kept; 0: for ever.
+    pub build_cache_days: u16,
+    /// Domains whose names lead to ports of sandboxes.
+    pub domains: Vec<String>,
+    /// Further host names under which clients may come.
+    pub allowed_hosts: Vec<String>,
+    /// TLS at the address of the API.
+    pub tls: TlsOptions,
+    /// Limits of the host.
+    pub limits: HostLimits,
+    /// Disk budget of keys that were given none.
+    pub default_key_disk: DiskShare,
+    /// Limits of VMMs.
+    pub confinement: ConfinementOptions,
+    /// Engine of new sandboxes; none: the one that suits the host.
+    pub engine: Option<EngineName>,
+    /// Network of sandboxes.
+    pub network: NetworkOptions,
+    /// Certificate authorities and proxy of all sandboxes.
+    pub site: SiteSettings,
+    /// Log on standard error.
+    pub log: LogOptions,
+}
+
+/// Use of a feature that not every host has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FeatureMode {
+    /// Used where this host can.
+    #[default]
+    Auto,
+    /// Required.
+    On,
+    /// Not used.
+    Off,
+}
+
+/// TLS of a listener.
+#[derive(Debug, Clone)]
+pub enum TlsOptions {
+    /// None.
+    Off,
+    /// With a certificate made for the domains.
+    Generated,
+    /// With a certificate chain and its private key in PEM files.
+    Files {
+        /// Certificate chain.
+        certificate: PathBuf,
+        /// Private key.
+        key: PathBuf,
+    },
+}
+
+/// Share of the data directory's file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskShare {
+    /// A quarter of it.
+    Quarter,
+    /// This many MiB.
+    Mebibytes(u64),
+    /// All of it.
+    Unlimited,
+}
+
+impl DiskShare {
+    /// Size in MiB on the file system of `home`; none: no limit.
+    pub fn mebibytes(self, home: &Home) -> Option<u64> {
+        match self {
+            Self::Unlimited => None,
+            Self::Mebibytes(mib) => Some(mib),
+            Self::Quarter => {
+                let disk = KernelReader::new(home.path()).read().disk_total_mib?;
+                Some(disk / KEY_DISK_DIVISOR)
+            }
+        }
+    }
+}
+
+/// Limits of VMMs.
+#[derive(Debug, Clone, Default)]
+pub struct ConfinementOptions {
+    /// Limits of memory and tasks by control groups.
+    pub cgroups: FeatureMode,
+    /// MB (10^6 bytes) per second of a sandbox's disks; 0: no limit.
+    pub disk_mbps: u32,
+    /// Requests per second of a sandbox's disks; 0: no limit.
+    pub disk_iops: u32,
+}
+
+/// Network of sandboxes.
+#[derive(Debug, Clone, Default)]
+pub struct NetworkOptions {
+    /// Use of a network.
+    pub mode: FeatureMode,
+    /// Private addresses that sandboxes may reach.
+    pub allow_private: Vec<IpNet>,
+    /// Addresses between the host and its sandboxes; none: a free range.
+    pub range: Option<Ipv4Net>,
+    /// Sandboxes with a network at once.
+    pub slots: u32,
+    /// Connections of one sandbox at once.
+    pub connections: u32,
+    /// Connections of the host at which sandboxes hardly get new ones; none: as the kernel's table
+    /// allows.
+    pub connections_total: Option<u32>,
+}
+
+/// Log on standard error.
+#[derive(Debug, Clone)]
+pub struct LogOptions {
+    /// Format of its lines.
+    pub format: LogFormat,
+    /// File that standard error is, which is rotated.
+    pub file: Option<PathBuf>,
+}
+
+/// Format of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}

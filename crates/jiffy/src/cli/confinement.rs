@@ -1,0 +1,37 @@
+//! Options about the limits of VMMs.
+
+use super::FeatureSwitch;
+use clap::Args;
+use jiffy_daemon::ConfinementOptions;
+
+/// Options of `jiffy serve` about the limits of VMMs.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ConfinementArgs {
+    /// Limit memory and tasks of each VMM by control groups
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        env = "JIFFY_CGROUPS",
+        value_name = "WHEN"
+    )]
+    pub cgroups: FeatureSwitch,
+    /// MB per second (10^6 bytes) that a sandbox reads from and writes to its disks; 0: as many as
+    /// it can
+    #[arg(long, default_value_t = 400, value_name = "N")]
+    pub disk_mbps: u32,
+    /// Requests per second that a sandbox makes of its disks; 0: as many as it can
+    #[arg(long, default_value_t = 20_000, value_name = "N")]
+    pub disk_iops: u32,
+}
+
+impl ConfinementArgs {
+    /// The same for a daemon.
+    pub fn options(&self) -> ConfinementOptions {
+        ConfinementOptions {
+            cgroups: self.cgroups.into(),
+            disk_mbps: self.disk_mbps,
+            disk_iops: self.disk_iops,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! `jiffy serve`.
+
+use crate::cli::ServeArgs;
+use crate::run::ephemeral;
+use crate::runtime;
+use jiffy_api::Ending;
+use jiffy_image::Home;
+use std::process::ExitCode;
+
+/// Runs the daemon until it is told to stop, or stops the one that runs.
+pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
+    if args.stop {
+        let kill_sandboxes = args.kill_sandboxes;
+        runtime()?.block_on(jiffy_daemon::stop(Ending { kill_sandboxes }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let options = args.options()?;
+    // The daemon removes their networks when it opens its own.
+    ephemeral::sweep(&Home::locate()?);
+    jiffy_daemon::run(options)?;
+    Ok(ExitCode::SUCCESS)
+}
