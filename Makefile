@@ -76,7 +76,7 @@ lint: ## check formatting and lints; warnings are errors
 	@scripts/lint
 
 .PHONY: docs
-docs: ## write the generated references anew, and the book (if mdBook is installed)
+docs: ## write the generated references anew, and the book (mdBook is built once)
 	@scripts/docs
 
 .PHONY: kernel
