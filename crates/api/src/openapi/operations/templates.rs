@@ -1,0 +1,144 @@
+//! Operations on templates and their builds.
+
+use super::list;
+use crate::openapi::operation::Operation;
+use crate::openapi::{query, schema};
+use crate::routes::bounds::MAX_PAGE;
+use axum::http::Method;
+use serde_json::json;
+
+/// Operations on templates.
+pub(super) fn templates() -> Vec<Operation> {
+    let level = json!({ "type": "string", "enum": ["debug", "info", "warn", "error"] });
+    let offset = json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX });
+    let limit = json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE });
+    vec![
+        Operation::get("/templates", "listTemplates", "Templates of this host").answers(
+            200,
+            "All of them",
+            list("Template"),
+        ),
+        Operation::get(
+            "/templates/{templateID}",
+            "getTemplate",
+            "One template with its build",
+        )
+        .answers(200, "The template", schema("Template")),
+        Operation::delete(
+            "/templates/{templateID}",
+            "deleteTemplate",
+            "Remove a template, or a snapshot",
+        )
+        .answers_nothing()
+        .refuses(&[409]),
+        Operation::get(
+            "/templates/aliases/{alias}",
+            "getAlias",
+            "Whether there is a template of that name",
+        )
+        .answers(200, "There is", schema("Alias")),
+        Operation::get("/templates/{templateID}/tags", "listTags", "Its tags").answers(
+            200,
+            "All of them",
+            list("Tag"),
+        ),
+        Operation::get(
+            "/templates/{templateID}/builds/{buildID}/status",
+            "buildStatus",
+            "How far a build is",
+        )
+        .with(vec![
+            query("logsOffset", offset.clone()),
+            query("limit", limit.clone()),
+            query("level", level.clone()),
+        ])
+        .answers(200, "Its status and its lines", schema("BuildStatus")),
+        Operation::post(
+            "/v3/templates",
+            "requestBuild",
+            "Ask for a build of a template, which is made if there is none of its name",
+        )
+        .takes("NewTemplate")
+        .answers(
+            202,
+            "It waits for its files and its start",
+            schema("RequestedBuild"),
+        )
+        .refuses(&[409, 429, 501]),
+        Operation::get(
+            "/templates/{templateID}/files/{hash}",
+            "buildFile",
+            "Whether files are there, and where to send them to with `PUT`, as a tar, perhaps gzipped",
+        )
+        .answers(201, "A link that holds for an hour", schema("UploadLink"))
+        .refuses(&[403, 429, 501]),
+        Operation::put(
+            "/templates/uploads/{word}",
+            "upload",
+            "Send files, as a link says; needs no key",
+        )
+        .answers_with(200, "Kept")
+        .refuses(&[400, 404, 413, 429, 501, 503, 507])
+        .open(),
+        Operation::post(
+            "/v2/templates/{templateID}/builds/{buildID}",
+            "startBuild",
+            "Start a build",
+        )
+        .takes("BuildStart")
+        .accepts()
+        .refuses(&[409, 429, 501]),
+        Operation::get(
+            "/templates/{templateID}/builds/{buildID}/logs",
+            "buildLogs",
+            "What a build said",
+        )
+        .with(vec![
+            query("cursor", offset),
+            query("limit", limit),
+            query(
+                "direction",
+                json!({ "type": "string", "enum": ["forward", "backward"] }),
+            ),
+            query("level", level),
+        ])
+        .answers(200, "Its lines", schema("BuildLogs"))
+        .refuses(&[501]),
+        Operation::post(
+            "/templates/{templateID}/builds/{buildID}/cancel",
+            "cancelBuild",
+            "End a build, and answer when it has; one that is over stays as it is",
+        )
+        .answers_nothing()
+        .refuses(&[501]),
+        Operation::post(
+            "/templates/tags",
+            "addTags",
+            "Give more tags to what a tag is at",
+        )
+        .takes("AddTags")
+        .answers(201, "It has them", schema("AddedTags"))
+        .refuses(&[404, 429, 501]),
+        Operation::delete("/templates/tags", "removeTags", "Take tags from a template")
+            .takes("RemoveTags")
+            .answers_nothing()
+            .refuses(&[404, 501]),
+        Operation::new(
+            Method::PATCH,
+            "/v2/templates/{templateID}",
+            "changeTemplate",
+            "Let every key use a template, or only the one that built it",
+        )
+        .takes("TemplateChange")
+        .answers(200, "It is so", schema("ChangedTemplate"))
+        .refuses(&[403, 501]),
+        Operation::post(
+            "/templates/prune",
+            "pruneTemplates",
+            "Remove what only makes later builds faster: snapshots of steps, and uploads; the caller's own, or all for whoever manages the host",
+        )
+        .may_take("Prune")
+        .answers(200, "What is gone", schema("Pruned"))
+        .refuses(&[501]),
+    ]
+}
