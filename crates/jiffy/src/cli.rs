@@ -23,7 +23,7 @@ use clap::{Args, Parser, Subcommand};
 use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
-pub use check::{BenchArgs, BenchTask, DoctorArgs};
+pub use check::{BenchArgs, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use engine::{EngineArgs, EngineSelection};

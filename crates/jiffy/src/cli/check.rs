@@ -2,6 +2,7 @@
 
 use super::HostArgs;
 use clap::{Args, ValueEnum};
+use jiffy_benchmark::Task;
 use std::path::PathBuf;
 
 /// `jiffy bench`.
@@ -61,6 +62,27 @@ pub enum BenchTask {
     Gateway,
     /// The first piece of code in a new code-interpreter-v1
     Code,
+}
+
+impl From<BenchTask> for Task {
+    fn from(task: BenchTask) -> Self {
+        match task {
+            BenchTask::Boot => Self::Boot,
+            BenchTask::Exec => Self::Exec,
+            BenchTask::Run => Self::Run,
+            BenchTask::Memory => Self::Memory,
+            BenchTask::Create => Self::Create,
+            BenchTask::Snapshot => Self::Snapshot,
+            BenchTask::Dirty => Self::Dirty,
+            BenchTask::Restore => Self::Restore,
+            BenchTask::Rollback => Self::Rollback,
+            BenchTask::Clone => Self::Fork,
+            BenchTask::Pause => Self::Pause,
+            BenchTask::Density => Self::Density,
+            BenchTask::Gateway => Self::Gateway,
+            BenchTask::Code => Self::Code,
+        }
+    }
 }
 
 /// `jiffy doctor`.

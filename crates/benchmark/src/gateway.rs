@@ -1,9 +1,9 @@
-//! Cost of the way of every client: a port of the host, the gateway, a port of the guest.
+//! Cost of the gateway: from a port of the host to a port of the guest.
 
-use super::counters::Meter;
-use super::target::{Target, ms, timed};
-use super::tasks::{prepare, run_true};
-use super::{Measured, Series, goal};
+use crate::counters::Meter;
+use crate::daemon::{BenchmarkDaemon, ms, timed};
+use crate::guest::{prepare, run_true};
+use crate::{Measured, Series, goals};
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
@@ -17,26 +17,26 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 
 /// Bytes of a file that is moved.
-const FILE: u64 = 1 << 30;
+const FILE_BYTES: u64 = 1 << 30;
 /// The same for `truncate`.
-const FILE_SIZE: &str = "1G";
-/// Bytes that are handed over at once.
-const PIECE: usize = 1 << 20;
+const TRUNCATE_SIZE: &str = "1G";
+/// Bytes of one write.
+const CHUNK_BYTES: usize = 1 << 20;
 /// Streams that are open and silent.
-const STREAMS: usize = 500;
+const IDLE_STREAMS: usize = 500;
 /// Port of the server that holds them.
 const STREAMS_PORT: u16 = 8000;
 /// Port of the code interpreter.
 const CODE_PORT: u16 = 49_999;
 /// Room for a file of 1 GiB in the guest's memory.
-const LARGE: SandboxSize = SandboxSize {
+const LARGE_SIZE: SandboxSize = SandboxSize {
     vcpus: 2,
     memory_mib: 4096,
     disk_mib: 1024,
 };
 
 /// Answers every request with one line, and with another when `/tmp/end` appears.
-const SERVER: &str = r"
+const SERVER_SCRIPT: &str = r"
 import asyncio, os
 async def serve(reader, writer):
     await reader.readuntil(b'\r\n\r\n')
@@ -53,30 +53,30 @@ async def main():
 asyncio.run(main())
 ";
 
-/// Two ways to the agent of a guest, one after the other.
-struct Ways {
+/// Agents of two guests, through the gateway and without it.
+struct AgentRoutes {
     through: AgentClient,
-    straight: AgentClient,
+    direct: AgentClient,
 }
 
 /// Exec, files and idle streams through the gateway, beside the same over the guest's own socket.
-pub async fn gateway(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
-    let sandbox = target.sandbox(LARGE).await?;
+pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
+    let sandbox = daemon.create_with_token(LARGE_SIZE).await?;
     let spec = SandboxSpec {
-        size: LARGE,
+        size: LARGE_SIZE,
         ..SandboxSpec::default()
     };
     let vm = prepare()?.boot(&spec).await?;
-    let ways = Ways {
-        through: target.agent(&sandbox)?,
-        straight: jiffy_host::agent(&vm),
+    let routes = AgentRoutes {
+        through: daemon.agent(&sandbox)?,
+        direct: jiffy_host::agent(&vm),
     };
-    let mut series = exec(&ways, n, warm_up).await?;
-    series.extend(files(&ways).await?);
+    let mut series = exec(&routes, n, warm_up).await?;
+    series.extend(files(&routes).await?);
     vm.stop().await;
-    series.extend(streams(&target, &sandbox, &ways.through, n).await?);
-    target.remove(&sandbox.record.id).await?;
+    series.extend(streams(&daemon, &sandbox, &routes.through, n).await?);
+    daemon.remove(&sandbox.record.id).await?;
     Ok(Measured {
         method: "one sandbox behind the gateway and one guest whose socket we hold, same size, in turn: `true` from sending process.Start to having read the exit code; one file of 1 GiB up into the guest's memory and a hole of 1 GiB down; 500 requests to a server in the guest that answers one line and then is silent",
         limits: "several clients at once; a network in between; TLS; data from a disk",
@@ -84,12 +84,12 @@ pub async fn gateway(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::
     })
 }
 
-async fn exec(ways: &Ways, n: usize, warm_up: usize) -> anyhow::Result<Vec<Series>> {
-    let (mut through, mut straight) = (Vec::new(), Vec::new());
+async fn exec(routes: &AgentRoutes, n: usize, warm_up: usize) -> anyhow::Result<Vec<Series>> {
+    let (mut through, mut direct) = (Vec::new(), Vec::new());
     for round in 0..warm_up + n {
         for (agent, samples) in [
-            (&ways.through, &mut through),
-            (&ways.straight, &mut straight),
+            (&routes.through, &mut through),
+            (&routes.direct, &mut direct),
         ] {
             let ((), took) = timed(run_true(agent)).await?;
             if round >= warm_up {
@@ -101,19 +101,19 @@ async fn exec(ways: &Ways, n: usize, warm_up: usize) -> anyhow::Result<Vec<Serie
         Series::new(
             "exec of `true` through the gateway",
             "ms",
-            Some(goal::EXEC),
+            Some(goals::EXEC),
             through,
         ),
-        Series::new("exec of `true` straight", "ms", Some(goal::EXEC), straight),
+        Series::new("exec of `true` straight", "ms", Some(goals::EXEC), direct),
     ])
 }
 
-/// MiB per second, up and down, by both ways.
-async fn files(ways: &Ways) -> anyhow::Result<Vec<Series>> {
+/// MiB per second, up and down, by both routes.
+async fn files(routes: &AgentRoutes) -> anyhow::Result<Vec<Series>> {
     let mut series = Vec::new();
     for (way, agent) in [
-        ("through the gateway", &ways.through),
-        ("straight", &ways.straight),
+        ("through the gateway", &routes.through),
+        ("straight", &routes.direct),
     ] {
         let (mut up, mut down) = (Vec::new(), Vec::new());
         for _ in 0..3 {
@@ -132,36 +132,36 @@ async fn files(ways: &Ways) -> anyhow::Result<Vec<Series>> {
 }
 
 fn rate(began: Instant) -> f64 {
-    (FILE >> 20) as f64 / began.elapsed().as_secs_f64()
+    (FILE_BYTES >> 20) as f64 / began.elapsed().as_secs_f64()
 }
 
 async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
     const PATH: &str = "/dev/shm/up";
-    let piece = Bytes::from(vec![0x5a; PIECE]);
+    let piece = Bytes::from(vec![0x5a; CHUNK_BYTES]);
     let began = Instant::now();
     let mut writer = agent.write_stream(PATH, Some("root"));
-    for _ in 0..FILE / PIECE as u64 {
+    for _ in 0..FILE_BYTES / CHUNK_BYTES as u64 {
         writer.write(piece.clone()).await?;
     }
     writer.finish().await?;
     let rate = rate(began);
     let there = agent.stat(PATH, Some("root")).await?.size;
     let there: u64 = there.parse()?;
-    ensure!(there == FILE, "{there} bytes of {FILE} arrived");
+    ensure!(there == FILE_BYTES, "{there} bytes of {FILE_BYTES} arrived");
     agent.remove(PATH, Some("root")).await?;
     Ok(rate)
 }
 
 async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
     const PATH: &str = "/tmp/down";
-    sh(agent, &format!("truncate -s {FILE_SIZE} {PATH}")).await?;
+    sh(agent, &format!("truncate -s {TRUNCATE_SIZE} {PATH}")).await?;
     let began = Instant::now();
     let mut reader = agent.read_stream(PATH, None).await?;
     let mut got = 0;
     while let Some(piece) = reader.next().await? {
         got += piece.len() as u64;
     }
-    ensure!(got == FILE, "{got} bytes of {FILE} arrived");
+    ensure!(got == FILE_BYTES, "{got} bytes of {FILE_BYTES} arrived");
     Ok(rate(began))
 }
 
@@ -176,33 +176,33 @@ async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> {
 
 /// Cost of many silent streams, which still receive what comes later.
 async fn streams(
-    target: &Target,
+    daemon: &BenchmarkDaemon,
     sandbox: &Sandbox,
     agent: &AgentClient,
     n: usize,
 ) -> anyhow::Result<Vec<Series>> {
-    agent.write("/tmp/server.py", None, SERVER).await?;
+    agent.write("/tmp/server.py", None, SERVER_SCRIPT).await?;
     let start = "nohup python3 /tmp/server.py >/tmp/server.log 2>&1 & until [ -e /tmp/listening ]; do sleep 0.02; done";
     sh(agent, start).await?;
-    let before = target.daemon_memory().await?;
+    let before = daemon.daemon_memory().await?;
     let began = Instant::now();
     let mut opening: JoinSet<anyhow::Result<PooledResponse>> = JoinSet::new();
-    for _ in 0..STREAMS {
-        let (target, sandbox) = (target.clone(), sandbox.clone());
+    for _ in 0..IDLE_STREAMS {
+        let (daemon, sandbox) = (daemon.clone(), sandbox.clone());
         opening.spawn(async move {
-            let answer = target.ask(&sandbox, STREAMS_PORT, Method::GET, "/", None);
+            let answer = daemon.request_port(&sandbox, STREAMS_PORT, Method::GET, "/", None);
             let mut answer = answer.await?;
             let line = answer.next().await?.unwrap_or_default();
             ensure!(&line[..] == b"hello\n", "a stream began with {line:?}");
             Ok(answer)
         });
     }
-    let mut open = Vec::with_capacity(STREAMS);
+    let mut open = Vec::with_capacity(IDLE_STREAMS);
     while let Some(answer) = opening.join_next().await {
         open.push(answer??);
     }
     let opened = ms(began.elapsed());
-    let after = target.daemon_memory().await?;
+    let after = daemon.daemon_memory().await?;
     let mut beside = Vec::new();
     for _ in 0..n {
         beside.push(timed(run_true(agent)).await?.1);
@@ -214,19 +214,19 @@ async fn streams(
     }
     let mut series = vec![
         Series::new(
-            format!("{STREAMS} streams: until all have answered"),
+            format!("{IDLE_STREAMS} streams: until all have answered"),
             "ms",
             None,
             vec![opened],
         ),
         Series::new(
-            format!("exec of `true` beside {STREAMS} silent streams"),
+            format!("exec of `true` beside {IDLE_STREAMS} silent streams"),
             "ms",
-            Some(goal::EXEC),
+            Some(goals::EXEC),
             beside,
         ),
     ];
-    let each = (after - before) / STREAMS as f64;
+    let each = (after - before) / IDLE_STREAMS as f64;
     series.push(Series::new(
         "daemon's memory per silent stream",
         "KiB",
@@ -237,14 +237,14 @@ async fn streams(
 }
 
 /// The first piece of code in a new sandbox.
-pub async fn code(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
     let (mut created, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {
-        let (sandbox, create_ms) = timed(target.of("code-interpreter-v1")).await?;
-        let ((), first_ms) = timed(one_and_one(&target, &sandbox)).await?;
-        let ((), second_ms) = timed(one_and_one(&target, &sandbox)).await?;
-        target.remove(&sandbox.record.id).await?;
+        let (sandbox, create_ms) = timed(daemon.create_from("code-interpreter-v1")).await?;
+        let ((), first_ms) = timed(run_one_plus_one(&daemon, &sandbox)).await?;
+        let ((), second_ms) = timed(run_one_plus_one(&daemon, &sandbox)).await?;
+        daemon.remove(&sandbox.record.id).await?;
         if round >= warm_up {
             created.push(create_ms);
             first.push(first_ms);
@@ -252,7 +252,7 @@ pub async fn code(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Res
         }
     }
     let series = vec![
-        Series::new("create", "ms", Some(goal::CREATE), created),
+        Series::new("create", "ms", Some(goals::CREATE), created),
         Series::new("first run_code('1+1')", "ms", None, first),
         Series::new("second run_code('1+1')", "ms", None, second),
     ];
@@ -263,9 +263,9 @@ pub async fn code(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Res
     })
 }
 
-async fn one_and_one(target: &Target, sandbox: &Sandbox) -> anyhow::Result<()> {
+async fn run_one_plus_one(daemon: &BenchmarkDaemon, sandbox: &Sandbox) -> anyhow::Result<()> {
     let body = serde_json::to_vec(&json!({ "code": "1+1", "language": "python" }))?;
-    let answer = target.ask(
+    let answer = daemon.request_port(
         sandbox,
         CODE_PORT,
         Method::POST,

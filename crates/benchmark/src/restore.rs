@@ -1,8 +1,8 @@
 //! Restores alone: no daemon, no journal, no HTTP.
 
-use super::counters::{Counters, Meter};
-use super::target::{at_once, ms, timed};
-use super::{Measured, Series, goal, tasks};
+use crate::counters::{Counters, Meter};
+use crate::daemon::{ms, run_concurrently, timed};
+use crate::{Measured, Series, goals, guest};
 use anyhow::Context;
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::BootReport;
@@ -13,11 +13,11 @@ use jiffy_snapshot::{Durability, Store};
 use std::sync::Arc;
 use std::time::Instant;
 
-const ID: &str = "restored";
+const SNAPSHOT_ID: &str = "restored";
 
 /// From a snapshot to an agent that has taken its identity, `c` at once.
 pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let prepared = Arc::new(tasks::prepare()?);
+    let prepared = Arc::new(guest::prepare()?);
     let host = Host::open()?;
     let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here()).policy;
     let dir = tempfile::tempdir_in(host.home().path().join("run"))
@@ -35,7 +35,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         .output(0)
         .await?;
     let saved = SnapshotSpec {
-        id: ID.to_owned(),
+        id: SNAPSHOT_ID.to_owned(),
         template: "base".to_owned(),
         then: AfterSnapshot::Stop,
         durability: Durability::PageCache,
@@ -44,9 +44,9 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let (snapshot, _) = vm.snapshot(&store, &saved).await?;
     vm.ended().await;
     let vm = prepared
-        .restore(&spec, &store, ID, MemoryPolicy::Map)
+        .restore(&spec, &store, SNAPSHOT_ID, MemoryPolicy::Map)
         .await?;
-    tasks::run_true(&jiffy_host::agent(&vm)).await?;
+    guest::run_true(&jiffy_host::agent(&vm)).await?;
     snapshot.put_working_set(&vm.working_set(&store).await?.0)?;
     vm.stop().await;
 
@@ -54,18 +54,19 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let (mut ready, mut exec, mut walls) = (Vec::new(), Vec::new(), Vec::new());
     let mut reports: Vec<BootReport> = Vec::new();
     for round in 0..warm_up + n {
-        let (vms, wall) = at_once(&vec![(); c], |()| {
+        let (vms, wall) = run_concurrently(&vec![(); c], |()| {
             let (prepared, store, spec) = (prepared.clone(), store.clone(), spec.clone());
             async move {
                 let memory = match policy {
                     RestorePolicy::Map => MemoryPolicy::Map,
                     RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
                     RestorePolicy::CopyWorkingSet => {
-                        let set = store.get(ID)?.working_set()?;
+                        let set = store.get(SNAPSHOT_ID)?.working_set()?;
                         MemoryPolicy::CopyWorkingSet(set.context("no working set")?.1)
                     }
                 };
-                let restored = async { Ok(prepared.restore(&spec, &store, ID, memory).await?) };
+                let restored =
+                    async { Ok(prepared.restore(&spec, &store, SNAPSHOT_ID, memory).await?) };
                 timed(restored).await
             }
         })
@@ -73,7 +74,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         for (vm, took) in vms {
             let cost = Counters::of_vm(&vm).await?;
             let began = Instant::now();
-            tasks::run_true(&jiffy_host::agent(&vm)).await?;
+            guest::run_true(&jiffy_host::agent(&vm)).await?;
             if round >= warm_up {
                 ready.push(took);
                 exec.push(ms(began.elapsed()));
@@ -94,11 +95,11 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         Series::new(
             format!("restore ({policy}), c={c}"),
             "ms",
-            goal::alone(goal::CREATE, c),
+            goals::if_sequential(goals::CREATE, c),
             ready,
         ),
         Series::new(format!("wall of {c} restores"), "ms", None, walls)
-            .against(goal::restore_reference(c)),
+            .against(goals::restore_reference(c)),
         phase("VMM to the first instruction", |r| r.vmm_us),
         phase("guest to its greeting", |r| r.kernel_us),
         phase("identity taken", |r| r.agent_us),

@@ -1,23 +1,23 @@
 //! Forks, and sleep.
 
-use super::counters::Meter;
-use super::target::{Target, at_once, timed};
-use super::{Measured, Series, goal};
+use crate::counters::Meter;
+use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
+use crate::{Measured, Series, goals};
 use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
 
 /// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
-pub async fn clone(
+pub async fn fork(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &ServerOptions,
+    server: &ServerOptions,
 ) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
-    let ids = target.several(c, SandboxSize::default()).await?;
+    let ids = daemon.create_several(c, SandboxSize::default()).await?;
     for id in &ids {
-        target
+        daemon
             .exec(id, "head -c 10000000 /dev/urandom > /dev/shm/x")
             .await?;
     }
@@ -25,18 +25,18 @@ pub async fn clone(
     for count in [1usize, 10, 20] {
         let (mut calls, mut walls) = (Vec::new(), Vec::new());
         for round in 0..warm_up + n {
-            let (forked, wall) = at_once(&ids, |id| {
-                let target = target.clone();
-                async move { timed(target.fork(&id, count)).await }
+            let (forked, wall) = run_concurrently(&ids, |id| {
+                let daemon = daemon.clone();
+                async move { timed(daemon.fork(&id, count)).await }
             })
             .await?;
             for (children, took) in forked {
                 for child in children {
                     if round >= warm_up {
-                        let cost = target.counters(&child.id).await?;
+                        let cost = daemon.counters(&child.id).await?;
                         meter.add(&format!("child of {count}"), cost);
                     }
-                    target.remove(&child.id).await?;
+                    daemon.remove(&child.id).await?;
                 }
                 if round >= warm_up {
                     calls.push(took);
@@ -46,7 +46,7 @@ pub async fn clone(
                 walls.push(wall);
             }
         }
-        let (goal, reference) = goal::clones(count);
+        let (goal, reference) = goals::forks(count);
         let (goal, reference) = match c {
             1 => (goal, reference),
             _ => (None, None),
@@ -58,7 +58,7 @@ pub async fn clone(
         }
     }
     for id in &ids {
-        target.remove(id).await?;
+        daemon.remove(id).await?;
     }
     Ok(Measured {
         method: "one POST fork of a live sandbox with 10 MB written, until N more sandboxes have answered; C such sandboxes at once; counters of each child's VMM from its beginning to the answer",
@@ -72,27 +72,27 @@ pub async fn pause(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &ServerOptions,
+    server: &ServerOptions,
 ) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
     let size = SandboxSize {
         memory_mib: 2048,
         ..SandboxSize::default()
     };
-    let ids = target.several(c, size).await?;
+    let ids = daemon.create_several(c, size).await?;
     let [mut slept, mut slept_wall, mut woke, mut woke_wall] = [const { Vec::new() }; 4];
     let together = |wake: bool| {
-        let target = target.clone();
+        let daemon = daemon.clone();
         let ids = ids.clone();
         async move {
-            at_once(&ids, |id| {
-                let target = target.clone();
+            run_concurrently(&ids, |id| {
+                let daemon = daemon.clone();
                 async move {
                     timed(async {
                         match wake {
-                            true => target.resume(&id).await,
-                            false => target.pause(&id).await,
+                            true => daemon.resume(&id).await,
+                            false => daemon.pause(&id).await,
                         }
                     })
                     .await
@@ -106,9 +106,9 @@ pub async fn pause(
         let (resumes, resuming) = together(true).await?;
         for id in &ids {
             if round >= warm_up {
-                meter.add("resume", target.counters(id).await?);
+                meter.add("resume", daemon.counters(id).await?);
             }
-            target.exec(id, "true").await?;
+            daemon.exec(id, "true").await?;
         }
         if round >= warm_up {
             slept.extend(pauses.iter().map(|(_, took)| took));
@@ -118,15 +118,15 @@ pub async fn pause(
         }
     }
     for id in &ids {
-        target.remove(id).await?;
+        daemon.remove(id).await?;
     }
     let series = vec![
-        Series::new("pause", "ms", goal::alone(goal::PAUSE, c), slept),
+        Series::new("pause", "ms", goals::if_sequential(goals::PAUSE, c), slept),
         Series::new(format!("wall of {c} pauses"), "ms", None, slept_wall)
-            .against(goal::pause_reference(c)),
-        Series::new("resume", "ms", goal::alone(goal::RESUME, c), woke),
+            .against(goals::pause_reference(c)),
+        Series::new("resume", "ms", goals::if_sequential(goals::RESUME, c), woke),
         Series::new(format!("wall of {c} resumes"), "ms", None, woke_wall)
-            .against(goal::resume_reference(c)),
+            .against(goals::resume_reference(c)),
     ];
     let mut measured = Measured {
         method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no memory; POST resume until their agents have answered; `true` in each in between, not timed; counters of the new VMM from its beginning to the answer",

@@ -1,18 +1,19 @@
-//! Tasks that can be measured.
+//! Guests of this process: boot, exec, memory.
 
-use super::counters::{Counters, Meter};
-use super::target::{ms, timed};
-use super::{Measured, Series, goal, memory as vmm_memory};
+use crate::counters::{Counters, Meter};
+use crate::daemon::{ms, timed};
+use crate::{Measured, Series, goals, memory as vmm_memory};
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_client::progress::TemplateProgress;
 use jiffy_engine::BootReport;
 use jiffy_host::{Host, PreparedTemplate, SandboxSpec};
 use std::time::Instant;
 
 /// Template `base`, built if need be.
 pub fn prepare() -> anyhow::Result<PreparedTemplate> {
-    let mut bar = jiffy_client::progress::TemplateProgress::new("base");
-    Ok(Host::open()?.prepare("base", &mut |p| bar.update(p))?)
+    let mut progress = TemplateProgress::new("base");
+    Ok(Host::open()?.prepare("base", &mut |p| progress.update(p))?)
 }
 
 /// Runs `true` to its end.
@@ -45,7 +46,7 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         Series::new(name, "ms", goal, samples)
     };
     let series = vec![
-        phase("total", Some(goal::BOOT), |r| r.total_us),
+        phase("total", Some(goals::BOOT), |r| r.total_us),
         phase("vmm: spawn to first instruction", None, |r| r.vmm_us),
         phase("kernel: to the agent's first", None, |r| r.kernel_us),
         phase("init: mounts, services", None, |r| r.init_us),
@@ -81,7 +82,7 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     }
     vm.stop().await;
     let series = vec![
-        Series::new("exec of `true`", "ms", Some(goal::EXEC), samples),
+        Series::new("exec of `true`", "ms", Some(goals::EXEC), samples),
         Series::new("request without a process", "ms", None, health),
     ];
     Ok(Measured {
@@ -109,7 +110,7 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
         vm.stop().await;
     }
     let series = vec![
-        Series::new("VMM private", "MiB", Some(goal::VMM_MEMORY), own),
+        Series::new("VMM private", "MiB", Some(goals::VMM_MEMORY), own),
         Series::new("host memory behind the guest", "MiB", None, behind),
         Series::new("in use as the guest sees it", "MiB", None, used),
     ];

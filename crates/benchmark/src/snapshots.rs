@@ -1,23 +1,23 @@
 //! Snapshots, creates from them, rollbacks to them.
 
-use super::counters::Meter;
-use super::target::{Target, at_once, timed};
-use super::{Measured, Series, goal};
+use crate::counters::Meter;
+use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
+use crate::{Measured, Series, goals};
 use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
 use jiffy_host::SnapshotRecord;
 
 /// About 8 MB in memory, as the reference has it.
-const WRITE: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
+const WRITE_SCRIPT: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
 
 /// Snapshots of `c` running sandboxes at once that have hardly written, and creates from them.
 pub async fn snapshot(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &ServerOptions,
+    server: &ServerOptions,
 ) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
     let [
         mut call,
@@ -27,33 +27,33 @@ pub async fn snapshot(
         mut restored_wall,
     ] = [const { Vec::new() }; 5];
     for round in 0..warm_up + n {
-        let ids = target.several(c, SandboxSize::default()).await?;
+        let ids = daemon.create_several(c, SandboxSize::default()).await?;
         let mut before = Vec::new();
         for id in &ids {
-            target.exec(id, WRITE).await?;
-            before.push(target.counters(id).await?);
+            daemon.exec(id, WRITE_SCRIPT).await?;
+            before.push(daemon.counters(id).await?);
         }
-        let (taken, taken_wall) = at_once(&ids, |id| {
-            let target = target.clone();
-            async move { timed(target.snapshot(&id)).await }
+        let (taken, taken_wall) = run_concurrently(&ids, |id| {
+            let daemon = daemon.clone();
+            async move { timed(daemon.snapshot(&id)).await }
         })
         .await?;
         let mut cost = Vec::new();
         for (id, before) in ids.iter().zip(before) {
-            cost.push(target.counters(id).await?.since(before));
+            cost.push(daemon.counters(id).await?.since(before));
         }
-        let (children, children_wall) = at_once(&taken, |(snapshot, _)| {
-            let target = target.clone();
-            async move { timed(target.restored(&snapshot.id)).await }
+        let (children, children_wall) = run_concurrently(&taken, |(snapshot, _)| {
+            let daemon = daemon.clone();
+            async move { timed(daemon.create_from_snapshot(&snapshot.id)).await }
         })
         .await?;
         for (child, _) in &children {
             if round >= warm_up {
-                meter.add("create from it", target.counters(&child.id).await?);
+                meter.add("create from it", daemon.counters(&child.id).await?);
             }
-            target.remove(&child.id).await?;
+            daemon.remove(&child.id).await?;
         }
-        clear(&target, &ids, taken.iter().map(|(snapshot, _)| snapshot)).await?;
+        clear(&daemon, &ids, taken.iter().map(|(snapshot, _)| snapshot)).await?;
         if round >= warm_up {
             call.extend(taken.iter().map(|(_, took)| took));
             stopped.extend(taken.iter().map(|(snapshot, _)| snapshot.stopped_ms));
@@ -64,15 +64,15 @@ pub async fn snapshot(
                 .for_each(|cost| meter.add("snapshot", cost));
         }
     }
-    let goal = |goal| goal::alone(goal, c);
+    let goal = |goal| goals::if_sequential(goal, c);
     let series = vec![
-        Series::new("snapshot, 8 MB written", "ms", goal(goal::SNAPSHOT), call),
-        Series::new("guest stood still", "ms", goal(goal::STOPPED), stopped).against(Some(56.0)),
+        Series::new("snapshot, 8 MB written", "ms", goal(goals::SNAPSHOT), call),
+        Series::new("guest stood still", "ms", goal(goals::STOPPED), stopped).against(Some(56.0)),
         Series::new(format!("wall of {c} snapshots"), "ms", None, wall)
-            .against(goal::snapshot_reference(c)),
-        Series::new("create from it", "ms", goal(goal::CREATE), restored),
+            .against(goals::snapshot_reference(c)),
+        Series::new("create from it", "ms", goal(goals::CREATE), restored),
         Series::new(format!("wall of {c} creates"), "ms", None, restored_wall)
-            .against(goal::restore_reference(c)),
+            .against(goals::restore_reference(c)),
     ];
     Ok(Measured {
         method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written before) until the answer, which comes when it is complete in the page cache (not synced); how long the guest stood still; POST /v2/sandboxes from those snapshots, C at once; counters of the VMM during the snapshot, and of a new VMM from its beginning to the answer",
@@ -83,22 +83,22 @@ pub async fn snapshot(
 
 /// Removes sandboxes, then the snapshots that were taken of them.
 async fn clear<'a>(
-    target: &Target,
+    daemon: &BenchmarkDaemon,
     ids: &[String],
     snapshots: impl Iterator<Item = &'a SnapshotRecord>,
 ) -> anyhow::Result<()> {
     for id in ids {
-        target.remove(id).await?;
+        daemon.remove(id).await?;
     }
     for snapshot in snapshots {
-        target.forget(&snapshot.id).await?;
+        daemon.remove_snapshot(&snapshot.id).await?;
     }
     Ok(())
 }
 
 /// Snapshots against the amount written since the last one.
-pub async fn dirty(n: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
     let size = SandboxSize {
         memory_mib: 3072,
@@ -108,37 +108,37 @@ pub async fn dirty(n: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
     for mb in [0u64, 10, 50, 100, 200, 500, 800, 1024] {
         let (mut call, mut stopped, mut restored) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..n {
-            let sandbox = target.base(size).await?;
+            let sandbox = daemon.create_base(size).await?;
             let write = format!(
                 "mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x"
             );
-            target
+            daemon
                 .exec(&sandbox.id, &format!("sudo sh -c '{write}'"))
                 .await?;
-            let before = target.counters(&sandbox.id).await?;
-            let (taken, took) = timed(target.snapshot(&sandbox.id)).await?;
-            let after = target.counters(&sandbox.id).await?;
+            let before = daemon.counters(&sandbox.id).await?;
+            let (taken, took) = timed(daemon.snapshot(&sandbox.id)).await?;
+            let after = daemon.counters(&sandbox.id).await?;
             meter.add(&format!("{mb} MB: snapshot"), after.since(before));
             call.push(took);
             stopped.push(taken.stopped_ms);
-            let (child, took) = timed(target.restored(&taken.id)).await?;
+            let (child, took) = timed(daemon.create_from_snapshot(&taken.id)).await?;
             restored.push(took);
-            target.remove(&child.id).await?;
-            clear(&target, &[sandbox.id], [&taken].into_iter()).await?;
+            daemon.remove(&child.id).await?;
+            clear(&daemon, &[sandbox.id], [&taken].into_iter()).await?;
         }
-        let (goal, reference) = goal::dirty(mb);
+        let (goal, reference) = goals::dirty(mb);
         series.extend([
             Series::new(format!("{mb} MB: snapshot"), "ms", goal, call).against(reference),
             Series::new(
                 format!("{mb} MB: stood still"),
                 "ms",
-                Some(goal::STOPPED),
+                Some(goals::STOPPED),
                 stopped,
             ),
             Series::new(
                 format!("{mb} MB: create from it"),
                 "ms",
-                Some(goal::CREATE),
+                Some(goals::CREATE),
                 restored,
             )
             .against(Some(66.7)),
@@ -156,29 +156,29 @@ pub async fn rollback(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &ServerOptions,
+    server: &ServerOptions,
 ) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
     let (mut alone, mut both, mut wall) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {
-        let ids = target.several(c, SandboxSize::default()).await?;
-        let (done, batch) = at_once(&ids, |id| {
-            let target = target.clone();
+        let ids = daemon.create_several(c, SandboxSize::default()).await?;
+        let (done, batch) = run_concurrently(&ids, |id| {
+            let daemon = daemon.clone();
             async move {
-                let (taken, snapshot) = timed(target.snapshot(&id)).await?;
-                let (_, rollback) = timed(target.rollback(&id, &taken.id)).await?;
+                let (taken, snapshot) = timed(daemon.snapshot(&id)).await?;
+                let (_, rollback) = timed(daemon.rollback(&id, &taken.id)).await?;
                 Ok((taken, rollback, snapshot + rollback))
             }
         })
         .await?;
         for id in &ids {
             if round >= warm_up {
-                meter.add("rollback", target.counters(id).await?);
+                meter.add("rollback", daemon.counters(id).await?);
             }
-            target.exec(id, "true").await?;
+            daemon.exec(id, "true").await?;
         }
-        clear(&target, &ids, done.iter().map(|(taken, ..)| taken)).await?;
+        clear(&daemon, &ids, done.iter().map(|(taken, ..)| taken)).await?;
         if round >= warm_up {
             alone.extend(done.iter().map(|(_, rollback, _)| rollback));
             both.extend(done.iter().map(|(.., both)| both));
@@ -189,12 +189,12 @@ pub async fn rollback(
         Series::new(
             format!("rollback, c={c}"),
             "ms",
-            goal::alone(goal::ROLLBACK, c),
+            goals::if_sequential(goals::ROLLBACK, c),
             alone,
         ),
         Series::new(format!("snapshot + rollback, c={c}"), "ms", None, both),
         Series::new(format!("wall of {c} of both"), "ms", None, wall)
-            .against(goal::rollback_reference(c)),
+            .against(goals::rollback_reference(c)),
     ];
     Ok(Measured {
         method: "C running sandboxes at once: POST snapshot, then POST rollback to it until its agent has answered; the rollback alone, both together, and the wall of all C; counters of the new VMM from its beginning to the answer",

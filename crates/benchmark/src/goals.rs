@@ -14,43 +14,43 @@ pub const PAUSE: f64 = 40.0;
 pub const RESUME: f64 = 15.0;
 pub const DENSITY_MIB: f64 = 12.0;
 
-/// A goal for one at a time.
-pub fn alone(goal: f64, concurrency: usize) -> Option<f64> {
+/// The goal, which is for one operation at a time.
+pub fn if_sequential(goal: f64, concurrency: usize) -> Option<f64> {
     (concurrency == 1).then_some(goal)
 }
 
-fn at(table: &[(usize, f64)], key: usize) -> Option<f64> {
+fn lookup(table: &[(usize, f64)], key: usize) -> Option<f64> {
     table.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
 }
 
 /// Average of a create from a template, by concurrency.
 pub fn create_reference(concurrency: usize) -> Option<f64> {
-    at(&[(1, 66.7), (10, 170.9), (20, 364.6)], concurrency)
+    lookup(&[(1, 66.7), (10, 170.9), (20, 364.6)], concurrency)
 }
 
 /// Wall of a batch of creates from a snapshot, by concurrency.
 pub fn restore_reference(concurrency: usize) -> Option<f64> {
-    at(&[(1, 66.7), (10, 387.9), (20, 701.3)], concurrency)
+    lookup(&[(1, 66.7), (10, 387.9), (20, 701.3)], concurrency)
 }
 
 /// Wall of a batch of snapshots.
 pub fn snapshot_reference(concurrency: usize) -> Option<f64> {
-    at(&[(1, 41.4), (5, 58.2), (10, 114.1)], concurrency)
+    lookup(&[(1, 41.4), (5, 58.2), (10, 114.1)], concurrency)
 }
 
 /// Wall of a batch of snapshots, each with a rollback to it.
 pub fn rollback_reference(concurrency: usize) -> Option<f64> {
-    at(&[(1, 90.0), (5, 325.5), (10, 821.4)], concurrency)
+    lookup(&[(1, 90.0), (5, 325.5), (10, 821.4)], concurrency)
 }
 
 /// Wall of a batch of pauses.
 pub fn pause_reference(concurrency: usize) -> Option<f64> {
-    at(&[(1, 370.8), (10, 1586.0)], concurrency)
+    lookup(&[(1, 370.8), (10, 1586.0)], concurrency)
 }
 
 /// Wall of a batch of resumes.
 pub fn resume_reference(concurrency: usize) -> Option<f64> {
-    at(&[(1, 18.9), (10, 26.6)], concurrency)
+    lookup(&[(1, 18.9), (10, 26.6)], concurrency)
 }
 
 /// By MB written: the goal and the reference for a snapshot.
@@ -75,7 +75,7 @@ pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
 }
 
 /// By number of children: the goal and the reference for a fork of one sandbox.
-pub fn clones(count: usize) -> (Option<f64>, Option<f64>) {
+pub fn forks(count: usize) -> (Option<f64>, Option<f64>) {
     match count {
         1 => (Some(60.0), Some(270.6)),
         10 => (None, Some(541.6)),

@@ -1,8 +1,8 @@
 //! Creates from a template, and what idle sandboxes cost.
 
-use super::counters::{Counters, Meter};
-use super::target::{Target, ms, timed};
-use super::{Measured, Series, goal, memory};
+use crate::counters::{Counters, Meter};
+use crate::daemon::{BenchmarkDaemon, ms, timed};
+use crate::{Measured, Series, goals, memory};
 use anyhow::Context;
 use jiffy_client::ServerOptions;
 use jiffy_engine::{BootMode, SandboxSize};
@@ -24,12 +24,12 @@ pub async fn create(
     n: usize,
     warm_up: usize,
     c: usize,
-    host: &ServerOptions,
+    server: &ServerOptions,
 ) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
-    load(warm_up, c, &target).await?;
-    let (rows, wall) = load(n, c, &target).await?;
+    load(warm_up, c, &daemon).await?;
+    let (rows, wall) = load(n, c, &daemon).await?;
     let mut series = Vec::new();
     // A create from the warm pool is another thing than one that restores.
     for (mode, name) in [
@@ -45,14 +45,14 @@ pub async fn create(
             Series::new(
                 format!("{name}, c={c}"),
                 "ms",
-                goal::alone(goal::CREATE, c),
+                goals::if_sequential(goals::CREATE, c),
                 column(|r| r.created_ms),
             )
-            .against(goal::create_reference(c)),
+            .against(goals::create_reference(c)),
             Series::new(
                 format!("{name} + exec, c={c}"),
                 "ms",
-                goal::alone(goal::CREATE_EXEC, c),
+                goals::if_sequential(goals::CREATE_EXEC, c),
                 column(|r| r.used_ms),
             ),
             Series::new(
@@ -64,7 +64,7 @@ pub async fn create(
             Series::new(
                 format!("{name}: its tenth exec, c={c}"),
                 "ms",
-                goal::alone(goal::EXEC, c),
+                goals::if_sequential(goals::EXEC, c),
                 column(|r| r.again_ms),
             ),
         ]);
@@ -88,7 +88,7 @@ pub async fn create(
 async fn load(
     number: usize,
     concurrency: usize,
-    target: &Target,
+    daemon: &BenchmarkDaemon,
 ) -> anyhow::Result<(Vec<Created>, f64)> {
     let began = Instant::now();
     let mut under_way: JoinSet<anyhow::Result<Created>> = JoinSet::new();
@@ -98,17 +98,18 @@ async fn load(
             let done = under_way.join_next().await;
             rows.push(done.context("no round under way")???);
         }
-        let target = target.clone();
+        let daemon = daemon.clone();
         under_way.spawn(async move {
-            let (sandbox, created_ms) = timed(target.sandbox(SandboxSize::default())).await?;
+            let (sandbox, created_ms) =
+                timed(daemon.create_with_token(SandboxSize::default())).await?;
             let id = &sandbox.record.id;
-            let cost = target.counters(id).await?;
-            let ((), exec_ms) = timed(target.exec_in(&sandbox, "true")).await?;
+            let cost = daemon.counters(id).await?;
+            let ((), exec_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
             for _ in 0..8 {
-                target.exec_in(&sandbox, "true").await?;
+                daemon.exec_in(&sandbox, "true").await?;
             }
-            let ((), again_ms) = timed(target.exec_in(&sandbox, "true")).await?;
-            target.remove(id).await?;
+            let ((), again_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
+            daemon.remove(id).await?;
             Ok(Created {
                 mode: sandbox.record.boot_mode,
                 created_ms,
@@ -125,28 +126,28 @@ async fn load(
 }
 
 /// Memory of idle sandboxes.
-pub async fn density(n: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
+pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
     // The first brings the template's snapshot into the page cache.
-    let first = target.base(SandboxSize::default()).await?;
-    target.remove(&first.id).await?;
+    let first = daemon.create_base(SandboxSize::default()).await?;
+    daemon.remove(&first.id).await?;
     let before = memory::available_mib()?;
-    let ids = target.several(n, SandboxSize::default()).await?;
+    let ids = daemon.create_several(n, SandboxSize::default()).await?;
     let each = |after: f64| (before - after) / n as f64;
     let at_once = each(memory::available_mib()?);
     let mut counted = Vec::with_capacity(n);
     for id in &ids {
-        counted.push(target.counters(id).await?);
+        counted.push(daemon.counters(id).await?);
     }
     tokio::time::sleep(Duration::from_secs(60)).await;
     let later = each(memory::available_mib()?);
     for (id, before) in ids.iter().zip(counted) {
-        let after = target.counters(id).await?;
+        let after = daemon.counters(id).await?;
         meter.add("a minute of idling", after.since(before));
     }
     for id in &ids {
-        target.remove(id).await?;
+        daemon.remove(id).await?;
     }
     let series = vec![
         Series::new(
@@ -159,7 +160,7 @@ pub async fn density(n: usize, host: &ServerOptions) -> anyhow::Result<Measured>
         Series::new(
             format!("memory each at T=60 s, {n} live"),
             "MiB",
-            Some(goal::DENSITY_MIB),
+            Some(goals::DENSITY_MIB),
             vec![later],
         )
         .against(Some(34.0)),

@@ -1,13 +1,13 @@
-//! The machine that was measured.
+//! Description of the host that was measured.
 
 use jiffy_microvm::host_kvm::{self, KvmKind};
 use serde::Serialize;
 use std::fs;
 use std::process::Command;
 
-/// Description of the machine for readers.
+/// Description of the host for readers.
 #[derive(Debug, Serialize)]
-pub struct Machine {
+pub struct HostDescription {
     cpus: usize,
     cpu: String,
     memory_mib: u64,
@@ -17,28 +17,28 @@ pub struct Machine {
     load: String,
 }
 
-impl Machine {
-    /// Looks at this machine.
-    pub fn look() -> Self {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+impl HostDescription {
+    /// Reads the description of this host.
+    pub fn read() -> Self {
+        let text_of = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let after = |text: &str, key: &str| {
             text.lines()
                 .find_map(|l| l.strip_prefix(key))
                 .map(|l| l.trim_start_matches([' ', '\t', ':']).trim().to_owned())
                 .unwrap_or_default()
         };
-        let memory = after(&read("/proc/meminfo"), "MemTotal");
+        let memory = after(&text_of("/proc/meminfo"), "MemTotal");
         let kib: u64 = memory.trim_end_matches(" kB").parse().unwrap_or(0);
         Self {
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
-            cpu: after(&read("/proc/cpuinfo"), "model name"),
+            cpu: after(&text_of("/proc/cpuinfo"), "model name"),
             memory_mib: kib / 1024,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            kernel: text_of("/proc/sys/kernel/osrelease").trim().to_owned(),
             kvm: match host_kvm::kind() {
                 KvmKind::Hardware => "hardware",
                 KvmKind::Software => "software (no VT-x)",
             },
-            load: read("/proc/loadavg")
+            load: text_of("/proc/loadavg")
                 .split(' ')
                 .next()
                 .unwrap_or_default()

@@ -1,16 +1,16 @@
-//! The daemon as what is measured, and several operations at once.
+//! The daemon that is measured, and operations that run concurrently.
 
-use super::counters::Counters;
-use crate::cli::EngineArgs;
+use crate::counters::Counters;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_client::ServerOptions;
 use jiffy_client::local_daemon;
+use jiffy_client::progress::TemplateProgress;
 use jiffy_client::{Client, NewSandbox, Sandbox};
 use jiffy_engine::SandboxSize;
-use jiffy_host::{Host, SandboxRecord, SnapshotRecord};
+use jiffy_host::{EngineFacts, Host, SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub async fn timed<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::
 
 /// Does `work` for all of `items` at once; what came of each, in order, and the wall time from the
 /// first to the last.
-pub async fn at_once<I, T, F, Fut>(items: &[I], work: F) -> anyhow::Result<(Vec<T>, f64)>
+pub async fn run_concurrently<I, T, F, Fut>(items: &[I], work: F) -> anyhow::Result<(Vec<T>, f64)>
 where
     I: Clone,
     F: Fn(I) -> Fut,
@@ -49,20 +49,32 @@ where
     Ok((done, ms(began.elapsed())))
 }
 
+/// Builds template `base` if need be, unless no engine could use it.
+fn prepare_base() -> anyhow::Result<()> {
+    let host = Host::open()?;
+    let facts = EngineFacts::of(&host);
+    let check = facts.check(facts.choose().engine);
+    check.map_err(anyhow::Error::msg)?;
+    let mut progress = TemplateProgress::new("base");
+    host.prepare("base", &mut |p| progress.update(p))
+        .context("cannot use template `base`")?;
+    Ok(())
+}
+
 /// Sandboxes of a daemon; those made here are removed when they have served.
 #[derive(Clone)]
-pub struct Target {
+pub struct BenchmarkDaemon {
     client: Client,
     /// For what only the owner of a host may ask, if the daemon is this host's.
     owner: Option<Client>,
 }
 
-impl Target {
+impl BenchmarkDaemon {
     /// The daemon that is asked for; if it is this host's, template `base` is made ready for it.
-    pub async fn open(args: &ServerOptions) -> anyhow::Result<Self> {
-        let client = Client::open(args).await?;
+    pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
+        let client = Client::open(options).await?;
         if !client.is_remote() {
-            crate::run::prepare(&Host::open()?, EngineArgs::default(), "base")?;
+            prepare_base()?;
             let owner = Some(client.clone());
             return Ok(Self { client, owner });
         }
@@ -104,7 +116,7 @@ impl Target {
     }
 
     /// Sandboxes of template `base` that wait for a creator.
-    pub async fn waiting(&self) -> anyhow::Result<u64> {
+    pub async fn pool_ready(&self) -> anyhow::Result<u64> {
         Ok(self.pool().await?.0)
     }
 
@@ -114,7 +126,7 @@ impl Target {
     }
 
     /// Changes that number.
-    pub async fn set_pool(&self, size: u64) -> anyhow::Result<()> {
+    pub async fn set_pool_size(&self, size: u64) -> anyhow::Result<()> {
         let body = json!({ "size": size });
         let set: Value = self.client.call(Method::PUT, "/pools/base", &body).await?;
         drop(set);
@@ -122,14 +134,14 @@ impl Target {
     }
 
     /// Makes a sandbox of a template as large as that says.
-    pub async fn of(&self, template: &str) -> anyhow::Result<Sandbox> {
+    pub async fn create_from(&self, template: &str) -> anyhow::Result<Sandbox> {
         self.client
             .create(&NewSandbox::of(template, BTreeMap::new()))
             .await
     }
 
     /// Makes one of template `base`, with what its agent wants to be shown.
-    pub async fn sandbox(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
+    pub async fn create_with_token(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
         let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
         self.client.create(&wanted).await
     }
@@ -140,7 +152,7 @@ impl Target {
     }
 
     /// Sends a request to a server in it.
-    pub async fn ask(
+    pub async fn request_port(
         &self,
         sandbox: &Sandbox,
         port: u16,
@@ -154,22 +166,26 @@ impl Target {
     }
 
     /// Makes a sandbox of template `base`.
-    pub async fn base(&self, size: SandboxSize) -> anyhow::Result<SandboxRecord> {
-        Ok(self.sandbox(size).await?.record)
+    pub async fn create_base(&self, size: SandboxSize) -> anyhow::Result<SandboxRecord> {
+        Ok(self.create_with_token(size).await?.record)
     }
 
     /// Makes `count` of them, one after the other; their ids.
-    pub async fn several(&self, count: usize, size: SandboxSize) -> anyhow::Result<Vec<String>> {
+    pub async fn create_several(
+        &self,
+        count: usize,
+        size: SandboxSize,
+    ) -> anyhow::Result<Vec<String>> {
         let mut ids = Vec::with_capacity(count);
         for _ in 0..count {
-            ids.push(self.base(size).await?.id);
+            ids.push(self.create_base(size).await?.id);
         }
         Ok(ids)
     }
 
     /// Makes one of a snapshot.
-    pub async fn restored(&self, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        Ok(self.of(snapshot).await?.record)
+    pub async fn create_from_snapshot(&self, snapshot: &str) -> anyhow::Result<SandboxRecord> {
+        Ok(self.create_from(snapshot).await?.record)
     }
 
     /// Takes a snapshot.
@@ -208,7 +224,7 @@ impl Target {
     }
 
     /// Removes a snapshot.
-    pub async fn forget(&self, snapshot: &str) -> anyhow::Result<()> {
+    pub async fn remove_snapshot(&self, snapshot: &str) -> anyhow::Result<()> {
         self.client.remove_snapshot(snapshot).await.map(drop)
     }
 

@@ -1,7 +1,7 @@
-//! `jiffy run` as a user types it, whoever makes the guest.
+//! `jiffy run` as a user types it, with a guest of its own or of the daemon.
 
-use super::target::{Target, ms};
-use super::{Measured, Series, goal};
+use crate::daemon::{BenchmarkDaemon, ms};
+use crate::{Measured, Series, goals};
 use anyhow::{Context, ensure};
 use jiffy_client::ServerOptions;
 use std::process::Stdio;
@@ -9,47 +9,52 @@ use std::time::{Duration, Instant};
 use tokio::process::Command;
 
 /// Time between two looks at a warm pool that fills.
-const POOL_POLL: Duration = Duration::from_millis(20);
+const POOL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Sandboxes in the warm pool.
-const POOL: u64 = 2;
+const POOL_SIZE: u64 = 2;
 
-/// Maker of the guest.
+/// Origin of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Maker {
-    Own,
-    OwnWithoutNetwork,
+enum GuestOrigin {
+    Local,
+    LocalWithoutNetwork,
     Daemon,
-    Pool,
+    WarmPool,
 }
 
-impl Maker {
-    const ALL: [Self; 4] = [Self::Pool, Self::Daemon, Self::Own, Self::OwnWithoutNetwork];
+impl GuestOrigin {
+    const ALL: [Self; 4] = [
+        Self::WarmPool,
+        Self::Daemon,
+        Self::Local,
+        Self::LocalWithoutNetwork,
+    ];
 
     fn options(self) -> &'static [&'static str] {
         match self {
-            Self::Own => &["--no-daemon"],
-            Self::OwnWithoutNetwork => &["--no-daemon", "--network", "off"],
-            Self::Daemon | Self::Pool => &[],
+            Self::Local => &["--no-daemon"],
+            Self::LocalWithoutNetwork => &["--no-daemon", "--network", "off"],
+            Self::Daemon | Self::WarmPool => &[],
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Self::Own => "without a daemon",
-            Self::OwnWithoutNetwork => "without a daemon, without network",
+            Self::Local => "without a daemon",
+            Self::LocalWithoutNetwork => "without a daemon, without network",
             Self::Daemon => "daemon, no warm pool",
-            Self::Pool => "daemon, warm pool",
+            Self::WarmPool => "daemon, warm pool",
         }
     }
 }
 
 /// `jiffy run -- echo hello` with the daemon of this host, with and without a warm pool, and
 /// without a daemon.
-pub async fn run(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Result<Measured> {
-    let target = Target::open(host).await?;
-    let before = target.pool_size().await?;
-    let series = samples(&target, n, warm_up).await;
-    target.set_pool(before).await?;
+pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
+    let before = daemon.pool_size().await?;
+    let series = samples(&daemon, n, warm_up).await;
+    daemon.set_pool_size(before).await?;
     Ok(Measured {
         name: "run",
         method: "the command `jiffy run -- echo hello`, from before its process is created to after it has exited; a sandbox of the daemon, and the network of one that has none, are removed behind the answer; before a run out of the warm pool (2) one waits there",
@@ -61,37 +66,45 @@ pub async fn run(n: usize, warm_up: usize, host: &ServerOptions) -> anyhow::Resu
     })
 }
 
-async fn samples(target: &Target, n: usize, warm_up: usize) -> anyhow::Result<Vec<Series>> {
+async fn samples(
+    daemon: &BenchmarkDaemon,
+    n: usize,
+    warm_up: usize,
+) -> anyhow::Result<Vec<Series>> {
     let mut series = Vec::new();
-    for maker in Maker::ALL {
-        target
-            .set_pool(if maker == Maker::Pool { POOL } else { 0 })
+    for origin in GuestOrigin::ALL {
+        daemon
+            .set_pool_size(if origin == GuestOrigin::WarmPool {
+                POOL_SIZE
+            } else {
+                0
+            })
             .await?;
         let mut samples = Vec::new();
         for round in 0..warm_up + n {
-            while maker == Maker::Pool && target.waiting().await? < POOL {
-                tokio::time::sleep(POOL_POLL).await;
+            while origin == GuestOrigin::WarmPool && daemon.pool_ready().await? < POOL_SIZE {
+                tokio::time::sleep(POOL_POLL_INTERVAL).await;
             }
-            let took = once(maker).await?;
+            let took = once(origin).await?;
             if round >= warm_up {
                 samples.push(took);
             }
         }
-        let goal = (maker == Maker::Pool).then_some(goal::RUN);
-        let name = format!("jiffy run -- echo hello; {}", maker.name());
+        let goal = (origin == GuestOrigin::WarmPool).then_some(goals::RUN);
+        let name = format!("jiffy run -- echo hello; {}", origin.name());
         series.push(Series::new(name, "ms", goal, samples));
     }
     Ok(series)
 }
 
 /// Milliseconds of one run.
-async fn once(maker: Maker) -> anyhow::Result<f64> {
+async fn once(origin: GuestOrigin) -> anyhow::Result<f64> {
     let program = std::env::current_exe().context("cannot find our own program")?;
     let began = Instant::now();
     let mut command = Command::new(&program);
     command
         .arg("run")
-        .args(maker.options())
+        .args(origin.options())
         .args(["--", "echo", "hello"])
         .stdin(Stdio::null());
     let output = command.output().await.context("cannot run ourselves")?;

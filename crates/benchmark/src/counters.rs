@@ -1,6 +1,6 @@
 //! Cost of an operation beside time: exits of KVM and page faults of the VMM process it concerns.
 
-use super::Series;
+use crate::Series;
 use jiffy_microvm::MicroVm;
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
