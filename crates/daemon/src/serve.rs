@@ -49,7 +49,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     raise_descriptor_limit();
     let host_options = HostOptions {
         warm: options.warm_pool,
-        limits: options.limits.clone(),
+        limits: options.limits,
         site: options.site.clone(),
         ..HostOptions::default()
     };
