@@ -9,9 +9,10 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Most idle connections.
@@ -85,7 +86,7 @@ struct PoolShared {
 impl PoolShared {
     /// Keeps a connection for its next use.
     fn put_idle(&self, sender: SendRequest<RequestBody>) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         if idle.len() < MAX_IDLE {
             idle.push(sender);
         }
@@ -93,11 +94,7 @@ impl PoolShared {
 
     async fn idle(&self) -> Option<SendRequest<RequestBody>> {
         loop {
-            let mut sender = self
-                .idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .pop()?;
+            let mut sender = self.idle.lock().pop()?;
             // A connection that the other side closed meanwhile fails here.
             if sender.ready().await.is_ok() {
                 return Some(sender);

@@ -4,8 +4,9 @@ use crate::app::App;
 use crate::quota::{ExchangePermit, running};
 use jiffy_engine::Engine;
 use jiffy_host::{OperationError, QuotaRequest, SandboxState};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Turns at waking, by sandbox. Whoever waits for one finds the sandbox awake, and asks for no room
 /// of its own.
@@ -95,7 +96,7 @@ struct WakeLock<'a> {
 
 impl<'a> WakeLock<'a> {
     fn take(wake_locks: &'a WakeLocks, id: &'a str) -> Self {
-        let mut all = wake_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = wake_locks.lock();
         let lock = all.entry(id.to_owned()).or_default().clone();
         drop(all);
         Self {
@@ -108,10 +109,7 @@ impl<'a> WakeLock<'a> {
 
 impl Drop for WakeLock<'_> {
     fn drop(&mut self) {
-        let mut all = self
-            .wake_locks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.wake_locks.lock();
         // The map's and ours.
         if all.get(self.id).is_some_and(|t| Arc::strong_count(t) <= 2) {
             all.remove(self.id);
@@ -126,7 +124,7 @@ mod tests {
     #[tokio::test]
     async fn a_queue_goes_with_the_last_in_it_however_they_leave() {
         let wake_locks = WakeLocks::default();
-        let count = || wake_locks.lock().unwrap().len();
+        let count = || wake_locks.lock().len();
         let first = WakeLock::take(&wake_locks, "a");
         let held = first.lock.lock().await;
         let waiting = async {

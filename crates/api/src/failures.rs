@@ -1,8 +1,8 @@
 //! Limit on failed authentications of one client address.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Failures of one address at once.
@@ -41,7 +41,7 @@ impl Bucket {
 
 impl Failures {
     fn buckets(&self) -> MutexGuard<'_, HashMap<IpAddr, Bucket>> {
-        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buckets.lock()
     }
 
     /// Time that an address at its limit has to wait; none if it is below.

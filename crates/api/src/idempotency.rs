@@ -5,10 +5,11 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -80,7 +81,7 @@ pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
 
 impl ReplayCaches {
     fn lock(&self) -> MutexGuard<'_, HashMap<Option<String>, ReplayCache>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Does `work` unless `owner` sent the same request with the same key before: then its answer

@@ -14,6 +14,7 @@ pub use key_status::KeyStatus;
 use check::networks;
 use jiffy_host::{IdentityError, new_id, new_token};
 use key_status::KeyStatuses;
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -22,7 +23,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Every key begins so; clients of older versions insist on it.
@@ -284,8 +285,7 @@ impl Keys {
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
-        let connection = self.connection.lock();
-        connection.unwrap_or_else(PoisonError::into_inner)
+        self.connection.lock()
     }
 
     fn failed(&self, source: rusqlite::Error) -> KeyError {
@@ -396,7 +396,7 @@ impl Keys {
     }
 
     fn is_to_be_noted(&self, id: &str) -> bool {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.noted.lock();
         let now = Instant::now();
         match noted.get(id) {
             Some(at) if now.duration_since(*at) < USE_PRECISION => false,

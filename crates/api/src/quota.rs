@@ -16,9 +16,10 @@ use jiffy_host::{
 };
 use jiffy_template_builder::{BuildUsage, Builder};
 use ledger::Ledger;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -78,7 +79,7 @@ struct QuotaReservation {
 
 impl Drop for QuotaReservation {
     fn drop(&mut self) {
-        lock(&self.quota.ledger).release(&self.key.id, self.amount);
+        self.quota.ledger.lock().release(&self.key.id, self.amount);
         self.quota.changed.notify_waiters();
     }
 }
@@ -113,7 +114,7 @@ pub struct ExchangePermit {
 
 impl Drop for ExchangePermit {
     fn drop(&mut self) {
-        let mut exchanges = lock(&self.quota.exchanges);
+        let mut exchanges = self.quota.exchanges.lock();
         if let Some(count) = exchanges.get_mut(&self.owner) {
             *count -= 1;
             if *count == 0 {
@@ -121,10 +122,6 @@ impl Drop for ExchangePermit {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Quota {
@@ -194,7 +191,7 @@ impl Quota {
     pub fn usage_of(&self, key: &str) -> Result<KeyUsage, ApiError> {
         let builds = self.builds.get().map(|source| source(key));
         let builds = builds.transpose().map_err(ApiError::internal)?;
-        let exchanges = lock(&self.exchanges).get(key).copied();
+        let exchanges = self.exchanges.lock().get(key).copied();
         Ok(KeyUsage {
             host: (self.host)(key),
             builds: builds.unwrap_or_default(),
@@ -254,7 +251,7 @@ impl Quota {
         new: Option<usize>,
     ) -> Result<QuotaAmount, (ApiError, bool)> {
         let limits = self.limits_of(key);
-        let mut ledger = lock(&self.ledger);
+        let mut ledger = self.ledger.lock();
         // Under the lock: what a request made is there before its promise is taken back.
         let usage = self.usage_of(&key.id).map_err(|e| (e, false))?;
         let used = usage.amount();
@@ -302,7 +299,7 @@ impl Quota {
     /// One more request or stream to a sandbox of `owner`.
     pub fn exchange(self: &Arc<Self>, owner: &str) -> Result<ExchangePermit, ApiError> {
         let most = self.exchange_limit(owner)?;
-        let mut exchanges = lock(&self.exchanges);
+        let mut exchanges = self.exchanges.lock();
         let count = exchanges.entry(owner.to_owned()).or_default();
         if *count >= most {
             let none = *count == 0;
@@ -324,7 +321,7 @@ impl Quota {
 
     fn exchange_limit(&self, owner: &str) -> Result<u64, ApiError> {
         let now = Instant::now();
-        if let Some((at, most)) = lock(&self.exchange_limits).get(owner)
+        if let Some((at, most)) = self.exchange_limits.lock().get(owner)
             && now.duration_since(*at) < LIMIT_REMEMBERED
         {
             return Ok(*most);
@@ -334,7 +331,7 @@ impl Quota {
         let own = key.and_then(|key| key.limits.max_exchanges).map(u64::from);
         let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
         let most = own.unwrap_or(share);
-        let mut limits = lock(&self.exchange_limits);
+        let mut limits = self.exchange_limits.lock();
         // Of keys that nobody asks for any more nothing stays.
         limits.retain(|_, (at, _)| now.duration_since(*at) < LIMIT_REMEMBERED);
         limits.insert(owner.to_owned(), (now, most));

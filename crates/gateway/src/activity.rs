@@ -4,7 +4,8 @@ use crate::admission::ConnectionPermit;
 use crate::config::GatewayLimits;
 use hyper::body::{Body as _, Incoming};
 use hyper::{Method, Request, Version};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::Waker;
 use tokio::time::Instant;
 
@@ -79,7 +80,7 @@ impl ConnectionActivity {
     }
 
     fn state(&self) -> MutexGuard<'_, ActivityState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn bytes_arrived(&self) {

@@ -2,10 +2,11 @@
 
 use crate::config::GatewayLimits;
 use crate::counters::{GatewayCounters, add, remove};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 /// Counts connections, total and per client.
@@ -127,7 +128,7 @@ impl ConnectionAdmission {
     }
 
     fn state(&self) -> MutexGuard<'_, AdmissionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Counts one more connection, of a client that is not known yet.

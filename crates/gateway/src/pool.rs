@@ -2,9 +2,10 @@
 
 use crate::request_body::GuestRequestBody;
 use hyper::client::conn::http1::SendRequest;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 use tokio::time::{interval, timeout};
@@ -87,7 +88,7 @@ pub struct GuestConnectionPool {
 
 impl GuestConnectionPool {
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Closes the idle connections of a sandbox, and keeps those in use from coming back: after a

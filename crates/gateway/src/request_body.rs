@@ -6,8 +6,9 @@ use crate::counters::GatewayCounters;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -30,8 +31,8 @@ pub struct ClientRequestBody {
 pub(crate) struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
 
 impl UnreadBody {
-    fn place(&self) -> std::sync::MutexGuard<'_, Option<Incoming>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn place(&self) -> MutexGuard<'_, Option<Incoming>> {
+        self.0.lock()
     }
 
     /// Reads the rest, if it is short and arrives soon. Returns true if nothing is left.

@@ -6,6 +6,7 @@ use jiffy_proto::channel::{Channel, ChannelError};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -13,8 +14,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::process::Command;
@@ -365,10 +366,8 @@ fn check(answer: HelperAnswer, ask: &HelperRequest) -> Result<HelperAnswer, Gvis
 }
 
 impl HelperProcess {
-    fn waiting(
-        &self,
-    ) -> std::sync::MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<HelperAnswer>>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<HelperAnswer>>>> {
+        self.waiting.lock()
     }
 
     /// It reads that nobody is there any more, and ends what is not kept.

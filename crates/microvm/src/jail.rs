@@ -10,13 +10,14 @@ use jiffy_proto::vm::jail::{
 };
 use jiffy_proto::vm::{CONTROL_FD, DiskLimits};
 use nix::sched::{CloneFlags, setns, unshare};
+use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::process::Child;
 
 /// Task that moves a VMM to its control groups. A guest counts as up only when it is done.
@@ -105,7 +106,7 @@ impl Vmm {
         let Some(jail) = &self.jail else {
             return Ok(None);
         };
-        let mut made = jail.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = jail.lock();
         if made.is_none() {
             *made = Some(make_namespaces(&self.path)?);
         }

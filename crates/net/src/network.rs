@@ -9,7 +9,7 @@ use crate::forwarding;
 use crate::host;
 use crate::host_addresses::{AddressChanges, HostAddresses};
 use crate::namespace;
-use crate::network_state::{NetworkState, SlotRequest, blocking, lock};
+use crate::network_state::{NetworkState, SlotRequest, blocking};
 use crate::policy::{EgressPolicy, HostReachability, RulesError};
 use crate::program;
 use crate::slot::{self, NicKind, Slot, SlotConfig, SlotSockets};
@@ -19,12 +19,13 @@ use crate::slot_numbers::SlotNumbers;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::NetworkRules;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use tokio::sync::watch;
 
@@ -124,7 +125,7 @@ impl Network {
         let (changes, own) = AddressChanges::subscribe()?;
         let network = namespace::outside(|| Self::open_here(config, Some(&own)))?;
         let follower = changes.follow(&network.0.config.tag, own)?;
-        *lock(&network.0.follower) = Some(follower);
+        *network.0.follower.lock() = Some(follower);
         Ok(network)
     }
 
@@ -185,7 +186,7 @@ impl Network {
             .0
             .make(config.nic)
             .inspect_err(|_| network.0.tear_down_if_unused())?;
-        lock(&network.0.ready).push_back(first);
+        network.0.ready.lock().push_back(first);
         network.begin(inbox)?;
         Ok(network)
     }
@@ -196,7 +197,7 @@ impl Network {
             .name("slots".to_owned())
             .spawn(move || state.work(&inbox))
             .map_err(NetError::host("starting a thread"))?;
-        *lock(&self.0.worker) = Some(worker);
+        *self.0.worker.lock() = Some(worker);
         self.0.request(SlotRequest::Fill);
         Ok(())
     }
@@ -214,7 +215,7 @@ impl Network {
 
     /// Number of slots in use or ready, and its limit.
     pub fn slots(&self) -> (usize, u32) {
-        let numbers = lock(&self.0.numbers);
+        let numbers = self.0.numbers.lock();
         (numbers.in_use(), numbers.most())
     }
 
@@ -233,7 +234,7 @@ impl Network {
     /// inside a tokio runtime.
     pub async fn take(&self, nic: NicKind) -> Result<SlotLease, NetError> {
         let ready = {
-            let mut ready = lock(&self.0.ready);
+            let mut ready = self.0.ready.lock();
             let at = ready.iter().position(|slot| slot.nic() == nic);
             at.and_then(|at| ready.remove(at))
         };
@@ -252,7 +253,7 @@ impl Network {
 
     /// Adopts the slot of a guest that an earlier daemon kept, with the rules in force there.
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<SlotLease, NetError> {
-        lock(&self.0.numbers).enter(number);
+        self.0.numbers.lock().enter(number);
         let config = self.0.config.clone();
         let sockets = blocking(move || slot::listen(&config, number)).await;
         let sockets =
@@ -304,12 +305,12 @@ impl Network {
     /// `known`.
     pub fn reclaim(&self, nic: NicKind, known: &[u32]) {
         let known: HashSet<u32> = known.iter().copied().collect();
-        let ready: HashSet<u32> = lock(&self.0.ready).iter().map(|s| s.number).collect();
+        let ready: HashSet<u32> = self.0.ready.lock().iter().map(|s| s.number).collect();
         for number in self.0.config.numbers() {
             if self.0.config.nic(number) == nic
                 && !known.contains(&number)
                 && !ready.contains(&number)
-                && lock(&self.0.numbers).is_unclaimed(number)
+                && self.0.numbers.lock().is_unclaimed(number)
             {
                 self.0.request(SlotRequest::Destroy(number, None));
             }
@@ -320,10 +321,10 @@ impl Network {
     /// done.
     pub fn close(&self) {
         // Queued requests are still done; later ones are done by their callers.
-        drop(lock(&self.0.requests).take());
-        drop(lock(&self.0.watcher).take());
-        drop(lock(&self.0.follower).take());
-        if let Some(worker) = lock(&self.0.worker).take() {
+        drop(self.0.requests.lock().take());
+        drop(self.0.watcher.lock().take());
+        drop(self.0.follower.lock().take());
+        if let Some(worker) = self.0.worker.lock().take() {
             let _ = worker.join();
         }
     }

@@ -11,10 +11,11 @@ use crate::policy::HostReachability;
 use crate::slot::{self, NicKind, Slot, SlotConfig};
 use crate::slot_numbers::SlotNumbers;
 use crate::upstream::Upstreams;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// Request to the thread that makes and removes slots.
@@ -44,11 +45,6 @@ pub(crate) struct NetworkState {
     pub worker: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
-/// Locks a mutex, poisoned or not.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs blocking work, such as programs and changes of namespaces.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, NetError> + Send + 'static,
@@ -61,7 +57,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 impl NetworkState {
     pub fn request(&self, request: SlotRequest) {
-        let left = match &*lock(&self.requests) {
+        let left = match &*self.requests.lock() {
             Some(requests) => requests.send(request).err().map(|unsent| unsent.0),
             None => Some(request),
         };
@@ -78,7 +74,7 @@ impl NetworkState {
 
     pub fn make(&self, nic: NicKind) -> Result<Slot, NetError> {
         let number = self.number()?;
-        slot::make(&self.config, number, nic).inspect_err(|_| lock(&self.numbers).give_back(number))
+        slot::make(&self.config, number, nic).inspect_err(|_| self.numbers.lock().give_back(number))
     }
 
     /// Returns a free number: remains of a crash are removed, and numbers whose remains cannot be
@@ -86,7 +82,7 @@ impl NetworkState {
     fn number(&self) -> Result<u32, NetError> {
         loop {
             let number = {
-                let mut numbers = lock(&self.numbers);
+                let mut numbers = self.numbers.lock();
                 let most = numbers.most();
                 numbers.take().ok_or(NetError::Full(most))?
             };
@@ -94,7 +90,7 @@ impl NetworkState {
                 Ok(()) => return Ok(number),
                 Err(what) => {
                     tracing::warn!("network slot {number} is left out: {what} cannot be removed");
-                    lock(&self.numbers).block(number);
+                    self.numbers.lock().block(number);
                 }
             }
         }
@@ -117,7 +113,7 @@ impl NetworkState {
         if let Err(e) = connections::delete(&self.config.addresses(&used)) {
             tracing::warn!("connections of sandboxes that are gone stay in the host's table: {e}");
         }
-        let mut own = lock(&self.numbers);
+        let mut own = self.numbers.lock();
         numbers.iter().for_each(|&number| own.give_back(number));
     }
 
@@ -135,16 +131,16 @@ impl NetworkState {
             self.destroy(&gone, false);
             self.fill();
         }
-        let unused: Vec<_> = lock(&self.ready).drain(..).collect();
+        let unused: Vec<_> = self.ready.lock().drain(..).collect();
         let unused: Vec<_> = unused.iter().map(|slot| (slot.number, None)).collect();
         self.destroy(&unused, true);
         self.tear_down_if_unused();
     }
 
     fn fill(&self) {
-        while lock(&self.requests).is_some() && lock(&self.ready).len() < self.wanted {
+        while self.requests.lock().is_some() && self.ready.lock().len() < self.wanted {
             match self.make(self.nic) {
-                Ok(slot) => lock(&self.ready).push_back(slot),
+                Ok(slot) => self.ready.lock().push_back(slot),
                 // The caller that needs a slot gets the error.
                 Err(NetError::Full(_)) => return,
                 Err(e) => {
@@ -156,7 +152,7 @@ impl NetworkState {
     }
 
     pub fn tear_down_if_unused(&self) {
-        if lock(&self.numbers).in_use() > 0 {
+        if self.numbers.lock().in_use() > 0 {
             return;
         }
         match RangeClaims::lock() {

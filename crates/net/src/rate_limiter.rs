@@ -1,6 +1,6 @@
 //! Rate limit of one guest: so many per second, with a burst after a pause.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// Rate limiter (generic cell rate algorithm).
@@ -22,7 +22,7 @@ impl RateLimiter {
 
     /// Counts one more at `now`, and returns its delay, with one in each `interval`.
     pub fn delay(&self, now: Instant, interval: Duration) -> Duration {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.next.lock();
         let due = next.map_or(now, |next| next.max(now));
         *next = Some(due + interval);
         due.duration_since(now)

@@ -4,15 +4,16 @@ use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::dns::DnsServer;
 use crate::namespace;
-use crate::network_state::{NetworkState, SlotRequest, blocking, lock};
+use crate::network_state::{NetworkState, SlotRequest, blocking};
 use crate::policy::EgressPolicy;
 use crate::proxy::NameProxy;
 use crate::slot;
 use jiffy_engine::{ConnectionLog, NetworkRules};
+use parking_lot::Mutex;
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
 /// A slot in use. Dropping it removes the slot, unless it is kept.
@@ -94,7 +95,7 @@ impl SlotLease {
 
     /// Starts the proxy for connections by name, unless it runs. Not called concurrently.
     async fn start_proxy(&self) -> Result<(), NetError> {
-        if lock(&self.proxy).is_some() {
+        if self.proxy.lock().is_some() {
             return Ok(());
         }
         let (config, number) = (self.state.config.clone(), self.number);
@@ -103,7 +104,7 @@ impl SlotLease {
         let upstreams = self.state.upstreams.clone();
         let (policy, record) = (self.policy.subscribe(), self.record.clone());
         let proxy = NameProxy::start(listeners, name, policy, upstreams, record);
-        *lock(&self.proxy) = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
+        *self.proxy.lock() = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
         Ok(())
     }
 

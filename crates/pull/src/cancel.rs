@@ -5,10 +5,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Cancels an import: kills its puller and wakes the waiting thread. Clones share their state.
@@ -122,7 +123,7 @@ impl Cancel {
     }
 
     fn state(&self) -> MutexGuard<'_, CancelState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

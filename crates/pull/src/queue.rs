@@ -1,7 +1,8 @@
 //! Permits for concurrent pulls.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of concurrent pulls of one key.
@@ -49,7 +50,7 @@ impl PullQueue {
     }
 
     fn own(&self, key: Option<&str>) -> Arc<Semaphore> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.lock();
         let key = key.map(str::to_owned);
         if let Some(own) = keys.get(&key).and_then(Weak::upgrade) {
             return own;

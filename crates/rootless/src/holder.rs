@@ -12,6 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setresgid, setresuid, setsid};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -22,8 +23,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -244,7 +245,7 @@ impl UplinkThread {
     fn start_uplink(&self, uplink: &Uplink) -> Result<String, String> {
         let namespace = PathBuf::from(format!("/proc/{}/ns/net", std::process::id()));
         let ended = || {
-            let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            let ended = self.ended.lock();
             ended.clone()
         };
         let sent = self.requests.send((uplink.clone(), namespace));
@@ -264,7 +265,7 @@ fn keep_running(inbox: &Receiver<(Uplink, PathBuf)>, ended: &Mutex<Option<String
             Ok(child) => exit_message(child),
             Err(e) => e.to_string(),
         };
-        *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+        *ended.lock() = Some(why);
         thread::sleep(RESTART_PAUSE);
     }
 }

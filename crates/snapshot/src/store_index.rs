@@ -7,12 +7,13 @@
 use crate::SnapshotError;
 use crate::manifest::{Manifest, check_id};
 use crate::snapshot::{MANIFEST, MAX_MANIFEST_BYTES, read};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Device and inode of a directory.
 type DirId = (u64, u64);
@@ -81,7 +82,7 @@ impl StoreIndex {
         let metadata = fs::metadata(root)?;
         let place = (metadata.dev(), metadata.ino());
         let all = STORE_INDEXES.get_or_init(Mutex::default);
-        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = all.lock();
         all.retain(|_, index| index.strong_count() > 0);
         if let Some(index) = all.get(&place).and_then(Weak::upgrade) {
             return Ok(index);
@@ -96,7 +97,7 @@ impl StoreIndex {
 
     /// Locks the index for an update, without loading it.
     pub fn lock(&self) -> LockedIndex<'_> {
-        self.lineages.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lineages.lock()
     }
 
     /// Locks the index, and reads the manifests first if it is not loaded.

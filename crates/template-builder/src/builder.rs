@@ -43,10 +43,11 @@ use jiffy_host::{OwnerQuota, Sandboxes};
 use jiffy_image::{Home, Templates, UnpackLimits};
 use jiffy_pull::{PullQueue, Registries};
 use log::BuildLog;
+use parking_lot::Mutex;
 use queue::BuildQueue;
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use usage::TemplateUsage;
@@ -187,8 +188,4 @@ async fn blocking<T: Send + 'static>(
 /// Removes control characters from `text` and truncates it for a message.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(128).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 use super::{KeyError, Keys, now_ms};
 use rusqlite::Row;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Age at which the file is read again. A change by another process is noticed that much later.
@@ -90,12 +90,12 @@ impl Keys {
 
     /// Has the file read again at the next look.
     pub(super) fn forget_standing(&self) {
-        *self.standing.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.standing.lock() = None;
     }
 
     /// The state of all keys; none: they could never be read.
     fn standings(&self) -> Option<Arc<KeyStatuses>> {
-        let mut known = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.standing.lock();
         if let Some(all) = known.as_ref()
             && all.read.elapsed() < MAX_CACHE_AGE
         {
@@ -111,7 +111,7 @@ impl Keys {
     fn read_standings(&self) -> Result<KeyStatuses, KeyError> {
         let read = Instant::now();
         let now = now_ms();
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = self.reader.lock();
         let query = || -> rusqlite::Result<KeyStatuses> {
             let mut statement = reader.prepare_cached(
                 "SELECT id, revoked_ms, end_ms, expires_ms, hash, previous_hash, previous_until_ms

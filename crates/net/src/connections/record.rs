@@ -8,10 +8,11 @@ use crate::{NetError, host_address};
 use jiffy_engine::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, RefusalReason,
 };
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most lines of each sort (passed, refused, DNS questions), so that none displaces others.
@@ -63,10 +64,6 @@ pub(crate) struct CarriedConnection {
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A name for the record: printable characters only, and bounded.
@@ -134,19 +131,19 @@ impl ConnectionRecorder {
             question: Some(kind),
             ..line(ConnectionProtocol::Dns, Some(name), refused)
         };
-        lock(&self.lines).questions.count(question);
+        self.lines.lock().questions.count(question);
     }
 
     /// Records a connection to `to` with the name `name` that the proxy refused.
     pub fn refused_by_name(&self, to: Option<SocketAddr>, name: Option<&str>) {
         let line = line_to(to, name, Some(RefusalReason::Rules));
-        lock(&self.lines).refused.count(line);
+        self.lines.lock().refused.count(line);
     }
 
     /// Records a connection to `to` for `name` that the proxy carries.
     pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> CarriedConnection {
         let bytes = Arc::<CarriedBytes>::default();
-        let mut lines = lock(&self.lines);
+        let mut lines = self.lines.lock();
         let number = lines.next;
         lines.next += 1;
         let line = line_to(to, Some(name), None);
@@ -160,13 +157,13 @@ impl ConnectionRecorder {
 
     /// Reads the kernel's messages; returns true if there may be more.
     pub fn read_messages(&self) -> bool {
-        let source = lock(&self.source).clone();
+        let source = self.source.lock().clone();
         source.is_some_and(|(_, sockets)| self.drain(&sockets))
     }
 
     fn drain(&self, sockets: &ConnectionSockets) -> bool {
         let (now_ms, mut more) = (now_ms(), false);
-        let mut lines = lock(&self.lines);
+        let mut lines = self.lines.lock();
         if let Some(socket) = &sockets.flows {
             more |= socket.drain(MAX_DATAGRAMS, |message| {
                 if let Some(flow) = flow::gone(&message) {
@@ -198,13 +195,13 @@ impl ConnectionRecorder {
 
     /// Records open connections as ended, before the slot is removed.
     pub fn close(&self) {
-        let Some((namespace, sockets)) = lock(&self.source).take() else {
+        let Some((namespace, sockets)) = self.source.lock().take() else {
             return;
         };
         let open = self.open(&namespace).map(|(flows, _)| flows);
         self.drain(&sockets);
         let now_ms = now_ms();
-        let mut lines = lock(&self.lines);
+        let mut lines = self.lines.lock();
         for flow in open.into_iter().flatten() {
             if !flow.is_among(&lines.passed) {
                 lines.passed.push(Some(flow.id), flow.line(now_ms));
@@ -221,7 +218,7 @@ impl flow::ConntrackFlow {
 
 impl ConnectionLog for ConnectionRecorder {
     fn read(&self) -> ConnectionRecords {
-        let source = lock(&self.source).clone();
+        let source = self.source.lock().clone();
         let mut open = Vec::new();
         let mut missing = 0;
         if let Some((namespace, sockets)) = source {
@@ -234,7 +231,7 @@ impl ConnectionLog for ConnectionRecorder {
             self.drain(&sockets);
         }
         let now_ms = now_ms();
-        let lines = lock(&self.lines);
+        let lines = self.lines.lock();
         let open = open.into_iter().filter(|f| !f.is_among(&lines.passed));
         let carried = lines
             .carried
@@ -288,7 +285,7 @@ impl CarriedBytes {
 
 impl Drop for CarriedConnection {
     fn drop(&mut self) {
-        let mut lines = lock(&self.record.lines);
+        let mut lines = self.record.lines.lock();
         if let Some((line, bytes)) = lines.carried.remove(&self.number) {
             let bytes = Some(bytes.now());
             lines.passed.push(None, ConnectionRecord { bytes, ..line });

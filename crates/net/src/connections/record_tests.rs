@@ -7,7 +7,7 @@ fn record() -> Arc<ConnectionRecorder> {
         Arc::new(ConnectionSockets::none()),
         true,
     );
-    *lock(&record.source) = None;
+    *record.source.lock() = None;
     Arc::new(record)
 }
 

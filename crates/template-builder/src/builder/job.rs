@@ -16,9 +16,10 @@ use jiffy_host::{
     CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
 };
 use jiffy_image::TemplateError;
+use parking_lot::Mutex;
 use stage::{StageState, StepCounter, needed_stages};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Maximum number of characters of a step in messages.
@@ -87,7 +88,7 @@ impl<E: Engine> BuildJob<E> {
 
     /// Removes the sandboxes of the build.
     pub async fn remove_sandboxes(&self) {
-        let sandboxes = std::mem::take(&mut *lock(&self.sandboxes));
+        let sandboxes = std::mem::take(&mut *self.sandboxes.lock());
         for id in sandboxes {
             if let Err(e) = self.inner.sandboxes.remove(&id).await {
                 tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
@@ -114,7 +115,7 @@ impl<E: Engine> BuildJob<E> {
     /// Removes the stage's sandbox, which no longer matches the stage's state.
     async fn release_sandbox(&self, at: &mut StageState) {
         if let Some(id) = at.sandbox.take() {
-            lock(&self.sandboxes).retain(|other| *other != id);
+            self.sandboxes.lock().retain(|other| *other != id);
             if let Err(e) = self.inner.sandboxes.remove(&id).await {
                 tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
             }
@@ -159,7 +160,7 @@ impl<E: Engine> BuildJob<E> {
             let room = self.inner.reserve(self.build.caller.as_deref(), request);
             let _room = room.await.map_err(|e| cannot(&e))?;
             let made = sandboxes.create(spec).await.map_err(|e| cannot(&e))?;
-            lock(&self.sandboxes).push(made.id.clone());
+            self.sandboxes.lock().push(made.id.clone());
             at.sandbox = Some(made.id);
         }
         let id = at.sandbox.as_deref().unwrap_or_default();
@@ -193,8 +194,4 @@ fn abbreviate(text: &str) -> String {
         Some(_) => format!("{clean}…"),
         None => clean,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use super::job::{BuildJob, BuildOutcome};
 use super::log::{BuildLog, BuildProgress};
 use super::pending_ends::BuildEnd;
 use super::records::{BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
-use super::{Builder, BuilderError, RunningBuild, lock};
+use super::{Builder, BuilderError, RunningBuild};
 use crate::spec::{BuildSpec, StageBase};
 use jiffy_engine::Engine;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl<E: Engine> Builder<E> {
         let ended = CancellationToken::new();
         let log = Arc::new(BuildLog::new(self.0.records.clone(), &build.id));
         {
-            let mut running = lock(&self.0.running);
+            let mut running = self.0.running.lock();
             if running.contains_key(&build.id) {
                 return Err(BuilderError::Started(build.id.clone()));
             }
@@ -66,7 +66,7 @@ impl<E: Engine> Builder<E> {
             this.record_end(&template, &id, built, &log).await;
             ended.cancel();
             job.remove_unfinished().await;
-            lock(&this.0.running).remove(&id);
+            this.0.running.lock().remove(&id);
         });
         Ok(())
     }
@@ -78,7 +78,10 @@ impl<E: Engine> Builder<E> {
         job: &BuildJob<E>,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
-        let turn = lock(&self.0.template_locks)
+        let turn = self
+            .0
+            .template_locks
+            .lock()
             .entry(template.id.clone())
             .or_default()
             .clone();
@@ -130,12 +133,12 @@ impl<E: Engine> Builder<E> {
 
     /// Progress of a running build's long operation, if there is one.
     pub fn progress(&self, build: &str) -> Option<BuildProgress> {
-        lock(&self.0.running).get(build)?.log.progress()
+        self.0.running.lock().get(build)?.log.progress()
     }
 
     /// Waits until a build has ended, with its sandboxes.
     pub async fn ended(&self, build: &str) {
-        let ended = lock(&self.0.running).get(build).map(|b| b.ended.clone());
+        let ended = self.0.running.lock().get(build).map(|b| b.ended.clone());
         if let Some(ended) = ended {
             ended.cancelled().await;
         }
@@ -143,7 +146,7 @@ impl<E: Engine> Builder<E> {
 
     /// Cancels a build. A finished build is unchanged.
     pub fn cancel(&self, build: &BuildRecord) -> Result<(), BuilderError> {
-        if let Some(running) = lock(&self.0.running).get(&build.id) {
+        if let Some(running) = self.0.running.lock().get(&build.id) {
             running.cancel.cancel();
             return Ok(());
         }

@@ -2,8 +2,9 @@
 
 use super::records::{BuildRecords, LogLevel, MAX_LOG_LINES};
 use jiffy_image::Progress;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum length of a partial line that is buffered, in bytes.
 const MAX_PARTIAL_LINE_BYTES: usize = 64 * 1024;
@@ -61,7 +62,7 @@ impl BuildLog {
 
     /// Progress of the current operation, if there is one.
     pub fn progress(&self) -> Option<BuildProgress> {
-        lock(&self.progress).clone()
+        self.progress.lock().clone()
     }
 
     /// Records progress of `step`.
@@ -71,12 +72,12 @@ impl BuildLog {
             Progress::Phase(phase) => {
                 let text = phase.to_string();
                 self.write(LogLevel::Debug, Some(step), &text);
-                let mut now = lock(&self.progress);
+                let mut now = self.progress.lock();
                 let percent = now.as_ref().map_or(0, |before| before.percent);
                 *now = Some(BuildProgress { text, percent });
             }
             Progress::Percent(percent) => {
-                if let Some(now) = lock(&self.progress).as_mut() {
+                if let Some(now) = self.progress.lock().as_mut() {
                     now.percent = *percent;
                 }
             }
@@ -85,17 +86,13 @@ impl BuildLog {
 
     /// Ends the current operation.
     pub fn end_progress(&self) {
-        *lock(&self.progress) = None;
+        *self.progress.lock() = None;
     }
 
     /// Writes an informational message.
     pub fn info(&self, step: Option<&str>, message: &str) {
         self.write(LogLevel::Info, step, message);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Splits the output of a program into lines.

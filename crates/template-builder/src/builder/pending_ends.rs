@@ -2,8 +2,8 @@
 //! once.
 
 use super::records::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Delays before a retry: the first, and the maximum.
@@ -24,7 +24,7 @@ pub(super) struct PendingEnds(Mutex<HashMap<String, BuildEnd>>);
 
 impl PendingEnds {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, BuildEnd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Applies the pending end of a build to its record.

@@ -1,7 +1,8 @@
 //! Queue of builds that wait for a permit: round robin by owner, and no key holds all permits.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Owner of a build: an API key, or the host's owner.
@@ -50,7 +51,7 @@ impl BuildQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Maximum number of permits of one owner. A key leaves one to others, since its builds may

@@ -2,7 +2,7 @@
 //! the data directory without the builder.
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
-use super::{Builder, BuilderError, lock};
+use super::{Builder, BuilderError};
 use jiffy_engine::Engine;
 use jiffy_image::TemplateError;
 
@@ -14,7 +14,7 @@ impl<E: Engine> Builder<E> {
         owner: Option<&str>,
         name: &str,
     ) -> Result<Option<TemplateRecord>, BuilderError> {
-        let _naming = lock(&self.0.names_lock);
+        let _naming = self.0.names_lock.lock();
         self.reconcile(self.0.records.template_by_name(owner, name)?)
     }
 
@@ -23,7 +23,7 @@ impl<E: Engine> Builder<E> {
         &self,
         id: &str,
     ) -> Result<Option<TemplateRecord>, BuilderError> {
-        let _naming = lock(&self.0.names_lock);
+        let _naming = self.0.names_lock.lock();
         self.reconcile(self.0.records.template(id)?)
     }
 

@@ -10,11 +10,11 @@ pub use log_lines::{LogLevel, LogLine, LogQuery, MAX_LOG_LINES};
 pub use templates::TemplateRecord;
 
 use super::pending_ends::PendingEnds;
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::Connection;
 use schema::SCHEMA_VERSION;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Error of the database.
@@ -85,10 +85,7 @@ impl BuildRecords {
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, RecordError> {
-        let connection: MutexGuard<'_, Connection> = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let connection: MutexGuard<'_, Connection> = self.connection.lock();
         work(&connection).map_err(|source| RecordError::Database {
             path: self.path.clone(),
             source,

@@ -1,7 +1,7 @@
 //! Requests for builds, and lookup of the templates and builds that an owner may change.
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize, now_ms};
-use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, lock, printable};
+use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, printable};
 use jiffy_engine::Engine;
 use jiffy_host::{IdentityError, QuotaAmount, QuotaRequest, new_id, new_token};
 use jiffy_image::{Reference, is_id, is_reserved};
@@ -103,11 +103,11 @@ impl<E: Engine> Builder<E> {
             return Err(BuilderError::Reserved(template.name));
         }
         // Reserves a build and its template until the build is in the database.
-        let _permit = match (caller, lock(&self.0.quota).clone()) {
+        let _permit = match (caller, self.0.quota.lock().clone()) {
             (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
             _ => None,
         };
-        let _naming = lock(&self.0.names_lock);
+        let _naming = self.0.names_lock.lock();
         self.0.check_waiting(caller)?;
         self.reconcile(self.0.records.template_by_name(owner, &template.name)?)?;
         let template = self.0.records.insert_template(&template)?;

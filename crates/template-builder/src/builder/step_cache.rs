@@ -1,7 +1,7 @@
 //! Cache of steps: last uses of their snapshots, and removal of unused ones.
 
 use super::records::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
-use super::{Builder, BuilderError, BuilderInner, lock};
+use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine::Engine;
 use jiffy_host::SnapshotRecord;
 use jiffy_image::{PrunedImages, TemplateManifest, is_imported_image};
@@ -114,7 +114,7 @@ impl<E: Engine> BuilderInner<E> {
             .uploads
             .prunable(Duration::from_millis(now - oldest), of);
         let mut imports = Vec::new();
-        if of.is_none() && lock(&self.running).is_empty() {
+        if of.is_none() && self.running.lock().is_empty() {
             let all = self.templates.list()?;
             let old =
                 |m: &&TemplateManifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
@@ -168,7 +168,7 @@ impl<E: Engine> BuilderInner<E> {
     /// Removes templates imported from registries before `oldest_ms`, unless a build is running.
     fn gc_imported_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
         // No build starts while this is held.
-        let running = lock(&self.running);
+        let running = self.running.lock();
         if running.is_empty() {
             self.templates.remove_imported_images(oldest_ms / 1000)?;
         }

@@ -1,13 +1,14 @@
 //! Store of files that clients upload for builds, until they are pruned.
 
 use jiffy_host::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt;
@@ -89,7 +90,7 @@ struct UploadPermit {
 
 impl Drop for UploadPermit {
     fn drop(&mut self) {
-        let mut incoming = lock(&self.incoming);
+        let mut incoming = self.incoming.lock();
         if let Some(count) = incoming.get_mut(&self.owner) {
             *count -= 1;
             if *count == 0 {
@@ -154,7 +155,7 @@ impl UploadStore {
                 fs::remove_file(file)?;
             } else if file.extension().is_none() {
                 let bytes = charged(fs::metadata(&file)?.len());
-                let mut kept = lock(&this.kept);
+                let mut kept = this.kept.lock();
                 let of_owner = kept.entry(owner_of(&file)).or_default();
                 *of_owner = (of_owner.0 + 1, of_owner.1 + bytes);
             }
@@ -164,12 +165,12 @@ impl UploadStore {
 
     /// Applies quotas of owners from now on.
     pub(super) fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
-        *lock(&self.quota) = Some(quota);
+        *self.quota.lock() = Some(quota);
     }
 
     /// Number and bytes of the uploads of a key.
     pub(super) fn usage_of(&self, owner: &str) -> (u64, u64) {
-        let kept = lock(&self.kept);
+        let kept = self.kept.lock();
         kept.get(&Some(owner.to_owned()))
             .copied()
             .unwrap_or_default()
@@ -228,7 +229,7 @@ impl UploadStore {
         let path = self.path(owner, name)?;
         let token = jiffy_host::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         open.retain(|_, ticket| ticket.since.elapsed() < TICKET_LIFETIME);
         if open.len() >= MAX_TICKETS {
             return Err(UploadError::TooMany(MAX_TICKETS));
@@ -245,13 +246,13 @@ impl UploadStore {
     /// Starts the upload of a ticket.
     pub async fn begin(&self, token: &str) -> Result<IncomingUpload, UploadError> {
         let ticket = {
-            let open = lock(&self.open);
+            let open = self.open.lock();
             let ticket = open.get(token);
             let ticket = ticket.filter(|ticket| ticket.since.elapsed() < TICKET_LIFETIME);
             ticket.cloned().ok_or(UploadError::Closed)?
         };
         let incoming = self.acquire_permit(&ticket.owner)?;
-        let quota = lock(&self.quota).clone();
+        let quota = self.quota.lock().clone();
         let permit = match (&ticket.owner, quota) {
             (Some(owner), Some(quota)) => quota.try_reserve(owner, QuotaRequest::default())?,
             _ => QuotaPermit::unlimited(),
@@ -283,7 +284,7 @@ impl UploadStore {
     }
 
     fn acquire_permit(&self, owner: &Owner) -> Result<UploadPermit, UploadError> {
-        let mut incoming = lock(&self.incoming);
+        let mut incoming = self.incoming.lock();
         let count = incoming.entry(owner.clone()).or_default();
         if owner.is_some() && *count >= MAX_INCOMING_PER_KEY {
             return Err(UploadError::TooManyAtOnce);
@@ -332,7 +333,7 @@ impl UploadStore {
                 freed += metadata.len();
             } else if age >= unused_for {
                 // An upload without its checksum file does not exist.
-                let mut kept = lock(&self.kept);
+                let mut kept = self.kept.lock();
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;
                 uncount(&mut kept, &owner, metadata.len());
@@ -341,10 +342,6 @@ impl UploadStore {
         }
         Ok(freed)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Owner of a file, from its directory.
@@ -411,7 +408,7 @@ impl IncomingUpload {
         let sums = self.target.with_extension("sum");
         {
             // The permit is released after the upload is counted.
-            let mut kept = lock(&self.kept);
+            let mut kept = self.kept.lock();
             let before = fs::metadata(&self.target).map(|m| m.len());
             // Removed while the bytes change, so that a checksum never belongs to other bytes.
             let _ = fs::remove_file(&sums);

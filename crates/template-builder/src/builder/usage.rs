@@ -1,12 +1,13 @@
 //! Usage of an owner: templates, builds and uploads.
 
 use super::records::{BuildRecords, RecordError};
-use super::{Builder, BuilderError, BuilderInner, lock};
+use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine::Engine;
 use jiffy_host::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRefusal, QuotaRequest};
 use jiffy_image::{DiskBudget, Templates, Visibility};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 /// Resolution of the templates directory's time stamp: later changes may have the same one.
@@ -94,7 +95,7 @@ impl<E: Engine> BuilderInner<E> {
     /// changed.
     fn templates_of(&self, owner: &str) -> Result<(u64, u64), BuilderError> {
         let changed = self.templates.changed();
-        let mut usage = lock(&self.template_usage);
+        let mut usage = self.template_usage.lock();
         let fresh = match (usage.read, changed) {
             (Some((stamp, read)), Some(changed)) => {
                 let since = read.duration_since(stamp).unwrap_or_default();
@@ -122,7 +123,7 @@ impl<E: Engine> BuilderInner<E> {
         owner: Option<&str>,
         request: QuotaRequest,
     ) -> Result<QuotaPermit, QuotaRefusal> {
-        let quota = lock(&self.quota).clone();
+        let quota = self.quota.lock().clone();
         match (owner, quota) {
             (Some(owner), Some(quota)) => quota.reserve(owner, request).await,
             _ => Ok(QuotaPermit::unlimited()),
@@ -138,7 +139,7 @@ impl<E: Engine> BuilderInner<E> {
         let permit = self.reserve(owner, QuotaRequest::default()).await?;
         let permit = Mutex::new(permit);
         Ok(DiskBudget::new(move |bytes| {
-            let mut permit = lock(&permit);
+            let mut permit = permit.lock();
             let Some(held) = permit.disk_bytes() else {
                 return Ok(());
             };
@@ -175,7 +176,7 @@ impl<E: Engine> Builder<E> {
     /// Applies quotas of owners from now on.
     pub fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
         self.0.uploads.limit_owners(quota.clone());
-        *lock(&self.0.quota) = Some(quota);
+        *self.0.quota.lock() = Some(quota);
     }
 
     /// Usage of `owner` by templates, builds and uploads.

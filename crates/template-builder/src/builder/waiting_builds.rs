@@ -1,7 +1,7 @@
 //! Builds that were requested and not started: bounded in number per key, and in time.
 
 use super::records::{BuildRecords, FailureReason, RecordError, now_ms, to_sql};
-use super::{Builder, BuilderError, BuilderInner, lock};
+use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine::Engine;
 use rusqlite::params;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl<E: Engine> BuilderInner<E> {
             return Ok(());
         }
         let mut waiting = self.records.waiting_of(caller)?;
-        let running = lock(&self.running);
+        let running = self.running.lock();
         waiting.retain(|id| !running.contains_key(id));
         match waiting.len() < MAX_WAITING_BUILDS {
             true => Ok(()),
@@ -78,7 +78,7 @@ impl<E: Engine> BuilderInner<E> {
         };
         for id in self.records.waiting_before(now_ms().saturating_sub(life))? {
             // No build starts while this is held.
-            let running = lock(&self.running);
+            let running = self.running.lock();
             if !running.contains_key(&id) {
                 self.records.set_failed(&id, &reason)?;
             }
