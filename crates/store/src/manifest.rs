@@ -1,0 +1,256 @@
+//! Manifest of a snapshot: hashes of its chunks, and what a host must know to restore it.
+//!
+//! Body, little-endian, encrypted in an [`Envelope`](crate::envelope):
+//!
+//! | offset | bytes | content |
+//! |---|---|---|
+//! | 0 | 4 | bytes per chunk (65,536) |
+//! | 4 | 4 | engine: 1 microvm, 2 gvisor |
+//! | 8 | 8 | time of creation, milliseconds since 1970 |
+//! | 16 | | 7 texts, each behind its length (u16): [`Attributes`] in their order |
+//! | | 4 | number of ancestors, then each as 4 bytes of scope and 32 of root, nearest first |
+//! | | 4 | number of parts, then the parts ([`crate::layer`]) |
+//! | | 4 | number of chunks of the working set, then each as 4 bytes: its number in memory |
+//!
+//! The root, which names the snapshot, is the keyed hash of this body with the hashes of each part
+//! replaced by the root of that part.
+
+use crate::FormatError;
+use crate::codec::{Reader, put_count, put_string};
+use crate::data_keys::{DataKeys, Hash, HashOf};
+use crate::envelope::{Header, TenantId};
+use crate::layer::Layer;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a chunk.
+pub const CHUNK_BYTES: u32 = 64 << 10;
+/// Longest manifest in bytes: that of 512 GiB without a hole.
+pub const MAX_MANIFEST_BYTES: u64 = 320 << 20;
+/// Ancestors of a snapshot.
+pub const MAX_LINEAGE: usize = 256;
+/// Parts of a snapshot: layers, state and files.
+pub const MAX_PARTS: usize = 1024;
+/// Chunks of a working set: 64 GiB.
+pub const MAX_WORKING_SET: usize = 1 << 20;
+pub(crate) const MANIFEST_MAGIC: [u8; 8] = *b"JIFFYMAN";
+
+/// What isolated the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// KVM.
+    Microvm,
+    /// gVisor: whole files.
+    Gvisor,
+}
+
+/// Versions and origin of a snapshot, as the engine writes them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Id of the snapshot on the host that made it.
+    pub id: String,
+    /// Template and its version.
+    pub template: String,
+    /// Version of Jiffy.
+    pub engine_version: String,
+    /// Release of the guest kernel, or version of gVisor.
+    pub kernel: String,
+    /// Version of the agent.
+    pub agent: String,
+    /// Processor level that a host must have.
+    pub processor_level: String,
+    /// Id of the API key that owns it.
+    pub owner: String,
+}
+
+/// Keys under which something is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// The tenant's own.
+    Tenant,
+    /// The store's, for stock templates.
+    Shared,
+}
+
+/// Name of a snapshot in a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SnapshotName {
+    /// Keys that it is stored under.
+    pub scope: Scope,
+    /// Root of its manifest.
+    pub root: Hash,
+}
+
+/// Content of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// Engine.
+    pub engine: EngineKind,
+    /// Time of creation in milliseconds since 1970, for information.
+    pub created_ms: u64,
+    /// Versions and origin.
+    pub attributes: Attributes,
+    /// Ancestors, nearest first.
+    pub lineage: Vec<SnapshotName>,
+    /// Layers, state and files.
+    pub parts: Vec<Layer>,
+    /// Chunks of memory that a restored guest touches first, in their order.
+    pub working_set: Vec<u32>,
+}
+
+impl Manifest {
+    fn body(
+        &self,
+        mut part: impl FnMut(&mut Vec<u8>, &Layer) -> Result<(), FormatError>,
+    ) -> Result<Vec<u8>, FormatError> {
+        let mut to = Vec::new();
+        to.extend(CHUNK_BYTES.to_le_bytes());
+        let engine: u32 = match self.engine {
+            EngineKind::Microvm => 1,
+            EngineKind::Gvisor => 2,
+        };
+        to.extend(engine.to_le_bytes());
+        to.extend(self.created_ms.to_le_bytes());
+        let a = &self.attributes;
+        for text in [
+            &a.id,
+            &a.template,
+            &a.engine_version,
+            &a.kernel,
+            &a.agent,
+            &a.processor_level,
+            &a.owner,
+        ] {
+            put_string(&mut to, text)?;
+        }
+        put_count(&mut to, self.lineage.len())?;
+        for ancestor in &self.lineage {
+            let scope: u32 = match ancestor.scope {
+                Scope::Tenant => 0,
+                Scope::Shared => 1,
+            };
+            to.extend(scope.to_le_bytes());
+            to.extend(ancestor.root.0);
+        }
+        put_count(&mut to, self.parts.len())?;
+        for layer in &self.parts {
+            part(&mut to, layer)?;
+        }
+        put_count(&mut to, self.working_set.len())?;
+        for chunk in &self.working_set {
+            to.extend(chunk.to_le_bytes());
+        }
+        Ok(to)
+    }
+
+    /// Root, which names the snapshot.
+    pub fn root(&self, keys: &DataKeys) -> Result<Hash, FormatError> {
+        let body = self.body(|to, layer| {
+            layer.encode_head(to)?;
+            to.extend(layer.root(keys)?.0);
+            Ok(())
+        })?;
+        Ok(keys.hash(HashOf::Manifest, &body))
+    }
+
+    /// Encodes and encrypts the manifest. Returns its root and the object.
+    pub fn encode(
+        &self,
+        keys: &DataKeys,
+        tenant: TenantId,
+    ) -> Result<(Hash, Vec<u8>), FormatError> {
+        let body = self.body(|to, layer| layer.encode(to))?;
+        // Nothing is written that could not be read.
+        if Self::decode_body(&body)? != *self {
+            return Err(FormatError::Damaged("it does not survive being written"));
+        }
+        let root = self.root(keys)?;
+        let header = Header {
+            magic: MANIFEST_MAGIC,
+            generation: keys.generation(),
+            tenant,
+            name: root.0,
+        };
+        Ok((root, header.seal(keys, &body)?))
+    }
+
+    /// Decrypts and decodes `object`, and checks that `root` names it.
+    pub fn decode(object: &[u8], keys: &DataKeys, root: Hash) -> Result<Self, FormatError> {
+        let header = Header::decode(MANIFEST_MAGIC, object)?;
+        if header.name != root.0 {
+            return Err(FormatError::Damaged(
+                "it is the manifest of another snapshot",
+            ));
+        }
+        let manifest = Self::decode_body(&header.open(keys, object)?)?;
+        match manifest.root(keys)? == root {
+            true => Ok(manifest),
+            false => Err(FormatError::Damaged("its hashes are not those of its root")),
+        }
+    }
+
+    /// Decodes the body of a manifest: for fuzzing and [`Self::decode`].
+    pub fn decode_body(body: &[u8]) -> Result<Self, FormatError> {
+        let mut reader = Reader::new(body);
+        if reader.u32()? != CHUNK_BYTES {
+            return Err(FormatError::Damaged("its chunks have another size"));
+        }
+        let engine = match reader.u32()? {
+            1 => EngineKind::Microvm,
+            2 => EngineKind::Gvisor,
+            _ => return Err(FormatError::Damaged("its engine is unknown")),
+        };
+        let created_ms = reader.u64()?;
+        let attributes = Attributes {
+            id: reader.string()?,
+            template: reader.string()?,
+            engine_version: reader.string()?,
+            kernel: reader.string()?,
+            agent: reader.string()?,
+            processor_level: reader.string()?,
+            owner: reader.string()?,
+        };
+        let ancestors = reader.count(36, MAX_LINEAGE)?;
+        let lineage = (0..ancestors).map(|_| ancestor(&mut reader));
+        let lineage = lineage.collect::<Result<Vec<_>, _>>()?;
+        let parts = reader.count(crate::layer::MIN_LAYER_BYTES, MAX_PARTS)?;
+        let parts = (0..parts).map(|_| Layer::decode(&mut reader));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let touched = reader.count(4, MAX_WORKING_SET)?;
+        let working_set = (0..touched).map(|_| reader.u32());
+        let working_set = working_set.collect::<Result<Vec<_>, _>>()?;
+        reader.end()?;
+        let manifest = Self {
+            engine,
+            created_ms,
+            attributes,
+            lineage,
+            parts,
+            working_set,
+        };
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), FormatError> {
+        let mut names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|two| two[0] == two[1]) {
+            return Err(FormatError::Damaged("two of its parts have one name"));
+        }
+        Ok(())
+    }
+}
+
+fn ancestor(reader: &mut Reader<'_>) -> Result<SnapshotName, FormatError> {
+    let scope = match reader.u32()? {
+        0 => Scope::Tenant,
+        1 => Scope::Shared,
+        _ => return Err(FormatError::Damaged("the keys of an ancestor are unknown")),
+    };
+    Ok(SnapshotName {
+        scope,
+        root: Hash(reader.array()?),
+    })
+}

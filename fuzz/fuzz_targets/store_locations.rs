@@ -1,0 +1,15 @@
+#![no_main]
+//! Locations of chunks: each lies in a pack that is named, within the longest one.
+
+use jiffy_store::Locations;
+use jiffy_store::pack::MAX_PACK_BYTES;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(locations) = Locations::decode_body(data) else {
+        return;
+    };
+    for location in &locations.0 {
+        assert!(u64::from(location.offset) + u64::from(location.length) <= MAX_PACK_BYTES);
+    }
+});

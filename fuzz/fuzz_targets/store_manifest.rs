@@ -1,0 +1,21 @@
+#![no_main]
+//! Manifests of snapshots, decrypted but hostile: what is read is within the limits, and is written
+//! as it was read.
+
+use jiffy_store::{DataKeys, Manifest};
+use libfuzzer_sys::fuzz_target;
+use std::sync::LazyLock;
+
+static KEYS: LazyLock<DataKeys> = LazyLock::new(|| DataKeys::derive(1, &[1; 32]));
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(manifest) = Manifest::decode_body(data) else {
+        return;
+    };
+    for part in &manifest.parts {
+        assert!(part.stored().all(|(number, _)| number < part.chunks()));
+        assert_eq!(part.stored().count(), part.hashes.len());
+    }
+    let (root, object) = manifest.encode(&KEYS, [0; 16]).unwrap();
+    assert_eq!(Manifest::decode(&object, &KEYS, root).unwrap(), manifest);
+});

@@ -1,0 +1,25 @@
+#![no_main]
+//! Indexes, ends and frames of packs: frames follow each other within their pack, whatever an index
+//! says.
+
+use jiffy_store::pack::{Trailer, decode_frame, decode_index};
+use jiffy_store::{DataKeys, Hash};
+use libfuzzer_sys::fuzz_target;
+use std::sync::LazyLock;
+
+static KEYS: LazyLock<DataKeys> = LazyLock::new(|| DataKeys::derive(1, &[1; 32]));
+
+fuzz_target!(|data: &[u8]| {
+    let Some((end, index)) = data.split_first_chunk() else {
+        return;
+    };
+    let end = u64::from(u32::from_le_bytes(*end));
+    if let Ok(entries) = decode_index(index, end) {
+        let ends = entries
+            .iter()
+            .map(|entry| u64::from(entry.offset) + u64::from(entry.length));
+        assert!(ends.max().is_none_or(|last| last == end));
+    }
+    let _ = Trailer::decode(index, end);
+    assert!(decode_frame(&KEYS, &Hash([0; 32]), data).is_err());
+});
