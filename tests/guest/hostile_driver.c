@@ -1,5 +1,5 @@
 // The kernel of a guest that only wants to harm its VMM: it does what a script in its initial ramdisk says, and resets the machine.
-// Freestanding and for the 64-bit entry of Linux; crates/host/tests/hostile_driver.rs writes the scripts.
+// Freestanding and for the 64-bit entry of Linux; crates/engines/tests/hostile_driver.rs writes the scripts.
 #include <stdint.h>
 
 enum { END, STORE, LOAD, OUT, COPY, ASK };

@@ -1,7 +1,6 @@
 //! Interfaces of other components to the control plane.
 
 use jiffy_engine::SandboxSize;
-use jiffy_host::usual_size;
 use jiffy_image::{
     BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, Templates,
     Visibility,
@@ -80,7 +79,7 @@ fn info(manifest: TemplateManifest) -> TemplateInfo {
         visibility: manifest.visibility,
         owner: manifest.owner.clone(),
         version: Some(manifest.version()),
-        size: usual_size(&manifest.defaults),
+        size: manifest.defaults.size(),
         created: manifest.created,
         name: manifest.name,
         tag: manifest.tag,
@@ -118,7 +117,7 @@ impl TemplateSource for Templates {
                 visibility: Visibility::Public,
                 tag: DEFAULT_TAG.to_owned(),
                 version: None,
-                size: usual_size(recipe.defaults()),
+                size: recipe.defaults().size(),
                 created: 0,
             }),
             Err(_) => Err(TemplateRefusal::Unknown(unknown)),

@@ -12,7 +12,7 @@ pub use check::Verdict;
 pub use key_status::KeyStatus;
 
 use check::networks;
-use jiffy_host::{IdentityError, new_id, new_token};
+use jiffy_engine::{IdentityError, new_id, new_token};
 use key_status::KeyStatuses;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, params};

@@ -11,7 +11,7 @@ use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_client::Sandbox;
 use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
-use jiffy_host::SandboxSpec;
+use jiffy_engines::SandboxSpec;
 use serde_json::json;
 use std::time::Instant;
 use tokio::task::JoinSet;
@@ -70,7 +70,7 @@ pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow
     let vm = prepare()?.boot(&spec).await?;
     let routes = AgentRoutes {
         through: daemon.agent(&sandbox)?,
-        direct: jiffy_host::agent(&vm),
+        direct: jiffy_engines::agent(&vm),
     };
     let mut series = exec(&routes, n, warm_up).await?;
     series.extend(files(&routes).await?);

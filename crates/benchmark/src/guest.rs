@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_client::progress::TemplateProgress;
 use jiffy_engine::BootReport;
-use jiffy_host::{Host, PreparedTemplate, SandboxSpec};
+use jiffy_engines::{Host, PreparedTemplate, SandboxSpec};
 use std::time::Instant;
 
 /// Template `base`, built if need be.
@@ -63,7 +63,7 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
 pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let prepared = prepare()?;
     let vm = prepared.boot(&SandboxSpec::default()).await?;
-    let client = jiffy_host::agent(&vm);
+    let client = jiffy_engines::agent(&vm);
     let meter = Meter::new();
     let mut samples = Vec::new();
     for round in 0..warm_up + n {
@@ -101,7 +101,7 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
     for _ in 0..n {
         let vm = prepared.boot(&spec).await?;
         meter.add("boot", Counters::of_vm(&vm).await?);
-        let client = jiffy_host::agent(&vm);
+        let client = jiffy_engines::agent(&vm);
         let host = vmm_memory::of_process(vm.vmm_pid(), spec.size.memory_mib)?;
         own.push(host.own as f64 / 1024.0);
         behind.push(host.guest as f64 / 1024.0);

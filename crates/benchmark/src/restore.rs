@@ -6,7 +6,7 @@ use crate::{Measured, Series, goals, guest};
 use anyhow::Context;
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::BootReport;
-use jiffy_host::{Host, HostFingerprint, PolicyInForce, RestorePolicy, SandboxSpec};
+use jiffy_engines::{Host, HostFingerprint, PolicyInForce, RestorePolicy, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
@@ -29,7 +29,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         "/bin/sh",
         ["-c", "head -c 8000000 /dev/urandom > /dev/shm/x"],
     );
-    jiffy_host::agent(&vm)
+    jiffy_engines::agent(&vm)
         .start(&write)
         .await?
         .output(0)
@@ -46,7 +46,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let vm = prepared
         .restore(&spec, &store, SNAPSHOT_ID, MemoryPolicy::Map)
         .await?;
-    guest::run_true(&jiffy_host::agent(&vm)).await?;
+    guest::run_true(&jiffy_engines::agent(&vm)).await?;
     snapshot.put_working_set(&vm.working_set(&store).await?.0)?;
     vm.stop().await;
 
@@ -74,7 +74,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         for (vm, took) in vms {
             let cost = Counters::of_vm(&vm).await?;
             let began = Instant::now();
-            guest::run_true(&jiffy_host::agent(&vm)).await?;
+            guest::run_true(&jiffy_engines::agent(&vm)).await?;
             if round >= warm_up {
                 ready.push(took);
                 exec.push(ms(began.elapsed()));

@@ -1,6 +1,7 @@
 //! Engine of new sandboxes.
 
-use jiffy_host::{EngineChoice, EngineFacts, EngineName, Host};
+use jiffy_engine::EngineName;
+use jiffy_engines::{EngineChoice, EngineFacts, Host};
 use jiffy_net::NicKind;
 
 /// The engine of `host` that was asked for, or else the one that suits it. It may not be usable.

@@ -3,7 +3,7 @@
 use crate::{LogFormat, LogOptions};
 use anyhow::Context;
 use jiffy_client::local_daemon::open_log;
-use jiffy_host::OLD_LOGS;
+use jiffy_engines::OLD_LOGS;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! Options of a daemon.
 
-use jiffy_host::{EngineName, HostLimits, HostReader, KernelReader};
+use jiffy_engine::EngineName;
+use jiffy_host::{HostLimits, HostReader, KernelReader};
 use jiffy_image::Home;
 use jiffy_net::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;

@@ -1,17 +1,22 @@
-//! Interface between the host and isolation engines.
+//! Interface between the host and isolation engines, and what both need: sizes, ids, names.
 
 mod boot;
 mod capabilities;
+mod clock;
 mod connections;
 mod contract;
+mod engine_name;
 mod exit_reason;
+mod identity;
 mod network;
 mod process_instance;
+mod reserved_names;
 mod size;
 mod startup;
 
 pub use boot::{BootMode, BootReport};
 pub use capabilities::{Capabilities, EngineDescription};
+pub use clock::now_ms;
 pub use connections::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,
     RefusalReason,
@@ -20,8 +25,14 @@ pub use contract::{
     AfterSnapshot, DamagedChunk, Engine, EngineError, Guest, GuestHandle, GuestUsage, KeptGuest,
     SandboxIdentity, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
 };
+pub use engine_name::{EngineName, GVISOR, MICROVM};
 pub use exit_reason::ExitReason;
+pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use network::NetworkRules;
 pub use process_instance::ProcessInstance;
+pub use reserved_names::{
+    IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image,
+    is_reserved, is_unfinished_build,
+};
 pub use size::{SandboxSize, SizeError};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

@@ -8,6 +8,7 @@
 //! has happened finds the room that is kept for it ([`Journal::commit_write_behind`]).
 
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
+use crate::private_database::keep_private;
 use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
 use jiffy_engine::GuestHandle;
 use rusqlite::config::DbConfig;
@@ -141,7 +142,7 @@ impl Journal {
             source,
         };
         // Environments of sandboxes are in it. What stands in the way is told by the database.
-        let _ = jiffy_image::keep_private(file);
+        let _ = keep_private(file);
         let mut connection = Connection::open(file).map_err(failed)?;
         connection
             .pragma_update(None, "journal_mode", "WAL")

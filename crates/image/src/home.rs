@@ -5,8 +5,7 @@ use crate::lock::Lock;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Data directory of Jiffy, readable by its owner only.
@@ -200,23 +199,6 @@ fn place(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<PathBuf, Ho
     let data = data.or_else(|| var("HOME").map(|home| Path::new(&home).join(".local/share")));
     data.map(|data| data.join("jiffy"))
         .ok_or(HomeError::NoPlace)
-}
-
-/// Creates the database `file` if missing, and makes it and its companions private to their owner.
-/// The database gives its mode to companions that it creates later.
-pub fn keep_private(file: &Path) -> io::Result<()> {
-    let mut options = fs::OpenOptions::new();
-    options.create(true).truncate(false).write(true).mode(0o600);
-    drop(options.open(file)?);
-    for suffix in ["", "-wal", "-shm"] {
-        let mut name = file.as_os_str().to_owned();
-        name.push(suffix);
-        match fs::set_permissions(&name, Permissions::from_mode(0o600)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

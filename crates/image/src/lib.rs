@@ -41,7 +41,7 @@ pub use derive::DerivedTemplate;
 pub use disk::{BlankDisk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
 pub use erofs::{ImageError, LayerOfImageError};
 pub use file::FileError;
-pub use home::{Home, HomeError, keep_private};
+pub use home::{Home, HomeError};
 pub use import::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, PullSettings, RegistryAccess,
     RegistryError,
@@ -59,8 +59,7 @@ pub use progress::{Phase, Progress};
 pub use prune::PrunedImages;
 pub use recipe::{Recipe, RecipeError};
 pub use reference::{
-    DEFAULT_TAG, ID_ALPHABET, ID_LENGTH, Reference, image_on_demand, imported_image, is_id,
-    is_image_on_demand, is_imported_image, is_reserved, is_unfinished_build, unfinished_build,
+    DEFAULT_TAG, Reference, image_on_demand, imported_image, is_image_on_demand, unfinished_build,
 };
 pub use template::{Template, TemplateError, Templates};
 pub use verified::{VerifiedFile, VerifyError};

@@ -2,7 +2,7 @@
 
 use crate::reference::{DEFAULT_TAG, Reference};
 use crate::verified::sum_of;
-use jiffy_engine::Startup;
+use jiffy_engine::{SandboxSize, Startup};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -127,6 +127,19 @@ pub struct Defaults {
     pub vcpus: Option<u8>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+}
+
+impl Defaults {
+    /// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the
+    /// same for every caller, so that all share the template's snapshot and pool.
+    pub fn size(&self) -> SandboxSize {
+        let standard = SandboxSize::default();
+        SandboxSize {
+            vcpus: self.vcpus.unwrap_or(standard.vcpus),
+            memory_mib: self.memory_mib.unwrap_or(standard.memory_mib),
+            disk_mib: self.disk_mib,
+        }
+    }
 }
 
 fn default_tag() -> String {

@@ -3,9 +3,10 @@
 use crate::builder::{self, BuildError};
 use crate::images::ImageStore;
 use crate::manifest::{TemplateManifest, Visibility};
-use crate::reference::{Reference, is_imported_image, is_unfinished_build};
+use crate::reference::Reference;
 use crate::template::{TemplateError, Templates};
 use crate::version;
+use jiffy_engine::{is_imported_image, is_unfinished_build};
 use std::fs;
 
 /// A template that [`Templates::move_to_owners`] moved.

@@ -2,30 +2,20 @@
 
 use crate::recipe::Recipe;
 use crate::template::TemplateError;
+use jiffy_engine::{
+    IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_id, is_imported_image,
+};
 use std::fmt;
 
 /// Default tag.
 pub const DEFAULT_TAG: &str = "default";
 
-/// Letters of ids: no `-`, which separates port and id in host names, and no ambiguous letters.
-pub const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
-/// Length of the id of a key, sandbox, snapshot or template.
-pub const ID_LENGTH: usize = 20;
-
 /// Separator of name and tag in file names; a colon would separate overlayfs's options.
 const TAG_IN_FILES: char = '@';
 /// Separator of owner and name in file names, which occurs in no name, tag or overlayfs option.
 const OWNER_IN_FILES: char = '~';
-/// Name prefix of templates imported for builds.
-const IMPORTED_PREFIX: &str = "image-";
 /// Name prefix of templates imported for sandboxes of an image.
 const ON_DEMAND_PREFIX: &str = "img-";
-/// Name prefix of unfinished templates of builds.
-const UNFINISHED_BUILD_PREFIX: &str = "build-";
-/// Number of hexadecimal digits at the end of an imported image's name.
-const IMAGE_DIGITS: usize = 8;
-/// Lengths of the parts of a UUID.
-const UUID_PARTS: [usize; 5] = [8, 4, 4, 4, 12];
 
 /// `[owner/]name[:tag]`. The owner is the id of a key; without one, the template belongs to the
 /// host's owner.
@@ -161,33 +151,9 @@ fn is_tag(tag: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
-/// Tells if `word` has the form of an id.
-pub fn is_id(word: &str) -> bool {
-    word.len() == ID_LENGTH && word.bytes().all(|b| ID_ALPHABET.contains(&b))
-}
-
-/// Tells if `word` has the form of a UUID, which build ids have.
-fn is_uuid(word: &str) -> bool {
-    let parts: Vec<&str> = word.split('-').collect();
-    let hexadecimal = |part: &&str| part.bytes().all(|b| b.is_ascii_hexdigit());
-    let lengths = parts.iter().map(|part| part.len());
-    lengths.eq(UUID_PARTS) && parts.iter().all(hexadecimal)
-}
-
-/// Tells if `name` is reserved: an id, or a name of internal templates.
-pub fn is_reserved(name: &str) -> bool {
-    is_id(name) || is_uuid(name) || is_unfinished_build(name) || is_imported_image(name)
-}
-
 /// Name of the unfinished template of build `id`.
 pub fn unfinished_build(id: &str) -> String {
     format!("{UNFINISHED_BUILD_PREFIX}{id}")
-}
-
-/// Tells if `name` is that of an unfinished template.
-pub fn is_unfinished_build(name: &str) -> bool {
-    name.strip_prefix(UNFINISHED_BUILD_PREFIX)
-        .is_some_and(is_uuid)
 }
 
 /// Name of the template of the registry image `reference`, imported for `owner`.
@@ -204,7 +170,10 @@ pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
         None => reference.to_owned(),
     };
     let sum = crate::verified::sum_of(about.as_bytes());
-    format!("{IMPORTED_PREFIX}{last}-{}", &sum[..IMAGE_DIGITS])
+    format!(
+        "{IMPORTED_IMAGE_PREFIX}{last}-{}",
+        &sum[..IMPORTED_IMAGE_DIGITS]
+    )
 }
 
 /// Name of the template of the registry image `reference` for sandboxes created from the image.
@@ -212,26 +181,20 @@ pub fn image_on_demand(reference: &str) -> String {
     let name = imported_image(None, reference);
     format!(
         "{ON_DEMAND_PREFIX}{}",
-        name.strip_prefix(IMPORTED_PREFIX).unwrap_or(&name)
+        name.strip_prefix(IMPORTED_IMAGE_PREFIX).unwrap_or(&name)
     )
 }
 
 /// Tells if `name` is that of an image imported for sandboxes.
 pub fn is_image_on_demand(name: &str) -> bool {
     let rest = name.strip_prefix(ON_DEMAND_PREFIX);
-    rest.is_some_and(|rest| is_imported_image(&format!("{IMPORTED_PREFIX}{rest}")))
-}
-
-/// Tells if `name` is that of an image imported for builds.
-pub fn is_imported_image(name: &str) -> bool {
-    let named = name.strip_prefix(IMPORTED_PREFIX);
-    let sum = named.and_then(|n| n.rsplit_once('-')).map(|(_, sum)| sum);
-    sum.is_some_and(|s| s.len() == IMAGE_DIGITS && s.bytes().all(|b| b.is_ascii_hexdigit()))
+    rest.is_some_and(|rest| is_imported_image(&format!("{IMPORTED_IMAGE_PREFIX}{rest}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_engine::is_reserved;
 
     const KEY: &str = "abcdefghijkmnpqrstuv";
 

@@ -7,7 +7,7 @@
 
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::SandboxSize;
-use jiffy_host::{Host, PreparedTemplate, SandboxSpec};
+use jiffy_engines::{Host, PreparedTemplate, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
@@ -35,7 +35,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 }
 
 async fn run(vm: &MicroVm, cmd: &str, args: &[&str]) {
-    let agent = jiffy_host::agent(vm);
+    let agent = jiffy_engines::agent(vm);
     let process = agent
         .start(&ProcessSpec::new(cmd, args.iter().copied()))
         .await;

@@ -16,7 +16,7 @@ use support::{children, finish, gvisor, wait_for};
 /// Runs `test` with a data directory of its own, whose sandboxes are on gVisor.
 fn with_place(name: &str, test: impl FnOnce(&Place)) {
     if gvisor(name) {
-        engine::want(Some(jiffy_host::GVISOR.to_owned()));
+        engine::want(Some(jiffy_engine::GVISOR.to_owned()));
         test(&Place::new(name).unwrap());
         engine::want(None);
     }

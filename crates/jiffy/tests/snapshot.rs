@@ -5,7 +5,7 @@ mod support;
 
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::{BootMode, SandboxSize};
-use jiffy_host::{Host, PreparedTemplate, Programs, SandboxSpec};
+use jiffy_engines::{Host, PreparedTemplate, Programs, SandboxSpec};
 use jiffy_image::Home;
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
@@ -69,7 +69,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 }
 
 async fn sh(vm: &MicroVm, script: &str) -> String {
-    let agent = jiffy_host::agent(vm);
+    let agent = jiffy_engines::agent(vm);
     let process = agent
         .start(&ProcessSpec::new("/bin/sh", ["-c", script]))
         .await;

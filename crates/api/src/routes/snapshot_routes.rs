@@ -12,9 +12,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, is_reserved};
 use jiffy_host::SnapshotRecord;
-use jiffy_image::is_reserved;
 use serde::Deserialize;
 
 /// Longest name.

@@ -5,12 +5,14 @@ use super::pause_resume::WakeOptions;
 use super::timeout::deadline_in;
 use super::{OperationError, Sandboxes};
 use crate::admission::Reservation;
-use crate::identity::{new_id, new_token};
 use crate::journal::JournalChange;
-use crate::records::{SandboxRecord, SandboxState, now_ms};
+use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::SandboxSettings;
 use crate::site;
-use jiffy_engine::{BootMode, Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
+use jiffy_engine::{
+    BootMode, Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token,
+    now_ms,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

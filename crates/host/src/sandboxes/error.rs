@@ -1,11 +1,10 @@
 //! Why an operation on sandboxes failed.
 
 use super::MAX_SANDBOX_NAME;
-use crate::identity::IdentityError;
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
 use crate::startup::StartupError;
-use jiffy_engine::{EngineError, SizeError};
+use jiffy_engine::{EngineError, IdentityError, SizeError};
 use std::time::Duration;
 
 /// Class of an error, by which an HTTP interface chooses its status.

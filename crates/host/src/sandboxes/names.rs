@@ -3,8 +3,7 @@
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState};
-use jiffy_engine::Engine;
-use jiffy_image::is_reserved;
+use jiffy_engine::{Engine, is_reserved};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
@@ -155,6 +154,6 @@ mod tests {
         for bad in ["", "-x", ".x", "a b", "a/b", "a:b", "ä", &"a".repeat(64)] {
             assert!(check(bad).is_err(), "{bad}");
         }
-        assert!(check(&crate::identity::new_id().unwrap()).is_err());
+        assert!(check(&jiffy_engine::new_id().unwrap()).is_err());
     }
 }

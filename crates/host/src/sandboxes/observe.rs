@@ -3,10 +3,10 @@
 use super::entry::{SandboxEntry, lock};
 use super::{OperationError, Sandboxes, SandboxesInner, detached};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
-use crate::records::{SandboxState, now_ms};
+use crate::records::SandboxState;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
-use jiffy_engine::{Engine, Guest};
+use jiffy_engine::{Engine, Guest, now_ms};
 use jiffy_proto::agent::ENVD_PORT;
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -2,8 +2,8 @@
 
 use super::OperationError;
 use crate::journal::{Journal, JournalChange};
-use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, now_ms};
-use jiffy_engine::{Engine, KeptGuest};
+use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use jiffy_engine::{Engine, KeptGuest, now_ms};
 use std::collections::{HashMap, HashSet};
 
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";

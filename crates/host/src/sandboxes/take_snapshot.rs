@@ -2,13 +2,12 @@
 
 use super::entry::{SandboxEntry, lock};
 use super::{OperationError, Sandboxes};
-use crate::identity::new_id;
 use crate::journal::JournalChange;
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{
-    SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, now_ms,
+    SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord,
 };
-use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest};
+use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest, new_id, now_ms};
 
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.

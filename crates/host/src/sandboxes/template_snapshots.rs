@@ -3,14 +3,13 @@
 use super::create::GuestOrigin;
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
-use crate::identity::new_id;
 use crate::quota::QuotaPermit;
-use crate::records::{SnapshotPurpose, SnapshotRecord, now_ms};
+use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::site;
 use crate::startup::start_up;
 use jiffy_engine::{
     AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
-    UnassignedGuest,
+    UnassignedGuest, new_id, now_ms,
 };
 use jiffy_proto::agent::SiteSettings;
 use sha1::{Digest, Sha1};

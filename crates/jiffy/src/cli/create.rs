@@ -3,7 +3,8 @@
 use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_host::{EngineName, OnTimeout};
+use jiffy_engine::EngineName;
+use jiffy_host::OnTimeout;
 use std::time::Duration;
 
 /// `jiffy create`.

@@ -1,7 +1,8 @@
 //! Option that chooses the engine of sandboxes.
 
 use clap::{Args, ValueEnum};
-use jiffy_host::{EngineFacts, EngineName, Host};
+use jiffy_engine::EngineName;
+use jiffy_engines::{EngineFacts, Host};
 
 /// Engine that isolates a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -1,9 +1,8 @@
 //! Checks before a guest is booted.
 
 use super::Finding;
-use jiffy_host::{
-    EngineFacts, EngineName, Host, HostError, HostFingerprint, PolicyInForce, PolicyReason,
-};
+use jiffy_engine::EngineName;
+use jiffy_engines::{EngineFacts, Host, HostError, HostFingerprint, PolicyInForce, PolicyReason};
 use jiffy_image::Home;
 use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
 use jiffy_rootless::{MissingRequirement, RootlessSupport};

@@ -8,9 +8,9 @@ use crate::run::agent;
 use crate::run::ephemeral::EphemeralGuests;
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::{Guest, SandboxSize};
-use jiffy_host::{
-    EngineCost, EngineFacts, EngineName, Host, HostFile, HostFingerprint, Percentiles, PolicyCost,
+use jiffy_engine::{EngineName, Guest, SandboxSize};
+use jiffy_engines::{
+    EngineCost, EngineFacts, Host, HostFile, HostFingerprint, Percentiles, PolicyCost,
     PreparedTemplate, RestorePolicy, SandboxSpec,
 };
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
@@ -249,7 +249,7 @@ impl Bench {
     /// first `true`.
     async fn save(&self, id: &str, script: &str) -> anyhow::Result<()> {
         let vm = self.prepared.boot(&SandboxSpec::default()).await?;
-        output(&jiffy_host::agent(&vm), "/bin/sh", &["-c", script]).await?;
+        output(&jiffy_engines::agent(&vm), "/bin/sh", &["-c", script]).await?;
         let spec = SnapshotSpec {
             id: id.to_owned(),
             template: "base".to_owned(),
@@ -260,7 +260,7 @@ impl Bench {
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;
         let vm = self.bring_up(id, RestorePolicy::Map).await?;
-        output(&jiffy_host::agent(&vm), "true", &[]).await?;
+        output(&jiffy_engines::agent(&vm), "true", &[]).await?;
         let (set, _) = vm.working_set(&self.store).await?;
         snapshot.put_working_set(&set)?;
         vm.stop_shared().await;
@@ -287,7 +287,7 @@ impl Bench {
     /// alone.
     async fn restore(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 3]> {
         let ([created, used], vm) =
-            until_used(self.bring_up(PLAIN, policy), jiffy_host::agent).await?;
+            until_used(self.bring_up(PLAIN, policy), jiffy_engines::agent).await?;
         let own = anonymous_mib(vm.vmm_pid())?;
         vm.stop_shared().await;
         Ok([created, used, own])
@@ -295,7 +295,7 @@ impl Bench {
 
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
         let vm = self.bring_up(PAGES, policy).await?;
-        let text = output(&jiffy_host::agent(&vm), "python3", &["-c", TOUCH]).await?;
+        let text = output(&jiffy_engines::agent(&vm), "python3", &["-c", TOUCH]).await?;
         vm.stop_shared().await;
         let mut figures = text.split_whitespace().map(str::parse);
         match (figures.next(), figures.next()) {

@@ -2,7 +2,7 @@
 //! change it.
 
 use super::{Finding, files, kernel};
-use jiffy_host::Host;
+use jiffy_engines::Host;
 use jiffy_image::Home;
 use jiffy_microvm::Cgroups;
 use jiffy_microvm::host_kvm::{self, KvmKind};

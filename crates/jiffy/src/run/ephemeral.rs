@@ -4,9 +4,10 @@ use crate::cli::FeatureSwitch;
 use anyhow::Context;
 use jiffy_daemon::nic_kind;
 use jiffy_engine::{
-    AfterSnapshot, Engine, EngineError, SandboxIdentity, SandboxSize, UnassignedGuest,
+    AfterSnapshot, Engine, EngineError, EngineName, SandboxIdentity, SandboxSize, UnassignedGuest,
+    new_id,
 };
-use jiffy_host::{EngineName, Host, HostEngine, HostGuest, PreparedTemplate, new_id};
+use jiffy_engines::{Host, HostEngine, HostGuest, PreparedTemplate};
 use jiffy_image::Home;
 use jiffy_net::{Network, NetworkConfig};
 use jiffy_proto::agent::SiteSettings;

@@ -6,7 +6,8 @@ use super::place::Local;
 use super::{Signals, Work, prepare, size};
 use anyhow::Context;
 use jiffy_engine::{EngineError, Guest, SandboxSize, Startup};
-use jiffy_host::{Host, HostGuest, start_up};
+use jiffy_engines::{Host, HostGuest};
+use jiffy_host::start_up;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 

@@ -7,7 +7,7 @@ use crate::cli::RunArgs;
 use crate::sandbox::exec::Remote;
 use crate::sandbox::of_image;
 use jiffy_client::{Client, NewSandbox, SandboxSettings};
-use jiffy_host::Host;
+use jiffy_engines::Host;
 use jiffy_image::Home;
 use std::collections::BTreeMap;
 use std::pin::pin;

@@ -48,8 +48,8 @@ async fn of_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<Gues
             let engine = None;
             return Ok(Some(GuestSource::Daemon { client, engine }));
         }
-        EngineSelection::Microvm => jiffy_host::MICROVM,
-        EngineSelection::Gvisor => jiffy_host::GVISOR,
+        EngineSelection::Microvm => jiffy_engine::MICROVM,
+        EngineSelection::Gvisor => jiffy_engine::GVISOR,
     };
     let engines = client.engines().await?;
     let found = engines.iter().find(|e| e.name == wanted && e.usable);

@@ -1,7 +1,7 @@
 //! Tests that are run on more than one engine.
 
 use super::programs;
-use jiffy_host::GVISOR;
+use jiffy_engine::GVISOR;
 use std::cell::RefCell;
 
 thread_local! {

@@ -3,7 +3,8 @@
 use super::records::RecordError;
 use super::uploads::UploadError;
 use super::{MAX_TAGS, MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
-use jiffy_host::{IdentityError, QuotaRefusal};
+use jiffy_engine::IdentityError;
+use jiffy_host::QuotaRefusal;
 use jiffy_image::{BuildError, TemplateError};
 use std::io;
 

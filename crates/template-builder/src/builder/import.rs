@@ -3,10 +3,10 @@
 use super::names::resolve;
 use super::{BuilderError, BuilderInner, printable};
 use crate::spec::ImageSource;
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, is_id};
 use jiffy_image::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, Progress, Reference,
-    RegistryAccess, Template, TemplateManifest, Visibility, imported_image, is_id,
+    RegistryAccess, Template, TemplateManifest, Visibility, imported_image,
 };
 use jiffy_pull::Cancel;
 

@@ -2,8 +2,8 @@
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
-use jiffy_engine::Engine;
-use jiffy_image::{TemplateError, Visibility, is_id};
+use jiffy_engine::{Engine, is_id};
+use jiffy_image::{TemplateError, Visibility};
 use std::collections::HashMap;
 
 /// Name of the migration in the database.

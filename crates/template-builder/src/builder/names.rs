@@ -1,7 +1,8 @@
 //! Resolution of template names for a caller.
 
 use super::records::{BuildRecords, RecordError};
-use jiffy_image::{DEFAULT_TAG, Reference, Visibility, is_id};
+use jiffy_engine::is_id;
+use jiffy_image::{DEFAULT_TAG, Reference, Visibility};
 
 /// Kind of name by which a template was resolved. The caller's snapshots rank between [`Self::Own`]
 /// and [`Self::Shared`].

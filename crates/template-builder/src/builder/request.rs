@@ -2,9 +2,9 @@
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize, now_ms};
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, printable};
-use jiffy_engine::Engine;
-use jiffy_host::{IdentityError, QuotaAmount, QuotaRequest, new_id, new_token};
-use jiffy_image::{Reference, is_id, is_reserved};
+use jiffy_engine::{Engine, IdentityError, is_id, is_reserved, new_id, new_token};
+use jiffy_host::{QuotaAmount, QuotaRequest};
+use jiffy_image::Reference;
 
 /// Request for a build.
 #[derive(Debug, Clone, Default)]

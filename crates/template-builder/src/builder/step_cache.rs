@@ -2,9 +2,9 @@
 
 use super::records::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, is_imported_image};
 use jiffy_host::SnapshotRecord;
-use jiffy_image::{PrunedImages, TemplateManifest, is_imported_image};
+use jiffy_image::{PrunedImages, TemplateManifest};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;

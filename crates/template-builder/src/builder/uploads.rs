@@ -57,7 +57,7 @@ pub enum UploadError {
     File(#[from] io::Error),
     /// No random bytes.
     #[error(transparent)]
-    Entropy(#[from] jiffy_host::IdentityError),
+    Entropy(#[from] jiffy_engine::IdentityError),
 }
 
 /// Uploads by owner and name.
@@ -227,7 +227,7 @@ impl UploadStore {
     /// Creates a ticket for an upload and returns its token, which is valid for an hour.
     pub fn create_ticket(&self, owner: Option<&str>, name: &str) -> Result<String, UploadError> {
         let path = self.path(owner, name)?;
-        let token = jiffy_host::new_token()?;
+        let token = jiffy_engine::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
         let mut open = self.open.lock();
         open.retain(|_, ticket| ticket.since.elapsed() < TICKET_LIFETIME);
@@ -263,7 +263,7 @@ impl UploadStore {
             .recursive(true)
             .mode(0o700)
             .create(owner)?;
-        let new = owner.join(format!("{UNFINISHED_PREFIX}{}", jiffy_host::new_id()?));
+        let new = owner.join(format!("{UNFINISHED_PREFIX}{}", jiffy_engine::new_id()?));
         let file = File::options()
             .create_new(true)
             .write(true)

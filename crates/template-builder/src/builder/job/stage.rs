@@ -8,7 +8,7 @@ use crate::spec::{
     BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
 };
 use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{SandboxSource, usual_size};
+use jiffy_host::SandboxSource;
 use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest};
 use jiffy_pull::Cancel;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ impl<E: Engine> BuildJob<E> {
 
     /// Size of the build's sandboxes and of the template's.
     fn sandbox_size(&self, base: &Defaults) -> Result<SandboxSize, BuildFailure> {
-        let usual = usual_size(base);
+        let usual = base.size();
         let wanted = self.build.size;
         let size = SandboxSize {
             vcpus: wanted.vcpus.unwrap_or(usual.vcpus),

@@ -1,44 +1,10 @@
 //! Choice of the engine for new sandboxes where the request names none.
 
-use crate::gvisor_engine::{self, GVISOR};
+use crate::gvisor_engine;
 use crate::host::Host;
-use crate::microvm_engine::MICROVM;
 use crate::restore_policy::{HostFile, HostFingerprint};
+use jiffy_engine::EngineName;
 use jiffy_microvm::host_kvm::{self, KvmKind};
-use std::fmt;
-use std::str::FromStr;
-
-/// An engine by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineName {
-    /// A virtual machine for each sandbox.
-    MicroVm,
-    /// A kernel in user space for each sandbox.
-    Gvisor,
-}
-
-impl fmt::Display for EngineName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::MicroVm => MICROVM,
-            Self::Gvisor => GVISOR,
-        })
-    }
-}
-
-impl FromStr for EngineName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            MICROVM => Ok(Self::MicroVm),
-            GVISOR => Ok(Self::Gvisor),
-            _ => Err(format!(
-                "there is no engine `{text}`: there are `{MICROVM}` and `{GVISOR}`"
-            )),
-        }
-    }
-}
 
 /// An engine, and why it was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]

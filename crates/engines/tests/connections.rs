@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_engine::SandboxIdentity;
-use jiffy_host::{PreparedTemplate, SandboxSpec};
+use jiffy_engines::{PreparedTemplate, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};

@@ -6,7 +6,7 @@ mod support;
 use support::{Guest, base, host_available, size, skip};
 
 /// Boots a guest and checks that it has the processors and the memory it should.
-async fn as_large_as(prepared: &jiffy_host::PreparedTemplate, vcpus: u8, mib: u32) -> Guest {
+async fn as_large_as(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, mib: u32) -> Guest {
     let guest = Guest::boot(prepared, &size(vcpus, mib)).await;
     let nproc = guest.run(&["nproc"]).await;
     assert_eq!(nproc.trim(), vcpus.to_string());

@@ -1,13 +1,13 @@
 //! The engine `gvisor` in the host's terms: templates and snapshots of a data directory.
 
+use crate::agent_identity::identity;
 use crate::guest_nic::{self, GuestNic};
 use crate::host::{Host, PreparedTemplate};
-use crate::identity::{identity, new_id};
 use crate::template_cache::{TemplateCache, chain};
 use jiffy_engine::{
     AfterSnapshot, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription, EngineError,
-    ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity,
-    SandboxSize, SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
+    ExitReason, GVISOR, Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity,
+    SandboxSize, SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot, new_id,
 };
 use jiffy_gvisor::{
     AdoptSpec, BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -22,8 +22,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
-/// Name of the engine.
-pub const GVISOR: &str = "gvisor";
 /// Directory of the snapshots in the data directory.
 pub(crate) const SNAPSHOTS: &str = "gvisor";
 /// Directory of the sandboxes in that of running things.

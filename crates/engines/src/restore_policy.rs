@@ -2,6 +2,7 @@
 //! `jiffy doctor --measure`, kept in `<home>/host.json` with the host it was measured on, and
 //! believed only there.
 
+use jiffy_engine::now_ms;
 use jiffy_microvm::host_kvm::{self, KvmKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -211,7 +212,7 @@ impl HostFile {
             format: FORMAT,
             host,
             policy: choose(&costs)?,
-            measured_ms: crate::records::now_ms(),
+            measured_ms: now_ms(),
             costs,
             gvisor,
         })

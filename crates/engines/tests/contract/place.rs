@@ -3,9 +3,10 @@
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine::{
-    AfterSnapshot, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, UnassignedGuest,
+    AfterSnapshot, Engine, EngineError, EngineName, Guest, SandboxIdentity, SandboxSize,
+    UnassignedGuest, new_id,
 };
-use jiffy_host::{EngineName, Host, HostEngine, Programs, new_id};
+use jiffy_engines::{Host, HostEngine, Programs};
 use jiffy_image::Home;
 use jiffy_microvm::Cgroups;
 use jiffy_proto::agent::ENVD_PORT;

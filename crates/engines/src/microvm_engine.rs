@@ -1,16 +1,16 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
+use crate::agent_identity::{identity, renewed};
 use crate::data_dir_gc;
 use crate::guest_nic::{self, GuestNic};
 use crate::host::{Host, PreparedTemplate};
-use crate::identity::{identity, renewed};
 use crate::rehearsal::{self, rehearse};
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{
     AfterSnapshot, BootReport, Capabilities, ConnectionLog, DamagedChunk, Engine,
-    EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest,
+    EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, MICROVM,
     NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotTimes, Startup,
     UnassignedGuest, VerifiedSnapshot,
 };
@@ -33,8 +33,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::UnixStream;
 
-/// Name of the engine.
-pub const MICROVM: &str = "microvm";
 /// Size of a page of this processor, in bytes.
 const PAGE_BYTES: u64 = 4096;
 /// Directory of the snapshots in the data directory.

@@ -6,9 +6,8 @@ mod support;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
-use jiffy_host::{
-    CreateSpec, Host, HostOptions, MicroVmEngine, SandboxSettings, SandboxSource, Sandboxes,
-};
+use jiffy_engines::{Host, MicroVmEngine};
+use jiffy_host::{CreateSpec, HostOptions, SandboxSettings, SandboxSource, Sandboxes};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
 use nix::sys::signal::{Signal, kill};

@@ -7,7 +7,7 @@ pub mod wire;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::ExitReason;
-use jiffy_host::{Host, PreparedTemplate, ProgramError, Programs, SandboxSpec};
+use jiffy_engines::{Host, PreparedTemplate, ProgramError, Programs, SandboxSpec};
 use jiffy_image::Home;
 use jiffy_microvm::{Connector, MicroVm, NetSpec};
 use jiffy_proto::agent::ENVD_PORT;
@@ -122,7 +122,7 @@ impl Guest {
 
     /// One that is up.
     pub fn of(vm: MicroVm) -> Self {
-        let agent = jiffy_host::agent(&vm);
+        let agent = jiffy_engines::agent(&vm);
         Self { vm, agent }
     }
 

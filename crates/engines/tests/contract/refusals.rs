@@ -2,8 +2,8 @@
 
 use crate::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};
-use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest};
-use jiffy_host::{EngineName, ProgramError};
+use jiffy_engine::{AfterSnapshot, Engine, EngineError, EngineName, Guest};
+use jiffy_engines::ProgramError;
 
 pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place) {
     let engine = place.open().await;

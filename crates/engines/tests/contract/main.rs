@@ -23,7 +23,7 @@ macro_rules! promises {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $promise() {
                     let test = concat!(stringify!($engine), "::", stringify!($promise));
-                    let engine = jiffy_host::EngineName::$name;
+                    let engine = jiffy_engine::EngineName::$name;
                     if let Some(place) = crate::place::Place::of(engine, test) {
                         let kept = crate::$room::$promise(&place);
                         crate::support::within(test, kept).await;

@@ -2,8 +2,9 @@
 
 use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
 use crate::support::{programs, skip, until};
-use jiffy_engine::{AfterSnapshot, BootMode, Engine, Guest, SandboxIdentity, UnassignedGuest};
-use jiffy_host::EngineName;
+use jiffy_engine::{
+    AfterSnapshot, BootMode, Engine, EngineName, Guest, SandboxIdentity, UnassignedGuest,
+};
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 

@@ -1,12 +1,11 @@
 //! A host: its data directory, its programs, and how a sandbox is made from them.
 
-use crate::identity::{IdentityError, identity, new_id};
+use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};
-use jiffy_engine::{SandboxIdentity, SandboxSize, SizeError};
+use jiffy_engine::{IdentityError, SandboxIdentity, SandboxSize, SizeError, new_id};
 use jiffy_image::{
-    AgentRoot, BlankDisk, BuildError, Defaults, DiskError, Home, HomeError, Initrd, InitrdError,
-    Kernel, KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError,
-    Templates,
+    AgentRoot, BlankDisk, BuildError, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
+    KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
 use jiffy_microvm::{
     BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, ModulesImage, NetSpec, RestoreSpec,
@@ -109,17 +108,6 @@ pub struct PreparedTemplate {
     image_name: String,
 }
 
-/// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the same
-/// whoever asks, so that all share the template's snapshot and pool.
-pub fn usual_size(defaults: &Defaults) -> SandboxSize {
-    let standard = SandboxSize::default();
-    SandboxSize {
-        vcpus: defaults.vcpus.unwrap_or(standard.vcpus),
-        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
-        disk_mib: defaults.disk_mib,
-    }
-}
-
 impl Host {
     /// The host this program runs on.
     pub fn open() -> Result<Self, HostError> {
@@ -176,7 +164,7 @@ impl Host {
             Err(RecipeError::Unknown { .. }) => self.templates().manifest(name)?.defaults,
             Err(e) => return Err(e.into()),
         };
-        Ok(usual_size(&defaults))
+        Ok(defaults.size())
     }
 
     /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is

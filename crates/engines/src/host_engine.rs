@@ -1,15 +1,14 @@
 //! All engines of a host as one. New sandboxes come up on one of them; what is there stays with the
 //! engine that it is of.
 
-use crate::engine_choice::EngineName;
 use crate::gvisor_engine::{self, GvisorEngine, GvisorGuest, SNAPSHOTS, UnassignedGvisorGuest};
 use crate::host::{Host, PreparedTemplate};
 use crate::microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
-    AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, ExitReason,
-    Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity, SandboxSize,
-    SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
+    AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, EngineName,
+    ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity,
+    SandboxSize, SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};

@@ -1,0 +1,55 @@
+//! Ids and secrets of new sandboxes, keys, snapshots and templates.
+
+/// Letters of ids: no `-`, which separates port and id in host names, and no ambiguous letters.
+const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+/// Length of the id of a key, sandbox, snapshot or template.
+const ID_LENGTH: usize = 20;
+
+/// No identity could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The host gives no random bytes.
+    #[error("the host gives no random bytes: {0}")]
+    Entropy(#[from] getrandom::Error),
+}
+
+/// Random bytes of the host.
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], IdentityError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A new sandbox id: 20 letters and digits, 100 random bits.
+pub fn new_id() -> Result<String, IdentityError> {
+    let bytes: [u8; ID_LENGTH] = random_bytes()?;
+    Ok(bytes
+        .iter()
+        .map(|b| char::from(ID_ALPHABET[usize::from(b % 32)]))
+        .collect())
+}
+
+/// A new secret: 40 hexadecimal digits, 160 random bits.
+pub fn new_token() -> Result<String, IdentityError> {
+    let bytes: [u8; 20] = random_bytes()?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// Tells if `word` has the form of an id.
+pub fn is_id(word: &str) -> bool {
+    word.len() == ID_LENGTH && word.bytes().all(|b| ID_ALPHABET.contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_fresh_and_fit_a_host_name() {
+        let ids: Vec<String> = (0..100).map(|_| new_id().unwrap()).collect();
+        for (i, id) in ids.iter().enumerate() {
+            assert!(is_id(id), "{id}");
+            assert!(!ids[..i].contains(id));
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Identities in the form in which agents take them.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiffy_engine::{IdentityError, SandboxIdentity, random_bytes};
+use jiffy_image::Defaults;
+use jiffy_proto::agent::Identity;
+
+/// Bytes of entropy that an agent is given.
+const ENTROPY_BYTES: usize = 64;
+
+/// Returns the identity for the agent of a sandbox, with fresh entropy; the clock is added when it
+/// is sent.
+pub fn identity(
+    sandbox_identity: &SandboxIdentity,
+    defaults: &Defaults,
+) -> Result<Identity, IdentityError> {
+    let mut env = defaults.env.clone();
+    env.extend(sandbox_identity.env.clone());
+    Ok(Identity {
+        id: sandbox_identity.id.clone(),
+        rewound: sandbox_identity.rewound,
+        hostname: None,
+        time_ns: 0,
+        entropy: entropy()?,
+        env,
+        access_token: sandbox_identity.access_token.clone(),
+        default_user: Some(defaults.user.clone()),
+        default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
+        site: sandbox_identity.site.clone(),
+    })
+}
+
+/// Returns the identity of a running sandbox for an agent that asks again: the same one, with fresh
+/// entropy.
+pub fn renewed(before: Identity) -> Result<Identity, IdentityError> {
+    Ok(Identity {
+        rewound: false,
+        entropy: entropy()?,
+        ..before
+    })
+}
+
+fn entropy() -> Result<String, IdentityError> {
+    Ok(STANDARD.encode(random_bytes::<ENTROPY_BYTES>()?))
+}

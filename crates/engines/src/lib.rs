@@ -1,0 +1,27 @@
+//! Engines of one host: `microvm` and `gvisor` with the programs, templates and snapshots of a data
+//! directory, each as a [`jiffy_engine::Engine`] and both as one ([`HostEngine`]).
+
+mod agent_identity;
+mod data_dir_gc;
+mod engine_choice;
+mod guest_nic;
+mod gvisor_engine;
+mod host;
+mod host_engine;
+mod microvm_engine;
+mod programs;
+mod rehearsal;
+mod restore_policy;
+mod template_cache;
+
+pub use data_dir_gc::OLD_LOGS;
+pub use engine_choice::{EngineChoice, EngineFacts};
+pub use gvisor_engine::{GvisorEngine, GvisorGuest, UnassignedGvisorGuest};
+pub use host::{CreateError, Host, HostError, PreparedTemplate, SandboxSpec};
+pub use host_engine::{HostEngine, HostGuest, UnassignedHostGuest};
+pub use microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest, agent};
+pub use programs::{ProgramError, Programs};
+pub use restore_policy::{
+    EngineCost, HostFile, HostFingerprint, KeepError, Percentiles, PolicyCost, PolicyInForce,
+    PolicyReason, RestorePolicy, choose,
+};

@@ -1,0 +1,23 @@
+//! Databases that only their owner may read.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Creates the database `file` if missing, and makes it and its companions private to their owner.
+/// The database gives its mode to companions that it creates later.
+pub fn keep_private(file: &Path) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    drop(options.open(file)?);
+    for suffix in ["", "-wal", "-shm"] {
+        let mut name = file.as_os_str().to_owned();
+        name.push(suffix);
+        match fs::set_permissions(&name, Permissions::from_mode(0o600)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
+}
