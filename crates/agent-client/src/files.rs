@@ -6,10 +6,10 @@ use crate::error::ClientError;
 use crate::request_body::RequestBody;
 use bytes::Bytes;
 use hyper::Method;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -81,15 +81,16 @@ fn files_path(path: &str, user: Option<&str>) -> String {
 
 /// Percent encoding of a query's value.
 pub(crate) fn escape(into: &mut String, text: &[u8]) {
-    for &byte in text {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            into.push(char::from(byte));
-        } else {
-            // Writing to a String does not fail.
-            let _ = write!(into, "%{byte:02X}");
-        }
-    }
+    into.extend(percent_encode(text, &QUERY_VALUE));
 }
+
+/// Bytes that are escaped in a query's value: all but the unreserved ones (RFC 3986) and slashes.
+const QUERY_VALUE: AsciiSet = NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
 
 /// A file, or an archive, that is being read.
 pub struct FileReader {

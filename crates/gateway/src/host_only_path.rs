@@ -1,6 +1,7 @@
 //! Recognition of the agent's host-only paths in every spelling.
 
 use jiffy_proto::agent::HOST_ONLY_PATHS;
+use percent_encoding::percent_decode;
 
 /// Most times a path is percent-decoded before it counts as hostile.
 const MAX_DECODINGS: usize = 4;
@@ -13,7 +14,7 @@ pub fn is_host_only(path: &str) -> bool {
     let mut bytes = path.as_bytes().to_vec();
     let mut rounds = 0;
     loop {
-        let decoded = percent_decoded(&bytes);
+        let decoded = percent_decode(&bytes).collect();
         if decoded == bytes {
             break;
         }
@@ -64,30 +65,6 @@ fn is_host_only_segment(segments: &[Vec<u8>]) -> bool {
             .iter()
             .any(|path| path.trim_start_matches('/').as_bytes() == &first[..])
     })
-}
-
-fn percent_decoded(bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((&byte, after)) = rest.split_first() {
-        if byte == b'%'
-            && let [high, low, after @ ..] = after
-            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
-        {
-            out.push(high * 16 + low);
-            rest = after;
-        } else {
-            out.push(byte);
-            rest = after;
-        }
-    }
-    out
-}
-
-fn digit(byte: u8) -> Option<u8> {
-    char::from(byte)
-        .to_digit(16)
-        .and_then(|digit| u8::try_from(digit).ok())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::server::has_valid_token;
 use crate::state::Agent;
 use crate::users::User;
 use hyper::{HeaderMap, StatusCode, Uri};
+use percent_encoding::percent_decode;
 
 /// A decoded query.
 #[derive(Debug, Default)]
@@ -91,25 +92,13 @@ pub fn decode(text: &str) -> String {
 
 /// [`decode`] for names that need not be text.
 pub fn decode_bytes(text: &str) -> Vec<u8> {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = |b: u8| char::from(b).to_digit(16);
-        match bytes[at] {
-            b'+' => out.push(b' '),
-            b'%' if at + 2 < bytes.len() => match (hex(bytes[at + 1]), hex(bytes[at + 2])) {
-                (Some(high), Some(low)) => {
-                    out.push((high * 16 + low) as u8);
-                    at += 2;
-                }
-                _ => out.push(b'%'),
-            },
-            b => out.push(b),
+    let mut bytes = text.as_bytes().to_vec();
+    for byte in &mut bytes {
+        if *byte == b'+' {
+            *byte = b' ';
         }
-        at += 1;
     }
-    out
+    percent_decode(&bytes).collect()
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
@@ -416,12 +417,15 @@ async fn refusal(answer: Response<Incoming>) -> PullFault {
 
 /// Escapes a query value (RFC 3986 2.3).
 fn encoded(text: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~:/,".contains(&b);
-    let encode = |b: u8| match plain(b) {
-        true => char::from(b).to_string(),
-        false => format!("%{b:02X}"),
-    };
-    text.bytes().map(encode).collect()
+    const ESCAPED: AsciiSet = NON_ALPHANUMERIC
+        .remove(b'-')
+        .remove(b'.')
+        .remove(b'_')
+        .remove(b'~')
+        .remove(b':')
+        .remove(b'/')
+        .remove(b',');
+    utf8_percent_encode(text, &ESCAPED).to_string()
 }
 
 /// Message of an error with its causes.
