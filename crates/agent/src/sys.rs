@@ -1,7 +1,7 @@
 //! Small wrappers around system calls that neither std nor tokio offers.
 
+use data_encoding::HEXLOWER;
 use std::ffi::CString;
-use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -116,10 +116,7 @@ pub fn random(buffer: &mut [u8]) -> io::Result<()> {
 pub fn random_id() -> io::Result<String> {
     let mut bytes = [0; 16];
     random(&mut bytes)?;
-    Ok(bytes.iter().fold(String::new(), |mut text, b| {
-        let _ = write!(text, "{b:02x}");
-        text
-    }))
+    Ok(HEXLOWER.encode(&bytes))
 }
 
 /// Raises the limit of open files: soft 65,536 and hard 1,048,576, for the agent and its children.

@@ -6,6 +6,7 @@
 
 use crate::Home;
 use crate::file::{FileError, OnPath, write};
+use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -314,12 +315,9 @@ pub(crate) fn sum_of(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
 
+/// Lower-case hexadecimal SHA-256 of what was hashed.
 pub(crate) fn hex(hasher: Sha256) -> String {
-    hasher
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    HEXLOWER.encode(&hasher.finalize())
 }
 
 /// Checksum of the whole content. Positional reads, so that the file offset is unchanged.

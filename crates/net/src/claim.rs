@@ -7,6 +7,7 @@
 use crate::NetError;
 use crate::namespace;
 use crate::program;
+use data_encoding::HEXLOWER;
 use ipnet::Ipv4Net;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -42,7 +43,7 @@ pub(crate) fn tag(home: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let home = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
     let digest = Sha256::digest(home.as_os_str().as_bytes());
-    digest.iter().take(3).map(|b| format!("{b:02x}")).collect()
+    HEXLOWER.encode(&digest[..3])
 }
 
 impl RangeClaims {

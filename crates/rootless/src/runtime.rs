@@ -1,5 +1,6 @@
 //! Directory of sockets of one user, closed to others.
 
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder};
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +25,7 @@ pub fn directory(home: &Path, uid: u32) -> PathBuf {
     };
     let home = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
     let digest = Sha256::digest(home.as_os_str().as_bytes());
-    let tag: String = digest.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let tag = HEXLOWER.encode(&digest[..6]);
     let directory = place.join("jiffy").join(tag);
     let made = DirBuilder::new()
         .recursive(true)

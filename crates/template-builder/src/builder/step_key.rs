@@ -1,6 +1,7 @@
 //! Keys of steps: equal keys have equal results.
 
 use crate::spec::{BuildStep, CopySource, StepAction};
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 /// Key of a base: its owner, and the fingerprint of everything that sandboxes of its template
@@ -35,10 +36,7 @@ fn hash(parts: &[&str]) -> String {
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
         hash.update(part.as_bytes());
     }
-    hash.finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    HEXLOWER.encode(&hash.finalize())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Store of files that clients upload for builds, until they are pruned.
 
+use data_encoding::HEXLOWER;
 use jiffy_host::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -402,9 +403,7 @@ impl IncomingUpload {
         self.reserve()?;
         self.file.flush().await?;
         self.file.sync_data().await?;
-        let sum: String = (self.hash.finalize().iter())
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let sum = HEXLOWER.encode(&self.hash.finalize());
         let sums = self.target.with_extension("sum");
         {
             // The permit is released after the upload is counted.

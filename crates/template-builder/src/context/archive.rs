@@ -2,6 +2,7 @@
 
 use super::ContextError;
 use super::files::ContextEntries;
+use data_encoding::HEXLOWER;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveWriter};
@@ -26,8 +27,7 @@ pub struct ContextArchive {
 impl ContextArchive {
     pub(super) fn new(found: ContextEntries) -> Result<Self, ContextError> {
         let hasher = write(&found, false, HashWriter(Sha256::new()))?;
-        let sum = hasher.0.finalize();
-        let name = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = HEXLOWER.encode(&hasher.0.finalize());
         Ok(Self { name, found })
     }
 
