@@ -2,14 +2,14 @@
 //! Manifests of snapshots, decrypted but hostile: what is read is within the limits, and is written
 //! as it was read.
 
-use jiffy_store::{DataKeys, Manifest};
+use jiffy_store::{DataKeys, StoredManifest};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 
 static KEYS: LazyLock<DataKeys> = LazyLock::new(|| DataKeys::derive(1, &[1; 32]));
 
 fuzz_target!(|data: &[u8]| {
-    let Ok(manifest) = Manifest::decode_body(data) else {
+    let Ok(manifest) = StoredManifest::decode_body(data) else {
         return;
     };
     for part in &manifest.parts {
@@ -17,5 +17,5 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(part.stored().count(), part.hashes.len());
     }
     let (root, object) = manifest.encode(&KEYS, [0; 16]).unwrap();
-    assert_eq!(Manifest::decode(&object, &KEYS, root).unwrap(), manifest);
+    assert_eq!(StoredManifest::decode(&object, &KEYS, root).unwrap(), manifest);
 });

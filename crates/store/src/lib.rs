@@ -1,23 +1,46 @@
 //! Snapshots by content. A store is an S3 bucket or a directory that many hosts share.
 //!
 //! A snapshot is cut into chunks of 64 KiB, each named by its keyed hash. Chunks lie in packs
-//! ([`pack`]); a [`Manifest`] has the hashes, [`Locations`] say in which packs the chunks are. All of
+//! ([`pack`]); a [`StoredManifest`] has the hashes, [`Locations`] say in which packs the chunks are. All of
 //! it is encrypted under keys of the tenant.
 
+mod backend;
+mod cache;
 mod codec;
 mod data_keys;
 pub mod envelope;
 mod error;
+mod fetch_plan;
+mod keyring;
 pub mod layer;
+mod lease;
 mod locations;
 mod manifest;
 pub mod pack;
+mod pack_index;
+mod pull;
+mod push;
+mod remote;
+mod source;
+mod store_url;
+mod tenant;
+mod traffic;
 
+pub use backend::{Backend, BackendSettings, Listed};
+pub use cache::{CachedLayer, LayerCache};
 pub use data_keys::{DataKeys, HASH_BYTES, Hash, SEAL_BYTES};
 pub use error::{FormatError, StoreError};
+pub use keyring::Keyring;
 pub use layer::{Layer, LayerKind, Run, RunKind};
 pub use locations::{Location, Locations, MAX_LOCATIONS_BYTES};
 pub use manifest::{
-    Attributes, CHUNK_BYTES, EngineKind, MAX_LINEAGE, MAX_MANIFEST_BYTES, Manifest, Scope,
+    Attributes, CHUNK_BYTES, EngineKind, MAX_LINEAGE, MAX_MANIFEST_BYTES, StoredManifest, Scope,
     SnapshotName,
 };
+pub use pull::{PullReport, Selection};
+pub use push::{MAX_PUSH_TIME, PushOptions, PushReport};
+pub use remote::RemoteSnapshot;
+pub use source::{PartSource, SnapshotSource};
+pub use store_url::StoreUrl;
+pub use tenant::{SHARED_TENANT, SharedStore, Tenant};
+pub use traffic::Traffic;

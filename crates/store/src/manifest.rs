@@ -84,7 +84,7 @@ pub struct SnapshotName {
 
 /// Content of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Manifest {
+pub struct StoredManifest {
     /// Engine.
     pub engine: EngineKind,
     /// Time of creation in milliseconds since 1970, for information.
@@ -99,7 +99,7 @@ pub struct Manifest {
     pub working_set: Vec<u32>,
 }
 
-impl Manifest {
+impl StoredManifest {
     fn body(
         &self,
         mut part: impl FnMut(&mut Vec<u8>, &Layer) -> Result<(), FormatError>,

@@ -4,7 +4,7 @@ use jiffy_store::envelope::Header;
 use jiffy_store::pack::{PackWriter, TRAILER_BYTES, Trailer, decode_frame, encode_frame};
 use jiffy_store::{
     Attributes, CHUNK_BYTES, DataKeys, EngineKind, FormatError, Hash, Layer, LayerKind, Location,
-    Locations, Manifest, Run, RunKind, Scope, SnapshotName,
+    Locations, StoredManifest, Run, RunKind, Scope, SnapshotName,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn run(kind: RunKind, chunks: u32) -> Run {
     Run { kind, chunks }
 }
 
-fn manifest(keys: &DataKeys) -> Manifest {
+fn manifest(keys: &DataKeys) -> StoredManifest {
     let memory = Layer {
         kind: LayerKind::Memory,
         name: "memory.layer".into(),
@@ -43,7 +43,7 @@ fn manifest(keys: &DataKeys) -> Manifest {
         runs: vec![run(RunKind::Stored, 1)],
         hashes: vec![keys.chunk_hash(b"state")],
     };
-    Manifest {
+    StoredManifest {
         engine: EngineKind::Microvm,
         created_ms: 1_790_000_000_000,
         attributes: Attributes {
@@ -121,7 +121,7 @@ fn golden_files_of_version_1_keep_loading() {
         .parse()
         .unwrap();
     let object = fs::read(data("manifest1.bin")).unwrap();
-    let found = Manifest::decode(&object, &keys, root).unwrap();
+    let found = StoredManifest::decode(&object, &keys, root).unwrap();
     assert_eq!(found, manifest(&keys));
     assert_eq!(found.root(&keys).unwrap(), root);
     let chunks = read_pack(&keys, &fs::read(data("pack1.bin")).unwrap()).unwrap();
@@ -150,7 +150,7 @@ fn a_flipped_bit_anywhere_in_a_golden_file_is_found() {
         changed.collect::<Vec<_>>()
     };
     for changed in flips("manifest1.bin", 1) {
-        assert!(Manifest::decode(&changed, &keys, root).is_err());
+        assert!(StoredManifest::decode(&changed, &keys, root).is_err());
     }
     for changed in flips("locations1.bin", 1) {
         assert!(Locations::decode(&changed, &keys, root).is_err());
@@ -170,13 +170,13 @@ fn objects_cut_short_or_of_another_version_are_refused_in_words() {
         .unwrap();
     let bytes = fs::read(data("manifest1.bin")).unwrap();
     for length in 0..bytes.len() {
-        assert!(Manifest::decode(&bytes[..length], &keys, root).is_err());
+        assert!(StoredManifest::decode(&bytes[..length], &keys, root).is_err());
     }
     let mut newer = bytes.clone();
     newer[8] = 2;
-    let refused = Manifest::decode(&newer, &keys, root).unwrap_err();
+    let refused = StoredManifest::decode(&newer, &keys, root).unwrap_err();
     assert_eq!(refused, FormatError::Version { found: 2, read: 1 });
-    let other = Manifest::decode(&bytes, &keys, Hash([1; 32])).unwrap_err();
+    let other = StoredManifest::decode(&bytes, &keys, Hash([1; 32])).unwrap_err();
     assert!(other.to_string().contains("another snapshot"), "{other}");
 }
 
@@ -185,13 +185,13 @@ fn keys_of_another_generation_open_nothing_and_hash_differently() {
     let (ours, other) = (keys(), DataKeys::derive(3, &[8; 32]));
     assert_ne!(ours.chunk_hash(b"x"), other.chunk_hash(b"x"));
     let (root, object) = manifest(&ours).encode(&ours, TENANT).unwrap();
-    assert!(Manifest::decode(&object, &other, root).is_err());
+    assert!(StoredManifest::decode(&object, &other, root).is_err());
 }
 
 #[test]
 fn contradictory_manifests_are_not_written() {
     let keys = keys();
-    let refused = |change: fn(&mut Manifest)| {
+    let refused = |change: fn(&mut StoredManifest)| {
         let mut manifest = manifest(&keys);
         change(&mut manifest);
         manifest.encode(&keys, TENANT).unwrap_err()

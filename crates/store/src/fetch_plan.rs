@@ -1,0 +1,125 @@
+//! Plan of a pull: ranges of packs that have the wanted chunks.
+
+use crate::data_keys::Hash;
+use crate::locations::Location;
+use crate::pack::PackId;
+use std::collections::{BTreeMap, HashMap};
+
+/// Longest range that is read at once, in bytes.
+pub(crate) const MAX_RANGE_BYTES: u64 = 4 << 20;
+/// Bytes that are read in vain rather than with another request: in a range that is long already...
+const MAX_GAP_BYTES: u64 = 64 << 10;
+/// ... and in one that is shorter than this.
+const MIN_RANGE_BYTES: u64 = 256 << 10;
+
+/// A chunk that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub number: u64,
+    pub hash: Hash,
+    pub location: Location,
+}
+
+/// Frame in a range, and the chunks that have its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PlannedFrame {
+    pub location: Location,
+    pub hash: Hash,
+    pub numbers: Vec<u64>,
+}
+
+/// A range of a pack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PlannedRange {
+    pub pack: PackId,
+    pub start: u64,
+    pub end: u64,
+    pub frames: Vec<PlannedFrame>,
+}
+
+/// Plans the ranges of `wanted`; packs come in the order in which they are wanted first.
+pub(crate) fn plan(wanted: &[Wanted]) -> Vec<PlannedRange> {
+    let mut order: Vec<PackId> = Vec::new();
+    let mut packs: HashMap<PackId, BTreeMap<u32, PlannedFrame>> = HashMap::new();
+    for chunk in wanted {
+        let pack = packs.entry(chunk.location.pack).or_insert_with(|| {
+            order.push(chunk.location.pack);
+            BTreeMap::new()
+        });
+        let frame = pack.entry(chunk.location.offset).or_insert_with(|| PlannedFrame {
+            location: chunk.location,
+            hash: chunk.hash,
+            numbers: Vec::new(),
+        });
+        frame.numbers.push(chunk.number);
+    }
+    let mut ranges: Vec<PlannedRange> = Vec::new();
+    for pack in order {
+        for frame in packs.remove(&pack).unwrap_or_default().into_values() {
+            let start = u64::from(frame.location.offset);
+            let end = start + u64::from(frame.location.length);
+            match ranges.last_mut() {
+                Some(last) if last.pack == pack && joins(last, start, end) => {
+                    last.end = last.end.max(end);
+                    last.frames.push(frame);
+                }
+                _ => ranges.push(PlannedRange {
+                    pack,
+                    start,
+                    end,
+                    frames: vec![frame],
+                }),
+            }
+        }
+    }
+    ranges
+}
+
+fn joins(range: &PlannedRange, start: u64, end: u64) -> bool {
+    let gap = start.saturating_sub(range.end);
+    let allowed = match range.end - range.start < MIN_RANGE_BYTES {
+        true => MIN_RANGE_BYTES,
+        false => MAX_GAP_BYTES,
+    };
+    gap <= allowed && end.saturating_sub(range.start) <= MAX_RANGE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(number: u64, pack: u8, offset: u32, length: u32) -> Wanted {
+        let location = Location {
+            pack: [pack; 16],
+            offset,
+            length,
+        };
+        Wanted {
+            number,
+            hash: Hash([0; 32]),
+            location,
+        }
+    }
+
+    #[test]
+    fn neighbours_are_read_together_and_ranges_have_a_limit() {
+        let frames: Vec<Wanted> = (0..200).map(|n| wanted(n.into(), 1, 64 + n * 60_000, 60_000)).collect();
+        let ranges = plan(&frames);
+        assert_eq!(ranges.len(), 3);
+        assert!(ranges.iter().all(|range| range.end - range.start <= MAX_RANGE_BYTES));
+    }
+
+    #[test]
+    fn distant_frames_and_other_packs_are_read_apart_in_the_order_wanted() {
+        let ranges = plan(&[wanted(0, 2, 64, 100), wanted(1, 1, 64, 100), wanted(2, 2, 1 << 20, 100)]);
+        let places: Vec<_> = ranges.iter().map(|range| (range.pack[0], range.start)).collect();
+        assert_eq!(places, [(2, 64), (2, 1 << 20), (1, 64)]);
+    }
+
+    #[test]
+    fn a_frame_of_several_chunks_is_read_once() {
+        let ranges = plan(&[wanted(0, 1, 64, 100), wanted(9, 1, 64, 100)]);
+        assert_eq!(ranges.len(), 1);
+        assert_eq!(ranges[0].frames[0].numbers, [0, 9]);
+    }
+}

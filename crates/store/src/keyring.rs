@@ -1,0 +1,184 @@
+//! Master keys of a store, from a file or a command. They wrap the tenants' secrets.
+//!
+//! ```toml
+//! locator = "64 hexadecimal digits, the same on all hosts, for ever"
+//! current = "k2"
+//! # Wraps and unwraps instead of the keys below: called with `wrap KEY` or `unwrap KEY`, it reads
+//! # standard input and writes standard output.
+//! command = ["/usr/bin/kms"]
+//! [keys]
+//! k1 = "64 hexadecimal digits"
+//! k2 = "64 hexadecimal digits"
+//! ```
+
+use crate::data_keys::{hex, open, seal};
+use crate::{FormatError, Hash, StoreError};
+use chacha20poly1305::{KeyInit, XChaCha20Poly1305};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use zeroize::Zeroizing;
+
+const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
+/// Longest wrapped secret in bytes.
+pub(crate) const MAX_WRAPPED_BYTES: usize = 4096;
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyFile {
+    locator: Zeroizing<String>,
+    current: String,
+    #[serde(default)]
+    command: Vec<String>,
+    #[serde(default)]
+    keys: BTreeMap<String, Zeroizing<String>>,
+}
+
+/// Master keys.
+pub struct Keyring {
+    names: Zeroizing<[u8; 32]>,
+    records: XChaCha20Poly1305,
+    current: String,
+    command: Vec<String>,
+    keys: BTreeMap<String, XChaCha20Poly1305>,
+}
+
+impl std::fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Keyring({})", self.current)
+    }
+}
+
+impl Keyring {
+    /// Reads a file of keys, which only its owner may read.
+    pub fn load(path: &Path) -> Result<Self, StoreError> {
+        let refused = |reason: &str| key_error("", &format!("{}: {reason}", path.display()));
+        let metadata = std::fs::metadata(path).map_err(StoreError::io(path))?;
+        if metadata.mode() & 0o077 != 0 {
+            return Err(refused("others can read it; chmod 600"));
+        }
+        if metadata.len() > MAX_KEY_FILE_BYTES {
+            return Err(refused("it is too long"));
+        }
+        let text = std::fs::read_to_string(path).map_err(StoreError::io(path))?;
+        Self::parse(&Zeroizing::new(text)).map_err(|reason| refused(&reason))
+    }
+
+    /// Parses the content of a file of keys. The error is the defect, without any of the content.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        // The parser's own message would show lines of the file.
+        let file: KeyFile =
+            toml::from_str(text).map_err(|_| "it is no file of keys, see `locator`, `current`, `keys`")?;
+        let secret = |name: &str, text: &str| {
+            let key = hex::<32>(text).map(Zeroizing::new);
+            key.ok_or_else(|| format!("{name} is not 64 hexadecimal digits"))
+        };
+        let locator = secret("locator", &file.locator)?;
+        let derived = |subject| Zeroizing::new(blake3::derive_key(subject, &*locator));
+        let mut keys = BTreeMap::new();
+        for (name, text) in &file.keys {
+            let key = secret(name, text)?;
+            keys.insert(name.clone(), XChaCha20Poly1305::new((&*key).into()));
+        }
+        if file.command.is_empty() && !keys.contains_key(&file.current) {
+            return Err(format!("there is no key {:?}, which is the current one", file.current));
+        }
+        Ok(Self {
+            names: derived("jiffy store 2026 tenant names"),
+            records: XChaCha20Poly1305::new((&*derived("jiffy store 2026 tenant records")).into()),
+            current: file.current,
+            command: file.command,
+            keys,
+        })
+    }
+
+    /// Key that new secrets are wrapped with.
+    pub fn current(&self) -> &str {
+        &self.current
+    }
+
+    /// Keyed hash of the name of a tenant.
+    pub(crate) fn locate(&self, tenant: &str) -> Hash {
+        Hash(*blake3::keyed_hash(&self.names, tenant.as_bytes()).as_bytes())
+    }
+
+    /// Encrypts the record of a tenant, which names keys.
+    pub(crate) fn seal_record(&self, tenant: &str, record: &[u8]) -> Result<Vec<u8>, FormatError> {
+        seal(&self.records, tenant.as_bytes(), record)
+    }
+
+    pub(crate) fn open_record(&self, tenant: &str, record: &[u8]) -> Result<Vec<u8>, FormatError> {
+        open(&self.records, tenant.as_bytes(), record)
+    }
+
+    /// Wraps a secret with the current key; unwrapping needs the same `context`.
+    pub(crate) async fn wrap(&self, tenant: &str, context: &[u8], secret: &[u8]) -> Result<Vec<u8>, StoreError> {
+        match self.keys.get(&self.current) {
+            _ if !self.command.is_empty() => self.run(tenant, "wrap", &self.current, secret).await.map(|w| w.to_vec()),
+            Some(key) => seal(key, context, secret).map_err(|e| key_error(tenant, &e.to_string())),
+            None => Err(key_error(tenant, &format!("there is no key {:?}", self.current))),
+        }
+    }
+
+    /// Unwraps a secret that was wrapped with key `key`.
+    pub(crate) async fn unwrap(
+        &self,
+        tenant: &str,
+        key: &str,
+        context: &[u8],
+        wrapped: &[u8],
+    ) -> Result<Zeroizing<[u8; 32]>, StoreError> {
+        let secret = match self.keys.get(key) {
+            Some(cipher) if self.command.is_empty() => {
+                open(cipher, context, wrapped).map(Zeroizing::new).map_err(|e| key_error(tenant, &e.to_string()))?
+            }
+            _ if !self.command.is_empty() => self.run(tenant, "unwrap", key, wrapped).await?,
+            _ => return Err(key_error(tenant, &format!("there is no key {key:?}"))),
+        };
+        let secret = secret.as_slice().try_into().map(Zeroizing::new);
+        secret.map_err(|_| key_error(tenant, "what was unwrapped is no secret of 32 bytes"))
+    }
+
+    async fn run(&self, tenant: &str, verb: &str, key: &str, input: &[u8]) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+        let failed = |reason: String| key_error(tenant, &format!("the key command failed: {reason}"));
+        let (program, arguments) = self.command.split_first().ok_or_else(|| failed("there is none".into()))?;
+        let called = async {
+            let mut child = tokio::process::Command::new(program)
+                .args(arguments)
+                .args([verb, key])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .kill_on_drop(true)
+                .spawn()?;
+            if let Some(mut stdin) = child.stdin.take() {
+                stdin.write_all(input).await?;
+            }
+            let mut output = Zeroizing::new(Vec::with_capacity(MAX_WRAPPED_BYTES + 1));
+            if let Some(stdout) = child.stdout.take() {
+                stdout.take(MAX_WRAPPED_BYTES as u64 + 1).read_to_end(&mut output).await?;
+            }
+            Ok::<_, std::io::Error>((child.wait().await?, output))
+        };
+        let ended = tokio::time::timeout(COMMAND_TIMEOUT, called).await;
+        let (status, output) = ended
+            .map_err(|_| failed(format!("it did not end within {COMMAND_TIMEOUT:?}")))?
+            .map_err(|e| failed(e.to_string()))?;
+        match status.success() && (1..=MAX_WRAPPED_BYTES).contains(&output.len()) {
+            true => Ok(output),
+            false => Err(failed(format!("{status}, {} bytes", output.len()))),
+        }
+    }
+}
+
+pub(crate) fn key_error(tenant: &str, reason: &str) -> StoreError {
+    StoreError::Key {
+        tenant: tenant.to_owned(),
+        reason: reason.to_owned(),
+    }
+}

@@ -1,0 +1,273 @@
+//! Tenants of a store: records of their wrapped secrets, and rotation.
+//!
+//! A record is `tenants/<keyed hash of the name>/<version>`, encrypted. Records are only added; the
+//! latest version holds, and two hosts that write the same version conflict. A generation of data
+//! keys is for ever: what was written under it stays readable. Another master key wraps the secrets
+//! anew and touches no pack.
+
+use crate::data_keys::{DataKeys, hex, random, to_hex};
+use crate::envelope::TenantId;
+use crate::keyring::{Keyring, MAX_WRAPPED_BYTES, key_error};
+use crate::{Backend, Hash, StoreError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+const MAX_RECORD_BYTES: u64 = 1 << 20;
+const MAX_GENERATIONS: usize = 1000;
+/// Versions of a record that stay, so that a host that has just listed them finds its own.
+const KEPT_VERSIONS: usize = 3;
+/// Tenant whose keys all hosts have and all tenants read: stock templates.
+pub const SHARED_TENANT: &str = "shared";
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    id: String,
+    generations: Vec<Wrapped>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wrapped {
+    generation: u32,
+    key: String,
+    secret: String,
+}
+
+/// Tenant with its keys.
+#[derive(Debug, Clone)]
+pub struct Tenant {
+    name: String,
+    id: TenantId,
+    generations: BTreeMap<u32, DataKeys>,
+}
+
+impl Tenant {
+    /// Name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Public id.
+    pub fn id(&self) -> TenantId {
+        self.id
+    }
+
+    /// Data keys that new objects are written under.
+    pub fn current(&self) -> Result<&DataKeys, StoreError> {
+        let newest = self.generations.values().next_back();
+        newest.ok_or_else(|| key_error(&self.name, "it has no generation"))
+    }
+
+    /// Data keys of a generation.
+    pub fn generation(&self, number: u32) -> Result<&DataKeys, StoreError> {
+        let keys = self.generations.get(&number);
+        keys.ok_or_else(|| {
+            let reason = format!("this host has no generation {number} of it; open the store again");
+            key_error(&self.name, &reason)
+        })
+    }
+
+    /// Key of one of its objects.
+    pub(crate) fn key(&self, rest: &str) -> String {
+        format!("{}/{rest}", to_hex(&self.id))
+    }
+
+    pub(crate) fn manifest_key(&self, root: &Hash) -> String {
+        self.key(&format!("manifests/{root}"))
+    }
+
+    pub(crate) fn locations_key(&self, root: &Hash) -> String {
+        self.key(&format!("locations/{root}"))
+    }
+
+    pub(crate) fn removed_key(&self, root: &Hash) -> String {
+        self.key(&format!("removed/{root}"))
+    }
+
+    /// Key that says that a snapshot of `other` needs the snapshot `ancestor` of this tenant.
+    pub(crate) fn reference_key(&self, ancestor: &Hash, other: &Tenant, root: &Hash) -> String {
+        self.key(&format!("references/{ancestor}/{}-{root}", to_hex(&other.id)))
+    }
+
+    pub(crate) fn pack_key(&self, generation: u32, pack: &[u8; 16]) -> String {
+        self.key(&format!("packs/{generation}/{}", to_hex(pack)))
+    }
+}
+
+/// Store with the master keys of its tenants.
+#[derive(Debug)]
+pub struct SharedStore {
+    pub(crate) backend: Backend,
+    keyring: Keyring,
+}
+
+impl SharedStore {
+    /// Opens the store behind `backend`. Makes no request.
+    pub fn new(backend: Backend, keyring: Keyring) -> Self {
+        Self { backend, keyring }
+    }
+
+    /// Requests to the store.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn prefix(&self, name: &str) -> String {
+        format!("tenants/{}", self.keyring.locate(name))
+    }
+
+    /// Opens tenant `name`, which is made if it is new.
+    pub async fn tenant(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
+        if let Some((_, record)) = self.newest(name).await? {
+            return self.unwrap(name, &record).await.map(Arc::new);
+        }
+        let id: TenantId = random().map_err(|e| key_error(name, &e.to_string()))?;
+        let record = Record {
+            id: to_hex(&id),
+            generations: vec![self.new_generation(name, &id, 1).await?],
+        };
+        match self.write(name, 1, &record).await {
+            // Another host was first.
+            Err(StoreError::Conflict { .. }) => {}
+            other => other?,
+        }
+        match self.newest(name).await? {
+            Some((_, record)) => self.unwrap(name, &record).await.map(Arc::new),
+            None => Err(key_error(name, "its record went away")),
+        }
+    }
+
+    /// Wraps the secrets of tenant `name` with the current master key.
+    pub async fn rewrap(&self, name: &str) -> Result<(), StoreError> {
+        let (version, mut record) = self.existing(name).await?;
+        let id = id_of(name, &record)?;
+        for wrapped in &mut record.generations {
+            let secret = self.unwrap_one(name, &id, wrapped).await?;
+            *wrapped = self.wrap_one(name, &id, wrapped.generation, &secret).await?;
+        }
+        self.write(name, version + 1, &record).await?;
+        // What the old master key opens is removed at once.
+        for old in self.backend.list(&self.prefix(name)).await? {
+            if version_of(&old.key) <= Some(version) {
+                self.backend.delete(&old.key).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a generation of data keys to tenant `name`: what is pushed from now on is hashed and
+    /// encrypted with them, and shares no chunk with what was.
+    pub async fn rotate(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
+        let (version, mut record) = self.existing(name).await?;
+        let id = id_of(name, &record)?;
+        let newest = record.generations.iter().map(|wrapped| wrapped.generation).max();
+        let next = newest.unwrap_or(0) + 1;
+        record.generations.push(self.new_generation(name, &id, next).await?);
+        self.write(name, version + 1, &record).await?;
+        self.tenant(name).await
+    }
+
+    async fn existing(&self, name: &str) -> Result<(u32, Record), StoreError> {
+        let newest = self.newest(name).await?;
+        newest.ok_or_else(|| key_error(name, "the store does not know it"))
+    }
+
+    async fn newest(&self, name: &str) -> Result<Option<(u32, Record)>, StoreError> {
+        let listed = self.backend.list(&self.prefix(name)).await?;
+        let newest = listed.iter().filter_map(|found| version_of(&found.key)).max();
+        let Some(version) = newest else {
+            return Ok(None);
+        };
+        let key = record_key(&self.prefix(name), version);
+        let object = self.backend.get(&key, MAX_RECORD_BYTES).await?;
+        let opened = self.keyring.open_record(name, &object);
+        let opened = Zeroizing::new(opened.map_err(StoreError::damaged(&key))?);
+        let parsed = serde_json::from_slice::<Record>(&opened);
+        let record = parsed.map_err(|_| key_error(name, "its record is malformed"))?;
+        Ok(Some((version, record)))
+    }
+
+    async fn write(&self, name: &str, version: u32, record: &Record) -> Result<(), StoreError> {
+        let malformed = |_| key_error(name, "its record cannot be written");
+        let text = serde_json::to_vec(record).map_err(malformed)?;
+        let key = record_key(&self.prefix(name), version);
+        let sealed = self.keyring.seal_record(name, &text).map_err(StoreError::damaged(&key))?;
+        if !self.backend.create(&key, sealed.clone().into()).await?
+            // The answer to an earlier attempt may have been lost.
+            && self.backend.get(&key, MAX_RECORD_BYTES).await? != sealed
+        {
+            return Err(StoreError::Conflict { object: key });
+        }
+        let listed = self.backend.list(&self.prefix(name)).await?;
+        for old in listed {
+            let is_old = |at: u32| at as usize + KEPT_VERSIONS <= version as usize;
+            if version_of(&old.key).is_some_and(is_old) {
+                self.backend.delete(&old.key).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn new_generation(&self, name: &str, id: &TenantId, generation: u32) -> Result<Wrapped, StoreError> {
+        let secret = random().map_err(|e| key_error(name, &e.to_string()))?;
+        self.wrap_one(name, id, generation, &Zeroizing::new(secret)).await
+    }
+
+    async fn wrap_one(&self, name: &str, id: &TenantId, generation: u32, secret: &[u8; 32]) -> Result<Wrapped, StoreError> {
+        let wrapped = self.keyring.wrap(name, &context(id, generation), secret).await?;
+        Ok(Wrapped {
+            generation,
+            key: self.keyring.current().to_owned(),
+            secret: to_hex(&wrapped),
+        })
+    }
+
+    async fn unwrap_one(&self, name: &str, id: &TenantId, wrapped: &Wrapped) -> Result<Zeroizing<[u8; 32]>, StoreError> {
+        let malformed = || key_error(name, "a secret in its record is malformed");
+        if wrapped.secret.len() > 2 * MAX_WRAPPED_BYTES {
+            return Err(malformed());
+        }
+        let bytes: Option<Vec<u8>> = (wrapped.secret.as_bytes().chunks(2))
+            .map(|pair| std::str::from_utf8(pair).ok().and_then(hex::<1>).map(|[byte]| byte))
+            .collect();
+        let bytes = bytes.ok_or_else(malformed)?;
+        let context = context(id, wrapped.generation);
+        self.keyring.unwrap(name, &wrapped.key, &context, &bytes).await
+    }
+
+    async fn unwrap(&self, name: &str, record: &Record) -> Result<Tenant, StoreError> {
+        let id = id_of(name, record)?;
+        if record.generations.is_empty() || record.generations.len() > MAX_GENERATIONS {
+            return Err(key_error(name, "its record has no or too many generations"));
+        }
+        let mut generations = BTreeMap::new();
+        for wrapped in &record.generations {
+            let secret = self.unwrap_one(name, &id, wrapped).await?;
+            generations.insert(wrapped.generation, DataKeys::derive(wrapped.generation, &secret));
+        }
+        Ok(Tenant {
+            name: name.to_owned(),
+            id,
+            generations,
+        })
+    }
+}
+
+fn context(id: &TenantId, generation: u32) -> Vec<u8> {
+    [&id[..], &generation.to_le_bytes()].concat()
+}
+
+fn id_of(name: &str, record: &Record) -> Result<TenantId, StoreError> {
+    hex(&record.id).ok_or_else(|| key_error(name, "the id in its record is malformed"))
+}
+
+fn record_key(prefix: &str, version: u32) -> String {
+    format!("{prefix}/{version:010}")
+}
+
+fn version_of(key: &str) -> Option<u32> {
+    key.rsplit('/').next()?.parse().ok()
+}

@@ -1,0 +1,122 @@
+//! Tenants: nothing of one can be read by another or by the owner of the bucket; keys can change.
+
+use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreError, StoreUrl};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+fn keys(current: &str) -> Keyring {
+    let key = |digit: &str| digit.repeat(64);
+    let text = format!(
+        "locator = \"{}\"\ncurrent = \"{current}\"\n[keys]\nk1 = \"{}\"\nk2 = \"{}\"\n",
+        key("a"),
+        key("1"),
+        key("2")
+    );
+    Keyring::parse(&text).unwrap()
+}
+
+fn store(dir: &Path, keyring: Keyring) -> SharedStore {
+    let url: StoreUrl = format!("file://{}", dir.display()).parse().unwrap();
+    SharedStore::new(url.open(BackendSettings::default()).unwrap(), keyring)
+}
+
+#[tokio::test]
+async fn a_tenant_is_made_once_whatever_host_opens_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (store(dir.path(), keys("k1")), store(dir.path(), keys("k1")));
+    let (ours, theirs) = tokio::join!(a.tenant("alice"), b.tenant("alice"));
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    assert_eq!(ours.id(), theirs.id());
+    let hash = |tenant: &jiffy_store::Tenant| tenant.current().unwrap().chunk_hash(b"x");
+    assert_eq!(hash(&ours), hash(&theirs));
+    let mallory = a.tenant("mallory").await.unwrap();
+    assert_ne!(hash(&ours), hash(&mallory));
+}
+
+#[tokio::test]
+async fn another_master_key_takes_over_and_the_data_keys_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = store(dir.path(), keys("k1")).tenant("alice").await.unwrap();
+    store(dir.path(), keys("k2")).rewrap("alice").await.unwrap();
+    let text = format!("locator = \"{}\"\ncurrent = \"k2\"\n[keys]\nk2 = \"{}\"\n", "a".repeat(64), "2".repeat(64));
+    let only_new = store(dir.path(), Keyring::parse(&text).unwrap());
+    let after = only_new.tenant("alice").await.unwrap();
+    let hash = |tenant: &jiffy_store::Tenant| tenant.current().unwrap().chunk_hash(b"x");
+    assert_eq!(hash(&before), hash(&after));
+    let only_old = Keyring::parse(&text.replace("k2", "k1")).unwrap();
+    let refused = store(dir.path(), only_old).tenant("alice").await.unwrap_err();
+    assert!(matches!(refused, StoreError::Key { .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn a_rotation_adds_a_generation_and_keeps_the_old_one_readable() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path(), keys("k1"));
+    let before = store.tenant("alice").await.unwrap();
+    let after = store.rotate("alice").await.unwrap();
+    assert_eq!(after.current().unwrap().generation(), 2);
+    let hash = |keys: &jiffy_store::DataKeys| keys.chunk_hash(b"x");
+    assert_eq!(hash(after.generation(1).unwrap()), hash(before.current().unwrap()));
+    assert_ne!(hash(after.current().unwrap()), hash(before.current().unwrap()));
+}
+
+#[tokio::test]
+async fn names_of_tenants_and_keys_are_not_in_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path(), keys("k1")).tenant("alice").await.unwrap();
+    let mut stack = vec![dir.path().to_owned()];
+    while let Some(path) = stack.pop() {
+        assert!(!path.to_string_lossy().contains("alice"));
+        if path.is_dir() {
+            stack.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            let bytes = fs::read(path).unwrap();
+            for word in [&b"alice"[..], b"k1", b"generation"] {
+                assert!(!bytes.windows(word.len()).any(|at| at == word));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_wraps_the_keys_instead_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let command = dir.path().join("kms");
+    // Wraps by reversing: enough to see that it is asked.
+    fs::write(&command, "#!/bin/sh\n[ \"$2\" = alias ] || exit 1\nperl -0777 -pe '$_ = reverse'\n").unwrap();
+    fs::set_permissions(&command, fs::Permissions::from_mode(0o755)).unwrap();
+    let text = |current: &str| {
+        format!("locator = \"{}\"\ncurrent = \"{current}\"\ncommand = [\"{}\"]\n", "a".repeat(64), command.display())
+    };
+    let place = dir.path().join("store");
+    let ours = store(&place, Keyring::parse(&text("alias")).unwrap());
+    let first = ours.tenant("alice").await.unwrap();
+    assert_eq!(ours.tenant("alice").await.unwrap().id(), first.id());
+    let refused = store(&place, Keyring::parse(&text("other")).unwrap());
+    let refused = refused.tenant("bob").await.unwrap_err();
+    assert!(refused.to_string().contains("key command"), "{refused}");
+}
+
+#[test]
+fn a_file_of_keys_that_others_can_read_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    fs::write(&path, "secret").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    let refused = Keyring::load(&path).unwrap_err().to_string();
+    assert!(refused.contains("chmod 600") && !refused.contains("secret"), "{refused}");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let refused = Keyring::load(&path).unwrap_err().to_string();
+    assert!(!refused.contains("secret"), "{refused}");
+}
+
+#[test]
+fn addresses_of_stores_are_parsed_or_refused_in_words() {
+    let parse = |text: &str| text.parse::<StoreUrl>();
+    assert!(matches!(parse("s3://b/p/q").unwrap(), StoreUrl::S3 { bucket, prefix } if bucket == "b" && prefix == "p/q"));
+    assert!(matches!(parse("file:///x/y").unwrap(), StoreUrl::Directory(path) if path == Path::new("/x/y")));
+    for wrong in ["", "b/p", "http://b/p", "s3:///p", "file:///", "s3://b/p?x=1", "s3://u:p@b/p"] {
+        assert!(matches!(parse(wrong), Err(StoreError::Url { .. })), "{wrong}");
+    }
+}
