@@ -1,0 +1,91 @@
+//! Compilation of a module, by a process that does nothing else.
+
+use crate::artifact::{self, ArtifactHeader};
+use crate::jail::{self, ProcessLimits};
+use crate::limits::MAX_MODULE_BYTES;
+use crate::seccomp;
+use crate::world::{self, World, WorldError};
+use crate::{core_world, engine, http_world};
+use std::io::Read;
+use wasmtime::component::Component;
+use wasmtime::{Engine, Module};
+
+/// Module that is not compiled. The message is its author's to read.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// Above the limit.
+    #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
+    TooLarge,
+    /// Without a world.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// Not valid, or it imports what is not there.
+    #[error("the module is not valid: {0}")]
+    Invalid(String),
+    /// The input cannot be read.
+    #[error("reading the module: {0}")]
+    Read(#[from] std::io::Error),
+}
+
+fn invalid(error: wasmtime::Error) -> CompileError {
+    CompileError::Invalid(format!("{error:#}").chars().take(2000).collect())
+}
+
+/// Processor time of a compilation in seconds, on all processors together.
+const MAX_CPU_S: u64 = 60;
+/// Address space of a compiler in bytes.
+const MAX_COMPILER_BYTES: u64 = 1 << 30;
+/// Descriptors of a compiler.
+const MAX_DESCRIPTORS: u64 = 16;
+
+/// Makes the engine of a compiler, and confines the process if `jailed`. Must be called before
+/// another thread exists.
+pub fn prepare(jailed: bool) -> std::io::Result<Engine> {
+    jail::close_descriptors(3)?;
+    let engine = engine::compiling().map_err(std::io::Error::other)?;
+    if jailed {
+        jail::confine(&ProcessLimits {
+            descriptors: MAX_DESCRIPTORS,
+            cpu_s: Some(MAX_CPU_S),
+            address_space: Some(MAX_COMPILER_BYTES),
+        })?;
+        seccomp::confine_compiler()?;
+    }
+    Ok(engine)
+}
+
+/// Reads a module of bounded size.
+pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
+    let mut module = Vec::new();
+    source.take(MAX_MODULE_BYTES + 1).read_to_end(&mut module)?;
+    match u64::try_from(module.len()) {
+        Ok(length) if length <= MAX_MODULE_BYTES => Ok(module),
+        _ => Err(CompileError::TooLarge),
+    }
+}
+
+/// Compiles a module of `owner` to a file for [`artifact::check`].
+pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, CompileError> {
+    let world = World::detect(module)?;
+    let code = match world {
+        World::Core => {
+            let module = Module::from_binary(engine, module).map_err(invalid)?;
+            world::check_core(&module)?;
+            core_world::prepare(&module).map_err(invalid)?;
+            module.serialize().map_err(invalid)?
+        }
+        World::Http => {
+            let component = Component::from_binary(engine, module).map_err(invalid)?;
+            world::check_http(&component)?;
+            http_world::prepare(&component).map_err(invalid)?;
+            component.serialize().map_err(invalid)?
+        }
+    };
+    let header = ArtifactHeader {
+        world,
+        engine: engine::fingerprint(engine),
+        owner: artifact::owner_digest(owner),
+        module: *blake3::hash(module).as_bytes(),
+    };
+    Ok(artifact::seal(&header, &code))
+}

@@ -1,0 +1,114 @@
+//! Wasmtime engines: one that compiles, and one that runs what was compiled.
+
+use crate::artifact::Digest;
+use crate::limits::{MAX_FUNCTION_MEMORY_MIB, TenantLimits};
+use std::hash::{Hash, Hasher};
+use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+/// Stack of a guest in bytes. Deeper recursion traps.
+const GUEST_STACK_BYTES: usize = 512 << 10;
+/// Stack of a fiber in bytes: the guest's, and the host's calls on top.
+const FIBER_STACK_BYTES: usize = 2 << 20;
+/// Bytes of a memory, and of a table, that are set to zero at the end of a request; the rest is
+/// given back to the kernel. bench/functions measures it.
+const MEMSET_BYTES: usize = 64 << 10;
+/// Largest table in elements.
+pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
+/// Core instances, memories and tables that the parts of one component may have.
+pub(crate) const MAX_CORE_INSTANCES: u32 = 32;
+pub(crate) const MAX_MEMORIES: u32 = 4;
+pub(crate) const MAX_TABLES: u32 = 16;
+
+/// Settings that decide about machine code; equal in both engines.
+fn common() -> Config {
+    let mut config = Config::new();
+    config
+        .epoch_interruption(true)
+        .max_wasm_stack(GUEST_STACK_BYTES)
+        .async_stack_size(FIBER_STACK_BYTES)
+        .memory_init_cow(true)
+        // Features beyond WebAssembly 2.0 that widen the compiler's and the runtime's surface.
+        .shared_memory(false)
+        .wasm_memory64(false);
+    config
+}
+
+/// Engine that compiles.
+pub fn compiling() -> wasmtime::Result<Engine> {
+    Engine::new(&common())
+}
+
+/// Engine that runs requests in a pool of slots. It maps the pool, and must exist before the jail.
+pub fn running(limits: &TenantLimits) -> wasmtime::Result<Engine> {
+    running_with(limits, MEMSET_BYTES)
+}
+
+/// Engine as by [`running`] with another amount that is set to zero instead of given back.
+pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Result<Engine> {
+    let slots = limits.slots.max(1);
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_core_instances(slots.saturating_mul(8))
+        .total_component_instances(slots)
+        .total_memories(slots.saturating_mul(2))
+        .total_tables(slots.saturating_mul(4))
+        .total_stacks(slots.saturating_add(8))
+        .max_core_instances_per_component(MAX_CORE_INSTANCES)
+        .max_memories_per_component(MAX_MEMORIES)
+        .max_tables_per_component(MAX_TABLES)
+        .max_memories_per_module(1)
+        .max_tables_per_module(4)
+        .table_elements(MAX_TABLE_ELEMENTS)
+        .max_memory_size(usize::try_from(MAX_FUNCTION_MEMORY_MIB).unwrap_or(512) << 20)
+        .linear_memory_keep_resident(memset_bytes)
+        .table_keep_resident(memset_bytes)
+        // A page that the kernel migrates or swaps out while it scans is neither reset nor dropped.
+        .pagemap_scan(Enabled::No);
+    let mut config = common();
+    config
+        .enable_compiler(false)
+        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    Engine::new(&config)
+}
+
+/// Hasher that keeps all of its input.
+#[derive(Default)]
+struct DigestHasher(blake3::Hasher);
+
+impl Hasher for DigestHasher {
+    fn finish(&self) -> u64 {
+        0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+}
+
+/// Fingerprint of everything that machine code depends on: version, processor, settings. The engine
+/// must be of [`compiling`]; that of [`running`] has no compiler, whose settings count.
+#[must_use]
+pub fn fingerprint(compiling: &Engine) -> Digest {
+    let mut hasher = DigestHasher::default();
+    compiling.precompile_compatibility_hash().hash(&mut hasher);
+    *hasher.0.finalize().as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_running_engine_loads_what_the_other_compiled() {
+        let limits = TenantLimits {
+            slots: 1,
+            ..TenantLimits::default()
+        };
+        let running = running(&limits).unwrap();
+        let compiling = compiling().unwrap();
+        let code = wasmtime::Module::new(&compiling, b"\0asm\x01\0\0\0")
+            .unwrap()
+            .serialize();
+        // SAFETY: it was compiled on the line above.
+        unsafe { wasmtime::Module::deserialize(&running, code.unwrap()) }.unwrap();
+    }
+}

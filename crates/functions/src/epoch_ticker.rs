@@ -1,0 +1,83 @@
+//! Thread that ends epochs, at each of which running guests yield. It sleeps while no guest runs.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, Thread};
+use std::time::Duration;
+use wasmtime::Engine;
+
+/// Length of an epoch: the longest time for which a guest keeps a worker.
+const EPOCH: Duration = Duration::from_millis(1);
+/// Epochs without a guest after which the thread sleeps.
+const IDLE_EPOCHS: u32 = 50;
+
+#[derive(Debug, Default)]
+struct TickerState {
+    guests: AtomicUsize,
+    sleeping: AtomicBool,
+}
+
+/// Handle of the thread.
+#[derive(Debug, Clone)]
+pub struct EpochTicker {
+    state: Arc<TickerState>,
+    thread: Thread,
+}
+
+/// Guest that runs.
+#[derive(Debug)]
+pub struct RunningGuest(Arc<TickerState>);
+
+impl EpochTicker {
+    /// Starts the thread.
+    pub fn start(engine: &Engine) -> io::Result<Self> {
+        let state = Arc::new(TickerState::default());
+        let (own, engine) = (state.clone(), engine.clone());
+        let tick = move || tick(&own, &engine);
+        let thread = thread::Builder::new()
+            .name("epochs".to_owned())
+            .spawn(tick)?;
+        Ok(Self {
+            state,
+            thread: thread.thread().clone(),
+        })
+    }
+
+    /// Counts a guest that runs, and wakes the thread if it sleeps.
+    #[must_use]
+    pub fn enter(&self) -> RunningGuest {
+        self.state.guests.fetch_add(1, Ordering::SeqCst);
+        if self.state.sleeping.load(Ordering::SeqCst) {
+            self.thread.unpark();
+        }
+        RunningGuest(self.state.clone())
+    }
+}
+
+impl Drop for RunningGuest {
+    fn drop(&mut self) {
+        self.0.guests.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn tick(state: &TickerState, engine: &Engine) {
+    let mut idle = 0;
+    loop {
+        thread::sleep(EPOCH);
+        engine.increment_epoch();
+        idle = match state.guests.load(Ordering::SeqCst) {
+            0 => idle + 1,
+            _ => 0,
+        };
+        if idle >= IDLE_EPOCHS {
+            state.sleeping.store(true, Ordering::SeqCst);
+            // A guest that entered before this load is seen, a later one unparks.
+            while state.guests.load(Ordering::SeqCst) == 0 {
+                thread::park();
+            }
+            state.sleeping.store(false, Ordering::SeqCst);
+            idle = 0;
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Function: a name with a version that answers, its limits, and what runs of it.
+
+use crate::artifact::Digest;
+use crate::core_world::CoreFunction;
+use crate::fault::RequestFault;
+use crate::http_world::HttpFunction;
+use crate::limits::FunctionLimits;
+use crate::logs::FunctionLog;
+use crate::metrics::FunctionMetrics;
+use crate::world::World;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+
+/// Loaded version of a function.
+pub(crate) struct Version {
+    /// Digest of the compiled file.
+    pub digest: Digest,
+    pub code: VersionCode,
+}
+
+/// Code of a version by its world.
+pub(crate) enum VersionCode {
+    Core(CoreFunction),
+    Http(HttpFunction),
+}
+
+impl Version {
+    pub(crate) fn world(&self) -> World {
+        match self.code {
+            VersionCode::Core(_) => World::Core,
+            VersionCode::Http(_) => World::Http,
+        }
+    }
+}
+
+/// Settings that requests see as one: they are replaced as a whole.
+#[derive(Clone)]
+pub(crate) struct Deployment {
+    pub version: Arc<Version>,
+    pub limits: FunctionLimits,
+    pub enabled: bool,
+    permits: Arc<Semaphore>,
+    waiting: Arc<AtomicU32>,
+}
+
+/// Function with its counts and log, which outlive versions.
+pub(crate) struct Function {
+    deployment: RwLock<Arc<Deployment>>,
+    pub metrics: FunctionMetrics,
+    pub log: Arc<FunctionLog>,
+}
+
+fn permits(limits: &FunctionLimits) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(
+        usize::try_from(limits.concurrency).unwrap_or(1),
+    ))
+}
+
+impl Function {
+    pub(crate) fn new(version: Version, limits: FunctionLimits) -> Self {
+        let permits = permits(&limits);
+        let version = Arc::new(version);
+        let waiting = Arc::default();
+        let deployment = Deployment {
+            version,
+            limits,
+            enabled: true,
+            permits,
+            waiting,
+        };
+        Self {
+            deployment: RwLock::new(Arc::new(deployment)),
+            metrics: FunctionMetrics::default(),
+            log: Arc::default(),
+        }
+    }
+
+    /// Settings at this moment. A request keeps those that it started with.
+    pub(crate) fn deployment(&self) -> Arc<Deployment> {
+        self.deployment
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Deployment)) {
+        let mut current = self
+            .deployment
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut next = Deployment::clone(&current);
+        change(&mut next);
+        *current = Arc::new(next);
+    }
+
+    /// Replaces the version. Requests under way end on the former one.
+    pub(crate) fn swap(&self, version: Version, limits: FunctionLimits) {
+        self.change(|deployment| {
+            deployment.version = Arc::new(version);
+            set_limits(deployment, limits);
+        });
+    }
+
+    /// Replaces the limits.
+    pub(crate) fn limit(&self, limits: FunctionLimits) {
+        self.change(|deployment| set_limits(deployment, limits));
+    }
+
+    /// Enables or disables it.
+    pub(crate) fn enable(&self, enabled: bool) {
+        self.change(|deployment| deployment.enabled = enabled);
+    }
+}
+
+fn set_limits(deployment: &mut Deployment, limits: FunctionLimits) {
+    if limits.concurrency != deployment.limits.concurrency {
+        deployment.permits = permits(&limits);
+    }
+    deployment.limits = limits;
+}
+
+/// Request that waits for a permit.
+struct WaitingRequest<'a>(&'a AtomicU32);
+
+impl Drop for WaitingRequest<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Deployment {
+    /// Waits for a permit to run.
+    pub(crate) async fn admit(&self) -> Result<OwnedSemaphorePermit, RequestFault> {
+        match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => return Ok(permit),
+            Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {}
+        }
+        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = WaitingRequest(&self.waiting);
+        if before >= self.limits.queue {
+            return Err(RequestFault::Busy);
+        }
+        let wait = Duration::from_millis(self.limits.queue_ms.into());
+        let permit = tokio::time::timeout(wait, self.permits.clone().acquire_owned()).await;
+        permit.ok().and_then(Result::ok).ok_or(RequestFault::Busy)
+    }
+}

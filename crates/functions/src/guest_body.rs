@@ -1,0 +1,100 @@
+//! Bodies of responses that guests write while they are sent.
+
+use crate::cpu_meter::RequestUsage;
+use crate::fault::RequestFault;
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Body, Frame, SizeHint};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use tokio::task::JoinHandle;
+use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
+
+/// Body of any response. An error resets the connection.
+pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// Task of a guest, which ends with the value.
+pub(crate) struct GuestTask(pub(crate) JoinHandle<Result<(), RequestFault>>);
+
+impl GuestTask {
+    /// Waits for the end of a guest that gave no response.
+    pub(crate) async fn fault(mut self) -> RequestFault {
+        match (&mut self.0).await {
+            Ok(Err(fault)) => fault,
+            Ok(Ok(())) => RequestFault::Trap("the guest gave no response".to_owned()),
+            Err(error) => RequestFault::Trap(format!("the guest's task: {error}")),
+        }
+    }
+}
+
+impl Drop for GuestTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Body of bounded length. Its end, or the client's, is the guest's end.
+pub(crate) struct GuestBody {
+    body: HyperOutgoingBody,
+    left: u64,
+    usage: Arc<RequestUsage>,
+    _task: GuestTask,
+}
+
+impl GuestBody {
+    pub(crate) fn new(
+        body: HyperOutgoingBody,
+        max: u64,
+        usage: Arc<RequestUsage>,
+        task: GuestTask,
+    ) -> Result<Self, RequestFault> {
+        match body.size_hint().lower() > max {
+            true => Err(RequestFault::ResponseTooLarge),
+            false => Ok(Self {
+                body,
+                left: max,
+                usage,
+                _task: task,
+            }),
+        }
+    }
+}
+
+impl Body for GuestBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            None if self.usage.ended_early.load(Ordering::Acquire) => {
+                let error = io::Error::other("the guest ended inside of its response");
+                return Poll::Ready(Some(Err(error)));
+            }
+            None => return Poll::Ready(None),
+            Some(frame) => frame,
+        };
+        let frame = frame.map_err(|error| io::Error::other(format!("{error:?}")));
+        if let Some(data) = frame.as_ref().ok().and_then(Frame::data_ref) {
+            let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+            let Some(left) = self.left.checked_sub(length) else {
+                return Poll::Ready(Some(Err(io::Error::other("the response is too large"))));
+            };
+            self.left = left;
+        }
+        Poll::Ready(Some(frame))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream() && !self.usage.ended_early.load(Ordering::Acquire)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,246 @@
+//! World `wasi:http/proxy@0.2`: a component with the handler of wasi:http. It has clocks, random
+//! numbers and output to the function's log, and no files, sockets or environment.
+
+use crate::cpu_meter::RequestUsage;
+use crate::logs::{LogStream, RequestLog};
+use crate::memory_limiter::MemoryLimiter;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use tokio::io::AsyncWrite;
+use tokio::sync::oneshot;
+use wasmtime::component::{Component, Linker, ResourceTable};
+use wasmtime::{Engine, Store};
+use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi_http::p2::bindings::ProxyPre;
+use wasmtime_wasi_http::p2::bindings::http::types::{ErrorCode, Scheme};
+use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
+use wasmtime_wasi_http::{
+    Error, RequestOptions, WasiBody, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks, WasiHttpView,
+};
+
+/// Resources that a guest may hold at once.
+const MAX_HANDLES: usize = 256;
+/// Fields of one head in bytes.
+const MAX_FIELDS_BYTES: usize = 64 << 10;
+/// Random bytes that one call may ask for.
+const MAX_RANDOM_BYTES: u64 = 64 << 10;
+/// Bytes that the host copies from a guest in one call.
+const MAX_CALL_BYTES: usize = 16 << 20;
+/// Bytes of a response that lie in memory before the guest has to wait.
+const BODY_CHUNK_BYTES: usize = 64 << 10;
+
+/// Component that is ready to be instantiated.
+pub(crate) struct HttpFunction(ProxyPre<HttpState>);
+
+/// Response of a guest, or its refusal.
+pub(crate) type GuestResponse = Result<hyper::Response<HyperOutgoingBody>, ErrorCode>;
+
+/// State of one request.
+pub(crate) struct HttpState {
+    limiter: MemoryLimiter,
+    table: ResourceTable,
+    wasi: WasiCtx,
+    http: WasiHttpCtx,
+    hooks: EgressDenied,
+}
+
+impl HttpState {
+    pub(crate) fn new(limiter: MemoryLimiter, log: Option<Arc<RequestLog>>) -> Self {
+        let mut wasi = WasiCtx::builder();
+        wasi.max_random_size(MAX_RANDOM_BYTES)
+            .allow_tcp(false)
+            .allow_udp(false)
+            .allow_ip_name_lookup(false);
+        if let Some(log) = log {
+            wasi.stdout(LogOutput {
+                log: log.clone(),
+                stream: LogStream::Stdout,
+            });
+            wasi.stderr(LogOutput {
+                log,
+                stream: LogStream::Stderr,
+            });
+        }
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(MAX_HANDLES);
+        let mut http = WasiHttpCtx::new();
+        http.set_field_size_limit(MAX_FIELDS_BYTES);
+        Self {
+            limiter,
+            table,
+            wasi: wasi.build(),
+            http,
+            hooks: EgressDenied,
+        }
+    }
+}
+
+impl WasiView for HttpState {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView {
+            ctx: &mut self.wasi,
+            table: &mut self.table,
+        }
+    }
+}
+
+impl WasiHttpView for HttpState {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        WasiHttpCtxView {
+            ctx: &mut self.http,
+            table: &mut self.table,
+            hooks: &mut self.hooks,
+        }
+    }
+}
+
+/// Outgoing requests are refused with `HTTP-request-denied`.
+struct EgressDenied;
+
+impl WasiHttpHooks for EgressDenied {
+    fn send_request(
+        &mut self,
+        _request: hyper::Request<WasiBody>,
+        _options: Option<RequestOptions>,
+        _fut: Box<dyn Future<Output = Result<(), Error>> + Send>,
+    ) -> Box<
+        dyn Future<
+                Output = Result<
+                    (
+                        hyper::Response<WasiBody>,
+                        Box<dyn Future<Output = Result<(), Error>> + Send>,
+                    ),
+                    Error,
+                >,
+            > + Send,
+    > {
+        Box::new(async { Err(Error::HttpRequestDenied) })
+    }
+
+    fn p2_outgoing_body_chunk_size(&mut self) -> usize {
+        BODY_CHUNK_BYTES
+    }
+}
+
+/// Output of a guest into the function's log.
+#[derive(Clone)]
+struct LogOutput {
+    log: Arc<RequestLog>,
+    stream: LogStream,
+}
+
+impl IsTerminal for LogOutput {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for LogOutput {
+    fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn p2_stream(&self) -> Box<dyn wasmtime_wasi::p2::OutputStream> {
+        Box::new(self.clone())
+    }
+}
+
+impl AsyncWrite for LogOutput {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        output: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.log.write(self.stream, output);
+        Poll::Ready(Ok(output.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[wasmtime_wasi::async_trait]
+impl wasmtime_wasi::p2::Pollable for LogOutput {
+    async fn ready(&mut self) {}
+}
+
+impl wasmtime_wasi::p2::OutputStream for LogOutput {
+    fn write(&mut self, bytes: Bytes) -> wasmtime_wasi::p2::StreamResult<()> {
+        self.log.write(self.stream, &bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> wasmtime_wasi::p2::StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> wasmtime_wasi::p2::StreamResult<usize> {
+        Ok(64 << 10)
+    }
+}
+
+/// Links a component. Fails for an import that the world does not have.
+pub(crate) fn prepare(component: &Component) -> wasmtime::Result<HttpFunction> {
+    let mut linker: Linker<HttpState> = Linker::new(component.engine());
+    wasmtime_wasi_http::p2::add_to_linker_async(&mut linker)?;
+    ProxyPre::new(linker.instantiate_pre(component)?).map(HttpFunction)
+}
+
+fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
+    let mut store = Store::new(engine, state);
+    store.limiter(|state| &mut state.limiter);
+    store.set_hostcall_fuel(MAX_CALL_BYTES);
+    store.set_epoch_deadline(1);
+    store.epoch_deadline_async_yield_and_update(1);
+    store
+}
+
+impl HttpFunction {
+    /// Makes an instance and throws it away.
+    pub(crate) async fn prove(
+        &self,
+        engine: &Engine,
+        limiter: MemoryLimiter,
+    ) -> wasmtime::Result<()> {
+        let mut store = store(engine, HttpState::new(limiter, None));
+        self.0.instantiate_async(&mut store).await.map(drop)
+    }
+
+    /// Passes a request to a new instance, which answers by `response`. Returns when the guest has
+    /// done all of its work, and the instance is gone.
+    pub(crate) async fn call(
+        &self,
+        engine: &Engine,
+        state: HttpState,
+        request: Request<Full<Bytes>>,
+        response: oneshot::Sender<GuestResponse>,
+        usage: &RequestUsage,
+    ) -> wasmtime::Result<()> {
+        let mut store = store(engine, state);
+        let request = request.map(|body| body.map_err(|never| -> Error { match never {} }));
+        let request = store
+            .data_mut()
+            .http()
+            .new_incoming_request(Scheme::Http, request)?;
+        let response = store.data_mut().http().new_response_outparam(response)?;
+        let proxy = self.0.instantiate_async(&mut store).await?;
+        let handler = proxy.wasi_http_incoming_handler();
+        let ended = handler.call_handle(&mut store, request, response).await;
+        if ended.is_err() {
+            usage.ended_early.store(true, Ordering::Release);
+        }
+        ended
+    }
+}

@@ -1,0 +1,142 @@
+//! Confinement of a tenant's process and of compilers: empty namespaces, no files, no network, a
+//! user of their own, no privileges. Seccomp follows ([`crate::serve`], [`crate::compile`]).
+
+use caps::CapSet;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid};
+use std::io;
+use std::path::Path;
+
+/// First user id of jailed processes; the process id is added, so that no two share one.
+const FIRST_UID: u32 = jiffy_proto::vm::jail::FIRST_UID;
+/// Existing directory on which the empty root is mounted.
+const PIVOT_MOUNT_POINT: &str = "/proc";
+
+/// Limits of a process by the kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct ProcessLimits {
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Processor time in seconds.
+    pub cpu_s: Option<u64>,
+    /// Address space in bytes. None where a pool reserves terabytes of it.
+    pub address_space: Option<u64>,
+}
+
+/// Closes inherited descriptors from `first` on.
+pub fn close_descriptors(first: i32) -> io::Result<()> {
+    let first = u32::try_from(first).unwrap_or(3);
+    // SAFETY: called at the start of a process, which owns no descriptor from `first` on.
+    match unsafe { libc::close_range(first, u32::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Confines this process, which must have one thread only. Without root, only what an unprivileged
+/// process can do to itself.
+pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
+    // First candidate of the OOM killer. Not every host permits it.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    if Uid::effective().is_root() {
+        unshare(
+            CloneFlags::CLONE_NEWNET
+                | CloneFlags::CLONE_NEWNS
+                | CloneFlags::CLONE_NEWIPC
+                | CloneFlags::CLONE_NEWUTS
+                | CloneFlags::CLONE_NEWCGROUP,
+        )?;
+        let is_host = jiffy_rootless::is_host_root();
+        leave_files()?;
+        drop_privileges(is_host)?;
+    } else {
+        // Hosts may forbid it; seccomp still allows neither paths nor new sockets.
+        let _ = unshare(
+            CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC,
+        );
+        clear_capabilities()?;
+    }
+    limit_resources(limits)?;
+    prctl::set_no_new_privs()?;
+    // No core dumps, no debugger.
+    prctl::set_dumpable(false)?;
+    // Set last, since a change of user clears it.
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    Ok(())
+}
+
+fn limit_resources(limits: &ProcessLimits) -> io::Result<()> {
+    let all = [
+        (Resource::RLIMIT_NOFILE, Some(limits.descriptors)),
+        (Resource::RLIMIT_CPU, limits.cpu_s),
+        (Resource::RLIMIT_AS, limits.address_space),
+        (Resource::RLIMIT_CORE, Some(0)),
+    ];
+    for (resource, limit) in all {
+        if let Some(limit) = limit {
+            setrlimit(resource, limit, limit)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes an empty directory the root.
+fn leave_files() -> nix::Result<()> {
+    const NONE: Option<&str> = None;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(NONE, "/", NONE, private, NONE)?;
+    let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    // One inode, that of the directory.
+    let options = Some("mode=555,size=4k,nr_inodes=1");
+    mount(
+        Some("tmpfs"),
+        PIVOT_MOUNT_POINT,
+        Some("tmpfs"),
+        sealed,
+        options,
+    )?;
+    chdir(PIVOT_MOUNT_POINT)?;
+    // Stacks the old root on the new one, and unmounts it.
+    pivot_root(Path::new("."), Path::new("."))?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")?;
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | sealed;
+    mount(NONE, "/", NONE, read_only, NONE)
+}
+
+fn drop_privileges(is_host: bool) -> io::Result<()> {
+    for capability in caps::all() {
+        // Unknown to this kernel.
+        let _ = caps::drop(None, CapSet::Bounding, capability);
+    }
+    // In an ordinary user's namespace, root has no other user ids, and only loses its capabilities.
+    if is_host {
+        let id = FIRST_UID + std::process::id();
+        setgroups(&[])?;
+        let group = Gid::from_raw(id);
+        setresgid(group, group, group)?;
+        let user = Uid::from_raw(id);
+        setresuid(user, user, user)?;
+    }
+    clear_capabilities()
+}
+
+fn clear_capabilities() -> io::Result<()> {
+    for set in [
+        CapSet::Ambient,
+        CapSet::Inheritable,
+        CapSet::Effective,
+        CapSet::Permitted,
+    ] {
+        caps::clear(None, set).map_err(io::Error::other)?;
+    }
+    let left = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
+    match left.is_empty() {
+        true => Ok(()),
+        false => Err(io::Error::other("capabilities are still there")),
+    }
+}

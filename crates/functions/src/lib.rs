@@ -1,0 +1,31 @@
+//! Functions: WebAssembly modules that answer HTTP requests, each request in an instance of its
+//! own that is thrown away afterwards.
+//!
+//! A tenant has one process, `jiffy-functions serve`, which this crate's binary is. The ABI of
+//! modules, limits and answers: docs/functions.md; why it is so: docs/design-functions.md.
+
+pub mod artifact;
+pub mod compile;
+pub mod control;
+pub mod engine;
+pub mod epoch_ticker;
+pub mod fault;
+pub mod function;
+pub mod jail;
+pub mod limits;
+pub mod logs;
+pub mod metrics;
+pub mod serve;
+pub mod tenant;
+pub mod tenant_process;
+pub mod world;
+
+mod core_world;
+mod cpu_meter;
+mod guest_body;
+mod http_world;
+mod memory_limiter;
+mod request_body;
+mod seccomp;
+mod server;
+mod write_timeout;

@@ -1,0 +1,146 @@
+//! Limits of a function and of a tenant's process.
+
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Largest module that is compiled, in bytes.
+pub const MAX_MODULE_BYTES: u64 = 64 << 20;
+/// Largest compiled module that is loaded, in bytes. Machine code is larger than its source.
+pub const MAX_ARTIFACT_BYTES: u64 = 512 << 20;
+/// Largest memory that a function may be given, in MiB; a slot of the pool is as large.
+pub const MAX_FUNCTION_MEMORY_MIB: u32 = 512;
+/// Largest limit of a request's or a response's body, in bytes.
+pub const MAX_BODY_BYTES: u64 = 64 << 20;
+/// Longest limit of processor time, and of a request as a whole.
+pub const MAX_REQUEST_TIME: Duration = Duration::from_secs(900);
+/// Requests to one function that may run, and that may wait.
+pub const MAX_CONCURRENCY: u32 = 1024;
+
+/// Limits of one function. Absent fields have the defaults of docs/functions.md.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FunctionLimits {
+    /// Linear memory of one request in MiB.
+    pub memory_mib: u32,
+    /// Processor time of one request in milliseconds.
+    pub cpu_ms: u32,
+    /// Time from a request's head to the end of its response, in milliseconds.
+    pub wall_ms: u32,
+    /// Body of a request in bytes.
+    pub request_bytes: u64,
+    /// Time for the body of a request to arrive, in milliseconds.
+    pub request_body_ms: u32,
+    /// Body of a response in bytes.
+    pub response_bytes: u64,
+    /// Requests that run at once.
+    pub concurrency: u32,
+    /// Requests that wait for one of those.
+    pub queue: u32,
+    /// Time for which they wait, in milliseconds.
+    pub queue_ms: u32,
+}
+
+impl Default for FunctionLimits {
+    fn default() -> Self {
+        Self {
+            memory_mib: 128,
+            cpu_ms: 50,
+            wall_ms: 30_000,
+            request_bytes: 10 << 20,
+            request_body_ms: 10_000,
+            response_bytes: 10 << 20,
+            concurrency: 64,
+            queue: 256,
+            queue_ms: 1000,
+        }
+    }
+}
+
+/// Limit that is out of its range.
+#[derive(Debug, thiserror::Error)]
+#[error("the limit {name} must be between {min} and {max}, not {value}")]
+pub struct LimitError {
+    name: &'static str,
+    min: u64,
+    max: u64,
+    value: u64,
+}
+
+impl FunctionLimits {
+    /// Checks each limit's range.
+    pub fn check(&self) -> Result<(), LimitError> {
+        let time = u64::try_from(MAX_REQUEST_TIME.as_millis()).unwrap_or(u64::MAX);
+        let ranges = [
+            (
+                "memory_mib",
+                1,
+                MAX_FUNCTION_MEMORY_MIB.into(),
+                self.memory_mib.into(),
+            ),
+            ("cpu_ms", 1, time, self.cpu_ms.into()),
+            ("wall_ms", 1, time, self.wall_ms.into()),
+            ("request_bytes", 0, MAX_BODY_BYTES, self.request_bytes),
+            ("request_body_ms", 1, time, self.request_body_ms.into()),
+            ("response_bytes", 0, MAX_BODY_BYTES, self.response_bytes),
+            (
+                "concurrency",
+                1,
+                MAX_CONCURRENCY.into(),
+                self.concurrency.into(),
+            ),
+            ("queue", 0, MAX_CONCURRENCY.into(), self.queue.into()),
+            ("queue_ms", 0, time, self.queue_ms.into()),
+        ];
+        let outside = ranges
+            .into_iter()
+            .find(|(_, min, max, value)| value < min || value > max);
+        match outside {
+            None => Ok(()),
+            Some((name, min, max, value)) => Err(LimitError {
+                name,
+                min,
+                max,
+                value,
+            }),
+        }
+    }
+
+    /// Linear memory of one request in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+
+    /// Time from a request's head to the end of its response.
+    #[must_use]
+    pub fn wall_time(&self) -> Duration {
+        Duration::from_millis(self.wall_ms.into())
+    }
+
+    /// Processor time of one request.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        Duration::from_millis(self.cpu_ms.into())
+    }
+}
+
+/// Limits of a tenant's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantLimits {
+    /// Requests that run at once, of all functions.
+    pub slots: u32,
+    /// Linear memory and bodies of all requests together, in bytes.
+    pub memory_bytes: u64,
+    /// Connections at once.
+    pub connections: u32,
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self {
+            slots: 256,
+            memory_bytes: 2 << 30,
+            connections: 4096,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Output and failures of a function, in a bounded ring.
+
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Bytes of text that a function's log keeps.
+const MAX_LOG_BYTES: usize = 256 << 10;
+/// Bytes that count for an entry besides its text.
+const ENTRY_OVERHEAD_BYTES: usize = 128;
+/// Longest text of one entry in bytes; a longer one is cut.
+const MAX_TEXT_BYTES: usize = 4 << 10;
+/// Bytes of output that one request may log; further ones are dropped.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
+
+/// Source of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogStream {
+    /// Standard output of the guest.
+    Stdout,
+    /// Standard error of the guest.
+    Stderr,
+    /// Failure of a request, told by the process.
+    Fault,
+}
+
+/// Entry of a log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEntry {
+    /// Number of the entry; each is one more than the one before.
+    pub sequence: u64,
+    /// Milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Request that it belongs to.
+    pub request_id: String,
+    /// Source.
+    pub stream: LogStream,
+    /// Text, with bytes that are not UTF-8 replaced.
+    pub text: String,
+}
+
+#[derive(Debug, Default)]
+struct LogRing {
+    next: u64,
+    bytes: usize,
+    entries: VecDeque<LogEntry>,
+}
+
+/// Log of one function.
+#[derive(Debug, Default)]
+pub struct FunctionLog(Mutex<LogRing>);
+
+impl FunctionLog {
+    /// Appends an entry, and drops the oldest ones beyond the bound.
+    pub fn append(&self, request_id: &str, stream: LogStream, text: &[u8]) {
+        let cut = text.get(..MAX_TEXT_BYTES).unwrap_or(text);
+        let text = String::from_utf8_lossy(cut).into_owned();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let unix_ms = since.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sequence = ring.next;
+        ring.next += 1;
+        ring.bytes += text.len() + request_id.len() + ENTRY_OVERHEAD_BYTES;
+        let request_id = request_id.to_owned();
+        ring.entries.push_back(LogEntry {
+            sequence,
+            unix_ms,
+            request_id,
+            stream,
+            text,
+        });
+        while ring.bytes > MAX_LOG_BYTES {
+            let Some(old) = ring.entries.pop_front() else {
+                break;
+            };
+            ring.bytes -= old.text.len() + old.request_id.len() + ENTRY_OVERHEAD_BYTES;
+        }
+    }
+
+    /// Entries from `sequence` on, of `max_bytes` of text at most, but one if there is one.
+    pub fn read(&self, sequence: u64, max_bytes: usize) -> Vec<LogEntry> {
+        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = 0;
+        let from = ring
+            .entries
+            .iter()
+            .filter(|entry| entry.sequence >= sequence);
+        let within = from.take_while(|entry| {
+            // A character may take six bytes as JSON.
+            let first = bytes == 0;
+            bytes += entry.text.len() * 6 + entry.request_id.len() * 6 + ENTRY_OVERHEAD_BYTES;
+            first || bytes <= max_bytes
+        });
+        within.cloned().collect()
+    }
+}
+
+/// Writer of one request's output.
+#[derive(Debug)]
+pub(crate) struct RequestLog {
+    log: Arc<FunctionLog>,
+    request_id: String,
+    left: Mutex<usize>,
+}
+
+impl RequestLog {
+    pub(crate) fn new(log: Arc<FunctionLog>, request_id: String) -> Self {
+        Self {
+            log,
+            request_id,
+            left: Mutex::new(MAX_REQUEST_BYTES),
+        }
+    }
+
+    /// Appends output, as long as the request may.
+    pub(crate) fn write(&self, stream: LogStream, output: &[u8]) {
+        let allowed = {
+            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let allowed = output.len().min(*left);
+            *left -= allowed;
+            allowed
+        };
+        let output = output.get(..allowed).unwrap_or_default();
+        for part in output.chunks(MAX_TEXT_BYTES) {
+            self.log.append(&self.request_id, stream, part);
+        }
+    }
+
+    /// Appends the cause of a failure.
+    pub(crate) fn fault(&self, text: &str) {
+        self.log
+            .append(&self.request_id, LogStream::Fault, text.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_bounded_and_its_entries_stay_numbered() {
+        let log = Arc::new(FunctionLog::default());
+        for _ in 0..1000 {
+            let request = RequestLog::new(log.clone(), "r".to_owned());
+            request.write(LogStream::Stdout, &[b'x'; 2 * MAX_REQUEST_BYTES]);
+        }
+        let kept = log.read(0, usize::MAX);
+        let bytes: usize = kept.iter().map(|entry| entry.text.len()).sum();
+        assert!(
+            bytes <= MAX_LOG_BYTES && bytes > MAX_LOG_BYTES / 2,
+            "{bytes}"
+        );
+        assert_eq!(kept.last().unwrap().sequence, 1000 * 16 - 1);
+        assert_eq!(log.read(kept[3].sequence, 1).len(), 1);
+    }
+}

@@ -1,0 +1,97 @@
+//! `jiffy-functions`: the process of a tenant's functions, and their compiler. Jiffy starts both.
+
+use clap::{Args, Parser, Subcommand};
+use jiffy_functions::compile::{self, CompileError};
+use jiffy_functions::limits::TenantLimits;
+use jiffy_functions::serve::{self, ServeSettings};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "jiffy-functions",
+    about = "Functions: every request in a sandbox of its own"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compile the module on standard input to standard output.
+    Compile(CompileArgs),
+    /// Serve one tenant: control socket on descriptor 3, listener on descriptor 4.
+    Serve(ServeArgs),
+}
+
+#[derive(Args)]
+struct CompileArgs {
+    /// Owner of the module.
+    #[arg(long)]
+    owner: String,
+    /// Run as the user who starts it.
+    #[arg(long)]
+    no_jail: bool,
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    /// Owner of the functions.
+    #[arg(long)]
+    owner: String,
+    /// Requests that run at once.
+    #[arg(long, default_value_t = TenantLimits::default().slots)]
+    slots: u32,
+    /// Memory of all requests in bytes.
+    #[arg(long, default_value_t = TenantLimits::default().memory_bytes)]
+    memory_bytes: u64,
+    /// Connections at once.
+    #[arg(long, default_value_t = TenantLimits::default().connections)]
+    connections: u32,
+    /// Threads that run guests; by default one per processor.
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Run as the user who starts it.
+    #[arg(long)]
+    no_jail: bool,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Compile(args) => run_compiler(&args),
+        Command::Serve(args) => run_server(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            // The reader may be gone.
+            let _ = writeln!(io::stderr(), "{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_compiler(args: &CompileArgs) -> Result<(), String> {
+    let failed = |error: io::Error| format!("jiffy-functions: confining the compiler: {error}");
+    let prepared = compile::prepare(!args.no_jail).map_err(failed)?;
+    let module = compile::read(io::stdin().lock()).map_err(|e| e.to_string())?;
+    let file = compile::compile(&prepared, &module, &args.owner).map_err(|e| e.to_string())?;
+    let written = io::stdout().lock().write_all(&file);
+    written.map_err(|e| CompileError::Read(e).to_string())
+}
+
+fn run_server(args: ServeArgs) -> Result<(), String> {
+    let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+    let settings = ServeSettings {
+        owner: args.owner,
+        limits: TenantLimits {
+            slots: args.slots,
+            memory_bytes: args.memory_bytes,
+            connections: args.connections,
+        },
+        workers: args.workers.unwrap_or_else(processors),
+        jailed: !args.no_jail,
+    };
+    serve::serve(&settings).map_err(|e| format!("jiffy-functions: {e}"))
+}

@@ -1,0 +1,151 @@
+//! Limits of memory: of each request, and of a tenant's requests together.
+
+use crate::cpu_meter::RequestUsage;
+use crate::engine::{MAX_CORE_INSTANCES, MAX_MEMORIES, MAX_TABLE_ELEMENTS, MAX_TABLES};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use wasmtime::ResourceLimiter;
+
+/// Memory of a tenant's requests in bytes.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    limit: u64,
+    used: AtomicU64,
+}
+
+/// Part of the budget that a request has.
+#[derive(Debug)]
+pub(crate) struct MemoryReservation {
+    budget: Arc<MemoryBudget>,
+    bytes: u64,
+}
+
+impl MemoryBudget {
+    pub(crate) fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            used: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let taken = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken)
+            .is_ok()
+    }
+}
+
+impl MemoryReservation {
+    pub(crate) fn empty(budget: &Arc<MemoryBudget>) -> Self {
+        Self {
+            budget: budget.clone(),
+            bytes: 0,
+        }
+    }
+
+    /// Adds bytes. False, and nothing is added, if the budget is used up.
+    pub(crate) fn grow(&mut self, bytes: u64) -> bool {
+        let taken = self.budget.take(bytes);
+        if taken {
+            self.bytes += bytes;
+        }
+        taken
+    }
+}
+
+impl Drop for MemoryReservation {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Limits of one request's store.
+#[derive(Debug)]
+pub(crate) struct MemoryLimiter {
+    usage: Arc<RequestUsage>,
+    reservation: MemoryReservation,
+    limit: u64,
+    granted: u64,
+    elements: usize,
+}
+
+impl MemoryLimiter {
+    pub(crate) fn new(budget: &Arc<MemoryBudget>, usage: Arc<RequestUsage>, limit: u64) -> Self {
+        let reservation = MemoryReservation::empty(budget);
+        Self {
+            usage,
+            reservation,
+            limit,
+            granted: 0,
+            elements: 0,
+        }
+    }
+
+    fn refuse(&self) -> bool {
+        self.usage.growth_refused.store(true, Ordering::Relaxed);
+        false
+    }
+}
+
+impl ResourceLimiter for MemoryLimiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let more = u64::try_from(desired.saturating_sub(current)).unwrap_or(u64::MAX);
+        if self.granted.saturating_add(more) > self.limit {
+            return Ok(self.refuse());
+        }
+        if maximum.is_some_and(|maximum| desired > maximum) {
+            // A limit of the module's own.
+            return Ok(false);
+        }
+        if !self.reservation.grow(more) {
+            self.usage
+                .tenant_memory_short
+                .store(true, Ordering::Relaxed);
+            return Ok(self.refuse());
+        }
+        self.granted += more;
+        Ok(true)
+    }
+
+    fn table_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let elements = self
+            .elements
+            .saturating_add(desired.saturating_sub(current));
+        if elements > MAX_TABLE_ELEMENTS {
+            return Ok(self.refuse());
+        }
+        if maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        self.elements = elements;
+        Ok(true)
+    }
+
+    fn instances(&self) -> usize {
+        usize::try_from(MAX_CORE_INSTANCES).unwrap_or(usize::MAX)
+    }
+
+    fn tables(&self) -> usize {
+        usize::try_from(MAX_TABLES).unwrap_or(usize::MAX)
+    }
+
+    fn memories(&self) -> usize {
+        usize::try_from(MAX_MEMORIES).unwrap_or(usize::MAX)
+    }
+}

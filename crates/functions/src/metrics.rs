@@ -1,0 +1,100 @@
+//! Counts of a function's requests.
+
+use crate::fault::RequestFault;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Upper bounds of the histogram's buckets in microseconds; a last bucket has no bound.
+pub const LATENCY_BUCKETS_US: [u64; 14] = [
+    50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_500_000,
+    10_000_000,
+];
+
+/// Counts of one function.
+#[derive(Debug, Default)]
+pub struct FunctionMetrics {
+    requests: AtomicU64,
+    running: AtomicU64,
+    cpu_us: AtomicU64,
+    latency_us: AtomicU64,
+    buckets: [AtomicU64; LATENCY_BUCKETS_US.len() + 1],
+    faults: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+/// Counts at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetricsSnapshot {
+    /// Requests that have ended.
+    pub requests: u64,
+    /// Requests that run.
+    pub running: u64,
+    /// Processor time of all in microseconds.
+    pub cpu_us: u64,
+    /// Sum of latencies, from admission to the response's head, in microseconds.
+    pub latency_us: u64,
+    /// Requests per bucket of [`LATENCY_BUCKETS_US`].
+    pub latency_buckets: Vec<u64>,
+    /// Failures by error code.
+    pub faults: BTreeMap<String, u64>,
+}
+
+/// Request that is counted as running.
+#[derive(Debug)]
+pub(crate) struct RunningRequest<'a>(&'a FunctionMetrics);
+
+impl FunctionMetrics {
+    /// Counts a request that starts to run.
+    pub(crate) fn enter(&self) -> RunningRequest<'_> {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        RunningRequest(self)
+    }
+
+    /// Counts a request whose response has a head.
+    pub(crate) fn answered(&self, latency: Duration) {
+        let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.latency_us.fetch_add(us, Ordering::Relaxed);
+        let bucket = LATENCY_BUCKETS_US.partition_point(|bound| *bound < us);
+        if let Some(bucket) = self.buckets.get(bucket) {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a failure.
+    pub(crate) fn failed(&self, fault: &RequestFault) {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        *faults.entry(fault.error_code()).or_default() += 1;
+    }
+
+    /// Adds processor time.
+    pub(crate) fn spent(&self, cpu: Duration) {
+        let us = u64::try_from(cpu.as_micros()).unwrap_or(u64::MAX);
+        self.cpu_us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// Counts at this moment.
+    pub fn snapshot(&self) -> MetricsSnapshot {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        MetricsSnapshot {
+            requests: load(&self.requests),
+            running: load(&self.running),
+            cpu_us: load(&self.cpu_us),
+            latency_us: load(&self.latency_us),
+            latency_buckets: self.buckets.iter().map(load).collect(),
+            faults: faults
+                .iter()
+                .map(|(code, count)| ((*code).to_owned(), *count))
+                .collect(),
+        }
+    }
+}
+
+impl Drop for RunningRequest<'_> {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}

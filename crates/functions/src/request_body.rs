@@ -1,0 +1,53 @@
+//! Bodies of requests, read in full before a guest starts, so that a slow client takes no slot.
+
+use crate::fault::RequestFault;
+use crate::limits::FunctionLimits;
+use crate::memory_limiter::MemoryReservation;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+use std::time::Duration;
+
+/// Reads a body within the limits of size and time.
+pub(crate) async fn read(
+    body: Incoming,
+    limits: &FunctionLimits,
+    reservation: &mut MemoryReservation,
+) -> Result<Bytes, RequestFault> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    let too_large = |length: u64| length > limits.request_bytes;
+    if too_large(body.size_hint().lower()) {
+        return Err(RequestFault::RequestTooLarge);
+    }
+    let time = Duration::from_millis(limits.request_body_ms.into());
+    let read = collect(body, limits.request_bytes, reservation);
+    tokio::time::timeout(time, read)
+        .await
+        .map_err(|_| RequestFault::RequestTimeout)?
+}
+
+async fn collect(
+    mut body: Incoming,
+    max: u64,
+    reservation: &mut MemoryReservation,
+) -> Result<Bytes, RequestFault> {
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| RequestFault::RequestAborted)?;
+        // Trailers are dropped.
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        let more = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        if more.saturating_add(u64::try_from(read.len()).unwrap_or(u64::MAX)) > max {
+            return Err(RequestFault::RequestTooLarge);
+        }
+        if !reservation.grow(more) {
+            return Err(RequestFault::HostBusy);
+        }
+        read.extend_from_slice(&data);
+    }
+    Ok(read.freeze())
+}

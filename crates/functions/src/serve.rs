@@ -1,0 +1,168 @@
+//! Process of a tenant: engine, jail, then requests and control messages.
+
+use crate::artifact::{DIGEST_BYTES, Digest};
+use crate::control::{CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD};
+use crate::epoch_ticker::EpochTicker;
+use crate::jail::{self, ProcessLimits};
+use crate::limits::{MAX_ARTIFACT_BYTES, TenantLimits};
+use crate::server::FunctionServer;
+use crate::tenant::Tenant;
+use crate::{engine, seccomp};
+use jiffy_proto::channel::{Channel, ChannelError};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use tokio::runtime::{Builder, Handle};
+
+/// Descriptors besides connections.
+const OTHER_DESCRIPTORS: u64 = 1024;
+/// Bytes of log entries in one answer.
+const MAX_LOG_ANSWER_BYTES: usize = 48 << 10;
+
+/// Settings of the process.
+#[derive(Debug, Clone)]
+pub struct ServeSettings {
+    /// Tenant whose files are loaded.
+    pub owner: String,
+    /// Limits of the process.
+    pub limits: TenantLimits,
+    /// Threads that run guests.
+    pub workers: usize,
+    /// False for tests of hosts that allow no namespaces.
+    pub jailed: bool,
+}
+
+/// Serves until the control socket is closed. Must be called before another thread exists, with the
+/// control socket and the listener at their descriptors.
+pub fn serve(settings: &ServeSettings) -> io::Result<()> {
+    jail::close_descriptors(LISTENER_FD + 1)?;
+    // SAFETY: the starter put both there, and nothing else in this process owns them.
+    let (control, listener) = unsafe {
+        let control = OwnedFd::from_raw_fd(CONTROL_FD);
+        (control, OwnedFd::from_raw_fd(LISTENER_FD))
+    };
+    let control = Channel::new(control);
+    let listener = UnixListener::from(listener);
+    listener.set_nonblocking(true)?;
+    // It maps the pool, and reads files of /proc.
+    let engine = engine::running(&settings.limits).map_err(io::Error::other)?;
+    if settings.jailed {
+        jail::confine(&ProcessLimits {
+            descriptors: u64::from(settings.limits.connections) + OTHER_DESCRIPTORS,
+            cpu_s: None,
+            address_space: None,
+        })?;
+    }
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(settings.workers.max(1))
+        // Guests that use their whole epochs are polled in turn: with the defaults, a connection
+        // would wait for 61 of those before its bytes are looked at.
+        .event_interval(1)
+        .global_queue_interval(8)
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let ticker = EpochTicker::start(&engine)?;
+    let tenant = Tenant::new(&settings.owner, settings.limits, engine).map_err(io::Error::other)?;
+    let tenant = Arc::new(tenant);
+    let server = FunctionServer::new(tenant.clone(), ticker.clone());
+    if settings.jailed {
+        seccomp::confine_server()?;
+    }
+    let listener = {
+        let _inside = runtime.enter();
+        tokio::net::UnixListener::from_std(listener)?
+    };
+    runtime.spawn(server.listen(listener));
+    let orders = Orders {
+        tenant,
+        ticker,
+        runtime: runtime.handle().clone(),
+    };
+    match orders.answer(&control) {
+        Err(ChannelError::Closed) => Ok(()),
+        other => other.map_err(io::Error::other),
+    }
+}
+
+/// Control messages, answered one at a time on the main thread.
+struct Orders {
+    tenant: Arc<Tenant>,
+    ticker: EpochTicker,
+    runtime: Handle,
+}
+
+impl Orders {
+    fn answer(&self, control: &Channel) -> Result<(), ChannelError> {
+        let engine = hex(self.tenant.fingerprint());
+        control.send(&ControlResponse::Ready { engine }, &[])?;
+        loop {
+            let (order, files) = control.recv::<ControlRequest>()?;
+            let answer = self.carry_out(order, files);
+            let answer = answer.unwrap_or_else(|message| ControlResponse::Refused { message });
+            control.send(&answer, &[])?;
+        }
+    }
+
+    fn carry_out(
+        &self,
+        order: ControlRequest,
+        mut files: Vec<OwnedFd>,
+    ) -> Result<ControlResponse, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let tenant = &self.tenant;
+        let done = match order {
+            ControlRequest::Load {
+                function,
+                digest,
+                limits,
+            } => {
+                let file = files.pop().ok_or("the message has no file")?;
+                let file = read_artifact(File::from(file)).map_err(|e| text(&e))?;
+                let digest = digest_of(&digest).ok_or("the digest is not one")?;
+                let load = tenant.load(&self.ticker, &function, &file, &digest, limits);
+                let world = self.runtime.block_on(load).map_err(|e| text(&e))?;
+                return Ok(ControlResponse::Loaded { world });
+            }
+            ControlRequest::Metrics { function } => {
+                let metrics = tenant.metrics(&function).map_err(|e| text(&e))?;
+                return Ok(ControlResponse::Metrics { metrics });
+            }
+            ControlRequest::Logs { function, sequence } => {
+                let entries = tenant.logs(&function, sequence, MAX_LOG_ANSWER_BYTES);
+                let entries = entries.map_err(|e| text(&e))?;
+                return Ok(ControlResponse::Logs { entries });
+            }
+            ControlRequest::Limit { function, limits } => tenant.limit(&function, limits),
+            ControlRequest::Enable { function, enabled } => tenant.enable(&function, enabled),
+            ControlRequest::Remove { function } => tenant.remove(&function),
+        };
+        done.map(|()| ControlResponse::Done).map_err(|e| text(&e))
+    }
+}
+
+fn read_artifact(file: File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_ARTIFACT_BYTES + 1).read_to_end(&mut bytes)?;
+    match u64::try_from(bytes.len()) {
+        Ok(length) if length <= MAX_ARTIFACT_BYTES => Ok(bytes),
+        _ => Err(io::Error::other("the compiled module is too large")),
+    }
+}
+
+/// Writes a digest as hexadecimal digits.
+#[must_use]
+pub fn hex(digest: &Digest) -> String {
+    blake3::Hash::from_bytes(*digest).to_hex().to_string()
+}
+
+fn digest_of(digits: &str) -> Option<Digest> {
+    match digits.len() == DIGEST_BYTES * 2 {
+        true => blake3::Hash::from_hex(digits)
+            .ok()
+            .map(|hash| *hash.as_bytes()),
+        false => None,
+    }
+}

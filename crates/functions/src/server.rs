@@ -1,0 +1,309 @@
+//! Requests: connections, dispatch to a function, and the guest that answers.
+
+use crate::cpu_meter::{MeteredGuest, RequestUsage};
+use crate::epoch_ticker::EpochTicker;
+use crate::fault::RequestFault;
+use crate::function::{Deployment, Function, VersionCode};
+use crate::guest_body::{GuestBody, GuestTask, ResponseBody};
+use crate::http_world::HttpState;
+use crate::logs::RequestLog;
+use crate::memory_limiter::{MemoryLimiter, MemoryReservation};
+use crate::tenant::Tenant;
+use crate::write_timeout::WriteTimeout;
+use crate::{core_world, request_body};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
+
+/// Header that names the function. The gateway sets it, whatever a client sent.
+pub const FUNCTION_HEADER: HeaderName = HeaderName::from_static("jiffy-function");
+/// Header of the request's id, in requests of the gateway and in responses.
+pub const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id that is taken over from a request.
+const MAX_REQUEST_ID_BYTES: usize = 64;
+/// Time for the head of a request to arrive, also for the next one on a connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which a write may make no progress.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Time to wait after an accept that failed.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// Server of one tenant.
+#[derive(Clone)]
+pub struct FunctionServer {
+    tenant: Arc<Tenant>,
+    ticker: EpochTicker,
+    connections: Arc<Semaphore>,
+    next_id: Arc<AtomicU64>,
+}
+
+impl FunctionServer {
+    /// Creates a server.
+    #[must_use]
+    pub fn new(tenant: Arc<Tenant>, ticker: EpochTicker) -> Self {
+        let connections = usize::try_from(tenant.limits().connections).unwrap_or(1);
+        Self {
+            tenant,
+            ticker,
+            connections: Arc::new(Semaphore::new(connections)),
+            next_id: Arc::default(),
+        }
+    }
+
+    /// Accepts connections for ever.
+    pub async fn listen(self, listener: UnixListener) {
+        loop {
+            let Ok(permit) = self.connections.clone().acquire_owned().await else {
+                return;
+            };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let server = self.clone();
+                    tokio::spawn(async move {
+                        server.connection(stream).await;
+                        drop(permit);
+                    });
+                }
+                Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
+            }
+        }
+    }
+
+    /// Serves one connection.
+    pub async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let service =
+            service_fn(|request| async move { Ok::<_, Infallible>(self.handle(request).await) });
+        // An end of either side is the connection's: nothing is left to do.
+        let _ = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_HEAD_BYTES)
+            .serve_connection(
+                TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)),
+                service,
+            )
+            .await;
+    }
+
+    /// Answers a request.
+    async fn handle(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let name = request
+            .headers()
+            .get(FUNCTION_HEADER)
+            .and_then(|name| name.to_str().ok());
+        let Some(function) = name.and_then(|name| self.tenant.function(name)) else {
+            return faulty(&RequestFault::NotFound);
+        };
+        let id = self.request_id(&request);
+        let log = Arc::new(RequestLog::new(function.log.clone(), id.clone()));
+        let mut response = match self.run(&function, request, &log).await {
+            Ok(response) => response,
+            Err(fault) => {
+                record(&function, &log, &fault);
+                faulty(&fault)
+            }
+        };
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(REQUEST_ID_HEADER, id);
+        }
+        response
+    }
+
+    fn request_id(&self, request: &Request<Incoming>) -> String {
+        let given = request
+            .headers()
+            .get(REQUEST_ID_HEADER)
+            .and_then(|id| id.to_str().ok());
+        match given {
+            Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
+            _ => format!("{:016x}", self.next_id.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    async fn run(
+        &self,
+        function: &Arc<Function>,
+        request: Request<Incoming>,
+        log: &Arc<RequestLog>,
+    ) -> Result<Response<ResponseBody>, RequestFault> {
+        let start = Instant::now();
+        let deployment = function.deployment();
+        if !deployment.enabled {
+            return Err(RequestFault::Disabled);
+        }
+        let (mut head, body) = request.into_parts();
+        head.headers.remove(FUNCTION_HEADER);
+        let mut reservation = MemoryReservation::empty(self.tenant.budget());
+        let body = request_body::read(body, &deployment.limits, &mut reservation).await?;
+        let permit = deployment.admit().await?;
+        let slot = self.tenant.slots().clone().try_acquire_owned();
+        let slot = slot.map_err(|_| RequestFault::HostBusy)?;
+        let usage = Arc::new(RequestUsage::default());
+        let guest = GuestRequest {
+            server: self.clone(),
+            function: function.clone(),
+            left: deployment
+                .limits
+                .wall_time()
+                .saturating_sub(start.elapsed()),
+            deployment,
+            usage,
+            log: log.clone(),
+            _permits: [permit, slot],
+            _reservation: reservation,
+        };
+        let admitted = Instant::now();
+        let response = match &guest.deployment.version.code {
+            VersionCode::Core(_) => guest.run_core(head, body).await,
+            VersionCode::Http(_) => guest.run_http(head, body).await,
+        };
+        function.metrics.answered(admitted.elapsed());
+        response
+    }
+}
+
+fn record(function: &Function, log: &RequestLog, fault: &RequestFault) {
+    function.metrics.failed(fault);
+    match fault.detail() {
+        Some(detail) => log.fault(&format!("{}: {detail}", fault.error_code())),
+        None => log.fault(fault.error_code()),
+    }
+}
+
+fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
+    fault
+        .answer()
+        .map(|body| body.map_err(|never| match never {}).boxed_unsync())
+}
+
+/// Request whose guest runs, with everything that it occupies.
+struct GuestRequest {
+    server: FunctionServer,
+    function: Arc<Function>,
+    deployment: Arc<Deployment>,
+    usage: Arc<RequestUsage>,
+    log: Arc<RequestLog>,
+    /// Rest of the request's time.
+    left: Duration,
+    _permits: [OwnedSemaphorePermit; 2],
+    _reservation: MemoryReservation,
+}
+
+impl Drop for GuestRequest {
+    fn drop(&mut self) {
+        self.function.metrics.spent(self.usage.cpu());
+    }
+}
+
+impl GuestRequest {
+    fn limiter(&self) -> MemoryLimiter {
+        let bytes = self.deployment.limits.memory_bytes();
+        MemoryLimiter::new(self.server.tenant.budget(), self.usage.clone(), bytes)
+    }
+
+    /// Runs a guest within the limits of time.
+    async fn limited<T>(
+        &self,
+        guest: impl Future<Output = wasmtime::Result<Result<T, RequestFault>>>,
+    ) -> Result<T, RequestFault> {
+        let _ticking = self.server.ticker.enter();
+        let _running = self.function.metrics.enter();
+        let guest = async { guest.await.map_err(|error| self.usage.fault(&error))? };
+        let guest = MeteredGuest::new(guest, self.usage.clone(), self.deployment.limits.cpu_time());
+        let mut guest = pin!(guest);
+        match timeout(self.left, guest.as_mut()).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                self.usage.ended_early.store(true, Ordering::Release);
+                Err(RequestFault::Timeout)
+            }
+        }
+    }
+
+    async fn run_core(
+        self,
+        head: Parts,
+        body: Bytes,
+    ) -> Result<Response<ResponseBody>, RequestFault> {
+        let VersionCode::Core(code) = &self.deployment.version.code else {
+            return Err(RequestFault::Trap(
+                "the version is of another world".to_owned(),
+            ));
+        };
+        let message = core_world::request_message(&head, &body);
+        drop(body);
+        let max = self.deployment.limits.response_bytes;
+        let engine = self.server.tenant.engine();
+        let guest = code.call(engine, self.limiter(), &message, max);
+        let message = self.limited(guest).await?;
+        let response = core_world::parse_response(message, max)?;
+        Ok(response.map(|body| {
+            Full::new(body)
+                .map_err(|never| match never {})
+                .boxed_unsync()
+        }))
+    }
+
+    /// Runs the guest as a task: it goes on while its response is sent, and a client that does not
+    /// read cannot keep it from its limit of time.
+    async fn run_http(
+        self,
+        head: Parts,
+        body: Bytes,
+    ) -> Result<Response<ResponseBody>, RequestFault> {
+        let max = self.deployment.limits.response_bytes;
+        let (sender, receiver) = oneshot::channel();
+        let usage = self.usage.clone();
+        let request = Request::from_parts(head, Full::new(body));
+        let head_sent = Arc::new(AtomicBool::new(false));
+        let sent = head_sent.clone();
+        let task = tokio::spawn(async move {
+            let state = HttpState::new(self.limiter(), Some(self.log.clone()));
+            let engine = self.server.tenant.engine();
+            let guest = async {
+                let VersionCode::Http(code) = &self.deployment.version.code else {
+                    return Err(wasmtime::Error::msg("the version is of another world"));
+                };
+                code.call(engine, state, request, sender, &self.usage)
+                    .await
+                    .map(Ok)
+            };
+            let ended = self.limited(guest).await;
+            if let Err(fault) = &ended
+                && sent.load(Ordering::Acquire)
+            {
+                record(&self.function, &self.log, fault);
+            }
+            ended
+        });
+        let task = GuestTask(task);
+        let response = match receiver.await {
+            Ok(Ok(response)) => response,
+            Ok(Err(code)) => {
+                return Err(RequestFault::Trap(format!("the guest refused: {code:?}")));
+            }
+            Err(_) => return Err(task.fault().await),
+        };
+        head_sent.store(true, Ordering::Release);
+        let (head, body) = response.into_parts();
+        let body = GuestBody::new(body, max, usage, task)?;
+        Ok(Response::from_parts(head, body.boxed_unsync()))
+    }
+}

@@ -1,0 +1,272 @@
+//! Functions of one tenant, and the engine that runs them.
+
+use crate::artifact::{self, ArtifactError, Digest};
+use crate::cpu_meter::{MeteredGuest, RequestUsage};
+use crate::epoch_ticker::EpochTicker;
+use crate::fault::RequestFault;
+use crate::function::{Function, Version, VersionCode};
+use crate::limits::{FunctionLimits, LimitError, TenantLimits};
+use crate::logs::LogEntry;
+use crate::memory_limiter::{MemoryBudget, MemoryLimiter};
+use crate::metrics::MetricsSnapshot;
+use crate::world::{self, World, WorldError};
+use crate::{core_world, engine, http_world};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use wasmtime::component::Component;
+use wasmtime::{Engine, Module};
+
+/// Functions that a tenant may have.
+const MAX_FUNCTIONS: usize = 1000;
+/// Longest name of a function in bytes.
+const MAX_NAME_BYTES: usize = 64;
+/// Time for the instantiation that proves a version.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
+/// Processor time of it: start functions may build tables.
+const PROOF_CPU: Duration = Duration::from_secs(1);
+
+/// Version or setting that is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum DeployError {
+    /// A name that no function may have.
+    #[error("a function's name has 1 to {MAX_NAME_BYTES} characters of a-z, 0-9, - and _")]
+    Name,
+    /// No such function.
+    #[error("there is no function {0:?}")]
+    NotFound(String),
+    /// Too many.
+    #[error("a tenant may have {MAX_FUNCTIONS} functions")]
+    TooMany,
+    /// A limit out of its range.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// Not a file that this process may load.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    /// Exports that do not fit the world.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// It cannot be loaded or instantiated.
+    #[error("the module cannot be {what}: {reason}")]
+    Load {
+        /// Step that failed.
+        what: &'static str,
+        /// Reason of Wasmtime.
+        reason: String,
+    },
+}
+
+fn failed(what: &'static str) -> impl Fn(wasmtime::Error) -> DeployError {
+    move |error| DeployError::Load {
+        what,
+        reason: format!("{error:#}").chars().take(2000).collect(),
+    }
+}
+
+/// Tenant: engine and functions.
+pub struct Tenant {
+    engine: Engine,
+    fingerprint: Digest,
+    owner: Digest,
+    functions: RwLock<HashMap<String, Arc<Function>>>,
+    budget: Arc<MemoryBudget>,
+    slots: Arc<Semaphore>,
+    limits: TenantLimits,
+}
+
+impl Tenant {
+    /// Creates a tenant without functions. Its engine must be of [`engine::running`].
+    pub fn new(owner: &str, limits: TenantLimits, engine: Engine) -> wasmtime::Result<Self> {
+        Ok(Self {
+            fingerprint: engine::fingerprint(&engine::compiling()?),
+            owner: artifact::owner_digest(owner),
+            functions: RwLock::default(),
+            budget: Arc::new(MemoryBudget::new(limits.memory_bytes)),
+            slots: Arc::new(Semaphore::new(usize::try_from(limits.slots).unwrap_or(1))),
+            engine,
+            limits,
+        })
+    }
+
+    /// Fingerprint of the engine whose files it loads.
+    #[must_use]
+    pub fn fingerprint(&self) -> &Digest {
+        &self.fingerprint
+    }
+
+    /// Engine of its requests.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn limits(&self) -> &TenantLimits {
+        &self.limits
+    }
+
+    pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<Semaphore> {
+        &self.slots
+    }
+
+    /// Linear memory and bodies of running requests in bytes.
+    #[must_use]
+    pub fn memory_used(&self) -> u64 {
+        self.budget.used()
+    }
+
+    pub(crate) fn function(&self, name: &str) -> Option<Arc<Function>> {
+        let functions = self
+            .functions
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        functions.get(name).cloned()
+    }
+
+    fn existing(&self, name: &str) -> Result<Arc<Function>, DeployError> {
+        self.function(name)
+            .ok_or_else(|| DeployError::NotFound(name.to_owned()))
+    }
+
+    /// Loads a compiled file, proves it by an instantiation, and makes it the version that answers.
+    /// A failure leaves the former version as it is.
+    pub async fn load(
+        &self,
+        ticker: &EpochTicker,
+        name: &str,
+        file: &[u8],
+        digest: &Digest,
+        limits: FunctionLimits,
+    ) -> Result<World, DeployError> {
+        let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(valid) {
+            return Err(DeployError::Name);
+        }
+        limits.check()?;
+        let (header, code) = artifact::check(file, digest, &self.fingerprint, &self.owner)?;
+        let version = Version {
+            digest: *digest,
+            code: self.deserialize(header.world, code)?,
+        };
+        self.prove(ticker, &version, &limits).await?;
+        let mut functions = self
+            .functions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        match functions.get(name) {
+            Some(function) => function.swap(version, limits),
+            None if functions.len() >= MAX_FUNCTIONS => return Err(DeployError::TooMany),
+            None => {
+                let function = Arc::new(Function::new(version, limits));
+                functions.insert(name.to_owned(), function);
+            }
+        }
+        Ok(header.world)
+    }
+
+    fn deserialize(&self, world: World, code: &[u8]) -> Result<VersionCode, DeployError> {
+        let unloadable = failed("loaded");
+        match world {
+            World::Core => {
+                // SAFETY: `artifact::check` has found the digest that the daemon noted when
+                // this version's compiler, of this engine's settings, wrote the file for this
+                // tenant; `code` is a private copy that cannot change since.
+                let module = unsafe { Module::deserialize(&self.engine, code) };
+                let module = module.map_err(&unloadable)?;
+                world::check_core(&module)?;
+                core_world::prepare(&module)
+                    .map(VersionCode::Core)
+                    .map_err(unloadable)
+            }
+            World::Http => {
+                // SAFETY: as above.
+                let component = unsafe { Component::deserialize(&self.engine, code) };
+                let component = component.map_err(&unloadable)?;
+                world::check_http(&component)?;
+                http_world::prepare(&component)
+                    .map(VersionCode::Http)
+                    .map_err(unloadable)
+            }
+        }
+    }
+
+    async fn prove(
+        &self,
+        ticker: &EpochTicker,
+        version: &Version,
+        limits: &FunctionLimits,
+    ) -> Result<(), DeployError> {
+        let usage = Arc::new(RequestUsage::default());
+        let limiter = MemoryLimiter::new(&self.budget, usage.clone(), limits.memory_bytes());
+        let _running = ticker.enter();
+        let proof = async {
+            let proved = match &version.code {
+                VersionCode::Core(function) => function.prove(&self.engine, limiter).await,
+                VersionCode::Http(function) => function.prove(&self.engine, limiter).await,
+            };
+            Ok(proved)
+        };
+        let proof = MeteredGuest::new(proof, usage, PROOF_CPU);
+        let unproved = |reason: &str| DeployError::Load {
+            what: "instantiated",
+            reason: reason.to_owned(),
+        };
+        match tokio::time::timeout(PROOF_TIMEOUT, proof).await {
+            Ok(Ok(proved)) => proved.map_err(failed("instantiated")),
+            Ok(Err(RequestFault::Cpu)) => Err(unproved("its start uses too much processor time")),
+            Ok(Err(fault)) => Err(unproved(&fault.to_string())),
+            Err(_) => Err(unproved("its start takes too long")),
+        }
+    }
+
+    /// Replaces the limits of a function.
+    pub fn limit(&self, name: &str, limits: FunctionLimits) -> Result<(), DeployError> {
+        limits.check()?;
+        self.existing(name)?.limit(limits);
+        Ok(())
+    }
+
+    /// Enables or disables a function.
+    pub fn enable(&self, name: &str, enabled: bool) -> Result<(), DeployError> {
+        self.existing(name)?.enable(enabled);
+        Ok(())
+    }
+
+    /// Removes a function. Requests under way end.
+    pub fn remove(&self, name: &str) -> Result<(), DeployError> {
+        let mut functions = self
+            .functions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let removed = functions.remove(name);
+        removed
+            .map(drop)
+            .ok_or_else(|| DeployError::NotFound(name.to_owned()))
+    }
+
+    /// Counts of a function.
+    pub fn metrics(&self, name: &str) -> Result<MetricsSnapshot, DeployError> {
+        Ok(self.existing(name)?.metrics.snapshot())
+    }
+
+    /// Entries of a function's log from `sequence` on.
+    pub fn logs(
+        &self,
+        name: &str,
+        sequence: u64,
+        max: usize,
+    ) -> Result<Vec<LogEntry>, DeployError> {
+        Ok(self.existing(name)?.log.read(sequence, max))
+    }
+
+    /// World and digest of the version that answers.
+    pub fn version(&self, name: &str) -> Result<(World, Digest), DeployError> {
+        let deployment = self.existing(name)?.deployment();
+        Ok((deployment.version.world(), deployment.version.digest))
+    }
+}

@@ -1,0 +1,103 @@
+//! Worlds: the interfaces by which a module answers requests, told from the file.
+
+use serde::{Deserialize, Serialize};
+use wasmtime::component::Component;
+use wasmtime::{ExternType, Module, ValType};
+
+/// Interface of a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum World {
+    /// Core module with Jiffy's own ABI.
+    #[serde(rename = "jiffy-core/1")]
+    Core,
+    /// Component that exports `wasi:http/incoming-handler@0.2`.
+    #[serde(rename = "wasi:http/proxy@0.2")]
+    Http,
+}
+
+/// File that has no world.
+#[derive(Debug, thiserror::Error)]
+pub enum WorldError {
+    /// No WebAssembly in binary form.
+    #[error("the file is not a WebAssembly module or component in binary form")]
+    NotWasm,
+    /// A core module that lacks an export.
+    #[error("a module of jiffy-core/1 must export {0}; see docs/functions.md")]
+    MissingExport(&'static str),
+    /// A core module that imports.
+    #[error("a module of jiffy-core/1 must not import, but this one imports {0}")]
+    Import(String),
+    /// A component without the handler.
+    #[error("a component must export wasi:http/incoming-handler@0.2 (world wasi:http/proxy)")]
+    NoHandler,
+}
+
+/// Magic number of WebAssembly.
+const MAGIC: &[u8] = b"\0asm";
+/// Version and layer of a core module, then of a component.
+const CORE_VERSION: &[u8] = &[1, 0, 0, 0];
+const COMPONENT_VERSION: &[u8] = &[13, 0, 1, 0];
+/// Functions of jiffy-core/1 with the counts of their parameters; all are of type `i32`.
+pub(crate) const CORE_FUNCTIONS: [(&str, usize); 3] =
+    [("jiffy_buf", 1), ("jiffy_handle", 2), ("jiffy_out", 0)];
+/// Name of the exported memory.
+pub(crate) const CORE_MEMORY: &str = "memory";
+
+impl World {
+    /// Detects the world from the first bytes of a file.
+    pub fn detect(module: &[u8]) -> Result<Self, WorldError> {
+        let version = module.strip_prefix(MAGIC).and_then(|rest| rest.get(..4));
+        match version {
+            Some(CORE_VERSION) => Ok(Self::Core),
+            Some(COMPONENT_VERSION) => Ok(Self::Http),
+            _ => Err(WorldError::NotWasm),
+        }
+    }
+}
+
+/// Checks imports and exports of a core module.
+pub(crate) fn check_core(module: &Module) -> Result<(), WorldError> {
+    if let Some(import) = module.imports().next() {
+        let name = format!("{}.{}", import.module(), import.name());
+        return Err(WorldError::Import(name.chars().take(200).collect()));
+    }
+    match module.get_export(CORE_MEMORY) {
+        Some(ExternType::Memory(memory)) if !memory.is_64() && !memory.is_shared() => {}
+        _ => {
+            return Err(WorldError::MissingExport(
+                "a 32-bit memory named \"memory\"",
+            ));
+        }
+    }
+    for (name, parameters) in CORE_FUNCTIONS {
+        let is_i32 = |t: ValType| matches!(t, ValType::I32);
+        let fits = match module.get_export(name) {
+            Some(ExternType::Func(f)) => {
+                f.params().len() == parameters
+                    && f.params().all(is_i32)
+                    && f.results().len() == 1
+                    && f.results().all(is_i32)
+            }
+            _ => false,
+        };
+        if !fits {
+            return Err(WorldError::MissingExport(match name {
+                "jiffy_buf" => "jiffy_buf(i32) -> i32",
+                "jiffy_handle" => "jiffy_handle(i32, i32) -> i32",
+                _ => "jiffy_out() -> i32",
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a component exports the handler. Imports are checked when it is linked.
+pub(crate) fn check_http(component: &Component) -> Result<(), WorldError> {
+    let engine = component.engine();
+    let component_type = component.component_type();
+    let mut names = component_type.exports(engine).map(|(name, _)| name);
+    match names.any(|name| name.starts_with("wasi:http/incoming-handler@0.2.")) {
+        true => Ok(()),
+        false => Err(WorldError::NoHandler),
+    }
+}
