@@ -1,0 +1,213 @@
+//! Limits of requests and the answers that clients get.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_functions::control::{ControlRequest, ControlResponse};
+use jiffy_functions::limits::{FunctionLimits, TenantLimits};
+use std::time::{Duration, Instant};
+use support::{PROBE, TestTenant, constant};
+
+fn fault(status: u16, code: &str) -> (u16, String) {
+    (status, code.to_owned())
+}
+
+#[test]
+fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
+    let tenant = TestTenant::start();
+    tenant.deploy("probe", PROBE, FunctionLimits::default());
+    let mut client = tenant.connect();
+    for (path, status, code) in [
+        ("/spin", 504, "function_cpu"),
+        ("/recursion", 502, "function_trap"),
+        ("/memory", 502, "function_memory"),
+        ("/table", 502, "function_memory"),
+        ("/unreachable", 502, "function_trap"),
+        ("/bounds", 502, "function_trap"),
+        ("/giant", 502, "response_too_large"),
+        ("/none", 502, "function_trap"),
+    ] {
+        let answer = client.get("probe", path);
+        assert_eq!(answer.fault(), fault(status, code), "{path}");
+        assert!(
+            !answer.text().contains("unreachable"),
+            "details are for the log only"
+        );
+        // The process and the connection go on.
+        assert_eq!(
+            client.request("POST", "probe", "/echo", b"body").text(),
+            "body"
+        );
+    }
+    assert_eq!(
+        client.get("other", "/").fault(),
+        fault(404, "function_not_found")
+    );
+    let logs = ControlRequest::Logs {
+        function: "probe".to_owned(),
+        sequence: 0,
+    };
+    let ControlResponse::Logs { entries } = tenant.process.order(&logs).unwrap() else {
+        panic!("no logs");
+    };
+    assert!(
+        entries
+            .iter()
+            .any(|entry| entry.text.contains("unreachable")),
+        "{entries:?}"
+    );
+    let metrics = ControlRequest::Metrics {
+        function: "probe".to_owned(),
+    };
+    let ControlResponse::Metrics { metrics } = tenant.process.order(&metrics).unwrap() else {
+        panic!("no metrics");
+    };
+    assert_eq!((metrics.requests, metrics.running), (16, 0));
+    assert_eq!(metrics.faults["function_trap"], 4);
+    assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
+}
+
+#[test]
+fn bodies_are_limited_in_size_and_time() {
+    let tenant = TestTenant::start();
+    let limits = FunctionLimits {
+        request_bytes: 100_000,
+        request_body_ms: 200,
+        ..FunctionLimits::default()
+    };
+    tenant.deploy("probe", PROBE, limits);
+    let head =
+        |rest: &str| format!("POST /echo HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\n{rest}");
+    let exchange = |bytes: &[u8]| {
+        let mut client = tenant.connect();
+        client.send(bytes);
+        client.response().unwrap().fault()
+    };
+    let told = head("content-length: 100001\r\n\r\n");
+    assert_eq!(exchange(told.as_bytes()), fault(413, "request_too_large"));
+    let mut chunked = head("transfer-encoding: chunked\r\n\r\n").into_bytes();
+    for _ in 0..3 {
+        chunked.extend_from_slice(b"9c40\r\n");
+        chunked.extend_from_slice(&[b'x'; 40_000]);
+        chunked.extend_from_slice(b"\r\n");
+    }
+    assert_eq!(exchange(&chunked), fault(413, "request_too_large"));
+    let slow = head("content-length: 10\r\n\r\nhalf");
+    assert_eq!(exchange(slow.as_bytes()), fault(408, "request_timeout"));
+    let body = vec![b'y'; 100_000];
+    assert_eq!(
+        tenant
+            .connect()
+            .request("POST", "probe", "/echo", &body)
+            .body,
+        body
+    );
+}
+
+#[test]
+fn requests_beyond_the_queue_are_told_to_come_back() {
+    let tenant = TestTenant::start();
+    let limits = FunctionLimits {
+        cpu_ms: 2000,
+        concurrency: 1,
+        queue: 1,
+        queue_ms: 300,
+        ..FunctionLimits::default()
+    };
+    tenant.deploy("probe", PROBE, limits.clone());
+    let spin = b"GET /spin HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\n\r\n";
+    let mut clients: Vec<_> = (0..3).map(|_| tenant.connect()).collect();
+    for client in &mut clients {
+        client.send(spin);
+    }
+    let answers: Vec<_> = clients
+        .iter_mut()
+        .map(|client| client.response().unwrap())
+        .collect();
+    let busy: Vec<_> = answers
+        .iter()
+        .filter(|answer| answer.status == 429)
+        .collect();
+    assert_eq!(busy.len(), 2, "{answers:?}");
+    for answer in busy {
+        assert_eq!(answer.fault(), fault(429, "function_busy"));
+        assert!(answer.head.contains("retry-after: 1"), "{}", answer.head);
+    }
+    let wall = FunctionLimits {
+        wall_ms: 100,
+        ..limits
+    };
+    let order = ControlRequest::Limit {
+        function: "probe".to_owned(),
+        limits: wall,
+    };
+    tenant.process.order(&order).unwrap();
+    let start = Instant::now();
+    assert_eq!(
+        tenant.connect().get("probe", "/spin").fault(),
+        fault(504, "function_timeout")
+    );
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn a_tenant_has_as_much_memory_as_it_was_given() {
+    let limits = TenantLimits {
+        memory_bytes: 16 << 20,
+        ..TenantLimits::default()
+    };
+    let tenant = TestTenant::with_limits(&limits);
+    tenant.deploy("probe", PROBE, FunctionLimits::default());
+    let mut client = tenant.connect();
+    assert_eq!(
+        client.get("probe", "/memory").fault(),
+        fault(503, "host_busy")
+    );
+    // It was given back.
+    assert_eq!(
+        client
+            .request("POST", "probe", "/echo", &[b'z'; 1 << 20])
+            .body
+            .len(),
+        1 << 20
+    );
+}
+
+#[test]
+fn a_disabled_function_is_told_apart_from_a_missing_one() {
+    let tenant = TestTenant::start();
+    tenant.deploy("one", &constant("hello"), FunctionLimits::default());
+    let enable = |enabled| {
+        let order = ControlRequest::Enable {
+            function: "one".to_owned(),
+            enabled,
+        };
+        tenant.process.order(&order).unwrap()
+    };
+    let mut client = tenant.connect();
+    enable(false);
+    assert_eq!(
+        client.get("one", "/").fault(),
+        fault(503, "function_disabled")
+    );
+    enable(true);
+    assert_eq!(client.get("one", "/").text(), "hello");
+    tenant
+        .process
+        .order(&ControlRequest::Remove {
+            function: "one".to_owned(),
+        })
+        .unwrap();
+    assert_eq!(
+        client.get("one", "/").fault(),
+        fault(404, "function_not_found")
+    );
+    let again = tenant.process.order(&ControlRequest::Remove {
+        function: "one".to_owned(),
+    });
+    assert!(again.unwrap_err().to_string().contains("no function"));
+}
