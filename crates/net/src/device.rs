@@ -1,5 +1,7 @@
-//! Network devices, by ioctl.
+//! Network devices of the network namespace of this thread.
 
+use crate::NetError;
+use crate::rtnetlink::RouteBatch;
 use nix::errno::Errno;
 use std::fs::File;
 use std::io;
@@ -83,4 +85,32 @@ pub(crate) fn names() -> io::Result<Vec<String>> {
 /// Returns true if this thread's namespace has a device of that name.
 pub(crate) fn exists(name: &str) -> bool {
     nix::net::if_::if_nametoindex(name).is_ok()
+}
+
+/// Index of the device of that name in this thread's namespace.
+pub(crate) fn index(name: &str) -> io::Result<u32> {
+    Ok(nix::net::if_::if_nametoindex(name)?)
+}
+
+/// Removes a device of this thread's namespace.
+pub(crate) fn remove(name: &str) -> Result<(), NetError> {
+    let index = index(name).map_err(NetError::host(format!("finding {name}")))?;
+    remove_all(&[index], 0)
+}
+
+/// Removes devices of this thread's namespace by their indices: several at once, as `group`, which
+/// no other device is in. The kernel waits for its readers once for each removal.
+pub(crate) fn remove_all(indices: &[u32], group: u32) -> Result<(), NetError> {
+    let mut changes = RouteBatch::default();
+    match indices {
+        [] => return Ok(()),
+        [index] => changes.delete_link(*index),
+        indices => {
+            indices
+                .iter()
+                .for_each(|&index| changes.set_group(index, group));
+            changes.delete_group(group);
+        }
+    }
+    changes.send()
 }

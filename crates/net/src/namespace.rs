@@ -113,6 +113,11 @@ fn enter_at<T: Send>(
     })
 }
 
+/// The network namespace of this thread.
+pub(crate) fn current() -> Result<File, NetError> {
+    File::open(OWN_NAMESPACE).map_err(NetError::host(format!("opening {OWN_NAMESPACE}")))
+}
+
 /// Removes its name: the namespace ends with the last process, descriptor or device in it. Returns
 /// true if the name can be used again.
 pub(crate) fn remove(name: &str) -> bool {

@@ -16,6 +16,7 @@ use crate::slot::{self, NicKind, Slot, SlotConfig, SlotSockets};
 use crate::slot_layout;
 use crate::slot_lease::SlotLease;
 use crate::slot_numbers::SlotNumbers;
+use crate::slot_rules::SlotRules;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::NetworkRules;
@@ -149,13 +150,15 @@ impl Network {
         };
         let fits = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
         let usual = EgressPolicy::new(&NetworkRules::default(), &reach)?;
+        let (connections, logs_refusals) = (limits.per_sandbox, host::logs_refusals());
         let slot_config = SlotConfig {
             tag,
             range,
             mtu: host::mtu_out(),
-            connections: limits.per_sandbox,
+            connections,
+            rules: Arc::new(SlotRules::new(&usual, connections, logs_refusals)),
             usual,
-            logs_refusals: host::logs_refusals(),
+            logs_refusals,
         };
         let mut numbers = SlotNumbers::new(slots.min(u32::try_from(fits).unwrap_or(slots)));
         (slot_config.numbers().into_iter()).for_each(|number| numbers.enter(number));

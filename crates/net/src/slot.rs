@@ -11,27 +11,26 @@
 //! namespace is removed with everything in it - devices, connections, neighbours, rules, counters -
 //! and the next slot has a new one.
 
-use crate::connections::{self, statement};
+use crate::connections;
 use crate::device;
 use crate::dns;
 use crate::error::NetError;
 use crate::forwarding;
-use crate::guest::{
-    self, ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6,
-};
+use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6};
 use crate::namespace;
 use crate::policy::EgressPolicy;
 use crate::program;
 use crate::proxy::ProxyListeners;
-use crate::slot_layout::{IPV6_SYSCTL_DIR, PROXY_PORTS, TAP, UPLINK, prefix, range6, set};
+use crate::rtnetlink::{LOOPBACK_INDEX, LinkChange, RouteBatch, VethEnd};
+use crate::slot_layout::{self, IPV6_SYSCTL_DIR, TAP, UPLINK, knows_ipv6, prefix, range6, set};
+use crate::slot_rules::SlotRules;
 use crate::veth;
 use ipnet::Ipv4Net;
-use jiffy_engine::RefusalReason;
-use nix::unistd::{Pid, gettid};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 /// MAC addresses of the uplink, in the namespace and in the host: neither has to resolve the
 /// other's.
@@ -39,6 +38,10 @@ const PAIR_MAC: [[u8; 6]; 2] = [
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x03],
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x04],
 ];
+
+/// Lengths of the prefixes of the uplink's addresses.
+const PAIR_PREFIX: u8 = 31;
+const PAIR_PREFIX6: u8 = 127;
 
 /// Kind of a guest's network interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,6 +68,8 @@ pub(crate) struct SlotConfig {
     pub usual: EgressPolicy,
     /// Its table logs refusals.
     pub logs_refusals: bool,
+    /// Rules of a new slot.
+    pub rules: Arc<SlotRules>,
 }
 
 impl SlotConfig {
@@ -125,6 +130,11 @@ impl SlotConfig {
         v4.chain(v6.map(|&n| IpAddr::V6(self.pair6(n).1))).collect()
     }
 
+    /// Number of the group of devices that are removed at once.
+    fn device_group(&self) -> u32 {
+        slot_layout::device_group(&self.tag)
+    }
+
     /// Returns true if slots have a route over IPv6.
     fn ipv6(&self) -> bool {
         self.usual.ipv6()
@@ -172,9 +182,11 @@ impl SlotSockets {
 
 /// Makes slot `number`. Removes it again on failure.
 pub(crate) fn make(config: &SlotConfig, number: u32, nic: NicKind) -> Result<Slot, NetError> {
-    // The thread, not the process: it is in the namespace of the host's end.
-    let (name, here) = (config.name(number), gettid());
-    let (tap, sockets) = namespace::create(&name, || make_inside(config, number, nic, here))?;
+    // That of this thread: it is in the namespace of the host's end.
+    let here = namespace::current()?;
+    let name = config.name(number);
+    let inside = || make_inside(config, number, nic, here.as_fd());
+    let (tap, sockets) = namespace::create(&name, inside)?;
     outside(config, number).inspect_err(|_| destroy(config, &[number]))?;
     Ok(Slot {
         number,
@@ -187,19 +199,19 @@ fn make_inside(
     config: &SlotConfig,
     number: u32,
     nic: NicKind,
-    host_thread: Pid,
+    host: BorrowedFd<'_>,
 ) -> Result<(Option<File>, SlotSockets), NetError> {
     forward(config)?;
     match nic {
         NicKind::Tap => {
             let tap = device::tap(TAP).map_err(NetError::host("making a tap"))?;
-            configure(config, number, host_thread)?;
+            configure(config, number, host)?;
             Ok((Some(tap), SlotSockets::open()?))
         }
         NicKind::Veth => {
             let guest = config.guest_name(number);
-            veth::make(&guest, gettid())?;
-            let configured = configure(config, number, host_thread)
+            veth::make(&guest)?;
+            let configured = configure(config, number, host)
                 .and_then(|()| veth::configure(&guest))
                 .and_then(|()| SlotSockets::open())
                 .inspect_err(|_| {
@@ -213,7 +225,7 @@ fn make_inside(
 /// Makes the namespace of this thread a router.
 fn forward(config: &SlotConfig) -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
-    if Path::new(IPV6_SYSCTL_DIR).exists() {
+    if knows_ipv6() {
         // The uplink has no IPv6 without a route; a namespace may start with any value.
         let off = if config.ipv6() { "0" } else { "1" };
         set(&format!("{IPV6_SYSCTL_DIR}/conf/default/disable_ipv6"), off)?;
@@ -224,131 +236,95 @@ fn forward(config: &SlotConfig) -> Result<(), NetError> {
     Ok(())
 }
 
-/// Configures the guest's device and the uplink in the namespace of this thread.
-fn configure(config: &SlotConfig, number: u32, host_thread: Pid) -> Result<(), NetError> {
-    let knows6 = Path::new(IPV6_SYSCTL_DIR).exists();
+/// Configures the guest's device and the uplink in the namespace of this thread. The uplink's other
+/// end is made in `host`.
+fn configure(config: &SlotConfig, number: u32, host: BorrowedFd<'_>) -> Result<(), NetError> {
+    let knows6 = knows_ipv6();
     if knows6 {
         set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0")?;
     }
-    let (host, own) = config.pair(number);
-    let peer = config.name(number);
-    let [own_mac, host_mac] = PAIR_MAC.map(guest::text);
-    let mut commands = vec![
-        "link set lo up".to_owned(),
-        format!(
-            "link set {TAP} address {} mtu {MTU} addrgenmode none up",
-            guest::text(GATEWAY_MAC)
-        ),
-        format!("addr add {GATEWAY}/{PREFIX} dev {TAP}"),
-        // The guest's address needs no resolution.
-        format!(
-            "neigh add {ADDRESS} lladdr {} dev {TAP} nud permanent",
-            guest::text(MAC)
-        ),
-        format!(
-            "link add {UPLINK} address {own_mac} mtu {0} type veth peer name {peer} address {host_mac} mtu {0} netns {host_thread}",
-            config.mtu
-        ),
-        format!("addr add {own}/31 dev {UPLINK}"),
-        format!("link set {UPLINK} addrgenmode none up"),
-        format!("route add default via {host} dev {UPLINK}"),
-    ];
+    let tap = device::index(TAP).map_err(NetError::host(format!("finding {TAP}")))?;
+    // The tap is the newest device here, and the kernel counts.
+    let uplink = tap + 1;
+    let mut changes = RouteBatch::default();
+    let lo = LinkChange {
+        up: true,
+        ..LinkChange::default()
+    };
+    changes.set_link(LOOPBACK_INDEX, &lo);
+    let change = LinkChange {
+        mac: Some(GATEWAY_MAC),
+        mtu: Some(MTU.into()),
+        no_link_local: knows6,
+        up: true,
+    };
+    changes.set_link(tap, &change);
+    changes.add_address(tap, GATEWAY.into(), PREFIX);
+    // The guest's address needs no resolution.
+    changes.add_neighbour(tap, ADDRESS.into(), MAC);
     if knows6 {
         // Also if the host has no IPv6 route: a guest that tries one gets an error at once.
-        commands.extend([
-            format!("addr add {GATEWAY6}/{PREFIX6} dev {TAP} nodad"),
-            format!(
-                "neigh add {ADDRESS6} lladdr {} dev {TAP} nud permanent",
-                guest::text(MAC)
-            ),
-        ]);
+        changes.add_address(tap, GATEWAY6.into(), PREFIX6);
+        changes.add_neighbour(tap, ADDRESS6.into(), MAC);
     }
-    if config.ipv6() {
-        let (host, own) = config.pair6(number);
-        commands.extend([
-            format!("addr add {own}/127 dev {UPLINK} nodad"),
-            format!("neigh add {host} lladdr {host_mac} dev {UPLINK} nud permanent"),
-            format!("route add default via {host} dev {UPLINK}"),
-        ]);
-    }
-    program::ip(&commands)?;
-    program::nft(&(rules(config.logs_refusals, config.connections) + &config.script(&config.usual)))
+    add_uplink(&mut changes, config, number, uplink, host);
+    changes.send()?;
+    config.rules.apply()
 }
 
-fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
-    let (name, (host, _)) = (config.name(number), config.pair(number));
-    let mut commands = vec![
-        format!("link set {name} addrgenmode none"),
-        format!("addr add {host}/31 dev {name}"),
-    ];
+/// Adds the uplink, which gets the index `uplink`; its other end is made in `host`.
+fn add_uplink(
+    changes: &mut RouteBatch,
+    config: &SlotConfig,
+    number: u32,
+    uplink: u32,
+    host: BorrowedFd<'_>,
+) {
+    let name = config.name(number);
+    let [own, other] = [(UPLINK, PAIR_MAC[0]), (&name, PAIR_MAC[1])].map(|(name, mac)| VethEnd {
+        name,
+        mac: Some(mac),
+        mtu: config.mtu,
+    });
+    changes.add_veth(uplink, &own, &other, host);
+    let (gateway, address) = config.pair(number);
+    changes.add_address(uplink, address.into(), PAIR_PREFIX);
+    let change = LinkChange {
+        no_link_local: knows_ipv6(),
+        up: true,
+        ..LinkChange::default()
+    };
+    changes.set_link(uplink, &change);
+    changes.add_default_route(uplink, gateway.into());
     if config.ipv6() {
-        let (host, own) = config.pair6(number);
-        let mac = guest::text(PAIR_MAC[0]);
-        commands.extend([
-            format!("addr add {host}/127 dev {name} nodad"),
-            format!("neigh add {own} lladdr {mac} dev {name} nud permanent"),
-        ]);
+        let (gateway, address) = config.pair6(number);
+        changes.add_address(uplink, address.into(), PAIR_PREFIX6);
+        changes.add_neighbour(uplink, gateway.into(), PAIR_MAC[1]);
+        changes.add_default_route(uplink, gateway.into());
+    }
+}
+
+/// Configures the uplink's other end in the namespace of this thread.
+fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
+    let name = config.name(number);
+    let index = device::index(&name).map_err(NetError::host(format!("finding {name}")))?;
+    let mut changes = RouteBatch::default();
+    if knows_ipv6() {
+        let change = LinkChange {
+            no_link_local: true,
+            ..LinkChange::default()
+        };
+        changes.set_link(index, &change);
+    }
+    let (address, _) = config.pair(number);
+    changes.add_address(index, address.into(), PAIR_PREFIX);
+    if config.ipv6() {
+        let (address, peer) = config.pair6(number);
+        changes.add_address(index, address.into(), PAIR_PREFIX6);
+        changes.add_neighbour(index, peer.into(), PAIR_MAC[0]);
         forwarding::let_forward6(&name)?;
     }
-    program::ip(&commands)
-}
-
-/// Rules of every slot: packets from the guest's interface must have its own addresses; of the
-/// namespace itself they reach DNS only, and the kernel does not track that: every question would
-/// be an entry in a table for a while.
-fn rules(logs_refusals: bool, connections: u32) -> String {
-    let mac = guest::text(MAC);
-    let [http, tls] = PROXY_PORTS;
-    let tell = match logs_refusals {
-        true => format!(
-            "    iifname \"{TAP}\" {}\n",
-            statement(RefusalReason::Rules)
-        ),
-        false => String::new(),
-    };
-    format!(
-        r#"table netdev jiffy_guard {{
-  chain guest {{
-    type filter hook ingress device "{TAP}" priority 0; policy drop;
-    ether saddr != {mac} drop
-    ether type arp arp saddr ether {mac} arp saddr ip {ADDRESS} accept
-    ether type ip ip saddr {ADDRESS} accept
-    ether type ip6 ip6 saddr {ADDRESS6} accept
-  }}
-}}
-table inet jiffy_slot {{
-  chain untracked {{
-    type filter hook prerouting priority raw;
-    iifname "{TAP}" ip daddr {GATEWAY} udp dport 53 notrack
-    iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request notrack
-  }}
-  chain untracked_back {{
-    type filter hook output priority raw;
-    oifname "{TAP}" ip saddr {GATEWAY} udp sport 53 notrack
-    oifname "{TAP}" ip saddr {GATEWAY} icmp type echo-reply notrack
-  }}
-  chain input {{
-    type filter hook input priority filter; policy drop;
-    iifname "{TAP}" ct state new ct count over {connections} drop
-    iifname "{TAP}" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 accept
-    iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request accept
-    iifname "{TAP}" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
-    iifname "{TAP}" ct status dnat tcp dport {{ {http}, {tls} }} accept
-    iifname "{UPLINK}" ct state established accept
-{tell}    iifname "{TAP}" meta l4proto tcp reject with tcp reset
-    iifname "{TAP}" reject with icmpx type admin-prohibited
-  }}
-  chain clamp {{
-    type filter hook forward priority mangle;
-    tcp flags syn tcp option maxseg size set rt mtu
-  }}
-  chain leave {{
-    type nat hook postrouting priority srcnat;
-    oifname "{UPLINK}" masquerade
-  }}
-}}
-"#
-    )
+    changes.send()
 }
 
 /// Replaces the policy of the sandbox in slot `number`.
@@ -392,7 +368,7 @@ pub(crate) fn clear(config: &SlotConfig, number: u32) -> Result<(), String> {
     }
     if device::exists(&name) {
         // The kernel may remove it at the same moment, with its namespace.
-        let removed = program::ip(&[format!("link del {name}")]);
+        let removed = device::remove(&name);
         if device::exists(&name) {
             let why = removed.err().map(|e| format!(" ({e})")).unwrap_or_default();
             return Err(format!("the device {name}{why}"));
@@ -410,13 +386,10 @@ pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
         // Last: by it the slot is recognised as one with a veth pair.
         namespace::remove(&config.guest_name(number));
         // The kernel removes it with its namespace, but later, and not while a guest's VMM holds
-        // the tap.
-        if device::exists(&name) {
-            devices.push(format!("link del {name}"));
-        }
+        // the tap. One that the kernel has removed is no error.
+        devices.extend(device::index(&name));
     }
-    if !devices.is_empty() {
-        // A device that the kernel has removed meanwhile is no error.
-        let _ = program::run("ip", &["-force", "-batch", "-"], &devices.join("\n"));
+    if let Err(e) = device::remove_all(&devices, config.device_group()) {
+        tracing::warn!("removing the devices of network slots: {e}");
     }
 }

@@ -4,6 +4,7 @@ use crate::error::NetError;
 use crate::guest::ADDRESS6;
 use ipnet::Ipv6Net;
 use std::fs;
+use std::path::Path;
 
 /// The guest's device in a namespace.
 pub(crate) const TAP: &str = "tap0";
@@ -11,8 +12,13 @@ pub(crate) const TAP: &str = "tap0";
 /// The slot's uplink.
 pub(crate) const UPLINK: &str = "up0";
 
-/// Exists if the kernel supports IPv6.
+/// IPv6 settings, if the kernel supports it.
 pub(crate) const IPV6_SYSCTL_DIR: &str = "/proc/sys/net/ipv6";
+
+/// Returns true if the kernel supports IPv6.
+pub(crate) fn knows_ipv6() -> bool {
+    Path::new(IPV6_SYSCTL_DIR).exists()
+}
 
 pub(crate) fn set(path: &str, value: &str) -> Result<(), NetError> {
     fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
@@ -34,6 +40,12 @@ pub(crate) fn range6(tag: &str) -> Ipv6Net {
 
 /// Ports to which the slot's table redirects connections to ports 80 and 443.
 pub(crate) const PROXY_PORTS: [u16; 2] = [3180, 3443];
+
+/// Number of the group that the host's devices of slots are put into to be removed at once.
+pub(crate) fn device_group(tag: &str) -> u32 {
+    // "j" and the tag: no other program's, like the tag.
+    0x6a00_0000 | (u32::from_str_radix(tag, 16).unwrap_or(0) & 0xff_ffff)
+}
 
 /// Name of the host's table for the data directory of `tag`.
 pub(crate) fn table(tag: &str) -> String {

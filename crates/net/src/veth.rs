@@ -3,23 +3,24 @@
 //! configuration of its interface there.
 
 use crate::error::NetError;
-use crate::guest::{
-    self, ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6,
-};
+use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6};
 use crate::namespace;
-use crate::program;
-use crate::slot_layout::{IPV6_SYSCTL_DIR, TAP, set};
-use nix::unistd::Pid;
-use std::path::Path;
+use crate::rtnetlink::{LOOPBACK_INDEX, LinkChange, RouteBatch, VethEnd};
+use crate::slot_layout::{IPV6_SYSCTL_DIR, TAP, knows_ipv6, set};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
 
 /// The guest's interface, named as in a virtual machine.
 const GUEST_INTERFACE: &str = "eth0";
+/// Its index: beyond those of devices that a kernel makes in every namespace.
+const GUEST_INDEX: u32 = 100;
 
-/// Makes namespace `name` with an interface whose other end is in the namespace of thread `slot`.
+/// Makes namespace `name` with an interface whose other end is in the namespace of this thread.
 /// Removes it again on failure.
-pub(crate) fn make(name: &str, slot: Pid) -> Result<(), NetError> {
+pub(crate) fn make(name: &str) -> Result<(), NetError> {
+    let slot = namespace::current()?;
     namespace::create(name, || {
-        if Path::new(IPV6_SYSCTL_DIR).exists() {
+        if knows_ipv6() {
             // A namespace may start with any value; the host configures the addresses.
             for (path, value) in [
                 ("all/disable_ipv6", "0"),
@@ -29,34 +30,42 @@ pub(crate) fn make(name: &str, slot: Pid) -> Result<(), NetError> {
                 set(&format!("{IPV6_SYSCTL_DIR}/conf/{path}"), value)?;
             }
         }
-        program::ip(&[format!(
-            "link add {GUEST_INTERFACE} address {} mtu {MTU} type veth peer name {TAP} mtu {MTU} netns {slot}",
-            guest::text(MAC)
-        )])
+        let [own, other] = [(GUEST_INTERFACE, Some(MAC)), (TAP, None)].map(|(name, mac)| VethEnd {
+            name,
+            mac,
+            mtu: MTU.into(),
+        });
+        let mut changes = RouteBatch::default();
+        changes.add_veth(GUEST_INDEX, &own, &other, slot.as_fd());
+        changes.send()
     })
 }
 
 /// Gives the interface in namespace `name` its addresses and default route; its other end is on.
 pub(crate) fn configure(name: &str) -> Result<(), NetError> {
-    let gateway = guest::text(GATEWAY_MAC);
     namespace::enter(name, || {
-        let mut commands = vec![
-            "link set lo up".to_owned(),
-            format!("link set {GUEST_INTERFACE} addrgenmode none up"),
-            format!("addr add {ADDRESS}/{PREFIX} dev {GUEST_INTERFACE}"),
+        let mut changes = RouteBatch::default();
+        let lo = LinkChange {
+            up: true,
+            ..LinkChange::default()
+        };
+        changes.set_link(LOOPBACK_INDEX, &lo);
+        let change = LinkChange {
+            no_link_local: knows_ipv6(),
+            up: true,
+            ..LinkChange::default()
+        };
+        changes.set_link(GUEST_INDEX, &change);
+        let v4 = (IpAddr::from(ADDRESS), PREFIX, IpAddr::from(GATEWAY));
+        let v6 = (IpAddr::from(ADDRESS6), PREFIX6, IpAddr::from(GATEWAY6));
+        for (address, prefix_length, gateway) in
+            std::iter::once(v4).chain(knows_ipv6().then_some(v6))
+        {
+            changes.add_address(GUEST_INDEX, address, prefix_length);
             // The host's address needs no resolution.
-            format!("neigh add {GATEWAY} lladdr {gateway} dev {GUEST_INTERFACE} nud permanent"),
-            format!("route add default via {GATEWAY} dev {GUEST_INTERFACE}"),
-        ];
-        if Path::new(IPV6_SYSCTL_DIR).exists() {
-            commands.extend([
-                format!("addr add {ADDRESS6}/{PREFIX6} dev {GUEST_INTERFACE} nodad"),
-                format!(
-                    "neigh add {GATEWAY6} lladdr {gateway} dev {GUEST_INTERFACE} nud permanent"
-                ),
-                format!("route add default via {GATEWAY6} dev {GUEST_INTERFACE}"),
-            ]);
+            changes.add_neighbour(GUEST_INDEX, gateway, GATEWAY_MAC);
+            changes.add_default_route(GUEST_INDEX, gateway);
         }
-        program::ip(&commands)
+        changes.send()
     })
 }

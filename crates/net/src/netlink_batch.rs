@@ -1,0 +1,247 @@
+//! Requests to the kernel over netlink: several in one piece, and dumps.
+//!
+//! The kernel works on requests of the kinds here before `send` returns, so its answers are in the
+//! socket by then, and nothing waits for them.
+
+use crate::NetError;
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator,
+};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+    setsockopt, socket, sockopt,
+};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Bytes of `nlmsghdr` and of the error number after it.
+const HEADER_BYTES: usize = 16;
+const CODE_BYTES: usize = 4;
+/// Most bytes of one datagram: the kernel fills those of dumps up to this length (af_netlink.c).
+const MAX_DATAGRAM_BYTES: usize = 32 * 1024;
+/// Most bytes of one dump.
+const MAX_DUMP_BYTES: usize = 4 << 20;
+/// Size of the receive buffer, in bytes of the kernel's memory; it doubles the number.
+const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
+/// Flags of an answer to a request (linux/netlink.h): a dump that changed meanwhile; the request is
+/// left out; attributes with a message follow.
+const DUMP_INTERRUPTED: u16 = 0x10;
+const CAPPED: u16 = 0x100;
+const EXTENDED: u16 = 0x200;
+/// Attribute with a message.
+const MESSAGE: u16 = 1;
+
+/// Requests that are sent in one piece.
+#[derive(Debug, Default)]
+pub(crate) struct NetlinkBatch {
+    bytes: Vec<u8>,
+    /// Description of each request, and its need of an acknowledgement.
+    requests: Vec<(String, bool)>,
+}
+
+impl NetlinkBatch {
+    /// Adds a request. `what` describes it in an error. With [`NLM_F_ACK`] in `flags` it has to be
+    /// acknowledged.
+    pub fn push(&mut self, what: impl Into<String>, kind: u16, flags: u16, body: &[u8]) {
+        let sequence = u32::try_from(self.requests.len()).unwrap_or(u32::MAX);
+        let request = request(kind, flags, sequence, body);
+        self.bytes.extend(request);
+        self.requests.push((what.into(), flags & NLM_F_ACK != 0));
+    }
+
+    /// Sends the requests in the network namespace of this thread. The error is that of the first
+    /// request that failed; those after it may have been done.
+    pub fn send(&self, protocol: SockProtocol) -> Result<(), NetError> {
+        let failed = || NetError::host("changing a network by netlink");
+        let socket = open(protocol).map_err(failed())?;
+        send(socket.as_raw_fd(), &self.bytes, MsgFlags::empty()).map_err(|e| failed()(e.into()))?;
+        let answers = answers(&socket).map_err(failed())?;
+        let mut faults = answers.iter().filter(|(_, answer)| answer.code != 0);
+        if let Some((sequence, answer)) = faults.by_ref().min_by_key(|(sequence, _)| *sequence) {
+            let what = usize::try_from(*sequence).ok();
+            let what = what.and_then(|at| self.requests.get(at));
+            let what = what.map_or("changing a network by netlink", |(what, _)| what.as_str());
+            return Err(NetError::host(what)(answer.error()));
+        }
+        let unanswered = self.requests.iter().zip(0_u32..);
+        let mut unanswered =
+            unanswered.filter(|((_, needed), at)| *needed && !answers.contains_key(at));
+        match unanswered.next() {
+            None => Ok(()),
+            Some(((what, _), _)) => Err(NetError::host(what)(io::Error::other(
+                "the kernel did not answer",
+            ))),
+        }
+    }
+}
+
+fn request(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+    let length = HEADER_BYTES + body.len();
+    let mut bytes = u32::try_from(length)
+        .unwrap_or(u32::MAX)
+        .to_ne_bytes()
+        .to_vec();
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+    bytes.extend(sequence.to_ne_bytes());
+    // The kernel's own port.
+    bytes.extend([0; 4]);
+    bytes.extend(body);
+    bytes.resize(length.next_multiple_of(4), 0);
+    bytes
+}
+
+/// The kernel's answer to a request.
+#[derive(Debug)]
+struct Answer {
+    /// An error number; 0: done.
+    code: i32,
+    /// More about it.
+    said: Option<String>,
+}
+
+impl Answer {
+    fn parse(flags: u16, payload: &[u8]) -> Option<Self> {
+        let code = payload.get(..CODE_BYTES)?.try_into().ok();
+        let code = code.map(i32::from_ne_bytes)?.saturating_neg();
+        let said = (flags & EXTENDED != 0)
+            .then(|| said(flags, payload))
+            .flatten();
+        Some(Self { code, said })
+    }
+
+    fn error(&self) -> io::Error {
+        let error = io::Error::from_raw_os_error(self.code);
+        match &self.said {
+            None => error,
+            Some(said) => io::Error::new(error.kind(), format!("{error} ({said})")),
+        }
+    }
+}
+
+/// The message in the attributes after the request, or its header, that an answer repeats.
+fn said(flags: u16, payload: &[u8]) -> Option<String> {
+    let repeated = match flags & CAPPED {
+        0 => {
+            let length = payload.get(CODE_BYTES..CODE_BYTES + 4)?.try_into().ok();
+            usize::try_from(length.map(u32::from_ne_bytes)?).ok()?
+        }
+        _ => HEADER_BYTES,
+    };
+    let start = CODE_BYTES.checked_add(repeated.checked_next_multiple_of(4)?)?;
+    let mut attributes = NlasIterator::new(payload.get(start..)?).map_while(Result::ok);
+    let message = attributes.find(|attribute| attribute.kind() == MESSAGE)?;
+    let text = String::from_utf8_lossy(message.value());
+    Some(text.trim_end_matches('\0').to_owned())
+}
+
+fn open(protocol: SockProtocol) -> io::Result<OwnedFd> {
+    let kind = SockType::Raw;
+    let socket = socket(
+        AddressFamily::Netlink,
+        kind,
+        SockFlag::SOCK_CLOEXEC,
+        protocol,
+    )?;
+    setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
+    // Without these, errors have no message and repeat the request.
+    for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK] {
+        let on: libc::c_int = 1;
+        // SAFETY: the kernel reads one `int` of the given length at `on`, and keeps no pointer.
+        unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_NETLINK,
+                option,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            );
+        }
+    }
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// Reads one datagram that is in the socket into `buffer`, and passes the type, flags and sequence
+/// number of each
+/// message and its payload to `each`. Returns false if there is none.
+fn read(
+    socket: &OwnedFd,
+    buffer: &mut [u8],
+    mut each: impl FnMut(u16, u16, u32, &[u8]),
+) -> io::Result<bool> {
+    let length = match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
+        Err(Errno::EAGAIN) => return Ok(false),
+        length => length?,
+    };
+    let mut rest: &[u8] = buffer.get(..length).unwrap_or_default();
+    while let Ok(message) = NetlinkBuffer::new_checked(rest) {
+        each(
+            message.message_type(),
+            message.flags(),
+            message.sequence_number(),
+            message.payload(),
+        );
+        let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(true)
+}
+
+/// Answers that are in the socket, by the requests' sequence numbers: of several, the first error.
+fn answers(socket: &OwnedFd) -> io::Result<HashMap<u32, Answer>> {
+    let mut answers: HashMap<u32, Answer> = HashMap::new();
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
+    while read(socket, &mut buffer, |kind, flags, sequence, payload| {
+        if kind == NLMSG_ERROR
+            && let Some(answer) = Answer::parse(flags, payload)
+            && answers.get(&sequence).is_none_or(|before| before.code == 0)
+        {
+            answers.insert(sequence, answer);
+        }
+    })? {}
+    Ok(answers)
+}
+
+/// Passes the type and payload of each message of a dump, in the network namespace of this thread,
+/// to `each`.
+pub(crate) fn dump(
+    protocol: SockProtocol,
+    kind: u16,
+    body: &[u8],
+    mut each: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    let socket = open(protocol)?;
+    let request = request(kind, NLM_F_DUMP, 0, body);
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let (mut end, mut bytes, mut changed) = (None, 0, false);
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
+    while end.is_none() {
+        let more = read(&socket, &mut buffer, |kind, flags, _, payload| {
+            changed |= flags & DUMP_INTERRUPTED != 0;
+            bytes += payload.len();
+            match kind {
+                NLMSG_DONE | NLMSG_ERROR => {
+                    end = Some(Answer::parse(flags, payload).map_or(0, |answer| answer.code));
+                }
+                kind if bytes <= MAX_DUMP_BYTES => each(kind, payload),
+                _ => {}
+            }
+        })?;
+        if !more && end.is_none() {
+            return Err(io::Error::other("the kernel's dump has no end"));
+        }
+    }
+    match end {
+        Some(code) if code != 0 => Err(io::Error::from_raw_os_error(code)),
+        _ if changed => Err(io::Error::other("it changed while it was read")),
+        _ if bytes > MAX_DUMP_BYTES => Err(io::Error::other("it is too long")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "netlink_batch_tests.rs"]
+mod tests;

@@ -1,0 +1,62 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use netlink_packet_core::NLM_F_CREATE;
+
+/// An answer with a message, with the whole request or its header only.
+fn answer(capped: bool) -> (u16, Vec<u8>) {
+    let code = (-libc::EINVAL).to_ne_bytes();
+    let request = request(1, NLM_F_ACK, 7, &[1, 2, 3, 4, 5, 6]);
+    let repeated = if capped {
+        &request[..HEADER_BYTES]
+    } else {
+        &request[..]
+    };
+    let attribute = [&[11, 0, 1, 0][..], b"unwell\0", &[0]].concat();
+    let flags = EXTENDED | if capped { CAPPED } else { 0 };
+    (flags, [&code[..], repeated, &attribute].concat())
+}
+
+#[test]
+fn an_answer_tells_the_kernels_message() {
+    for capped in [false, true] {
+        let (flags, payload) = answer(capped);
+        let read = Answer::parse(flags, &payload).unwrap();
+        assert_eq!(
+            (read.code, read.said.as_deref()),
+            (libc::EINVAL, Some("unwell"))
+        );
+        assert!(read.error().to_string().ends_with("(unwell)"));
+    }
+}
+
+#[test]
+fn truncated_and_lying_answers_do_no_harm() {
+    for capped in [false, true] {
+        let (flags, payload) = answer(capped);
+        for length in 0..payload.len() {
+            let read = Answer::parse(flags, &payload[..length]);
+            assert_eq!(read.is_some(), length >= CODE_BYTES);
+        }
+        for at in 0..payload.len() {
+            for value in [0, 1, 3, 0x7f, 0xff] {
+                let mut payload = payload.clone();
+                payload[at] = value;
+                assert!(Answer::parse(flags, &payload).is_some());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_names_the_request_that_failed() {
+    let mut batch = NetlinkBatch::default();
+    // No address is that short (RTM_NEWADDR).
+    let (kind, flags) = (20, NLM_F_ACK | NLM_F_CREATE);
+    batch.push("adding an address", kind, flags, &[0]);
+    batch.push("adding another", kind, flags, &[0]);
+    let error = batch.send(SockProtocol::NetlinkRoute).unwrap_err();
+    assert!(
+        error.to_string().starts_with("adding an address: "),
+        "{error}"
+    );
+}

@@ -1,0 +1,207 @@
+//! Links, addresses, neighbours and routes, by rtnetlink: what `ip` does, without a program.
+
+use crate::NetError;
+use crate::netlink_batch::NetlinkBatch;
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NetlinkSerializable};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
+    LinkFlags, LinkInfo, LinkMessage,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::sys::socket::SockProtocol;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Index of the loopback device of every network namespace.
+pub(crate) const LOOPBACK_INDEX: u32 = 1;
+
+/// One end of a veth pair.
+#[derive(Debug)]
+pub(crate) struct VethEnd<'a> {
+    pub name: &'a str,
+    /// None: a random one.
+    pub mac: Option<[u8; 6]>,
+    pub mtu: u32,
+}
+
+impl VethEnd<'_> {
+    fn attributes(&self) -> Vec<LinkAttribute> {
+        let mut attributes = vec![
+            LinkAttribute::IfName(self.name.to_owned()),
+            LinkAttribute::Mtu(self.mtu),
+        ];
+        attributes.extend(self.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+        attributes
+    }
+}
+
+/// Changes of a link.
+#[derive(Debug, Default)]
+pub(crate) struct LinkChange {
+    pub mac: Option<[u8; 6]>,
+    /// Largest packet, in bytes.
+    pub mtu: Option<u32>,
+    /// It gets no link-local IPv6 address from the kernel.
+    pub no_link_local: bool,
+    pub up: bool,
+}
+
+/// Changes of links, addresses, neighbours and routes that are sent in one piece.
+#[derive(Debug, Default)]
+pub(crate) struct RouteBatch(NetlinkBatch);
+
+fn family(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+impl RouteBatch {
+    /// Makes the changes in the network namespace of this thread. Each is acknowledged; the error
+    /// is that of the first that failed.
+    pub fn send(&self) -> Result<(), NetError> {
+        self.0.send(SockProtocol::NetlinkRoute)
+    }
+
+    fn push(&mut self, what: String, flags: u16, message: &RouteNetlinkMessage) {
+        let mut body = vec![0; message.buffer_len()];
+        message.serialize(&mut body);
+        let flags = NLM_F_ACK | flags;
+        self.0.push(what, message.message_type(), flags, &body);
+    }
+
+    fn add(&mut self, what: String, message: &RouteNetlinkMessage) {
+        self.push(what, NLM_F_CREATE | NLM_F_EXCL, message);
+    }
+
+    /// Changes the link of that index.
+    pub fn set_link(&mut self, index: u32, change: &LinkChange) {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        if change.up {
+            message.header.flags = LinkFlags::Up;
+            message.header.change_mask = LinkFlags::Up;
+        }
+        let attributes = &mut message.attributes;
+        attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+        attributes.extend(change.mtu.map(LinkAttribute::Mtu));
+        if change.no_link_local {
+            let inet6 = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+            let inet6 = AfSpecUnspec::Inet6(vec![inet6]);
+            attributes.push(LinkAttribute::AfSpecUnspec(vec![inet6]));
+        }
+        let message = RouteNetlinkMessage::NewLink(message);
+        self.push(format!("changing link {index}"), 0, &message);
+    }
+
+    /// Makes a veth pair: `own`, of that index, in the namespace of this thread, and `peer` in
+    /// another.
+    pub fn add_veth(
+        &mut self,
+        index: u32,
+        own: &VethEnd<'_>,
+        peer: &VethEnd<'_>,
+        peer_namespace: BorrowedFd<'_>,
+    ) {
+        let mut other = LinkMessage::default();
+        other.attributes = peer.attributes();
+        let namespace = LinkAttribute::NetNsFd(peer_namespace.as_raw_fd());
+        other.attributes.push(namespace);
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes = own.attributes();
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+        ]));
+        let what = format!("making the veth pair {} and {}", own.name, peer.name);
+        self.add(what, &RouteNetlinkMessage::NewLink(message));
+    }
+
+    /// Adds an address to a link; an IPv6 address is in use at once.
+    pub fn add_address(&mut self, index: u32, address: IpAddr, prefix_length: u8) {
+        let mut message = AddressMessage::default();
+        message.header.family = family(address);
+        message.header.prefix_len = prefix_length;
+        message.header.index = index;
+        if address.is_ipv6() {
+            message.header.flags = AddressHeaderFlags::Nodad;
+        }
+        message.attributes = vec![
+            AddressAttribute::Local(address),
+            AddressAttribute::Address(address),
+        ];
+        let what = format!("adding address {address}/{prefix_length} to link {index}");
+        self.add(what, &RouteNetlinkMessage::NewAddress(message));
+    }
+
+    /// Adds a neighbour that needs no resolution.
+    pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: [u8; 6]) {
+        let mut message = NeighbourMessage::default();
+        message.header.family = family(address);
+        message.header.ifindex = index;
+        message.header.state = NeighbourState::Permanent;
+        let destination = match address {
+            IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
+            IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
+        };
+        message.attributes = vec![
+            NeighbourAttribute::Destination(destination),
+            NeighbourAttribute::LinkLayerAddress(mac.to_vec()),
+        ];
+        let what = format!("adding neighbour {address} to link {index}");
+        self.add(what, &RouteNetlinkMessage::NewNeighbour(message));
+    }
+
+    /// Adds a default route.
+    pub fn add_default_route(&mut self, index: u32, gateway: IpAddr) {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family(gateway);
+        message.header.table = RouteHeader::RT_TABLE_MAIN;
+        message.header.protocol = RouteProtocol::Boot;
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![
+            RouteAttribute::Gateway(gateway.into()),
+            RouteAttribute::Oif(index),
+        ];
+        let what = format!("adding a default route via {gateway} on link {index}");
+        self.add(what, &RouteNetlinkMessage::NewRoute(message));
+    }
+
+    /// Puts a link into the group of that number.
+    pub fn set_group(&mut self, index: u32, group: u32) {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes = vec![LinkAttribute::Group(group)];
+        let message = RouteNetlinkMessage::NewLink(message);
+        self.push(format!("putting link {index} into a group"), 0, &message);
+    }
+
+    /// Removes all links of that group at once.
+    pub fn delete_group(&mut self, group: u32) {
+        let mut message = LinkMessage::default();
+        message.attributes = vec![LinkAttribute::Group(group)];
+        let message = RouteNetlinkMessage::DelLink(message);
+        self.push(
+            format!("removing the links of group {group:#x}"),
+            0,
+            &message,
+        );
+    }
+
+    /// Removes a link.
+    pub fn delete_link(&mut self, index: u32) {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        let message = RouteNetlinkMessage::DelLink(message);
+        self.push(format!("removing link {index}"), 0, &message);
+    }
+}

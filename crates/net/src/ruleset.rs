@@ -1,0 +1,131 @@
+//! A recorded ruleset: what the kernel has of tables, chains, sets and rules in one network
+//! namespace, in a form that can be put in force in another without `nft`.
+//!
+//! The kernel describes each object with the attributes that make it, and some of its own (numbers,
+//! counters), which are left out. Only known attributes are recorded: a ruleset that has others is
+//! not recorded at all.
+
+mod objects;
+
+use crate::NetError;
+use crate::netlink_batch::{NetlinkBatch, dump};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
+use nix::sys::socket::SockProtocol;
+use objects::{ObjectKind, RulesetObject, SetReference};
+use std::io;
+
+/// Number of nftables among the subsystems of netfilter (linux/netfilter/nfnetlink.h).
+const SUBSYSTEM: u8 = 10;
+/// Messages around those that are done as a whole or not at all.
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+/// Request for the elements of a set (linux/netfilter/nf_tables.h).
+const GET_ELEMENTS: u8 = 13;
+/// Request that removes a table.
+const DELETE_TABLE: u8 = 2;
+/// Most objects of a ruleset that are recorded.
+const MAX_OBJECTS: usize = 4096;
+
+/// Part of a namespace's ruleset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RulesetScope<'a> {
+    Everything,
+    /// One table of the family `inet`.
+    InetTable(&'a str),
+}
+
+/// A recorded ruleset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RecordedRuleset {
+    /// In an order in which they can be made.
+    objects: Vec<RulesetObject>,
+}
+
+fn kind(message: u8) -> u16 {
+    u16::from_be_bytes([SUBSYSTEM, message])
+}
+
+/// Header of netfilter's messages (`nfgenmsg`).
+fn header(family: u8, resource: u16) -> Vec<u8> {
+    let [high, low] = resource.to_be_bytes();
+    vec![family, 0, high, low]
+}
+
+impl RecordedRuleset {
+    /// Records that of the network namespace of this thread.
+    pub fn read(scope: RulesetScope<'_>) -> io::Result<Self> {
+        let mut objects = Vec::new();
+        for of in [ObjectKind::Table, ObjectKind::Chain, ObjectKind::Set] {
+            read_into(&mut objects, scope, of, of.get(), &header(0, 0))?;
+        }
+        let sets: Vec<SetReference> = objects.iter().filter_map(SetReference::of).collect();
+        for set in sets {
+            let body = [header(set.family, 0), set.attributes()].concat();
+            let mut elements = Vec::new();
+            let of = ObjectKind::Elements;
+            read_into(&mut elements, scope, of, GET_ELEMENTS, &body)?;
+            objects.extend(set.collect(&elements)?);
+        }
+        let of = ObjectKind::Rule;
+        read_into(&mut objects, scope, of, of.get(), &header(0, 0))?;
+        Ok(Self { objects })
+    }
+
+    /// Puts it in force in the network namespace of this thread, as a whole or not at all. There it
+    /// replaces the `inet` table named `replaced`, if there is one.
+    pub fn apply(&self, replaced: Option<&str>) -> Result<(), NetError> {
+        let mut batch = NetlinkBatch::default();
+        let edge = header(0, SUBSYSTEM.into());
+        batch.push("beginning a transaction", BATCH_BEGIN, 0, &edge);
+        if let Some(table) = replaced {
+            let table = [header(objects::INET, 0), objects::table_name(table)].concat();
+            // Making it first is no error where it is, and lets the removal succeed where not.
+            let make = kind(ObjectKind::Table.new());
+            batch.push("making a table", make, NLM_F_CREATE, &table);
+            batch.push("removing a table", kind(DELETE_TABLE), 0, &table);
+        }
+        let mut objects = self.objects.iter().zip(1_u32..).peekable();
+        while let Some((object, id)) = objects.next() {
+            let flags = match object.kind {
+                ObjectKind::Rule => NLM_F_CREATE | NLM_F_APPEND,
+                ObjectKind::Elements => NLM_F_CREATE,
+                _ => NLM_F_CREATE | NLM_F_EXCL,
+            };
+            // The kernel answers after the whole.
+            let last = objects.peek().is_none();
+            let flags = if last { flags | NLM_F_ACK } else { flags };
+            let body = [header(object.family, 0), object.request(id)].concat();
+            batch.push(object.to_string(), kind(object.kind.new()), flags, &body);
+        }
+        batch.push("ending a transaction", BATCH_END, 0, &edge);
+        batch.send(SockProtocol::NetlinkNetFilter)
+    }
+}
+
+/// Reads the objects of one dump.
+fn read_into(
+    objects: &mut Vec<RulesetObject>,
+    scope: RulesetScope<'_>,
+    of: ObjectKind,
+    get: u8,
+    body: &[u8],
+) -> io::Result<()> {
+    let mut fault = None;
+    let protocol = SockProtocol::NetlinkNetFilter;
+    dump(protocol, kind(get), body, |message, payload| {
+        if message != kind(of.new()) || fault.is_some() {
+            return;
+        }
+        match RulesetObject::parse(of, payload) {
+            Ok(object) if !object.is_in(scope) => {}
+            Ok(_) if objects.len() >= MAX_OBJECTS => fault = Some("too many objects".to_owned()),
+            Ok(object) => objects.push(object),
+            Err(why) => fault = Some(why),
+        }
+    })?;
+    fault.map_or(Ok(()), |why| Err(io::Error::other(why)))
+}
+
+#[cfg(test)]
+#[path = "ruleset_tests.rs"]
+mod tests;

@@ -1,0 +1,304 @@
+//! Objects of a ruleset, as their attributes (linux/netfilter/nf_tables.h).
+
+mod expressions;
+
+use super::RulesetScope;
+use netlink_packet_core::{NLA_F_NESTED, NlaBuffer, NlasIterator};
+use std::fmt;
+use std::io;
+
+/// Number of the family `inet` (linux/netfilter.h, NFPROTO_INET).
+pub(super) const INET: u8 = 1;
+/// Bytes of the header of netfilter's messages (`nfgenmsg`).
+const HEADER_BYTES: usize = 4;
+/// Attributes of every kind: the table, and the name of the object or of what it belongs to.
+const TABLE: u16 = 1;
+/// Name of a table's own attribute.
+const TABLE_NAME: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const RULE_CHAIN: u16 = 2;
+const SET_NAME: u16 = 2;
+const SET_ID: u16 = 10;
+/// Elements of a set, in a message about them, and one of those.
+const ELEMENTS: u16 = 3;
+const ELEMENT: u16 = 1;
+const ELEMENT_KEY: u16 = 1;
+const ELEMENT_FLAGS: u16 = 3;
+/// Attributes of an element that are recorded: key, data, flags, user data, end of the key. Others
+/// are of elements with a state or a timeout.
+const RECORDED_OF_ELEMENT: [u16; 5] = [1, 2, 3, 6, 10];
+/// Attributes of an element that are left out: padding.
+const OMITTED_OF_ELEMENT: [u16; 1] = [8];
+/// Most bytes of elements in one message: an attribute has at most 64 KiB.
+const MAX_ELEMENTS_BYTES: usize = 16 * 1024;
+
+/// Kind of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ObjectKind {
+    Table,
+    Chain,
+    Set,
+    /// Elements of a set.
+    Elements,
+    Rule,
+}
+
+impl ObjectKind {
+    /// Message that makes one, or describes one.
+    pub fn new(self) -> u8 {
+        match self {
+            Self::Table => 0,
+            Self::Chain => 3,
+            Self::Set => 9,
+            Self::Elements => 12,
+            Self::Rule => 6,
+        }
+    }
+
+    /// Request for a dump.
+    pub fn get(self) -> u8 {
+        self.new() + 1
+    }
+
+    /// Attributes that are recorded.
+    fn recorded(self) -> &'static [u16] {
+        match self {
+            // Name, flags, user data.
+            Self::Table => &[1, 2, 6],
+            // Table, name, hook, policy, type, flags, user data.
+            Self::Chain => &[1, 3, 4, 5, 7, 10, 12],
+            // Table, name, flags, type and length of key and data, policy, description, timeout,
+            // interval of collection, user data, type of objects.
+            Self::Set => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15],
+            Self::Elements => &[1, 2, 3],
+            // Table, chain, expressions, user data.
+            Self::Rule => &[1, 2, 4, 7],
+        }
+    }
+
+    /// Attributes that are the kernel's own, and left out.
+    fn omitted(self) -> &'static [u16] {
+        match self {
+            // References, handle, padding.
+            Self::Table => &[3, 4, 5],
+            // Handle, references, counters, padding, id.
+            Self::Chain => &[2, 6, 8, 9, 11],
+            // Id, padding, handle, implementation, count.
+            Self::Set => &[10, 14, 16, 19, 20],
+            Self::Elements => &[4],
+            // Handle, handle of the rule before, padding, id.
+            Self::Rule => &[3, 6, 8, 9],
+        }
+    }
+}
+
+/// An object of a ruleset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RulesetObject {
+    pub kind: ObjectKind,
+    pub family: u8,
+    /// The recorded attributes, encoded.
+    attributes: Vec<u8>,
+}
+
+/// Types, with their flags, and values of attributes.
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), String>> {
+    NlasIterator::new(bytes).map(|attribute| {
+        let attribute = attribute.map_err(|e| e.to_string())?;
+        Ok((attribute.kind(), value(&attribute)))
+    })
+}
+
+/// The value, for as long as the bytes are there.
+fn value<'a>(attribute: &NlaBuffer<&'a [u8]>) -> &'a [u8] {
+    let bytes: &'a [u8] = attribute.into_inner();
+    let length = usize::from(attribute.length());
+    bytes.get(4..length).unwrap_or_default()
+}
+
+fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
+    // Values are those of attributes, or bounded.
+    let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// The attribute with a table's name.
+pub(super) fn table_name(name: &str) -> Vec<u8> {
+    encode(TABLE_NAME, &[name.as_bytes(), b"\0"].concat())
+}
+
+/// Attributes of `bytes` that are among `recorded`, encoded. One that is in neither list is an
+/// error.
+fn filter(bytes: &[u8], recorded: &[u16], omitted: &[u16], of: &str) -> Result<Vec<u8>, String> {
+    let mut kept = Vec::new();
+    for attribute in attributes(bytes) {
+        let (kind, value) = attribute?;
+        if recorded.contains(&kind) {
+            kept.extend(encode(kind, value));
+        } else if !omitted.contains(&kind) {
+            return Err(format!("attribute {kind} of {of} is not known"));
+        }
+    }
+    Ok(kept)
+}
+
+impl RulesetObject {
+    /// Parses the payload of a message about an object of that kind.
+    pub fn parse(kind: ObjectKind, payload: &[u8]) -> Result<Self, String> {
+        let family = *payload.first().ok_or("a message is too short")?;
+        let body = payload
+            .get(HEADER_BYTES..)
+            .ok_or("a message is too short")?;
+        let of = format!("{kind:?}");
+        let attributes = filter(body, kind.recorded(), kind.omitted(), &of)?;
+        let attributes = match kind {
+            ObjectKind::Rule => expressions::makeable(&attributes)?,
+            _ => attributes,
+        };
+        Ok(Self {
+            kind,
+            family,
+            attributes,
+        })
+    }
+
+    fn get(&self, wanted: u16) -> Option<&[u8]> {
+        let mut all = attributes(&self.attributes).map_while(Result::ok);
+        all.find(|(kind, _)| *kind == wanted)
+            .map(|(_, value)| value)
+    }
+
+    fn text(&self, wanted: u16) -> String {
+        let text = String::from_utf8_lossy(self.get(wanted).unwrap_or_default());
+        text.trim_end_matches('\0').to_owned()
+    }
+
+    /// Returns true if it belongs to that part of a ruleset.
+    pub fn is_in(&self, scope: RulesetScope<'_>) -> bool {
+        match scope {
+            RulesetScope::Everything => true,
+            RulesetScope::InetTable(name) => self.family == INET && self.text(TABLE) == name,
+        }
+    }
+
+    /// Attributes of a request that makes it; `id` is a number of its own in the transaction.
+    pub fn request(&self, id: u32) -> Vec<u8> {
+        let mut bytes = self.attributes.clone();
+        if self.kind == ObjectKind::Set {
+            bytes.extend(encode(SET_ID, &id.to_be_bytes()));
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for RulesetObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = self.text(TABLE);
+        match self.kind {
+            ObjectKind::Table => write!(f, "making table {table}"),
+            ObjectKind::Chain => write!(f, "making chain {table} {}", self.text(CHAIN_NAME)),
+            ObjectKind::Set => write!(f, "making set {table} {}", self.text(SET_NAME)),
+            ObjectKind::Elements => write!(f, "filling set {table} {}", self.text(SET_NAME)),
+            ObjectKind::Rule => {
+                write!(
+                    f,
+                    "making a rule of chain {table} {}",
+                    self.text(RULE_CHAIN)
+                )
+            }
+        }
+    }
+}
+
+/// A set, for requests of its elements.
+#[derive(Debug)]
+pub(super) struct SetReference {
+    pub family: u8,
+    /// Attributes with the names of table and set.
+    table: Vec<u8>,
+    name: Vec<u8>,
+}
+
+impl SetReference {
+    /// That of a set; none: the object is none.
+    pub fn of(object: &RulesetObject) -> Option<Self> {
+        (object.kind == ObjectKind::Set).then_some(())?;
+        Some(Self {
+            family: object.family,
+            table: object.get(TABLE)?.to_vec(),
+            name: object.get(SET_NAME)?.to_vec(),
+        })
+    }
+
+    /// Attributes that name it in messages about elements.
+    pub fn attributes(&self) -> Vec<u8> {
+        [encode(TABLE, &self.table), encode(SET_NAME, &self.name)].concat()
+    }
+
+    /// Its elements, in messages of `dumped`, in one order whatever that of the kernel: ascending,
+    /// and the end of an interval before the start of the next, as the kernel takes them.
+    pub fn collect(&self, dumped: &[RulesetObject]) -> io::Result<Vec<RulesetObject>> {
+        let mut elements = Vec::new();
+        for list in dumped.iter().filter_map(|message| message.get(ELEMENTS)) {
+            for element in attributes(list) {
+                elements.push(SetElement::parse(element).map_err(io::Error::other)?);
+            }
+        }
+        elements.sort();
+        let mut messages = Vec::new();
+        let mut list = Vec::new();
+        for element in elements {
+            list.extend(encode(ELEMENT | NLA_F_NESTED, &element.attributes));
+            if list.len() > MAX_ELEMENTS_BYTES {
+                messages.push(self.message(&std::mem::take(&mut list)));
+            }
+        }
+        if !list.is_empty() {
+            messages.push(self.message(&list));
+        }
+        Ok(messages)
+    }
+
+    fn message(&self, elements: &[u8]) -> RulesetObject {
+        let elements = encode(ELEMENTS | NLA_F_NESTED, elements);
+        RulesetObject {
+            kind: ObjectKind::Elements,
+            family: self.family,
+            attributes: [self.attributes(), elements].concat(),
+        }
+    }
+}
+
+/// An element of a set; ordered by key, and ends of intervals before starts.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SetElement {
+    key: Vec<u8>,
+    is_start: bool,
+    attributes: Vec<u8>,
+}
+
+impl SetElement {
+    fn parse(element: Result<(u16, &[u8]), String>) -> Result<Self, String> {
+        let (kind, value) = element?;
+        if kind != ELEMENT {
+            return Err(format!("attribute {kind} among elements is not known"));
+        }
+        let of = "an element";
+        let recorded = filter(value, &RECORDED_OF_ELEMENT, &OMITTED_OF_ELEMENT, of)?;
+        let find = |wanted| {
+            let mut all = attributes(&recorded).map_while(Result::ok);
+            all.find(|(kind, _)| *kind == wanted)
+                .map(|(_, value)| value)
+        };
+        // The only flag of an element that sets here have is that of an interval's end.
+        let is_end = find(ELEMENT_FLAGS).is_some_and(|flags| flags.iter().any(|byte| *byte != 0));
+        Ok(Self {
+            key: find(ELEMENT_KEY).unwrap_or_default().to_vec(),
+            is_start: !is_end,
+            attributes: recorded,
+        })
+    }
+}
