@@ -14,6 +14,10 @@ mod calls {
         nix::request_code_write!(b'T', 202, size_of::<libc::c_int>()),
         libc::ifreq
     );
+    nix::ioctl_write_int_bad!(
+        set_persist,
+        nix::request_code_write!(b'T', 203, size_of::<libc::c_int>())
+    );
     nix::ioctl_read_bad!(get_flags, libc::SIOCGIFFLAGS, libc::ifreq);
     nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
     nix::ioctl_read_bad!(get_mtu, libc::SIOCGIFMTU, libc::ifreq);
@@ -45,6 +49,15 @@ pub(crate) fn tap(name: &str) -> io::Result<File> {
     // SAFETY: TUNSETIFF reads one `ifreq`, which `request` is.
     unsafe { calls::set_iff(file.as_raw_fd(), &request) }?;
     Ok(file)
+}
+
+/// Closes a tap that goes with its network namespace, which has no name any more. Without this the
+/// last close removes the device, and waits for that.
+pub(crate) fn leave_to_namespace(tap: File) {
+    // SAFETY: TUNSETPERSIST takes a number, here 1 for a device that outlives its descriptors.
+    if let Err(e) = unsafe { calls::set_persist(tap.as_raw_fd(), 1) } {
+        tracing::debug!("a tap is removed by itself: {e}");
+    }
 }
 
 /// Switches a device of this thread's namespace on or off.

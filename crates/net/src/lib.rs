@@ -33,6 +33,7 @@ mod slot_layout;
 mod slot_lease;
 mod slot_numbers;
 mod slot_rules;
+mod slot_worker;
 mod sniff;
 mod special_ranges;
 mod upstream;

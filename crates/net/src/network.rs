@@ -9,7 +9,7 @@ use crate::forwarding;
 use crate::host;
 use crate::host_addresses::{AddressChanges, HostAddresses};
 use crate::namespace;
-use crate::network_state::{NetworkState, SlotRequest, blocking};
+use crate::network_state::{NetworkState, blocking};
 use crate::policy::{EgressPolicy, HostReachability, RulesError};
 use crate::program;
 use crate::slot::{self, NicKind, Slot, SlotConfig, SlotSockets};
@@ -17,6 +17,7 @@ use crate::slot_layout;
 use crate::slot_lease::SlotLease;
 use crate::slot_numbers::SlotNumbers;
 use crate::slot_rules::SlotRules;
+use crate::slot_worker::ReleasedSlot;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::NetworkRules;
@@ -163,7 +164,7 @@ impl Network {
         let mut numbers = SlotNumbers::new(slots.min(u32::try_from(fits).unwrap_or(slots)));
         (slot_config.numbers().into_iter()).for_each(|number| numbers.enter(number));
         drop(claims);
-        let (requests, inbox) = mpsc::channel();
+        let (wake, inbox) = mpsc::channel();
         let upstreams = Arc::new(Upstreams::in_file("/etc/resolv.conf"));
         let watcher = ConntrackWatcher::start(
             slot_layout::table(&slot_config.tag),
@@ -179,7 +180,10 @@ impl Network {
             nic: config.nic,
             ready: Mutex::default(),
             numbers: Mutex::new(numbers),
-            requests: Mutex::new(Some(requests)),
+            released: Mutex::default(),
+            removal: Mutex::default(),
+            last_use: Mutex::default(),
+            wake: Mutex::new(Some(wake)),
             upstreams,
             watcher: Mutex::new(Some(watcher)),
             follower: Mutex::default(),
@@ -194,14 +198,14 @@ impl Network {
         Ok(network)
     }
 
-    fn begin(&self, inbox: Receiver<SlotRequest>) -> Result<(), NetError> {
+    fn begin(&self, inbox: Receiver<()>) -> Result<(), NetError> {
         let state = self.0.clone();
         let worker = thread::Builder::new()
             .name("slots".to_owned())
             .spawn(move || state.work(&inbox))
             .map_err(NetError::host("starting a thread"))?;
         *self.0.worker.lock() = Some(worker);
-        self.0.request(SlotRequest::Fill);
+        self.0.wake();
         Ok(())
     }
 
@@ -241,7 +245,8 @@ impl Network {
             let at = ready.iter().position(|slot| slot.nic() == nic);
             at.and_then(|at| ready.remove(at))
         };
-        self.0.request(SlotRequest::Fill);
+        self.0.note_use();
+        self.0.wake();
         let slot = match ready {
             Some(slot) => slot,
             None => {
@@ -259,8 +264,7 @@ impl Network {
         self.0.numbers.lock().enter(number);
         let config = self.0.config.clone();
         let sockets = blocking(move || slot::listen(&config, number)).await;
-        let sockets =
-            sockets.inspect_err(|_| self.0.request(SlotRequest::Destroy(number, None)))?;
+        let sockets = sockets.inspect_err(|_| self.0.release(ReleasedSlot::new(number)))?;
         let lease = self.lease(number, None, sockets)?;
         lease.keep();
         // The rules are enforced again: the owner of the host may have changed the private ranges
@@ -289,11 +293,12 @@ impl Network {
         let both = dns.and_then(|dns| Ok((dns, RecordReader::start(&kernel, &record)?)));
         let (dns, watch) = both
             .map_err(NetError::host("listening in a slot"))
-            .inspect_err(|_| self.0.request(SlotRequest::Destroy(number, None)))?;
+            .inspect_err(|_| self.0.release(ReleasedSlot::new(number)))?;
         Ok(SlotLease {
             state: self.0.clone(),
             number,
             tap,
+            is_tap_taken: false,
             record,
             _dns: dns,
             _watch: watch,
@@ -315,7 +320,7 @@ impl Network {
                 && !ready.contains(&number)
                 && self.0.numbers.lock().is_unclaimed(number)
             {
-                self.0.request(SlotRequest::Destroy(number, None));
+                self.0.release(ReleasedSlot::new(number));
             }
         }
     }
@@ -324,7 +329,7 @@ impl Network {
     /// done.
     pub fn close(&self) {
         // Queued requests are still done; later ones are done by their callers.
-        drop(self.0.requests.lock().take());
+        drop(self.0.wake.lock().take());
         drop(self.0.watcher.lock().take());
         drop(self.0.follower.lock().take());
         if let Some(worker) = self.0.worker.lock().take() {
@@ -354,7 +359,7 @@ impl PendingSlot {
 impl Drop for PendingSlot {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.state.request(SlotRequest::Destroy(slot.number, None));
+            self.state.release(ReleasedSlot::new(slot.number));
         }
     }
 }

@@ -4,10 +4,11 @@ use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::dns::DnsServer;
 use crate::namespace;
-use crate::network_state::{NetworkState, SlotRequest, blocking};
+use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
 use crate::proxy::NameProxy;
 use crate::slot;
+use crate::slot_worker::ReleasedSlot;
 use jiffy_engine::{ConnectionLog, NetworkRules};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -20,7 +21,9 @@ use tokio::sync::watch;
 pub struct SlotLease {
     pub(crate) state: Arc<NetworkState>,
     pub(crate) number: u32,
+    /// None: its guest has a namespace, or is an earlier daemon's.
     pub(crate) tap: Option<File>,
+    pub(crate) is_tap_taken: bool,
     pub(crate) record: Arc<ConnectionRecorder>,
     /// Run as long as the lease.
     pub(crate) _dns: DnsServer,
@@ -57,7 +60,11 @@ impl SlotLease {
 
     /// Takes the tap, for the VMM; once.
     pub fn take_tap(&mut self) -> Option<File> {
-        self.tap.take()
+        // The lease keeps one, see `ReleasedSlot::tap`.
+        let tap = self.tap.as_ref().filter(|_| !self.is_tap_taken)?;
+        let copy = tap.try_clone().ok();
+        self.is_tap_taken = copy.is_some();
+        copy.or_else(|| self.tap.take())
     }
 
     /// Network namespace with the guest's `eth0`; none: it has a tap.
@@ -73,6 +80,7 @@ impl SlotLease {
 
     /// Opens the uplink for its guest.
     pub fn open(&self) -> Result<(), NetError> {
+        self.state.note_use();
         namespace::outside(|| slot::open(&self.state.config, self.number))
     }
 
@@ -123,8 +131,11 @@ impl Drop for SlotLease {
     fn drop(&mut self) {
         if !self.kept.load(Ordering::Acquire) {
             let record = self.record.clone();
-            self.state
-                .request(SlotRequest::Destroy(self.number, Some(record)));
+            self.state.release(ReleasedSlot {
+                number: self.number,
+                record: Some(record),
+                tap: self.tap.take(),
+            });
         }
     }
 }
