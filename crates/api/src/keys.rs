@@ -12,7 +12,7 @@ pub use check::Verdict;
 pub use key_status::KeyStatus;
 
 use check::networks;
-use jiffy_engine::{IdentityError, new_id, new_token};
+use jiffy_engine::{IdentityError, new_id, new_token, now_ms};
 use key_status::KeyStatuses;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -24,7 +24,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Every key begins so; clients of older versions insist on it.
 const SECRET_PREFIX: &str = "e2b_";
@@ -428,11 +428,6 @@ pub fn local_key(home: &Path, keys: &Keys) -> Result<(String, bool), KeyError> {
 
 pub(crate) fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret).into()
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// SQLite's integers are signed.

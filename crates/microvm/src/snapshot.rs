@@ -3,6 +3,7 @@
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{SaveError, SnapshotContext, add_fd};
 use crate::vm::MicroVm;
+use jiffy_engine::now_ms;
 use jiffy_proto::snapshot::{
     AfterSnapshot, DiskFreeze, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
@@ -14,7 +15,6 @@ use jiffy_snapshot::{
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Specification of a snapshot.
 #[derive(Debug, Clone)]
@@ -210,16 +210,13 @@ fn manifest(context: &SnapshotContext, of: &UnpublishedSnapshot) -> Result<Manif
             what: "disk index",
             source,
         })?;
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
     let hello = context.hello.as_ref();
     Ok(Manifest {
         format: SNAPSHOT_FORMAT,
         id: spec.id.clone(),
         parent: context.parent.as_ref().map(|(id, _)| id.clone()),
         template: spec.template.clone(),
-        created_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        created_ms: now_ms(),
         versions: Versions {
             vmm: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: hello.map(|h| h.kernel.clone()).unwrap_or_default(),

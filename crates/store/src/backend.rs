@@ -1,7 +1,7 @@
 //! Requests to a store: made again, hedged, limited and counted.
 
-use crate::traffic::{Bandwidth, Counters, Traffic, add};
 use crate::StoreError;
+use crate::traffic::{Bandwidth, Counters, Traffic, add};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -114,7 +114,9 @@ impl Backend {
                     Err(_) => generic("it did not answer in time"),
                 };
                 let error = classify(key, number, &failure);
-                if !matches!(error, StoreError::Unavailable { .. }) || number >= self.settings.attempts {
+                if !matches!(error, StoreError::Unavailable { .. })
+                    || number >= self.settings.attempts
+                {
                     return Err(error);
                 }
                 tracing::debug!("asking the store again for {key}: {failure}");
@@ -123,12 +125,14 @@ impl Backend {
                 number += 1;
             }
         };
-        tokio::time::timeout(limit, attempts).await.unwrap_or_else(|_| {
-            Err(StoreError::Timeout {
-                object: key.to_owned(),
-                limit,
+        tokio::time::timeout(limit, attempts)
+            .await
+            .unwrap_or_else(|_| {
+                Err(StoreError::Timeout {
+                    object: key.to_owned(),
+                    limit,
+                })
             })
-        })
     }
 
     /// Reads an object of at most `limit` bytes.
@@ -212,7 +216,9 @@ impl Backend {
             add(&self.counters.puts, 1);
             add(&self.counters.bytes_written, bytes.len() as u64);
             let payload = PutPayload::from_bytes(bytes.clone());
-            self.store.put_opts(&path, payload, mode.clone().into()).await
+            self.store
+                .put_opts(&path, payload, mode.clone().into())
+                .await
         })
         .await
         .map(drop)
@@ -267,7 +273,12 @@ impl Backend {
         self.attempt(prefix, || async {
             add(&self.counters.lists, 1);
             let listed = self.store.list(Some(&path)).map_ok(|meta| Listed {
-                key: meta.location.as_ref().get(skipped..).unwrap_or("").to_owned(),
+                key: meta
+                    .location
+                    .as_ref()
+                    .get(skipped..)
+                    .unwrap_or("")
+                    .to_owned(),
                 bytes: meta.size,
                 modified_ms: meta.last_modified.timestamp_millis(),
             });
@@ -304,7 +315,9 @@ impl Backend {
 }
 
 fn backoff(attempt: u32) -> Duration {
-    let base = FIRST_BACKOFF.saturating_mul(1 << attempt.min(10)).min(MAX_BACKOFF);
+    let base = FIRST_BACKOFF
+        .saturating_mul(1 << attempt.min(10))
+        .min(MAX_BACKOFF);
     let random = crate::data_keys::random::<1>().map_or(128, |[byte]| byte);
     // Between half of it and all of it.
     base / 2 + base * u32::from(random) / 512

@@ -66,7 +66,12 @@ impl LayerCache {
         let (path, data_path) = (self.path(root, "present"), self.path(root, "data"));
         let open = |path: &Path| {
             let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(false).open(path)
+            options
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)
         };
         let file = open(&path)?;
         let present = Flock::lock(file, FlockArg::LockShared).map_err(|(_, e)| e)?;
@@ -101,7 +106,11 @@ impl LayerCache {
     /// Waits until this is the only one to fill the layer named `root`.
     pub(crate) fn lock_fill(&self, root: &Hash) -> Result<Flock<File>, StoreError> {
         let path = self.path(root, "fill");
-        let file = File::options().write(true).create(true).truncate(false).open(&path);
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
         let file = file.map_err(StoreError::io(&path))?;
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| StoreError::io(&path)(e.into()))
     }
@@ -114,7 +123,10 @@ impl LayerCache {
     /// Paths without their ending, bytes on disk and times of last use of all layers.
     fn layers(&self) -> Result<Vec<(PathBuf, u64, i64)>, StoreError> {
         let mut layers = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(StoreError::io(&self.dir))?.flatten() {
+        for entry in fs::read_dir(&self.dir)
+            .map_err(StoreError::io(&self.dir))?
+            .flatten()
+        {
             let path = entry.path();
             let Ok(data) = entry.metadata() else { continue };
             if path.extension().is_some_and(|ending| ending == "data") {
@@ -156,7 +168,9 @@ fn evict(data: &Path) -> io::Result<bool> {
     let file = match File::open(&present) {
         Ok(file) => file,
         // Left by a crash between two removals.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return fs::remove_file(data).map(|()| true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return fs::remove_file(data).map(|()| true);
+        }
         Err(e) => return Err(e),
     };
     let Ok(_lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
@@ -200,7 +214,8 @@ impl CachedLayer {
     /// Returns true if chunk `number` is present.
     pub fn has(&self, number: u64) -> bool {
         let bits = self.bits();
-        bits.get((number / 8) as usize).is_some_and(|byte| byte >> (number % 8) & 1 == 1)
+        bits.get((number / 8) as usize)
+            .is_some_and(|byte| byte >> (number % 8) & 1 == 1)
     }
 
     /// Reads the bitmap anew: another process may have filled the layer.
@@ -212,7 +227,9 @@ impl CachedLayer {
 
     pub(crate) fn write(&self, number: u64, chunk: &[u8]) -> Result<(), StoreError> {
         let at = number * u64::from(CHUNK_BYTES);
-        self.data.write_all_at(chunk, at).map_err(StoreError::io(&self.path))
+        self.data
+            .write_all_at(chunk, at)
+            .map_err(StoreError::io(&self.path))
     }
 
     /// Marks chunks as present, once they are on storage.
@@ -225,7 +242,9 @@ impl CachedLayer {
             }
         }
         let written = self.present.write_all_at(&bits, HEADER_BYTES as u64);
-        written.and_then(|()| self.present.sync_data()).map_err(StoreError::io(&self.path))
+        written
+            .and_then(|()| self.present.sync_data())
+            .map_err(StoreError::io(&self.path))
     }
 
     /// Marks a chunk as absent, because it is not what it was.

@@ -46,11 +46,13 @@ pub(crate) fn plan(wanted: &[Wanted]) -> Vec<PlannedRange> {
             order.push(chunk.location.pack);
             BTreeMap::new()
         });
-        let frame = pack.entry(chunk.location.offset).or_insert_with(|| PlannedFrame {
-            location: chunk.location,
-            hash: chunk.hash,
-            numbers: Vec::new(),
-        });
+        let frame = pack
+            .entry(chunk.location.offset)
+            .or_insert_with(|| PlannedFrame {
+                location: chunk.location,
+                hash: chunk.hash,
+                numbers: Vec::new(),
+            });
         frame.numbers.push(chunk.number);
     }
     let mut ranges: Vec<PlannedRange> = Vec::new();
@@ -103,16 +105,29 @@ mod tests {
 
     #[test]
     fn neighbours_are_read_together_and_ranges_have_a_limit() {
-        let frames: Vec<Wanted> = (0..200).map(|n| wanted(n.into(), 1, 64 + n * 60_000, 60_000)).collect();
+        let frames: Vec<Wanted> = (0..200)
+            .map(|n| wanted(n.into(), 1, 64 + n * 60_000, 60_000))
+            .collect();
         let ranges = plan(&frames);
         assert_eq!(ranges.len(), 3);
-        assert!(ranges.iter().all(|range| range.end - range.start <= MAX_RANGE_BYTES));
+        assert!(
+            ranges
+                .iter()
+                .all(|range| range.end - range.start <= MAX_RANGE_BYTES)
+        );
     }
 
     #[test]
     fn distant_frames_and_other_packs_are_read_apart_in_the_order_wanted() {
-        let ranges = plan(&[wanted(0, 2, 64, 100), wanted(1, 1, 64, 100), wanted(2, 2, 1 << 20, 100)]);
-        let places: Vec<_> = ranges.iter().map(|range| (range.pack[0], range.start)).collect();
+        let ranges = plan(&[
+            wanted(0, 2, 64, 100),
+            wanted(1, 1, 64, 100),
+            wanted(2, 2, 1 << 20, 100),
+        ]);
+        let places: Vec<_> = ranges
+            .iter()
+            .map(|range| (range.pack[0], range.start))
+            .collect();
         assert_eq!(places, [(2, 64), (2, 1 << 20), (1, 64)]);
     }
 

@@ -72,8 +72,8 @@ impl Keyring {
     /// Parses the content of a file of keys. The error is the defect, without any of the content.
     pub fn parse(text: &str) -> Result<Self, String> {
         // The parser's own message would show lines of the file.
-        let file: KeyFile =
-            toml::from_str(text).map_err(|_| "it is no file of keys, see `locator`, `current`, `keys`")?;
+        let file: KeyFile = toml::from_str(text)
+            .map_err(|_| "it is no file of keys, see `locator`, `current`, `keys`")?;
         let secret = |name: &str, text: &str| {
             let key = hex::<32>(text).map(Zeroizing::new);
             key.ok_or_else(|| format!("{name} is not 64 hexadecimal digits"))
@@ -86,7 +86,10 @@ impl Keyring {
             keys.insert(name.clone(), XChaCha20Poly1305::new((&*key).into()));
         }
         if file.command.is_empty() && !keys.contains_key(&file.current) {
-            return Err(format!("there is no key {:?}, which is the current one", file.current));
+            return Err(format!(
+                "there is no key {:?}, which is the current one",
+                file.current
+            ));
         }
         Ok(Self {
             names: derived("jiffy store 2026 tenant names"),
@@ -117,11 +120,22 @@ impl Keyring {
     }
 
     /// Wraps a secret with the current key; unwrapping needs the same `context`.
-    pub(crate) async fn wrap(&self, tenant: &str, context: &[u8], secret: &[u8]) -> Result<Vec<u8>, StoreError> {
+    pub(crate) async fn wrap(
+        &self,
+        tenant: &str,
+        context: &[u8],
+        secret: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
         match self.keys.get(&self.current) {
-            _ if !self.command.is_empty() => self.run(tenant, "wrap", &self.current, secret).await.map(|w| w.to_vec()),
+            _ if !self.command.is_empty() => self
+                .run(tenant, "wrap", &self.current, secret)
+                .await
+                .map(|w| w.to_vec()),
             Some(key) => seal(key, context, secret).map_err(|e| key_error(tenant, &e.to_string())),
-            None => Err(key_error(tenant, &format!("there is no key {:?}", self.current))),
+            None => Err(key_error(
+                tenant,
+                &format!("there is no key {:?}", self.current),
+            )),
         }
     }
 
@@ -134,9 +148,9 @@ impl Keyring {
         wrapped: &[u8],
     ) -> Result<Zeroizing<[u8; 32]>, StoreError> {
         let secret = match self.keys.get(key) {
-            Some(cipher) if self.command.is_empty() => {
-                open(cipher, context, wrapped).map(Zeroizing::new).map_err(|e| key_error(tenant, &e.to_string()))?
-            }
+            Some(cipher) if self.command.is_empty() => open(cipher, context, wrapped)
+                .map(Zeroizing::new)
+                .map_err(|e| key_error(tenant, &e.to_string()))?,
             _ if !self.command.is_empty() => self.run(tenant, "unwrap", key, wrapped).await?,
             _ => return Err(key_error(tenant, &format!("there is no key {key:?}"))),
         };
@@ -144,9 +158,19 @@ impl Keyring {
         secret.map_err(|_| key_error(tenant, "what was unwrapped is no secret of 32 bytes"))
     }
 
-    async fn run(&self, tenant: &str, verb: &str, key: &str, input: &[u8]) -> Result<Zeroizing<Vec<u8>>, StoreError> {
-        let failed = |reason: String| key_error(tenant, &format!("the key command failed: {reason}"));
-        let (program, arguments) = self.command.split_first().ok_or_else(|| failed("there is none".into()))?;
+    async fn run(
+        &self,
+        tenant: &str,
+        verb: &str,
+        key: &str,
+        input: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+        let failed =
+            |reason: String| key_error(tenant, &format!("the key command failed: {reason}"));
+        let (program, arguments) = self
+            .command
+            .split_first()
+            .ok_or_else(|| failed("there is none".into()))?;
         let called = async {
             let mut child = tokio::process::Command::new(program)
                 .args(arguments)
@@ -161,7 +185,10 @@ impl Keyring {
             }
             let mut output = Zeroizing::new(Vec::with_capacity(MAX_WRAPPED_BYTES + 1));
             if let Some(stdout) = child.stdout.take() {
-                stdout.take(MAX_WRAPPED_BYTES as u64 + 1).read_to_end(&mut output).await?;
+                stdout
+                    .take(MAX_WRAPPED_BYTES as u64 + 1)
+                    .read_to_end(&mut output)
+                    .await?;
             }
             Ok::<_, std::io::Error>((child.wait().await?, output))
         };

@@ -34,13 +34,21 @@ impl SharedStore {
         let id = to_hex(&id);
         let key = tenant.key(&format!("leases/{id}"));
         let since = Instant::now();
-        self.backend.put(&key, bytes::Bytes::from_static(b"lease")).await?;
+        self.backend
+            .put(&key, bytes::Bytes::from_static(b"lease"))
+            .await?;
         Ok(Lease { id, key, since })
     }
 
     /// Adds the keys of reused objects to a lease.
-    pub(crate) async fn protect(&self, tenant: &Tenant, lease: &Lease, keys: &BTreeSet<String>) -> Result<(), StoreError> {
-        self.write_list(tenant, &format!("{}{REUSED}", lease.key), keys).await
+    pub(crate) async fn protect(
+        &self,
+        tenant: &Tenant,
+        lease: &Lease,
+        keys: &BTreeSet<String>,
+    ) -> Result<(), StoreError> {
+        self.write_list(tenant, &format!("{}{REUSED}", lease.key), keys)
+            .await
     }
 
     /// Fails if the lease has ended, or may end soon.
@@ -49,7 +57,11 @@ impl SharedStore {
         if lease.since.elapsed() > LEASE_TIME / 2 {
             return Err(ended());
         }
-        self.backend.head(&lease.key).await?.ok_or_else(ended).map(drop)
+        self.backend
+            .head(&lease.key)
+            .await?
+            .ok_or_else(ended)
+            .map(drop)
     }
 
     /// Ends a lease. One that stays ends by itself.
@@ -62,28 +74,45 @@ impl SharedStore {
     }
 
     /// Writes a value, encrypted and bound to its key.
-    pub(crate) async fn write_list(&self, tenant: &Tenant, key: &str, value: &impl serde::Serialize) -> Result<(), StoreError> {
+    pub(crate) async fn write_list(
+        &self,
+        tenant: &Tenant,
+        key: &str,
+        value: &impl serde::Serialize,
+    ) -> Result<(), StoreError> {
         let malformed = |_| StoreError::damaged(key)(FormatError::Damaged("it cannot be written"));
         let keys = tenant.current()?;
         let text = serde_json::to_vec(value).map_err(malformed)?;
         let context = [CONTEXT, key.as_bytes()].concat();
-        let sealed = keys.seal(&context, &text).map_err(StoreError::damaged(key))?;
+        let sealed = keys
+            .seal(&context, &text)
+            .map_err(StoreError::damaged(key))?;
         let object = [&keys.generation().to_le_bytes()[..], &sealed].concat();
         self.backend.put(key, object.into()).await
     }
 
     /// Reads what [`Self::write_list`] wrote; none if there is no such object.
-    pub(crate) async fn read_list<T: serde::de::DeserializeOwned>(&self, tenant: &Tenant, key: &str) -> Result<Option<T>, StoreError> {
+    pub(crate) async fn read_list<T: serde::de::DeserializeOwned>(
+        &self,
+        tenant: &Tenant,
+        key: &str,
+    ) -> Result<Option<T>, StoreError> {
         let object = match self.backend.get(key, MAX_LIST_BYTES).await {
             Err(StoreError::Missing { .. }) => return Ok(None),
             other => other?,
         };
         let damaged = |reason| StoreError::damaged(key)(FormatError::Damaged(reason));
-        let (generation, sealed) = object.split_first_chunk().ok_or_else(|| damaged("it is cut short"))?;
+        let (generation, sealed) = object
+            .split_first_chunk()
+            .ok_or_else(|| damaged("it is cut short"))?;
         let keys = tenant.generation(u32::from_le_bytes(*generation))?;
         let context = [CONTEXT, key.as_bytes()].concat();
-        let text = keys.open(&context, sealed).map_err(StoreError::damaged(key))?;
-        serde_json::from_slice(&text).map(Some).map_err(|_| damaged("it is malformed"))
+        let text = keys
+            .open(&context, sealed)
+            .map_err(StoreError::damaged(key))?;
+        serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|_| damaged("it is malformed"))
     }
 
     pub(crate) async fn condemned(&self, tenant: &Tenant) -> Result<Condemned, StoreError> {

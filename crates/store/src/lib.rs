@@ -34,8 +34,8 @@ pub use keyring::Keyring;
 pub use layer::{Layer, LayerKind, Run, RunKind};
 pub use locations::{Location, Locations, MAX_LOCATIONS_BYTES};
 pub use manifest::{
-    Attributes, CHUNK_BYTES, EngineKind, MAX_LINEAGE, MAX_MANIFEST_BYTES, StoredManifest, Scope,
-    SnapshotName,
+    Attributes, CHUNK_BYTES, EngineKind, MAX_LINEAGE, MAX_MANIFEST_BYTES, Scope, SnapshotName,
+    StoredManifest,
 };
 pub use pull::{PullReport, Selection};
 pub use push::{MAX_PUSH_TIME, PushOptions, PushReport};

@@ -63,7 +63,10 @@ impl SharedStore {
                 };
                 match self.read_index(tenant, keys, &cache, id, pack.bytes).await {
                     Ok(entries) => {
-                        index.lock().unwrap_or_else(|e| e.into_inner()).add(id, &entries);
+                        index
+                            .lock()
+                            .unwrap_or_else(|e| e.into_inner())
+                            .add(id, &entries);
                         Ok(())
                     }
                     // A damaged pack is not reused; one that was just collected neither.
@@ -95,7 +98,8 @@ impl SharedStore {
         }
         let tail = self.read_tail(tenant, keys, id, size).await?;
         let key = tenant.pack_key(keys.generation(), &id);
-        let entries = decode_tail(tenant, keys, id, &tail, size).map_err(StoreError::damaged(&key))?;
+        let entries =
+            decode_tail(tenant, keys, id, &tail, size).map_err(StoreError::damaged(&key))?;
         // Without it the index is read again.
         if let Err(e) = fs::write(&kept, &tail) {
             tracing::warn!("{}: {e}", kept.display());
@@ -123,7 +127,11 @@ impl SharedStore {
         if trailer.offset >= from {
             return Ok(read[(trailer.offset - from) as usize..].to_vec());
         }
-        Ok(self.backend.get_range(&key, trailer.offset..size).await?.to_vec())
+        Ok(self
+            .backend
+            .get_range(&key, trailer.offset..size)
+            .await?
+            .to_vec())
     }
 }
 
@@ -157,9 +165,16 @@ pub(crate) fn decode_tail(
 
 /// Removes the kept indexes of packs that are gone.
 fn forget_others(cache: &Path, listed: &[crate::Listed]) {
-    let known: HashSet<&str> = listed.iter().filter_map(|pack| pack.key.rsplit('/').next()).collect();
+    let known: HashSet<&str> = listed
+        .iter()
+        .filter_map(|pack| pack.key.rsplit('/').next())
+        .collect();
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_none_or(|name| !known.contains(name)) {
+        if entry
+            .file_name()
+            .to_str()
+            .is_none_or(|name| !known.contains(name))
+        {
             let _ = fs::remove_file(entry.path());
         }
     }

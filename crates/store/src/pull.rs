@@ -63,8 +63,19 @@ impl RemoteSnapshot {
 
     /// Stored chunks of part `number` with their locations.
     pub(crate) fn wanted(&self, number: usize) -> Vec<Wanted> {
-        let before: usize = self.manifest.parts.iter().take(number).map(|part| part.hashes.len()).sum();
-        let stored = self.manifest.parts.get(number).into_iter().flat_map(Layer::stored);
+        let before: usize = self
+            .manifest
+            .parts
+            .iter()
+            .take(number)
+            .map(|part| part.hashes.len())
+            .sum();
+        let stored = self
+            .manifest
+            .parts
+            .get(number)
+            .into_iter()
+            .flat_map(Layer::stored);
         let located = stored.zip(self.locations.0.iter().skip(before));
         located
             .map(|((number, hash), &location)| Wanted {
@@ -78,16 +89,32 @@ impl RemoteSnapshot {
     /// Wanted chunks of part `number` in the order of `selection`.
     fn select(&self, number: usize, selection: Selection<'_>) -> Vec<Wanted> {
         let all = self.wanted(number);
-        let find = |chunk: u64| all.binary_search_by_key(&chunk, |wanted| wanted.number).ok().map(|at| all[at]);
-        let is_memory = self.manifest.parts.get(number).is_some_and(|part| part.kind == LayerKind::Memory);
-        let touched = self.manifest.working_set.iter().map(|&chunk| u64::from(chunk));
+        let find = |chunk: u64| {
+            all.binary_search_by_key(&chunk, |wanted| wanted.number)
+                .ok()
+                .map(|at| all[at])
+        };
+        let is_memory = self
+            .manifest
+            .parts
+            .get(number)
+            .is_some_and(|part| part.kind == LayerKind::Memory);
+        let touched = self
+            .manifest
+            .working_set
+            .iter()
+            .map(|&chunk| u64::from(chunk));
         match selection {
             Selection::Chunks(chunks) => chunks.iter().filter_map(|&chunk| find(chunk)).collect(),
             Selection::WorkingSet if is_memory => touched.filter_map(find).collect(),
             Selection::All if is_memory => {
                 let mut seen = HashSet::new();
                 let first: Vec<Wanted> = touched.filter_map(find).collect();
-                first.into_iter().chain(all).filter(|wanted| seen.insert(wanted.number)).collect()
+                first
+                    .into_iter()
+                    .chain(all)
+                    .filter(|wanted| seen.insert(wanted.number))
+                    .collect()
             }
             // What is not memory is read as a whole.
             Selection::WorkingSet | Selection::All => all,
@@ -117,11 +144,17 @@ impl SharedStore {
                 let cache = cache.clone();
                 tokio::task::spawn_blocking(move || cache.lock_fill(&root))
             };
-            let _fill = locked.await.map_err(|e| StoreError::Source(e.to_string()))??;
+            let _fill = locked
+                .await
+                .map_err(|e| StoreError::Source(e.to_string()))??;
             cached.refresh()?;
-            let missing: Vec<Wanted> = wanted.into_iter().filter(|chunk| !cached.has(chunk.number)).collect();
+            let missing: Vec<Wanted> = wanted
+                .into_iter()
+                .filter(|chunk| !cached.has(chunk.number))
+                .collect();
             cache.make_place(missing.len() as u64 * u64::from(CHUNK_BYTES))?;
-            self.fill(snapshot, number, &missing, &cached, &mut report).await?;
+            self.fill(snapshot, number, &missing, &cached, &mut report)
+                .await?;
         }
         report.seconds = start.elapsed().as_secs_f64();
         Ok((cached, report))
@@ -143,8 +176,13 @@ impl SharedStore {
                     return Err(StoreError::Missing { object });
                 }
                 let moved = now.wanted(number).into_iter();
-                let rest: HashSet<u64> = missing.iter().map(|chunk| chunk.number).filter(|&chunk| !cached.has(chunk)).collect();
-                let rest: Vec<Wanted> = moved.filter(|chunk| rest.contains(&chunk.number)).collect();
+                let rest: HashSet<u64> = missing
+                    .iter()
+                    .map(|chunk| chunk.number)
+                    .filter(|&chunk| !cached.has(chunk))
+                    .collect();
+                let rest: Vec<Wanted> =
+                    moved.filter(|chunk| rest.contains(&chunk.number)).collect();
                 self.fill_from(&now, &rest, cached, report).await
             }
             other => other,
@@ -160,7 +198,10 @@ impl SharedStore {
     ) -> Result<(), StoreError> {
         let ranges = plan(missing);
         report.ranges += ranges.len() as u64;
-        report.range_bytes += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+        report.range_bytes += ranges
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum::<u64>();
         let fetched = futures_util::stream::iter(ranges)
             .map(|range| self.fetch(snapshot, range, cached.clone()))
             .buffer_unordered(RANGES_AT_ONCE);
@@ -191,7 +232,9 @@ impl SharedStore {
         range: PlannedRange,
         cached: Arc<CachedLayer>,
     ) -> Result<(Vec<u64>, u64), StoreError> {
-        let key = snapshot.tenant.pack_key(snapshot.keys.generation(), &range.pack);
+        let key = snapshot
+            .tenant
+            .pack_key(snapshot.keys.generation(), &range.pack);
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -201,7 +244,10 @@ impl SharedStore {
                 let key = key.clone();
                 move || write_range(&keys, &range, &bytes, &cached, &key)
             });
-            match written.await.map_err(|e| StoreError::Source(e.to_string()))? {
+            match written
+                .await
+                .map_err(|e| StoreError::Source(e.to_string()))?
+            {
                 // It may have been changed on the way.
                 Err(StoreError::Damaged { .. }) if attempts == 1 => {}
                 other => return other,
@@ -216,7 +262,9 @@ async fn mark(cached: &Arc<CachedLayer>, numbers: Vec<u64>) -> Result<(), StoreE
     }
     let cached = cached.clone();
     let marked = tokio::task::spawn_blocking(move || cached.mark(&numbers));
-    marked.await.map_err(|e| StoreError::Source(e.to_string()))?
+    marked
+        .await
+        .map_err(|e| StoreError::Source(e.to_string()))?
 }
 
 /// Checks the frames of a range and writes their chunks. Returns the chunks and their bytes.
@@ -231,12 +279,15 @@ fn write_range(
     let mut length = 0;
     for frame in &range.frames {
         let at = (u64::from(frame.location.offset) - range.start) as usize;
-        let bytes = bytes.get(at..at + frame.location.length as usize).unwrap_or_default();
+        let bytes = bytes
+            .get(at..at + frame.location.length as usize)
+            .unwrap_or_default();
         let object = || format!("{key}, chunk {}", frame.hash);
-        let chunk = decode_frame(keys, &frame.hash, bytes).map_err(|reason| StoreError::Damaged {
-            object: object(),
-            reason,
-        })?;
+        let chunk =
+            decode_frame(keys, &frame.hash, bytes).map_err(|reason| StoreError::Damaged {
+                object: object(),
+                reason,
+            })?;
         for &number in &frame.numbers {
             cached.write(number, &chunk)?;
             written.push(number);

@@ -104,7 +104,11 @@ impl SharedStore {
         let mut report = PushReport {
             root: root.to_string(),
             existed: false,
-            chunks: manifest.parts.iter().map(|part| part.hashes.len() as u64).sum(),
+            chunks: manifest
+                .parts
+                .iter()
+                .map(|part| part.hashes.len() as u64)
+                .sum(),
             new_chunks: 0,
             new_bytes: 0,
             packs: 0,
@@ -112,13 +116,25 @@ impl SharedStore {
             seconds: 0.0,
         };
         let places = in_push_order(&manifest.parts, &source.working_set);
-        let (mut index, protected) = self.reuse(tenant, keys, &manifest, root, &places, options, lease).await?;
+        let (mut index, protected) = self
+            .reuse(tenant, keys, &manifest, root, &places, options, lease)
+            .await?;
         if self.is_whole(tenant, keys, root, &index).await? {
             report.existed = true;
         } else {
-            self.upload(tenant, keys, source, options, &places, &mut index, &mut report).await?;
+            self.upload(
+                tenant,
+                keys,
+                source,
+                options,
+                &places,
+                &mut index,
+                &mut report,
+            )
+            .await?;
             self.recheck(&protected, lease).await?;
-            self.commit(tenant, keys, &manifest, root, object.into(), &index).await?;
+            self.commit(tenant, keys, &manifest, root, object.into(), &index)
+                .await?;
         }
         report.seconds = start.elapsed().as_secs_f64();
         Ok((name, report))
@@ -126,7 +142,10 @@ impl SharedStore {
 
     /// Returns the chunks that are reused, and the keys of the objects that have them, which the
     /// lease protects.
-    #[expect(clippy::too_many_arguments, reason = "all of a push that decides what is reused")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of a push that decides what is reused"
+    )]
     async fn reuse(
         &self,
         tenant: &Tenant,
@@ -139,15 +158,23 @@ impl SharedStore {
     ) -> Result<(PackIndex, BTreeSet<String>), StoreError> {
         let mut lost = HashSet::new();
         loop {
-            let index = self.pack_index(tenant, keys, &options.index_cache, &lost).await?;
+            let index = self
+                .pack_index(tenant, keys, &options.index_cache, &lost)
+                .await?;
             let packs: HashSet<PackId> = places
                 .iter()
                 .filter_map(|place| index.chunks.get(&place.hash))
                 .map(|location| location.pack)
                 .collect();
-            let packs = packs.iter().map(|pack| tenant.pack_key(keys.generation(), pack));
-            let own = manifest.lineage.iter().filter(|name| name.scope == Scope::Tenant);
-            let ancestors: BTreeSet<String> = own.map(|name| tenant.manifest_key(&name.root)).collect();
+            let packs = packs
+                .iter()
+                .map(|pack| tenant.pack_key(keys.generation(), pack));
+            let own = manifest
+                .lineage
+                .iter()
+                .filter(|name| name.scope == Scope::Tenant);
+            let ancestors: BTreeSet<String> =
+                own.map(|name| tenant.manifest_key(&name.root)).collect();
             let reused: BTreeSet<String> = packs.chain(ancestors.iter().cloned()).collect();
             let mut protected = reused.clone();
             protected.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
@@ -155,7 +182,10 @@ impl SharedStore {
             // Read after the lease says what is reused: see `lease`.
             let lost_now = self.lost(tenant).await?;
             let own = tenant.manifest_key(&root);
-            let gone = ancestors.iter().chain([&own]).find(|key| lost_now.contains(*key));
+            let gone = ancestors
+                .iter()
+                .chain([&own])
+                .find(|key| lost_now.contains(*key));
             if let Some(key) = gone {
                 return Err(StoreError::Gone(key.clone()));
             }
@@ -167,8 +197,19 @@ impl SharedStore {
     }
 
     /// Returns true if the store has the snapshot with all of its packs.
-    async fn is_whole(&self, tenant: &Tenant, keys: &DataKeys, root: Hash, index: &PackIndex) -> Result<bool, StoreError> {
-        if self.backend.head(&tenant.manifest_key(&root)).await?.is_none() {
+    async fn is_whole(
+        &self,
+        tenant: &Tenant,
+        keys: &DataKeys,
+        root: Hash,
+        index: &PackIndex,
+    ) -> Result<bool, StoreError> {
+        if self
+            .backend
+            .head(&tenant.manifest_key(&root))
+            .await?
+            .is_none()
+        {
             return Ok(false);
         }
         match self.locations(tenant, keys, root).await {
@@ -178,7 +219,10 @@ impl SharedStore {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of a push that its uploads need")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of a push that its uploads need"
+    )]
     async fn upload(
         &self,
         tenant: &Tenant,
@@ -190,11 +234,18 @@ impl SharedStore {
         report: &mut PushReport,
     ) -> Result<(), StoreError> {
         let mut seen = HashSet::new();
-        let missing = places.iter().filter(|place| !index.chunks.contains_key(&place.hash));
-        let missing: Vec<ChunkPlace> = missing.filter(|place| seen.insert(place.hash)).copied().collect();
+        let missing = places
+            .iter()
+            .filter(|place| !index.chunks.contains_key(&place.hash));
+        let missing: Vec<ChunkPlace> = missing
+            .filter(|place| seen.insert(place.hash))
+            .copied()
+            .collect();
         let builders = match missing.len() {
             0..PARALLEL_CHUNKS => 1,
-            _ => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS),
+            _ => std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(MAX_BUILDERS),
         };
         let (sender, mut receiver) = mpsc::channel(1);
         for part in missing.chunks(missing.len().div_ceil(builders).max(1)) {
@@ -224,7 +275,10 @@ impl SharedStore {
             report.packs += 1;
             report.pack_bytes += bytes;
             report.new_chunks += entries.len() as u64;
-            report.new_bytes += entries.iter().map(|entry| u64::from(entry.chunk)).sum::<u64>();
+            report.new_bytes += entries
+                .iter()
+                .map(|entry| u64::from(entry.chunk))
+                .sum::<u64>();
             index.add(id, &entries);
             std::future::ready(Ok(()))
         })
@@ -256,9 +310,17 @@ impl SharedStore {
         let locations: Option<Vec<Location>> = locations.collect();
         let unplaced = || StoreError::Source("a chunk of it was not written".to_owned());
         let locations = Locations(locations.ok_or_else(unplaced)?);
-        let encoded = locations.encode(keys, tenant.id(), root).map_err(unwritable)?;
-        self.backend.put(&tenant.locations_key(&root), encoded.into()).await?;
-        for ancestor in manifest.lineage.iter().filter(|name| name.scope == Scope::Shared) {
+        let encoded = locations
+            .encode(keys, tenant.id(), root)
+            .map_err(unwritable)?;
+        self.backend
+            .put(&tenant.locations_key(&root), encoded.into())
+            .await?;
+        for ancestor in manifest
+            .lineage
+            .iter()
+            .filter(|name| name.scope == Scope::Shared)
+        {
             self.refer(tenant, &ancestor.root, &root).await?;
         }
         let key = tenant.manifest_key(&root);
@@ -279,14 +341,21 @@ fn unwritable(reason: FormatError) -> StoreError {
     StoreError::Source(reason.to_string())
 }
 
-async fn hash_source(source: &SnapshotSource, keys: &DataKeys) -> Result<StoredManifest, StoreError> {
+async fn hash_source(
+    source: &SnapshotSource,
+    keys: &DataKeys,
+) -> Result<StoredManifest, StoreError> {
     let hashing = source.parts.iter().map(|part| {
         let (part, keys) = (part.clone(), keys.clone());
         tokio::task::spawn_blocking(move || part.hash(&keys))
     });
     let mut parts = Vec::with_capacity(source.parts.len());
     for hashed in hashing.collect::<Vec<_>>() {
-        parts.push(hashed.await.map_err(|e| StoreError::Source(e.to_string()))??);
+        parts.push(
+            hashed
+                .await
+                .map_err(|e| StoreError::Source(e.to_string()))??,
+        );
     }
     Ok(StoredManifest {
         engine: source.engine,
@@ -322,14 +391,25 @@ impl PackBuilder {
         for place in &self.places {
             let part = self.parts.get(place.part);
             let part = part.ok_or_else(|| StoreError::Source("a part went away".into()))?;
-            let bytes = part.file.metadata().map_err(StoreError::io(part.name.as_ref()))?.len();
+            let bytes = part
+                .file
+                .metadata()
+                .map_err(StoreError::io(part.name.as_ref()))?
+                .len();
             let chunk = part.read(place.number, bytes, &mut buffer)?;
             if self.keys.chunk_hash(chunk) != place.hash {
-                return Err(StoreError::Source(format!("{} changed meanwhile", part.name)));
+                return Err(StoreError::Source(format!(
+                    "{} changed meanwhile",
+                    part.name
+                )));
             }
             let frame = encode_frame(&self.keys, &place.hash, chunk).map_err(unwritable)?;
-            writer.push(place.hash, &frame, chunk.len()).map_err(unwritable)?;
-            if writer.len() + MAX_FRAME_BYTES > self.pack_bytes && !self.send(std::mem::replace(&mut writer, begin()?))? {
+            writer
+                .push(place.hash, &frame, chunk.len())
+                .map_err(unwritable)?;
+            if writer.len() + MAX_FRAME_BYTES > self.pack_bytes
+                && !self.send(std::mem::replace(&mut writer, begin()?))?
+            {
                 return Ok(());
             }
         }

@@ -23,7 +23,11 @@ pub struct RemoteSnapshot {
 
 impl SharedStore {
     /// Reads the manifest of a snapshot of `tenant`, checks it, and reads its locations.
-    pub async fn open(&self, tenant: &Arc<Tenant>, root: Hash) -> Result<RemoteSnapshot, StoreError> {
+    pub async fn open(
+        &self,
+        tenant: &Arc<Tenant>,
+        root: Hash,
+    ) -> Result<RemoteSnapshot, StoreError> {
         let (keys, manifest) = self.manifest(tenant, root).await?;
         let locations = self.locations(tenant, &keys, root).await?;
         let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
@@ -41,7 +45,11 @@ impl SharedStore {
     }
 
     /// Reads and checks a manifest. Returns it with the keys of its generation.
-    pub(crate) async fn manifest(&self, tenant: &Tenant, root: Hash) -> Result<(DataKeys, StoredManifest), StoreError> {
+    pub(crate) async fn manifest(
+        &self,
+        tenant: &Tenant,
+        root: Hash,
+    ) -> Result<(DataKeys, StoredManifest), StoreError> {
         let key = tenant.manifest_key(&root);
         let object = self.backend.get(&key, MAX_MANIFEST_BYTES).await?;
         let header = object.get(..HEADER_BYTES).unwrap_or(&object);
@@ -50,11 +58,17 @@ impl SharedStore {
             return Err(StoreError::Tenant { object: key });
         }
         let keys = tenant.generation(header.generation)?;
-        let manifest = StoredManifest::decode(&object, keys, root).map_err(StoreError::damaged(&key))?;
+        let manifest =
+            StoredManifest::decode(&object, keys, root).map_err(StoreError::damaged(&key))?;
         Ok((keys.clone(), manifest))
     }
 
-    pub(crate) async fn locations(&self, tenant: &Tenant, keys: &DataKeys, root: Hash) -> Result<Locations, StoreError> {
+    pub(crate) async fn locations(
+        &self,
+        tenant: &Tenant,
+        keys: &DataKeys,
+        root: Hash,
+    ) -> Result<Locations, StoreError> {
         let key = tenant.locations_key(&root);
         let object = self.backend.get(&key, MAX_LOCATIONS_BYTES).await?;
         Locations::decode(&object, keys, root).map_err(StoreError::damaged(&key))
@@ -63,17 +77,33 @@ impl SharedStore {
     /// Lists the roots of a tenant's snapshots.
     pub async fn snapshots(&self, tenant: &Tenant) -> Result<Vec<Hash>, StoreError> {
         let listed = self.backend.list(&tenant.key("manifests")).await?;
-        let roots = listed.iter().filter_map(|found| found.key.rsplit('/').next()?.parse().ok());
+        let roots = listed
+            .iter()
+            .filter_map(|found| found.key.rsplit('/').next()?.parse().ok());
         Ok(roots.collect())
     }
 
     /// Says in the shared tenant that a snapshot of `tenant` needs its snapshot `ancestor`.
-    pub(crate) async fn refer(&self, tenant: &Tenant, ancestor: &Hash, root: &Hash) -> Result<(), StoreError> {
+    pub(crate) async fn refer(
+        &self,
+        tenant: &Tenant,
+        ancestor: &Hash,
+        root: &Hash,
+    ) -> Result<(), StoreError> {
         let shared = self.tenant(SHARED_TENANT).await?;
         let key = shared.reference_key(ancestor, tenant, root);
-        self.backend.put(&key, bytes::Bytes::from_static(b"needed")).await?;
-        match self.lost(&shared).await?.contains(&shared.manifest_key(ancestor))
-            || self.backend.head(&shared.manifest_key(ancestor)).await?.is_none()
+        self.backend
+            .put(&key, bytes::Bytes::from_static(b"needed"))
+            .await?;
+        match self
+            .lost(&shared)
+            .await?
+            .contains(&shared.manifest_key(ancestor))
+            || self
+                .backend
+                .head(&shared.manifest_key(ancestor))
+                .await?
+                .is_none()
         {
             true => Err(StoreError::Gone(shared.manifest_key(ancestor))),
             false => Ok(()),
@@ -81,8 +111,15 @@ impl SharedStore {
     }
 
     /// Takes back what [`Self::refer`] said.
-    pub(crate) async fn unrefer(&self, tenant: &Tenant, ancestor: &Hash, root: &Hash) -> Result<(), StoreError> {
+    pub(crate) async fn unrefer(
+        &self,
+        tenant: &Tenant,
+        ancestor: &Hash,
+        root: &Hash,
+    ) -> Result<(), StoreError> {
         let shared = self.tenant(SHARED_TENANT).await?;
-        self.backend.delete(&shared.reference_key(ancestor, tenant, root)).await
+        self.backend
+            .delete(&shared.reference_key(ancestor, tenant, root))
+            .await
     }
 }

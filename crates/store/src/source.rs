@@ -7,8 +7,8 @@ use crate::{Layer, StoreError};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// A file of a snapshot. Its holes are zeroes.
@@ -50,11 +50,18 @@ impl PartSource {
     }
 
     /// Reads the chunk `number` of a file of `bytes` bytes into `buffer`; returns its part of it.
-    pub(crate) fn read<'a>(&self, number: u64, bytes: u64, buffer: &'a mut [u8]) -> Result<&'a [u8], StoreError> {
+    pub(crate) fn read<'a>(
+        &self,
+        number: u64,
+        bytes: u64,
+        buffer: &'a mut [u8],
+    ) -> Result<&'a [u8], StoreError> {
         let start = number * u64::from(CHUNK_BYTES);
         let length = bytes.saturating_sub(start).min(CHUNK_BYTES.into());
         let chunk = &mut buffer[..length as usize];
-        self.file.read_exact_at(chunk, start).map_err(self.failed())?;
+        self.file
+            .read_exact_at(chunk, start)
+            .map_err(self.failed())?;
         Ok(chunk)
     }
 
@@ -73,7 +80,10 @@ impl PartSource {
         let mut data = 0..0;
         for number in 0..chunks_of(bytes) {
             while inherited.next_if(|range| range.end <= number).is_some() {}
-            if inherited.peek().is_some_and(|range| range.contains(&number)) {
+            if inherited
+                .peek()
+                .is_some_and(|range| range.contains(&number))
+            {
                 add_run(&mut layer.runs, RunKind::Inherited);
                 continue;
             }
@@ -94,7 +104,10 @@ impl PartSource {
                 }
             }
             if layer.hashes.len() > MAX_LAYER_CHUNKS {
-                return Err(StoreError::Source(format!("{} has too much data", self.name)));
+                return Err(StoreError::Source(format!(
+                    "{} has too much data",
+                    self.name
+                )));
             }
         }
         Ok(layer)
@@ -140,8 +153,11 @@ pub(crate) struct ChunkPlace {
 pub(crate) fn in_push_order(layers: &[Layer], working_set: &[u32]) -> Vec<ChunkPlace> {
     let mut first = Vec::new();
     let mut rest = Vec::new();
-    let ranks: std::collections::HashMap<u64, usize> =
-        working_set.iter().map(|&chunk| u64::from(chunk)).zip(0..).collect();
+    let ranks: std::collections::HashMap<u64, usize> = working_set
+        .iter()
+        .map(|&chunk| u64::from(chunk))
+        .zip(0..)
+        .collect();
     for (part, layer) in layers.iter().enumerate() {
         for (number, hash) in layer.stored() {
             let place = ChunkPlace { part, number, hash };
@@ -152,5 +168,9 @@ pub(crate) fn in_push_order(layers: &[Layer], working_set: &[u32]) -> Vec<ChunkP
         }
     }
     first.sort_by_key(|(rank, _)| *rank);
-    first.into_iter().map(|(_, place)| place).chain(rest).collect()
+    first
+        .into_iter()
+        .map(|(_, place)| place)
+        .chain(rest)
+        .collect()
 }

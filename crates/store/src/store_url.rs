@@ -46,7 +46,9 @@ impl FromStr for StoreUrl {
                 let prefix = url.path().trim_matches('/').to_owned();
                 Path::parse(&prefix).map_err(|e| refused(&e.to_string()))?;
                 Ok(Self::S3 {
-                    bucket: bucket.ok_or_else(|| refused("it names no bucket"))?.to_owned(),
+                    bucket: bucket
+                        .ok_or_else(|| refused("it names no bucket"))?
+                        .to_owned(),
                     prefix,
                 })
             }
@@ -84,7 +86,10 @@ impl StoreUrl {
     }
 }
 
-fn s3(bucket: &str, settings: &BackendSettings) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+fn s3(
+    bucket: &str,
+    settings: &BackendSettings,
+) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     // An error means that another provider is installed, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = ClientOptions::new()
@@ -93,7 +98,9 @@ fn s3(bucket: &str, settings: &BackendSettings) -> Result<Arc<dyn ObjectStore>, 
     // Options go first: what the environment says of them (AWS_ALLOW_HTTP) holds.
     let mut builder = AmazonS3Builder::new().with_client_options(client);
     for (name, value) in std::env::vars() {
-        let key = name.strip_prefix("AWS_").and_then(|_| name.to_ascii_lowercase().parse().ok());
+        let key = name
+            .strip_prefix("AWS_")
+            .and_then(|_| name.to_ascii_lowercase().parse().ok());
         if let Some(key) = key {
             builder = builder.with_config(key, value);
         }

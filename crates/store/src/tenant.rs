@@ -65,7 +65,8 @@ impl Tenant {
     pub fn generation(&self, number: u32) -> Result<&DataKeys, StoreError> {
         let keys = self.generations.get(&number);
         keys.ok_or_else(|| {
-            let reason = format!("this host has no generation {number} of it; open the store again");
+            let reason =
+                format!("this host has no generation {number} of it; open the store again");
             key_error(&self.name, &reason)
         })
     }
@@ -89,7 +90,10 @@ impl Tenant {
 
     /// Key that says that a snapshot of `other` needs the snapshot `ancestor` of this tenant.
     pub(crate) fn reference_key(&self, ancestor: &Hash, other: &Tenant, root: &Hash) -> String {
-        self.key(&format!("references/{ancestor}/{}-{root}", to_hex(&other.id)))
+        self.key(&format!(
+            "references/{ancestor}/{}-{root}",
+            to_hex(&other.id)
+        ))
     }
 
     pub(crate) fn pack_key(&self, generation: u32, pack: &[u8; 16]) -> String {
@@ -146,7 +150,9 @@ impl SharedStore {
         let id = id_of(name, &record)?;
         for wrapped in &mut record.generations {
             let secret = self.unwrap_one(name, &id, wrapped).await?;
-            *wrapped = self.wrap_one(name, &id, wrapped.generation, &secret).await?;
+            *wrapped = self
+                .wrap_one(name, &id, wrapped.generation, &secret)
+                .await?;
         }
         self.write(name, version + 1, &record).await?;
         // What the old master key opens is removed at once.
@@ -163,9 +169,15 @@ impl SharedStore {
     pub async fn rotate(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
         let (version, mut record) = self.existing(name).await?;
         let id = id_of(name, &record)?;
-        let newest = record.generations.iter().map(|wrapped| wrapped.generation).max();
+        let newest = record
+            .generations
+            .iter()
+            .map(|wrapped| wrapped.generation)
+            .max();
         let next = newest.unwrap_or(0) + 1;
-        record.generations.push(self.new_generation(name, &id, next).await?);
+        record
+            .generations
+            .push(self.new_generation(name, &id, next).await?);
         self.write(name, version + 1, &record).await?;
         self.tenant(name).await
     }
@@ -177,7 +189,10 @@ impl SharedStore {
 
     async fn newest(&self, name: &str) -> Result<Option<(u32, Record)>, StoreError> {
         let listed = self.backend.list(&self.prefix(name)).await?;
-        let newest = listed.iter().filter_map(|found| version_of(&found.key)).max();
+        let newest = listed
+            .iter()
+            .filter_map(|found| version_of(&found.key))
+            .max();
         let Some(version) = newest else {
             return Ok(None);
         };
@@ -194,7 +209,10 @@ impl SharedStore {
         let malformed = |_| key_error(name, "its record cannot be written");
         let text = serde_json::to_vec(record).map_err(malformed)?;
         let key = record_key(&self.prefix(name), version);
-        let sealed = self.keyring.seal_record(name, &text).map_err(StoreError::damaged(&key))?;
+        let sealed = self
+            .keyring
+            .seal_record(name, &text)
+            .map_err(StoreError::damaged(&key))?;
         if !self.backend.create(&key, sealed.clone().into()).await?
             // The answer to an earlier attempt may have been lost.
             && self.backend.get(&key, MAX_RECORD_BYTES).await? != sealed
@@ -211,13 +229,28 @@ impl SharedStore {
         Ok(())
     }
 
-    async fn new_generation(&self, name: &str, id: &TenantId, generation: u32) -> Result<Wrapped, StoreError> {
+    async fn new_generation(
+        &self,
+        name: &str,
+        id: &TenantId,
+        generation: u32,
+    ) -> Result<Wrapped, StoreError> {
         let secret = random().map_err(|e| key_error(name, &e.to_string()))?;
-        self.wrap_one(name, id, generation, &Zeroizing::new(secret)).await
+        self.wrap_one(name, id, generation, &Zeroizing::new(secret))
+            .await
     }
 
-    async fn wrap_one(&self, name: &str, id: &TenantId, generation: u32, secret: &[u8; 32]) -> Result<Wrapped, StoreError> {
-        let wrapped = self.keyring.wrap(name, &context(id, generation), secret).await?;
+    async fn wrap_one(
+        &self,
+        name: &str,
+        id: &TenantId,
+        generation: u32,
+        secret: &[u8; 32],
+    ) -> Result<Wrapped, StoreError> {
+        let wrapped = self
+            .keyring
+            .wrap(name, &context(id, generation), secret)
+            .await?;
         Ok(Wrapped {
             generation,
             key: self.keyring.current().to_owned(),
@@ -225,17 +258,29 @@ impl SharedStore {
         })
     }
 
-    async fn unwrap_one(&self, name: &str, id: &TenantId, wrapped: &Wrapped) -> Result<Zeroizing<[u8; 32]>, StoreError> {
+    async fn unwrap_one(
+        &self,
+        name: &str,
+        id: &TenantId,
+        wrapped: &Wrapped,
+    ) -> Result<Zeroizing<[u8; 32]>, StoreError> {
         let malformed = || key_error(name, "a secret in its record is malformed");
         if wrapped.secret.len() > 2 * MAX_WRAPPED_BYTES {
             return Err(malformed());
         }
         let bytes: Option<Vec<u8>> = (wrapped.secret.as_bytes().chunks(2))
-            .map(|pair| std::str::from_utf8(pair).ok().and_then(hex::<1>).map(|[byte]| byte))
+            .map(|pair| {
+                std::str::from_utf8(pair)
+                    .ok()
+                    .and_then(hex::<1>)
+                    .map(|[byte]| byte)
+            })
             .collect();
         let bytes = bytes.ok_or_else(malformed)?;
         let context = context(id, wrapped.generation);
-        self.keyring.unwrap(name, &wrapped.key, &context, &bytes).await
+        self.keyring
+            .unwrap(name, &wrapped.key, &context, &bytes)
+            .await
     }
 
     async fn unwrap(&self, name: &str, record: &Record) -> Result<Tenant, StoreError> {
@@ -246,7 +291,10 @@ impl SharedStore {
         let mut generations = BTreeMap::new();
         for wrapped in &record.generations {
             let secret = self.unwrap_one(name, &id, wrapped).await?;
-            generations.insert(wrapped.generation, DataKeys::derive(wrapped.generation, &secret));
+            generations.insert(
+                wrapped.generation,
+                DataKeys::derive(wrapped.generation, &secret),
+            );
         }
         Ok(Tenant {
             name: name.to_owned(),

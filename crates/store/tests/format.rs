@@ -4,7 +4,7 @@ use jiffy_store::envelope::Header;
 use jiffy_store::pack::{PackWriter, TRAILER_BYTES, Trailer, decode_frame, encode_frame};
 use jiffy_store::{
     Attributes, CHUNK_BYTES, DataKeys, EngineKind, FormatError, Hash, Layer, LayerKind, Location,
-    Locations, StoredManifest, Run, RunKind, Scope, SnapshotName,
+    Locations, Run, RunKind, Scope, SnapshotName, StoredManifest,
 };
 use std::fs;
 use std::path::{Path, PathBuf};

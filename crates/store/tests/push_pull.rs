@@ -28,7 +28,10 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
     let tenant = store.tenant("alice").await.unwrap();
     let options = PushOptions::new(dir.path().join("index"));
     let seeds: Vec<u64> = (1..=300).collect();
-    store.push(&tenant, &snapshot(dir.path(), &seeds), &options).await.unwrap();
+    store
+        .push(&tenant, &snapshot(dir.path(), &seeds), &options)
+        .await
+        .unwrap();
     // Another host, which has no index yet: 3 chunks differ, 1 of them twice.
     let options = PushOptions::new(dir.path().join("index-of-another"));
     let mut changed = seeds.clone();
@@ -40,7 +43,10 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
     assert_eq!((report.new_chunks, report.new_bytes), (3, 3 * CHUNK as u64));
     let manifest_and_locations = 302 * (32 + 12) as u64;
     let bound = 3 * CHUNK as u64 + manifest_and_locations + 4096;
-    assert!((3 * CHUNK as u64..bound).contains(&written), "{written} bytes were written");
+    assert!(
+        (3 * CHUNK as u64..bound).contains(&written),
+        "{written} bytes were written"
+    );
     assert_same(&store, &tenant, name.root, &source).await;
     // The same once more: nothing but the lease.
     let before = store.backend().traffic();
@@ -64,7 +70,9 @@ async fn zeroes_and_what_is_inherited_cost_nothing() {
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
     assert_eq!(report.new_chunks, 1);
     let remote = store.open(&tenant, name.root).await.unwrap();
-    let inherited = remote.manifest.parts[0].ranges(RunKind::Inherited).collect::<Vec<_>>();
+    let inherited = remote.manifest.parts[0]
+        .ranges(RunKind::Inherited)
+        .collect::<Vec<_>>();
     assert_eq!(inherited, [0..1, 2..4]);
 }
 
@@ -80,14 +88,24 @@ async fn a_working_set_is_pulled_alone_and_with_few_requests() {
     let remote = store.open(&tenant, name.root).await.unwrap();
     let cache = Arc::new(LayerCache::open(dir.path().join("cache"), u64::MAX).unwrap());
     let before = store.backend().traffic();
-    let (layer, report) = store.pull(&remote, 0, Selection::WorkingSet, &cache).await.unwrap();
+    let (layer, report) = store
+        .pull(&remote, 0, Selection::WorkingSet, &cache)
+        .await
+        .unwrap();
     let gets = store.backend().traffic().gets - before.gets;
     // 4 MiB of chunks that are scattered in memory lie together in a pack.
     assert_eq!((report.fetched, gets), (64, report.ranges));
     assert!(gets <= 2, "{gets} requests");
-    let touched: HashSet<u64> = source.working_set.iter().map(|&chunk| chunk.into()).collect();
+    let touched: HashSet<u64> = source
+        .working_set
+        .iter()
+        .map(|&chunk| chunk.into())
+        .collect();
     assert!((0..400).all(|chunk| layer.has(chunk) == touched.contains(&chunk)));
-    let (_, rest) = store.pull(&remote, 0, Selection::All, &cache).await.unwrap();
+    let (_, rest) = store
+        .pull(&remote, 0, Selection::All, &cache)
+        .await
+        .unwrap();
     assert_eq!(rest.fetched, 400 - 64);
     assert!(fs::read(layer.path()).unwrap() == content(&source, 0));
 }
@@ -124,7 +142,11 @@ async fn the_cache_keeps_its_bound_and_what_is_in_use() {
         let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
         remotes.push(store.open(&tenant, name.root).await.unwrap());
     }
-    let pull = async |number: usize| store.pull(&remotes[number], 0, Selection::All, &cache).await;
+    let pull = async |number: usize| {
+        store
+            .pull(&remotes[number], 0, Selection::All, &cache)
+            .await
+    };
     let used = pull(0).await.unwrap().0;
     drop(pull(1).await.unwrap());
     let third = pull(2).await.unwrap().0;
@@ -146,7 +168,10 @@ async fn a_clone_of_a_cached_layer_is_equal_and_its_own() {
     let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
     let remote = store.open(&tenant, name.root).await.unwrap();
     let cache = Arc::new(LayerCache::open(dir.path().join("cache"), u64::MAX).unwrap());
-    let (layer, _) = store.pull(&remote, 0, Selection::All, &cache).await.unwrap();
+    let (layer, _) = store
+        .pull(&remote, 0, Selection::All, &cache)
+        .await
+        .unwrap();
     let to = dir.path().join("clone");
     layer.clone_to(&remote.manifest.parts[0], &to).unwrap();
     assert!(fs::read(&to).unwrap() == content(&source, 0));
@@ -158,7 +183,10 @@ async fn a_clone_of_a_cached_layer_is_equal_and_its_own() {
 async fn a_tenant_neither_reads_nor_shares_what_another_has() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
-    let (alice, mallory) = (store.tenant("alice").await.unwrap(), store.tenant("mallory").await.unwrap());
+    let (alice, mallory) = (
+        store.tenant("alice").await.unwrap(),
+        store.tenant("mallory").await.unwrap(),
+    );
     let options = PushOptions::new(dir.path().join("index"));
     let source = snapshot(dir.path(), &[1, 2, 3]);
     let (name, _) = store.push(&alice, &source, &options).await.unwrap();
@@ -177,7 +205,10 @@ async fn a_snapshot_on_a_stock_template_needs_that_template() {
     let shared = store.tenant(SHARED_TENANT).await.unwrap();
     let alice = store.tenant("alice").await.unwrap();
     let options = PushOptions::new(dir.path().join("index"));
-    let (template, _) = store.push(&shared, &snapshot(dir.path(), &[1]), &options).await.unwrap();
+    let (template, _) = store
+        .push(&shared, &snapshot(dir.path(), &[1]), &options)
+        .await
+        .unwrap();
     assert_eq!(template.scope, Scope::Shared);
     let mut source = snapshot(dir.path(), &[0, 2]);
     source.lineage = vec![template];

@@ -39,13 +39,20 @@ async fn another_master_key_takes_over_and_the_data_keys_stay() {
     let dir = tempfile::tempdir().unwrap();
     let before = store(dir.path(), keys("k1")).tenant("alice").await.unwrap();
     store(dir.path(), keys("k2")).rewrap("alice").await.unwrap();
-    let text = format!("locator = \"{}\"\ncurrent = \"k2\"\n[keys]\nk2 = \"{}\"\n", "a".repeat(64), "2".repeat(64));
+    let text = format!(
+        "locator = \"{}\"\ncurrent = \"k2\"\n[keys]\nk2 = \"{}\"\n",
+        "a".repeat(64),
+        "2".repeat(64)
+    );
     let only_new = store(dir.path(), Keyring::parse(&text).unwrap());
     let after = only_new.tenant("alice").await.unwrap();
     let hash = |tenant: &jiffy_store::Tenant| tenant.current().unwrap().chunk_hash(b"x");
     assert_eq!(hash(&before), hash(&after));
     let only_old = Keyring::parse(&text.replace("k2", "k1")).unwrap();
-    let refused = store(dir.path(), only_old).tenant("alice").await.unwrap_err();
+    let refused = store(dir.path(), only_old)
+        .tenant("alice")
+        .await
+        .unwrap_err();
     assert!(matches!(refused, StoreError::Key { .. }), "{refused}");
 }
 
@@ -57,8 +64,14 @@ async fn a_rotation_adds_a_generation_and_keeps_the_old_one_readable() {
     let after = store.rotate("alice").await.unwrap();
     assert_eq!(after.current().unwrap().generation(), 2);
     let hash = |keys: &jiffy_store::DataKeys| keys.chunk_hash(b"x");
-    assert_eq!(hash(after.generation(1).unwrap()), hash(before.current().unwrap()));
-    assert_ne!(hash(after.current().unwrap()), hash(before.current().unwrap()));
+    assert_eq!(
+        hash(after.generation(1).unwrap()),
+        hash(before.current().unwrap())
+    );
+    assert_ne!(
+        hash(after.current().unwrap()),
+        hash(before.current().unwrap())
+    );
 }
 
 #[tokio::test]
@@ -69,7 +82,11 @@ async fn names_of_tenants_and_keys_are_not_in_the_store() {
     while let Some(path) = stack.pop() {
         assert!(!path.to_string_lossy().contains("alice"));
         if path.is_dir() {
-            stack.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            stack.extend(
+                fs::read_dir(path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
         } else {
             let bytes = fs::read(path).unwrap();
             for word in [&b"alice"[..], b"k1", b"generation"] {
@@ -84,10 +101,18 @@ async fn a_command_wraps_the_keys_instead_of_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let command = dir.path().join("kms");
     // Wraps by reversing: enough to see that it is asked.
-    fs::write(&command, "#!/bin/sh\n[ \"$2\" = alias ] || exit 1\nperl -0777 -pe '$_ = reverse'\n").unwrap();
+    fs::write(
+        &command,
+        "#!/bin/sh\n[ \"$2\" = alias ] || exit 1\nperl -0777 -pe '$_ = reverse'\n",
+    )
+    .unwrap();
     fs::set_permissions(&command, fs::Permissions::from_mode(0o755)).unwrap();
     let text = |current: &str| {
-        format!("locator = \"{}\"\ncurrent = \"{current}\"\ncommand = [\"{}\"]\n", "a".repeat(64), command.display())
+        format!(
+            "locator = \"{}\"\ncurrent = \"{current}\"\ncommand = [\"{}\"]\n",
+            "a".repeat(64),
+            command.display()
+        )
     };
     let place = dir.path().join("store");
     let ours = store(&place, Keyring::parse(&text("alias")).unwrap());
@@ -105,7 +130,10 @@ fn a_file_of_keys_that_others_can_read_is_refused() {
     fs::write(&path, "secret").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     let refused = Keyring::load(&path).unwrap_err().to_string();
-    assert!(refused.contains("chmod 600") && !refused.contains("secret"), "{refused}");
+    assert!(
+        refused.contains("chmod 600") && !refused.contains("secret"),
+        "{refused}"
+    );
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let refused = Keyring::load(&path).unwrap_err().to_string();
     assert!(!refused.contains("secret"), "{refused}");
@@ -114,9 +142,24 @@ fn a_file_of_keys_that_others_can_read_is_refused() {
 #[test]
 fn addresses_of_stores_are_parsed_or_refused_in_words() {
     let parse = |text: &str| text.parse::<StoreUrl>();
-    assert!(matches!(parse("s3://b/p/q").unwrap(), StoreUrl::S3 { bucket, prefix } if bucket == "b" && prefix == "p/q"));
-    assert!(matches!(parse("file:///x/y").unwrap(), StoreUrl::Directory(path) if path == Path::new("/x/y")));
-    for wrong in ["", "b/p", "http://b/p", "s3:///p", "file:///", "s3://b/p?x=1", "s3://u:p@b/p"] {
-        assert!(matches!(parse(wrong), Err(StoreError::Url { .. })), "{wrong}");
+    assert!(
+        matches!(parse("s3://b/p/q").unwrap(), StoreUrl::S3 { bucket, prefix } if bucket == "b" && prefix == "p/q")
+    );
+    assert!(
+        matches!(parse("file:///x/y").unwrap(), StoreUrl::Directory(path) if path == Path::new("/x/y"))
+    );
+    for wrong in [
+        "",
+        "b/p",
+        "http://b/p",
+        "s3:///p",
+        "file:///",
+        "s3://b/p?x=1",
+        "s3://u:p@b/p",
+    ] {
+        assert!(
+            matches!(parse(wrong), Err(StoreError::Url { .. })),
+            "{wrong}"
+        );
     }
 }

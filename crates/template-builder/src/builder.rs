@@ -30,7 +30,7 @@ pub use log::BuildProgress;
 pub use names::{ResolvedBy, ResolvedTemplate, VisibilityLookup, is_visible, resolve};
 pub use records::{
     BuildRecord, BuildRecords, BuildStatus, FailureReason, LogLevel, LogLine, LogQuery,
-    RecordError, TemplateRecord, WantedSize, now_ms,
+    RecordError, TemplateRecord, WantedSize,
 };
 pub use request::BuildRequest;
 pub use step_cache::{PrunableBuildCache, PrunedBuildCache};

@@ -15,5 +15,5 @@ pub use builder::{
     BuilderError, BuilderSettings, DEFAULT_TAG, FailureReason, IncomingUpload, LogLevel, LogLine,
     LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS, PrunableBuildCache, PrunedBuildCache,
     RecordError, ResolvedBy, ResolvedTemplate, TemplateRecord, UploadError, UploadStore,
-    VisibilityLookup, WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder, is_visible, now_ms, resolve,
+    VisibilityLookup, WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder, is_visible, resolve,
 };

@@ -3,11 +3,11 @@
 
 use super::oom::OomWatch;
 use crate::sys;
+use jiff::Timestamp;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::Interest;
 
 /// The kernel's log, read a record at a time.
@@ -60,14 +60,13 @@ impl OomVictim {
         })
     }
 
-    fn line(&self, at: SystemTime) -> String {
+    fn line(&self, at: Timestamp) -> String {
         let of = match self.in_group {
             true => "a control group of the guest".to_owned(),
             false => guest_memory_text(),
         };
         format!(
-            "{} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",
-            format_utc(at),
+            "{at:.0} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",
             self.pid,
             self.name,
             self.kib / 1024,
@@ -121,7 +120,7 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
                 on_kill();
                 if told < MAX_LINES {
                     told += 1;
-                    write_console(&victim.line(SystemTime::now()));
+                    write_console(&victim.line(Timestamp::now()));
                 }
             }
             // Records that were overwritten before they were read, or one that is too long.
@@ -145,7 +144,7 @@ impl CountedKills {
     pub fn child_ended(&mut self, pid: u32, command: Option<&str>) {
         if self.watch.happened() && self.told < MAX_LINES {
             self.told += 1;
-            let now = format_utc(SystemTime::now());
+            let now = format!("{:.0}", Timestamp::now());
             let of = guest_memory_text();
             write_console(&match command {
                 Some(command) => format!(
@@ -157,31 +156,9 @@ impl CountedKills {
     }
 }
 
-/// A moment as RFC 3339 has it, in seconds and UTC.
-fn format_utc(at: SystemTime) -> String {
-    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Days of the proleptic Gregorian calendar, in years that begin in March, by eras of 400 years.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 {
-        shifted + 3
-    } else {
-        shifted - 9
-    };
-    let year = year + era * 400 + u64::from(month <= 2);
-    let (h, m, s) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_kill_is_recognised_by_the_kernels_own_record_only() {
@@ -197,7 +174,7 @@ mod tests {
             ),
             (212, "my (odd) name", 478_208, false)
         );
-        let line = victim.line(UNIX_EPOCH + Duration::from_secs(1_795_444_999));
+        let line = victim.line(Timestamp::from_second(1_795_444_999).unwrap());
         assert!(
             line.starts_with("2026-11-23T14:43:19Z out of memory: the kernel killed process 212 (my (odd) name), which used 467 MiB; the guest"),
             "{line}"
@@ -213,14 +190,5 @@ mod tests {
         ] {
             assert_eq!(OomVictim::parse(&other), None, "{other}");
         }
-    }
-
-    #[test]
-    fn a_time_is_formatted_in_utc() {
-        let at = |s| format_utc(UNIX_EPOCH + Duration::from_secs(s));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
-        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(at(4_102_444_800), "2100-01-01T00:00:00Z");
     }
 }

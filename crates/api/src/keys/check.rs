@@ -1,7 +1,8 @@
 //! Checks of the key that a client shows.
 
-use super::{COLUMNS, Key, KeyError, Keys, MAX_NETWORKS, hash, key, now_ms, stored};
+use super::{COLUMNS, Key, KeyError, Keys, MAX_NETWORKS, hash, key, stored};
 use ipnet::IpNet;
+use jiffy_engine::now_ms;
 use rusqlite::{OptionalExtension, params};
 use std::net::IpAddr;
 

@@ -1,6 +1,7 @@
 //! Keys in force, kept in memory for checks at every request to a sandbox.
 
-use super::{KeyError, Keys, now_ms};
+use super::{KeyError, Keys};
+use jiffy_engine::now_ms;
 use rusqlite::Row;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -133,7 +133,7 @@ impl PrunePlan {
     }
 
     fn is_old_image(&self, template: &TemplateInfo) -> bool {
-        let now = jiffy_template_builder::now_ms() / 1000;
+        let now = jiffy_engine::now_ms() / 1000;
         let old = template.created.saturating_add(self.unused.as_secs()) <= now;
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
     }

@@ -6,10 +6,10 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{Limits, Scope};
+use jiffy_engine::now_ms;
 use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use jiffy_template_builder::{
     BuildRecord, BuildRecords, BuildStatus, Builder, BuilderSettings, TemplateRecord, WantedSize,
-    now_ms,
 };
 use serde_json::{Value, json};
 use std::fs;

@@ -4,9 +4,10 @@ use super::{Sandbox, elapsed_us};
 use crate::error::GvisorError;
 use crate::helper::HelperRequest;
 use crate::snapshot_store::{GvisorManifest, SnapshotStore};
+use jiffy_engine::now_ms;
 use std::fs;
 use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 impl Sandbox {
     /// Takes snapshot `id`. The sandbox is paused meanwhile; streams into it survive. Returns the
@@ -39,8 +40,6 @@ impl Sandbox {
         resume: bool,
         max_bytes: Option<u64>,
     ) -> Result<u64, GvisorError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let created_ms = now.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
         let spec = &self.body.spec;
         let manifest = GvisorManifest {
             version: self.body.helper.version().await?,
@@ -48,7 +47,7 @@ impl Sandbox {
             size: spec.size,
             net: spec.namespace.is_some(),
             base: spec.base.to_string_lossy().into_owned(),
-            ..GvisorManifest::new(id, created_ms)
+            ..GvisorManifest::new(id, now_ms())
         };
         let image = draft.to_owned();
         let reply = self

@@ -5,6 +5,7 @@ use super::line_ring::LineRing;
 use super::{flow, refused_packet};
 use crate::namespace;
 use crate::{NetError, host_address};
+use jiffy_engine::now_ms;
 use jiffy_engine::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, RefusalReason,
 };
@@ -13,7 +14,6 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most lines of each sort (passed, refused, DNS questions), so that none displaces others.
 const MAX_LINES: [usize; 3] = [500, 250, 250];
@@ -59,11 +59,6 @@ pub(crate) struct CarriedConnection {
     record: Arc<ConnectionRecorder>,
     number: u64,
     pub bytes: Arc<CarriedBytes>,
-}
-
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// A name for the record: printable characters only, and bounded.

@@ -123,7 +123,12 @@ fn unavailable() -> Error {
 
 #[async_trait]
 impl ObjectStore for FaultyStore {
-    async fn put_opts(&self, key: &Key, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        key: &Key,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
         let fault = self.meet(Op::Put, key).await?;
         let put = self.inner.put_opts(key, payload, options).await?;
         match fault {
@@ -132,7 +137,11 @@ impl ObjectStore for FaultyStore {
         }
     }
 
-    async fn put_multipart_opts(&self, _: &Key, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+    async fn put_multipart_opts(
+        &self,
+        _: &Key,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
         unimplemented!()
     }
 
@@ -143,7 +152,11 @@ impl ObjectStore for FaultyStore {
         if !matches!(fault, Fault::Cut | Fault::Flip) {
             return Ok(found);
         }
-        let (meta, range, attributes) = (found.meta.clone(), found.range.clone(), found.attributes.clone());
+        let (meta, range, attributes) = (
+            found.meta.clone(),
+            found.range.clone(),
+            found.attributes.clone(),
+        );
         let extensions = std::mem::take(&mut found.extensions);
         let mut bytes = found.bytes().await?.to_vec();
         let middle = bytes.len() / 2;
@@ -161,7 +174,10 @@ impl ObjectStore for FaultyStore {
         })
     }
 
-    fn delete_stream(&self, keys: BoxStream<'static, Result<Key>>) -> BoxStream<'static, Result<Key>> {
+    fn delete_stream(
+        &self,
+        keys: BoxStream<'static, Result<Key>>,
+    ) -> BoxStream<'static, Result<Key>> {
         // One request at a time is all that is made.
         let inner = self.inner.clone();
         let fault = {
@@ -237,10 +253,17 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
 /// Snapshot with memory whose chunks are given by seeds (0: a hole), and a state.
 pub fn snapshot(dir: &Path, seeds: &[u64]) -> SnapshotSource {
     let path = dir.join(format!("{:?}", std::time::Instant::now()).replace(' ', ""));
-    let memory = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+    let memory = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .unwrap();
     memory.set_len((seeds.len() * CHUNK) as u64).unwrap();
     for (number, &seed) in seeds.iter().enumerate().filter(|(_, seed)| **seed != 0) {
-        memory.write_all_at(&noise(seed, CHUNK), (number * CHUNK) as u64).unwrap();
+        memory
+            .write_all_at(&noise(seed, CHUNK), (number * CHUNK) as u64)
+            .unwrap();
     }
     let state = tempfile::tempfile_in(dir).unwrap();
     state.write_all_at(b"state", 0).unwrap();
@@ -271,12 +294,20 @@ pub fn content(source: &SnapshotSource, part: usize) -> Vec<u8> {
 }
 
 /// Pulls all of a snapshot and compares it with its source.
-pub async fn assert_same(store: &SharedStore, tenant: &Arc<Tenant>, root: Hash, source: &SnapshotSource) {
+pub async fn assert_same(
+    store: &SharedStore,
+    tenant: &Arc<Tenant>,
+    root: Hash,
+    source: &SnapshotSource,
+) {
     let dir = tempfile::tempdir().unwrap();
     let cache = Arc::new(LayerCache::open(dir.path().into(), u64::MAX).unwrap());
     let remote = store.open(tenant, root).await.unwrap();
     for number in 0..source.parts.len() {
-        let (layer, _) = store.pull(&remote, number, Selection::All, &cache).await.unwrap();
+        let (layer, _) = store
+            .pull(&remote, number, Selection::All, &cache)
+            .await
+            .unwrap();
         let pulled = std::fs::read(layer.path()).unwrap();
         assert!(pulled == content(source, number), "part {number} differs");
     }

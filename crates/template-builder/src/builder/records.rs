@@ -15,7 +15,6 @@ use rusqlite::Connection;
 use schema::SCHEMA_VERSION;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Error of the database.
 #[derive(Debug, thiserror::Error)]
@@ -103,12 +102,6 @@ pub(super) fn to_sql(n: u64) -> i64 {
 
 pub(super) fn from_sql(n: i64) -> u64 {
     u64::try_from(n).unwrap_or_default()
-}
-
-/// Milliseconds since 1970.
-pub fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Requests for builds, and lookup of the templates and builds that an owner may change.
 
-use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize, now_ms};
+use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize};
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, printable};
-use jiffy_engine::{Engine, IdentityError, is_id, is_reserved, new_id, new_token};
+use jiffy_engine::{Engine, IdentityError, is_id, is_reserved, new_id, new_token, now_ms};
 use jiffy_host::{QuotaAmount, QuotaRequest};
 use jiffy_image::Reference;
 

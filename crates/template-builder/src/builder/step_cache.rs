@@ -1,8 +1,8 @@
 //! Cache of steps: last uses of their snapshots, and removal of unused ones.
 
-use super::records::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
+use super::records::{BuildRecords, RecordError, from_sql, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine::{Engine, is_imported_image};
+use jiffy_engine::{Engine, is_imported_image, now_ms};
 use jiffy_host::SnapshotRecord;
 use jiffy_image::{PrunedImages, TemplateManifest};
 use rusqlite::params;

@@ -1,8 +1,9 @@
 //! Builds that were requested and not started: bounded in number per key, and in time.
 
-use super::records::{BuildRecords, FailureReason, RecordError, now_ms, to_sql};
+use super::records::{BuildRecords, FailureReason, RecordError, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine::Engine;
+use jiffy_engine::now_ms;
 use rusqlite::params;
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Records of builds.
 
-use super::{BuildRecords, RecordError, from_sql, json, now_ms, to_sql};
+use super::{BuildRecords, RecordError, from_sql, json, to_sql};
+use jiffy_engine::now_ms;
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 

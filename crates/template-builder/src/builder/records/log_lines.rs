@@ -1,6 +1,7 @@
 //! Log lines of builds.
 
-use super::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
+use super::{BuildRecords, RecordError, from_sql, to_sql};
+use jiffy_engine::now_ms;
 use rusqlite::{Row, params};
 
 /// Maximum number of stored lines of one build; later lines are dropped.
