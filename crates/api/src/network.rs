@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_refused_and_not_ignored() {
+    fn unsupported_network_options_are_refused_and_not_ignored() {
         for bad in [
             json!({"rules": {"a.example": [{"transform": {"headers": {"A": "b"}}}]}}),
             json!({"rules": [{"name": "x"}]}),

@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_joined_are_the_list(
+        fn joined_pages_are_the_whole_list(
             items in proptest::collection::btree_set((0u64..20, "[a-z]{1,4}"), 0..60),
             limit in 1usize..8,
             descending: bool,
@@ -117,7 +117,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_not_seen_comes_also_when_what_was_seen_is_removed(
+        fn later_pages_are_complete_when_items_of_earlier_ones_are_removed(
             count in 2u64..30,
             limit in 1usize..10,
         ) {
@@ -133,13 +133,13 @@ mod tests {
         }
 
         #[test]
-        fn any_token_is_a_place_or_refused(token in ".{0,200}") {
+        fn any_page_token_is_a_position_or_refused(token in ".{0,200}") {
             let _ = place(&token);
         }
     }
 
     #[test]
-    fn bounds_are_kept() {
+    fn page_parameters_out_of_bounds_are_refused() {
         for bad in [
             "limit=0",
             "limit=101",

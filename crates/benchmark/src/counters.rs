@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operation_cost_is_told_with_what_could_not_be_counted() {
+    fn costs_are_listed_with_unavailable_counters() {
         let own = |exits| Counters::of(std::process::id(), exits).unwrap();
         let before = own(Some(5));
         let touched: Vec<u8> = std::hint::black_box(vec![1; 64 << 20]);

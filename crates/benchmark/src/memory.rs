@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guest_memory_is_told_apart_by_its_size() {
+    fn guest_memory_is_recognised_by_its_size() {
         let smaps = "7f00-7f10 rw-p 00000000 00:00 0\nSize: 526336 kB\nRss: 40960 kB\nPrivate_Dirty: 40960 kB\n\
             5600-5601 r-xp 0 08:01 1 /x\nSize: 1000 kB\nRss: 900 kB\nPrivate_Clean: 300 kB\nPrivate_Dirty: 20 kB\n";
         assert_eq!(

@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_take_long_has_words_and_lists_have_none() {
+    fn slow_calls_have_a_description_and_lists_have_none() {
         let of = |method: Method, path| activity(&method, path);
         assert_eq!(
             of(Method::POST, "/sandboxes/abc/fork"),

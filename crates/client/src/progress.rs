@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_soon_done_is_not_spoken_of() {
+    async fn short_work_shows_no_spinner() {
         let screen = Screen::default();
         let work = async { 7 };
         let hour = Duration::from_secs(3600);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_takes_long_is_shown_until_it_is_done() {
+    async fn long_work_shows_a_spinner_until_it_ends() {
         let screen = Screen::default();
         let seen = screen.clone();
         let work = async move {

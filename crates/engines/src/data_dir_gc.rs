@@ -25,7 +25,7 @@ pub(crate) fn gc(home: &Path, now: SystemTime) -> Vec<PathBuf> {
     let run = home.join("run");
     for (path, name, metadata) in entries(&run) {
         let age = age(&path, &metadata, now);
-        let litter = match metadata.file_type() {
+        let unused = match metadata.file_type() {
             t if t.is_socket() => {
                 name != "jiffy.sock"
                     && age > SOCKET
@@ -35,7 +35,7 @@ pub(crate) fn gc(home: &Path, now: SystemTime) -> Vec<PathBuf> {
             t if t.is_file() => old_log(&name).is_some_and(|n| n > OLD_LOGS),
             _ => false,
         };
-        if litter {
+        if unused {
             remove(path, metadata.file_type(), &mut gone);
         }
     }
@@ -43,9 +43,9 @@ pub(crate) fn gc(home: &Path, now: SystemTime) -> Vec<PathBuf> {
         for (path, name, metadata) in entries(&home.join(directory)) {
             let age = age(&path, &metadata, now);
             let of_nothing = name.ends_with(".stamp") && !path.with_extension("").exists();
-            let litter = name.starts_with(".new-") && age > UNFINISHED
+            let unused = name.starts_with(".new-") && age > UNFINISHED
                 || of_nothing && metadata.is_file() && age > TEMPORARY;
-            if litter {
+            if unused {
                 remove(path, metadata.file_type(), &mut gone);
             }
         }
@@ -121,7 +121,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn litter_of_every_kind_goes_and_what_is_in_use_stays() {
+    fn unused_data_of_every_kind_is_removed_and_used_data_stays() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path();
         for name in ["run", "templates", "kernel", "disks", "elsewhere"] {

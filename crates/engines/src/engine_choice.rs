@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn new_sandboxes_come_up_on_what_there_is_and_of_both_on_what_suits() {
+    fn new_sandboxes_use_the_usable_or_the_faster_engine() {
         use EngineName::{Gvisor, MicroVm};
         let (hardware, software) = (Some(KvmKind::Hardware), Some(KvmKind::Software));
         let (slower, faster) = (Some((20.0, 30.0)), Some((30.0, 20.0)));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_engine_can_be_used_both_ways_out_are_told() {
+    fn without_a_usable_engine_the_remedy_for_each_is_named() {
         let facts = facts(None, false, None);
         let why = facts.choose().why;
         assert!(why.contains("no KVM") && why.contains("no gVisor"), "{why}");

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_spent_only_where_it_buys_time() {
+    fn memory_is_copied_only_where_that_saves_time() {
         use RestorePolicy::{CopyAll, CopyWorkingSet, Map};
         let map = cost(Map, 20.0, 30.0, 4.0);
         let chosen = |all: f64, all_p99: f64, set: f64| {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_holds_here_and_nowhere_else() {
+    fn measurements_apply_to_the_measured_host_only() {
         let home = tempfile::tempdir().unwrap();
         let find = |host: &HostFingerprint| PolicyInForce::find(home.path(), host);
         assert_eq!(find(&here()).why, PolicyReason::NeverMeasured);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_are_compared_by_what_was_measured_of_both_on_this_host() {
+    fn engines_are_compared_by_measurements_of_both_on_this_host() {
         let home = tempfile::tempdir().unwrap();
         let costs = vec![
             cost(RestorePolicy::Map, 20.0, 20.0, 4.0),
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_or_one_of_another_format_is_not_believed() {
+    fn a_damaged_file_or_one_of_another_format_is_ignored() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join(HOST_FILE);
         let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];

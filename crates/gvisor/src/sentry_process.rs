@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_end_of_a_process_is_seen_by_whoever_is_not_its_parent() {
+    async fn the_end_of_a_process_is_seen_by_other_processes() {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_is_there_whole_or_not_at_all() {
+    fn a_snapshot_is_complete_or_absent() {
         let place = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(place.path().join("s")).unwrap();
         let draft = store.draft().unwrap();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_left_is_swept_and_names_lead_nowhere_else() {
+    fn remains_of_dead_processes_are_removed_and_names_stay_inside() {
         let place = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(place.path()).unwrap();
         // Beyond the largest process id there can be (pid_max, proc(5)).

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_is_there_when_it_is_opened_again() {
+    fn committed_changes_are_there_after_reopening() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("state.db");
         let journal = Journal::open(&file).unwrap();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_happened_is_written_with_the_next_change_if_the_disk_fails() {
+    fn after_a_disk_failure_events_are_written_with_the_next_change() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("state.db");
         let journal = Journal::open(&file).unwrap();
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_of_the_version_before_is_taken_over() {
+    fn a_journal_of_the_previous_version_is_migrated() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("state.db");
         let connection = Connection::open(&file).unwrap();

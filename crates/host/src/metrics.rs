@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_what_prometheus_reads() {
+    fn the_text_is_in_the_format_of_prometheus() {
         let metrics = Metrics::new();
         metrics.operation("pause", "ok", Duration::from_millis(7));
         metrics.create(Some(BootMode::WarmPool), "ok", Duration::from_millis(3));

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_is_only_asked_for_what_its_state_can_give() {
+    fn operations_are_allowed_by_state() {
         use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
         let all = [Connect, Snapshot, Fork, Rollback, Pause, Resume];
         let broken = SandboxState::Broken {

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_an_output_the_last_lines_are_kept_without_control_characters() {
+    fn the_last_output_lines_are_kept_without_control_characters() {
         let tail = Tail::default();
         for n in 0..10_000 {
             tail.push(format!("\x1b[31mline {n}\n").as_bytes());

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_and_what_cannot_be_told_is_as_before() {
+    fn old_samples_are_dropped_and_unknown_values_carried_over() {
         let mut history = History::default();
         let size = SandboxSize::default();
         for i in 0..1000 {

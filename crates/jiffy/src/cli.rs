@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_as_docker_run_takes_it_is_understood() {
+    fn command_lines_of_docker_run_are_accepted() {
         let line = "jiffy run --rm -it --network none -v /a:/b:ro -p 8080:80 -w /b -- make -v x";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         let Command::Run(run) = cli.command else {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_s_line_is_understood_as_it_is() {
+    fn the_documented_create_line_is_accepted() {
         let line = "jiffy create --image python:3.12 --cpu 2 --memory 4Gi --persist";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         let Command::Create(create) = cli.command else {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_of_another_program_is_told_what_is_meant_and_a_slip_is_guessed() {
+    fn foreign_commands_get_a_hint_and_typos_a_suggestion() {
         let refused = |word: &str| Cli::try_parse_from(["jiffy", word]).unwrap_err();
         for word in ["stop", "images", "ssh", "commit"] {
             assert!(hints::of_command(&refused(word)).is_some(), "{word}");

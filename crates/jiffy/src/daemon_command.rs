@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restart_keeps_what_was_typed() {
+    fn a_restart_keeps_the_options() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let before = words("--log-file /x/jiffy.log --warm-pool 3 --log-format json");
         assert_eq!(as_typed(before), words("--warm-pool 3 --log-format json"));

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn environment_words_are_taken_apart_at_the_first_equals_sign() {
+    fn environment_options_are_split_at_the_first_equals_sign() {
         let words = [
             "A=1".to_owned(),
             "B=x=y".to_owned(),

@@ -9,39 +9,39 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 use support::engine::on_gvisor;
-use support::place::Place;
+use support::test_home::TestHome;
 use support::{alive, wait_for};
 
 /// Counts in memory, and shows how far it is in a file on the disk; what a pause or a lost guest
 /// would not survive unnoticed.
 const COUNTER: &str = "nohup sh -c 'i=0; while :; do i=$((i+1)); echo $i >/tmp/count; sleep 0.02; done' >/dev/null 2>&1 & echo $! >/tmp/pid";
 /// The counter's process, the boot id and the machine id: what only this very guest has.
-const WHO: &str = "cat /tmp/pid /proc/sys/kernel/random/boot_id /etc/machine-id; hostname; kill -0 $(cat /tmp/pid)";
+const IDENTITY_SCRIPT: &str = "cat /tmp/pid /proc/sys/kernel/random/boot_id /etc/machine-id; hostname; kill -0 $(cat /tmp/pid)";
 
 fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
 }
 
-fn count(place: &Place, id: &str) -> u64 {
-    let text = place.sh(id, "cat /tmp/count");
+fn count(test_home: &TestHome, id: &str) -> u64 {
+    let text = test_home.sh(id, "cat /tmp/count");
     // The counter may just be writing it.
     text.parse().unwrap_or(0)
 }
 
-fn counts_on(place: &Place, id: &str, from: u64) {
+fn counts_on(test_home: &TestHome, id: &str, from: u64) {
     wait_for("the counter to go on", || {
-        (count(place, id) > from + 2).then_some(())
+        (count(test_home, id) > from + 2).then_some(())
     });
 }
 
-fn state(place: &Place, id: &str) -> String {
-    let all = place.json(&["ls", "--all"]);
+fn state(test_home: &TestHome, id: &str) -> String {
+    let all = test_home.json(&["ls", "--all"]);
     let of = all.as_array().unwrap().iter().find(|s| s["id"] == id);
     of.unwrap()["state"].as_str().unwrap().to_owned()
 }
 
-fn cause(place: &Place, id: &str) -> String {
-    let all = place.json(&["ls", "--all"]);
+fn cause(test_home: &TestHome, id: &str) -> String {
+    let all = test_home.json(&["ls", "--all"]);
     let of = all.as_array().unwrap().iter().find(|s| s["id"] == id);
     of.unwrap()["cause"].as_str().unwrap().to_owned()
 }
@@ -49,137 +49,137 @@ fn cause(place: &Place, id: &str) -> String {
 #[test]
 fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them() {
     let test = "five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let ids: Vec<String> = (0..5).map(|_| place.ok(&["create"])).collect();
+    let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
     for id in &ids {
-        place.sh(id, COUNTER);
+        test_home.sh(id, COUNTER);
     }
-    let who = |id: &String| place.sh(id, WHO);
+    let who = |id: &String| test_home.sh(id, IDENTITY_SCRIPT);
     let before: Vec<String> = ids.iter().map(who).collect();
-    place.ok(&["snapshot", &ids[0], "--name", "before"]);
-    let counted = count(&place, &ids[0]);
-    let daemon = place.daemon();
-    place.kill_daemon();
+    test_home.ok(&["snapshot", &ids[0], "--name", "before"]);
+    let counted = count(&test_home, &ids[0]);
+    let daemon = test_home.daemon();
+    test_home.kill_daemon();
     let vmms = wait_for("the warm pool to go with its daemon", || {
-        let vmms = place.vmms();
+        let vmms = test_home.vmms();
         (vmms.len() == 5).then_some(vmms)
     });
-    assert_eq!(place.sockets(), 5);
-    let directory = place.dir.path().join("run/vmm").metadata().unwrap();
+    assert_eq!(test_home.sockets(), 5);
+    let directory = test_home.dir.path().join("run/vmm").metadata().unwrap();
     assert_eq!(directory.permissions().mode() & 0o777, 0o700);
 
     // The next command starts another daemon.
     let began = Instant::now();
     for id in &ids {
-        assert_eq!(state(&place, id), "running");
+        assert_eq!(state(&test_home, id), "running");
     }
     eprintln!(
         "five sandboxes adopted and listed after {:?}",
         began.elapsed()
     );
-    assert_ne!(place.daemon(), daemon);
+    assert_ne!(test_home.daemon(), daemon);
     let after: Vec<String> = ids.iter().map(who).collect();
     assert_eq!(before, after, "a guest is not the one it was");
-    assert!(vmms.is_subset(&place.vmms()));
-    counts_on(&place, &ids[0], counted);
+    assert!(vmms.is_subset(&test_home.vmms()));
+    counts_on(&test_home, &ids[0], counted);
 
     // Each does something else.
-    let counted = count(&place, &ids[1]);
-    place.ok(&["snapshot", &ids[1], "--name", "after"]);
-    counts_on(&place, &ids[1], counted);
-    let copy = place.ok(&["create", "--from", "after"]);
-    counts_on(&place, &copy, counted);
-    place.ok(&["pause", &ids[2]]);
-    place.ok(&["resume", &ids[2]]);
+    let counted = count(&test_home, &ids[1]);
+    test_home.ok(&["snapshot", &ids[1], "--name", "after"]);
+    counts_on(&test_home, &ids[1], counted);
+    let copy = test_home.ok(&["create", "--from", "after"]);
+    counts_on(&test_home, &copy, counted);
+    test_home.ok(&["pause", &ids[2]]);
+    test_home.ok(&["resume", &ids[2]]);
     assert_eq!(
-        place.sh(&ids[2], "cat /tmp/pid"),
+        test_home.sh(&ids[2], "cat /tmp/pid"),
         before[2].lines().next().unwrap()
     );
-    counts_on(&place, &ids[2], 0);
-    let children = place.json(&["fork", &ids[3], "-n", "2"]);
+    counts_on(&test_home, &ids[2], 0);
+    let children = test_home.json(&["fork", &ids[3], "-n", "2"]);
     let child = children["children"][0]["id"].as_str().unwrap().to_owned();
-    counts_on(&place, &child, 0);
+    counts_on(&test_home, &child, 0);
     assert_ne!(who(&child), before[3]);
-    place.ok(&["rollback", &ids[0], "before"]);
-    counts_on(&place, &ids[0], 0);
-    place.ok(&["kill", &ids[4]]);
+    test_home.ok(&["rollback", &ids[0], "before"]);
+    counts_on(&test_home, &ids[0], 0);
+    test_home.ok(&["kill", &ids[4]]);
 
     // Again, with what was adopted, snapshotted, forked, rewound and woken.
     let living = [&ids[0], &ids[1], &ids[2], &ids[3], &child, &copy];
     let before: Vec<String> = living.iter().map(|id| who(id)).collect();
-    place.kill_daemon();
+    test_home.kill_daemon();
     let after: Vec<String> = living.iter().map(|id| who(id)).collect();
     assert_eq!(before, after);
     for id in living {
-        let counted = count(&place, id);
-        place.ok(&["pause", id]);
-        place.ok(&["resume", id]);
-        counts_on(&place, id, counted);
+        let counted = count(&test_home, id);
+        test_home.ok(&["pause", id]);
+        test_home.ok(&["resume", id]);
+        counts_on(&test_home, id, counted);
     }
-    assert_eq!(state(&place, &ids[4]), "killed");
+    assert_eq!(state(&test_home, &ids[4]), "killed");
 }
 
 #[test]
 fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
     let test = "a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(&id, COUNTER);
-    let who = place.sh(&id, WHO);
-    place.ok(&["snapshot", &id, "--name", "kept"]);
-    place.ok(&["serve", "--stop"]);
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, COUNTER);
+    let who = test_home.sh(&id, IDENTITY_SCRIPT);
+    test_home.ok(&["snapshot", &id, "--name", "kept"]);
+    test_home.ok(&["serve", "--stop"]);
     wait_for("the warm pool to go", || {
-        (place.vmms().len() == 1).then_some(())
+        (test_home.vmms().len() == 1).then_some(())
     });
-    assert_eq!(place.sh(&id, WHO), who);
+    assert_eq!(test_home.sh(&id, IDENTITY_SCRIPT), who);
 
-    signal(place.daemon(), Signal::SIGTERM);
-    place.daemon_went();
-    assert_eq!(place.sh(&id, WHO), who);
+    signal(test_home.daemon(), Signal::SIGTERM);
+    test_home.daemon_went();
+    assert_eq!(test_home.sh(&id, IDENTITY_SCRIPT), who);
 
-    let vmms = place.vmms();
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    let vmms = test_home.vmms();
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     assert!(vmms.iter().all(|&vmm| !alive(vmm)), "{vmms:?}");
-    assert!(cause(&place, &id).contains("the daemon was stopped"));
-    place.ok(&["rollback", &id, "kept"]);
+    assert!(cause(&test_home, &id).contains("the daemon was stopped"));
+    test_home.ok(&["rollback", &id, "kept"]);
 
     // Also when there is no daemon to tell it.
-    place.kill_daemon();
-    assert!(!place.vmms().is_empty());
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
-    assert_eq!(place.vmms(), BTreeSet::new());
-    assert_eq!(place.sockets(), 0);
+    test_home.kill_daemon();
+    assert!(!test_home.vmms().is_empty());
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    assert_eq!(test_home.vmms(), BTreeSet::new());
+    assert_eq!(test_home.sockets(), 0);
 }
 
 #[test]
-fn what_became_of_sandboxes_without_a_daemon_is_told_and_nothing_is_left_of_them() {
-    let test = "what_became_of_sandboxes_without_a_daemon_is_told_and_nothing_is_left_of_them";
-    let Some(place) = Place::new(test) else {
+fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
+    let test = "sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
     let (dead, fine, asleep) = (
-        place.ok(&["create"]),
-        place.ok(&["create"]),
-        place.ok(&["create"]),
+        test_home.ok(&["create"]),
+        test_home.ok(&["create"]),
+        test_home.ok(&["create"]),
     );
-    place.sh(&asleep, "echo dream > /tmp/state");
-    place.ok(&["snapshot", &dead, "--name", "kept"]);
-    place.ok(&["pause", &asleep]);
+    test_home.sh(&asleep, "echo dream > /tmp/state");
+    test_home.ok(&["snapshot", &dead, "--name", "kept"]);
+    test_home.ok(&["pause", &asleep]);
     let names = |id: &str| -> u32 {
         // The one VMM that goes when this sandbox does.
-        let before = place.vmms();
-        place.ok(&["rollback", id, "kept"]);
-        let news: Vec<u32> = place.vmms().difference(&before).copied().collect();
+        let before = test_home.vmms();
+        test_home.ok(&["rollback", id, "kept"]);
+        let news: Vec<u32> = test_home.vmms().difference(&before).copied().collect();
         assert_eq!(news.len(), 1, "{news:?}");
         news[0]
     };
     // Without a warm pool a new process is the sandbox's.
-    place.ok(&["serve", "--stop"]);
-    let mut serve = place.serve(&["--warm-pool", "0"]);
+    test_home.ok(&["serve", "--stop"]);
+    let mut serve = test_home.serve(&["--warm-pool", "0"]);
     let vmm = names(&dead);
     serve.kill().unwrap();
     serve.wait().unwrap();
@@ -187,43 +187,48 @@ fn what_became_of_sandboxes_without_a_daemon_is_told_and_nothing_is_left_of_them
     // One is killed, and there is a file that is no socket of anybody.
     signal(vmm, Signal::SIGKILL);
     wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
-    std::fs::write(place.dir.path().join("run/vmm/notes"), "x").unwrap();
-    assert_eq!(place.sockets(), 3);
-    assert_eq!(state(&place, &fine), "running");
-    assert_eq!(place.sockets(), 1);
-    let told = cause(&place, &dead);
+    std::fs::write(test_home.dir.path().join("run/vmm/notes"), "x").unwrap();
+    assert_eq!(test_home.sockets(), 3);
+    assert_eq!(state(&test_home, &fine), "running");
+    assert_eq!(test_home.sockets(), 1);
+    let told = cause(&test_home, &dead);
     assert!(told.contains("it ended while nobody watched it"), "{told}");
-    place.ok(&["resume", &asleep]);
-    assert_eq!(place.sh(&asleep, "cat /tmp/state"), "dream");
-    place.ok(&["rollback", &dead, "kept"]);
-    place.sh(&dead, "true");
+    test_home.ok(&["resume", &asleep]);
+    assert_eq!(test_home.sh(&asleep, "cat /tmp/state"), "dream");
+    test_home.ok(&["rollback", &dead, "kept"]);
+    test_home.sh(&dead, "true");
 
     // A journal that is gone knows of no sandbox, and so there is none.
-    place.kill_daemon();
+    test_home.kill_daemon();
     for name in ["state.db", "state.db-wal", "state.db-shm"] {
-        let _ = std::fs::remove_file(place.dir.path().join(name));
+        let _ = std::fs::remove_file(test_home.dir.path().join(name));
     }
-    assert_eq!(place.json(&["ls", "--all"]).as_array().unwrap().len(), 0);
-    wait_for("all VMMs to go", || place.vmms().is_empty().then_some(()));
+    assert_eq!(
+        test_home.json(&["ls", "--all"]).as_array().unwrap().len(),
+        0
+    );
+    wait_for("all VMMs to go", || {
+        test_home.vmms().is_empty().then_some(())
+    });
 }
 
 #[test]
-fn a_vmm_that_hangs_is_ended_and_told_as_such() {
-    let test = "a_vmm_that_hangs_is_ended_and_told_as_such";
-    let Some(place) = Place::new(test) else {
+fn a_hung_vmm_is_killed_and_reported() {
+    let test = "a_hung_vmm_is_killed_and_reported";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.kill_daemon();
+    let id = test_home.ok(&["create"]);
+    test_home.kill_daemon();
     let vmms = wait_for("the warm pool to go", || {
-        let vmms = place.vmms();
+        let vmms = test_home.vmms();
         (vmms.len() == 1).then_some(vmms)
     });
     for &vmm in &vmms {
         signal(vmm, Signal::SIGSTOP);
     }
-    assert_eq!(state(&place, &id), "broken");
-    let told = cause(&place, &id);
+    assert_eq!(state(&test_home, &id), "broken");
+    let told = cause(&test_home, &id);
     assert!(told.contains("did not answer"), "{told}");
     assert!(vmms.iter().all(|&vmm| !alive(vmm)));
 }
@@ -232,17 +237,17 @@ fn a_vmm_that_hangs_is_ended_and_told_as_such() {
 fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_nothing_else() {
     let test =
         "a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_nothing_else";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create", "--memory", "1GiB"]);
-    place.sh(&id, COUNTER);
-    place.sh(
+    let id = test_home.ok(&["create", "--memory", "1GiB"]);
+    test_home.sh(&id, COUNTER);
+    test_home.sh(
         &id,
         "head -c 30000000 /dev/urandom >/dev/shm/bulk; sha256sum /dev/shm/bulk >/tmp/sum",
     );
-    place.ok(&["snapshot", &id, "--name", "kept"]);
-    let pid = place.sh(&id, "cat /tmp/pid");
+    test_home.ok(&["snapshot", &id, "--name", "kept"]);
+    let pid = test_home.sh(&id, "cat /tmp/pid");
     let operations: [&[&str]; 5] = [
         &["snapshot", &id],
         &["pause", &id],
@@ -253,73 +258,75 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
     let mut outcomes = BTreeSet::new();
     for (round, operation) in operations.iter().cycle().take(15).enumerate() {
         // Something to be written.
-        place.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
-        let daemon = place.daemon();
+        test_home.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
+        let daemon = test_home.daemon();
         let mut command = support::jiffy(operation);
         command
-            .env("JIFFY_HOME", place.dir.path())
+            .env("JIFFY_HOME", test_home.dir.path())
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null());
         let mut running = command.spawn().unwrap();
         // At moments spread over what the operations take; which one is hit does not matter.
         std::thread::sleep(Duration::from_millis(3 + round as u64 * 6));
         signal(daemon, Signal::SIGKILL);
-        place.daemon_went();
+        test_home.daemon_went();
         let done = running.wait().unwrap();
-        let now = state(&place, &id);
+        let now = state(&test_home, &id);
         outcomes.insert((operation[0], done.success(), now.clone()));
         match now.as_str() {
-            "paused" => drop(place.ok(&["resume", &id])),
+            "paused" => drop(test_home.ok(&["resume", &id])),
             "running" => {}
             other => panic!(
                 "{operation:?} in round {round}: {other}: {}",
-                cause(&place, &id)
+                cause(&test_home, &id)
             ),
         }
-        let sum = place.sh(&id, "sha256sum -c /tmp/sum >/dev/null && cat /tmp/pid");
+        let sum = test_home.sh(&id, "sha256sum -c /tmp/sum >/dev/null && cat /tmp/pid");
         assert_eq!(sum, pid, "{operation:?} in round {round}");
-        counts_on(&place, &id, 0);
+        counts_on(&test_home, &id, 0);
         // It can still be saved, and what is saved is what it is.
         let name = format!("round{round}");
-        place.ok(&["snapshot", &id, "--name", &name]);
-        let copy = place.ok(&["create", "--from", &name]);
-        place.sh(
+        test_home.ok(&["snapshot", &id, "--name", &name]);
+        let copy = test_home.ok(&["create", "--from", &name]);
+        test_home.sh(
             &copy,
             "sha256sum -c /tmp/sum >/dev/null && kill -0 $(cat /tmp/pid)",
         );
-        for sandbox in place.json(&["ls"]).as_array().unwrap() {
+        for sandbox in test_home.json(&["ls"]).as_array().unwrap() {
             if sandbox["id"] != id.as_str() {
-                place.ok(&["rm", sandbox["id"].as_str().unwrap()]);
+                test_home.ok(&["rm", sandbox["id"].as_str().unwrap()]);
             }
         }
         // This sandbox runs, and at most one of the warm pool for each of the two sizes.
         wait_for("what nobody owns to go", || {
-            (place.sockets() == 1 && place.vmms().len() <= 3).then_some(())
+            (test_home.sockets() == 1 && test_home.vmms().len() <= 3).then_some(())
         });
     }
     eprintln!("{outcomes:?}");
 }
 
 #[test]
-fn a_sandbox_whose_engine_is_gone_ends_and_is_told_as_such() {
+fn a_sandbox_of_a_missing_engine_is_ended_and_reported() {
     on_gvisor(|| {
-        let Some(place) = Place::new("a_sandbox_whose_engine_is_gone_ends_and_is_told_as_such")
+        let Some(test_home) = TestHome::new("a_sandbox_of_a_missing_engine_is_ended_and_reported")
         else {
             return;
         };
         let options = ["--network", "off", "--warm-pool", "0"];
-        let mut daemon = place.serve(&options);
-        let id = place.ok(&["create"]);
-        place.ok(&["daemon", "stop"]);
+        let mut daemon = test_home.serve(&options);
+        let id = test_home.ok(&["create"]);
+        test_home.ok(&["daemon", "stop"]);
         daemon.wait().unwrap();
-        assert_eq!(place.vmms().len(), 1);
+        assert_eq!(test_home.vmms().len(), 1);
         let options = [&options[..], &["--engine", "microvm"]].concat();
-        let mut daemon = place.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);
-        assert_eq!(state(&place, &id), "broken");
-        let cause = cause(&place, &id);
+        let mut daemon = test_home.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);
+        assert_eq!(state(&test_home, &id), "broken");
+        let cause = cause(&test_home, &id);
         assert!(cause.contains("gvisor cannot be used here"), "{cause}");
-        wait_for("the guest to end", || place.vmms().is_empty().then_some(()));
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        wait_for("the guest to end", || {
+            test_home.vmms().is_empty().then_some(())
+        });
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
     });
 }

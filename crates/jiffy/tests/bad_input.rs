@@ -33,7 +33,7 @@ fn sizes_out_of_bounds_are_refused_with_the_bounds() {
 }
 
 #[test]
-fn nonsense_on_the_command_line_is_a_usage_error() {
+fn invalid_command_lines_are_usage_errors() {
     for args in [
         &["run"][..],
         &["run", "--memory", "lots", "--", "true"],
@@ -71,10 +71,10 @@ fn unshared(script: &str) -> Option<support::Done> {
 }
 
 #[test]
-fn a_host_without_kvm_says_so_and_what_to_do() {
+fn a_host_without_kvm_is_reported_with_its_remedy() {
     let Some(done) = unshared("mount -t tmpfs none /dev && exec \"$JIFFY\" run -- true") else {
         return skip(
-            "a_host_without_kvm_says_so_and_what_to_do",
+            "a_host_without_kvm_is_reported_with_its_remedy",
             "mount namespaces are not allowed here",
         );
     };
@@ -93,13 +93,13 @@ fn a_host_without_kvm_says_so_and_what_to_do() {
 }
 
 #[test]
-fn a_user_without_rights_on_kvm_is_told_of_the_group() {
+fn missing_rights_on_kvm_are_reported_with_the_group() {
     let script = "mount -t tmpfs none /dev && mknod /dev/kvm c 10 232 && chmod 600 /dev/kvm && mknod -m 666 /dev/null c 1 3 && mknod -m 444 /dev/urandom c 1 9 && \
         mkdir -m 777 /dev/shm /dev/home && cp \"$JIFFY\" \"$JIFFY_VMM\" \"$JIFFY_AGENT\" /dev/shm && \
         exec setpriv --reuid 65534 --clear-groups env JIFFY_HOME=/dev/home JIFFY_VMM= JIFFY_AGENT= /dev/shm/jiffy doctor";
     let Some(done) = unshared(script) else {
         return skip(
-            "a_user_without_rights_on_kvm_is_told_of_the_group",
+            "missing_rights_on_kvm_are_reported_with_the_group",
             "mount namespaces are not allowed here",
         );
     };
@@ -168,8 +168,8 @@ fn as_root(memory: &str, program: &str) -> support::Done {
 }
 
 #[test]
-fn a_guest_kernel_panic_is_told_with_its_last_words() {
-    if !guests("a_guest_kernel_panic_is_told_with_its_last_words") {
+fn a_guest_kernel_panic_is_reported_with_the_last_console_lines() {
+    if !guests("a_guest_kernel_panic_is_reported_with_the_last_console_lines") {
         return;
     }
     // Process 1 meets an invalid instruction wherever it goes: the kernel cannot go on without it.
@@ -195,8 +195,8 @@ with open('/proc/1/mem', 'r+b', 0) as memory:
 const EAT_MEMORY: &str = "x = []\nwhile True: x.append(bytearray(1 << 20))";
 
 #[test]
-fn a_process_that_eats_all_memory_is_reported_as_such() {
-    if !guests("a_process_that_eats_all_memory_is_reported_as_such") {
+fn a_process_killed_for_memory_is_reported() {
+    if !guests("a_process_killed_for_memory_is_reported") {
         return;
     }
     // Other processes that can be killed: should the kernel need memory before the killed one has
@@ -214,8 +214,8 @@ fn a_process_that_eats_all_memory_is_reported_as_such() {
 }
 
 #[test]
-fn a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such() {
-    if !guests("a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such") {
+fn a_guest_out_of_memory_is_reported() {
+    if !guests("a_guest_out_of_memory_is_reported") {
         return;
     }
     let program = format!("open('/proc/sys/vm/panic_on_oom', 'w').write('2')\n{EAT_MEMORY}");
@@ -228,8 +228,8 @@ fn a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such() {
 }
 
 #[test]
-fn a_guest_that_reboots_is_told_as_such() {
-    if !guests("a_guest_that_reboots_is_told_as_such") {
+fn a_guest_reboot_is_reported() {
+    if !guests("a_guest_reboot_is_reported") {
         return;
     }
     let done = as_root(
@@ -267,5 +267,5 @@ fn a_vmm_killed_from_outside_is_a_clear_error() {
 }
 
 on_gvisor! {
-    a_process_that_eats_all_memory_is_reported_as_such,
+    a_process_killed_for_memory_is_reported,
 }

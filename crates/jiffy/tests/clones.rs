@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use support::place::Place;
-use support::{jiffy, wire};
+use support::test_home::TestHome;
+use support::{jiffy, sandbox_http};
 
 /// Makes `count` children.
-fn fork(place: &Place, id: &str, count: usize) -> Vec<String> {
-    let forked = place.ok(&["fork", id, "-n", &count.to_string()]);
+fn fork(test_home: &TestHome, id: &str, count: usize) -> Vec<String> {
+    let forked = test_home.ok(&["fork", id, "-n", &count.to_string()]);
     let children: Vec<String> = forked.lines().map(str::to_owned).collect();
     assert_eq!(children.len(), count);
     children
@@ -25,13 +25,13 @@ fn differ(texts: &[String]) -> bool {
 #[test]
 fn clones_draw_different_random_bytes_from_the_first_byte_on() {
     let test = "clones_draw_different_random_bytes_from_the_first_byte_on";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     // Asks the kernel once a millisecond and keeps the answers, so that some are from right after
     // the copy.
-    place.sh(
+    test_home.sh(
         &id,
         "cat > draw.py <<'E'
 import os, time
@@ -40,13 +40,13 @@ while True: f.write(os.getrandom(32).hex() + '\\n'); f.flush(); time.sleep(0.001
 E
 nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done",
     );
-    let before: usize = place.sh(&id, "wc -l < drawn").parse().unwrap();
-    let children = fork(&place, &id, 2);
+    let before: usize = test_home.sh(&id, "wc -l < drawn").parse().unwrap();
+    let children = fork(&test_home, &id, 2);
     let look = "head -c 4096 /dev/urandom | od -An -v -tx1; cat /proc/sys/kernel/random/uuid; python3 -c 'import uuid, random; \
         print(uuid.uuid4(), random.random())'";
     let seen: Vec<String> = [&id, &children[0], &children[1]]
         .iter()
-        .map(|i| place.sh(i, look))
+        .map(|i| test_home.sh(i, look))
         .collect();
     for other in 1..3 {
         let same = seen[0]
@@ -58,12 +58,12 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
     let same = seen[1].lines().zip(seen[2].lines()).filter(|(a, b)| a == b);
     assert_eq!(same.count(), 0);
     // Random numbers drawn after the new identity differ too. It may draw a few before: the two
-    // copies run for some milliseconds until their agents have answered, and nobody has been given
+    // copies run for some milliseconds until their agents have answered, and no client has been given
     // them yet.
     let drawn: Vec<Vec<String>> = children
         .iter()
         .map(|c| {
-            place
+            test_home
                 .sh(c, "cat drawn")
                 .lines()
                 .map(str::to_owned)
@@ -79,21 +79,25 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
 #[test]
 fn clones_have_names_and_ids_and_seeds_of_their_own() {
     let test = "clones_have_names_and_ids_and_seeds_of_their_own";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(
+    let id = test_home.ok(&["create"]);
+    test_home.sh(
         &id,
         "sudo mkdir -p /var/lib/systemd; head -c 512 /dev/zero | sudo tee /var/lib/systemd/random-seed >/dev/null",
     );
     let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; sudo sha256sum < /var/lib/systemd/random-seed; \
         grep -c jiffy: /etc/hosts; getent hosts $(hostname) | wc -l";
-    let parent = place.sh(&id, look);
-    let children = fork(&place, &id, 3);
+    let parent = test_home.sh(&id, look);
+    let children = fork(&test_home, &id, 3);
     let mut all = vec![parent.clone()];
-    all.extend(children.iter().map(|c| place.sh(c, look)));
-    assert_eq!(place.sh(&id, look), parent, "the parent stays who it is");
+    all.extend(children.iter().map(|c| test_home.sh(c, look)));
+    assert_eq!(
+        test_home.sh(&id, look),
+        parent,
+        "the parent stays who it is"
+    );
     for line in 0..4 {
         let of_all: Vec<String> = all
             .iter()
@@ -115,11 +119,11 @@ fn clones_have_names_and_ids_and_seeds_of_their_own() {
 #[test]
 fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
     let test = "a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create", "--disk", "64MiB"]);
-    place.sh(
+    let id = test_home.ok(&["create", "--disk", "64MiB"]);
+    test_home.sh(
         &id,
         "for n in 1 2 3 4 5; do sudo sh -c \"cat /dev/zero > /fill$n\"; sync; done 2>/dev/null
         sudo sh -c 'cat /dev/zero > /run/fill' 2>/dev/null
@@ -127,9 +131,9 @@ fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
     );
     let look = "hostname; cat /etc/machine-id; cat /run/jiffy/generation; getent hosts $(hostname) | wc -l; \
         grep -c '^127.0.0.1 localhost' /etc/hosts";
-    let mut all = vec![place.sh(&id, look)];
-    let children = fork(&place, &id, 2);
-    all.extend(children.iter().map(|c| place.sh(c, look)));
+    let mut all = vec![test_home.sh(&id, look)];
+    let children = fork(&test_home, &id, 2);
+    all.extend(children.iter().map(|c| test_home.sh(c, look)));
     for line in 0..3 {
         let of_all: Vec<String> = all
             .iter()
@@ -149,15 +153,15 @@ fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
 }
 
 #[test]
-fn programs_learn_from_the_generation_that_they_were_copied_or_put_back() {
-    let test = "programs_learn_from_the_generation_that_they_were_copied_or_put_back";
-    let Some(place) = Place::new(test) else {
+fn programs_detect_clones_and_rollbacks_by_the_vm_generation_id() {
+    let test = "programs_detect_clones_and_rollbacks_by_the_vm_generation_id";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     let read = |id: &str| {
         // As anybody, and whole whenever it is read.
-        let text = place.sh(
+        let text = test_home.sh(
             id,
             "cat /run/jiffy/generation; stat -c %a /run/jiffy/generation",
         );
@@ -171,7 +175,7 @@ fn programs_learn_from_the_generation_that_they_were_copied_or_put_back() {
         word.to_owned()
     };
     // The documented way for programs: a generator that is seeded again when the line changes.
-    place.sh(
+    test_home.sh(
         &id,
         "cat > serve.py <<'E'
 import os, random, time
@@ -184,32 +188,32 @@ E
 nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done",
     );
     let first = read(&id);
-    let snapshot = place.ok(&["snapshot", &id]);
+    let snapshot = test_home.ok(&["snapshot", &id]);
     assert_eq!(
         read(&id),
         first,
         "a snapshot is nothing to the sandbox it is taken of"
     );
     let mut words = vec![first];
-    let children = fork(&place, &id, 2);
+    let children = fork(&test_home, &id, 2);
     words.extend(children.iter().map(|c| read(c)));
     let drawn: Vec<String> = children
         .iter()
         .map(|c| {
-            place.sh(
+            test_home.sh(
                 c,
                 "until grep -q $(hostname) drawn; do sleep 0.01; done; cut -d' ' -f2 drawn",
             )
         })
         .collect();
     assert!(differ(&drawn), "{drawn:?}");
-    words.push(read(&place.ok(&["create", "--from", &snapshot])));
+    words.push(read(&test_home.ok(&["create", "--from", &snapshot])));
     for _ in 0..2 {
-        place.ok(&["rollback", &id, &snapshot]);
+        test_home.ok(&["rollback", &id, &snapshot]);
         words.push(read(&id));
     }
-    place.ok(&["pause", &id]);
-    place.ok(&["resume", &id]);
+    test_home.ok(&["pause", &id]);
+    test_home.ok(&["resume", &id]);
     words.push(read(&id));
     assert!(differ(&words), "{words:?}");
 }
@@ -218,13 +222,13 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
 #[test]
 fn memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original() {
     let test = "memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     // Sign for libraries that their state was copied: a byte that was set, in memory with
     // MADV_WIPEONFORK.
-    place.sh(
+    test_home.sh(
         &id,
         "cat > mark.py <<'E'
 import mmap, os, time
@@ -238,19 +242,19 @@ while True:
 E
 nohup python3 mark.py >/dev/null 2>&1 & until [ -s seen ]; do sleep 0.01; done",
     );
-    let snapshot = place.ok(&["snapshot", &id]);
+    let snapshot = test_home.ok(&["snapshot", &id]);
     // Writes from now on.
     let look = "sleep 0.02; rm -f seen; until [ -s seen ]; do sleep 0.01; done; cat seen";
     let copies = [
-        fork(&place, &id, 1).remove(0),
-        place.ok(&["create", "--from", &snapshot]),
+        fork(&test_home, &id, 1).remove(0),
+        test_home.ok(&["create", "--from", &snapshot]),
     ];
     for copy in &copies {
-        assert_eq!(place.sh(copy, look), "wiped");
+        assert_eq!(test_home.sh(copy, look), "wiped");
     }
-    assert_eq!(place.sh(&id, look), "kept");
-    place.ok(&["rollback", &id, &snapshot]);
-    assert_eq!(place.sh(&id, look), "wiped", "it was put back");
+    assert_eq!(test_home.sh(&id, look), "kept");
+    test_home.ok(&["rollback", &id, &snapshot]);
+    assert_eq!(test_home.sh(&id, look), "wiped", "it was put back");
 }
 
 fn now() -> i128 {
@@ -259,11 +263,11 @@ fn now() -> i128 {
 }
 
 /// By how many nanoseconds the guest's wall clock is wrong at least, and its monotonic clock.
-fn clocks(place: &Place, id: &str) -> (i128, i128) {
+fn clocks(test_home: &TestHome, id: &str) -> (i128, i128) {
     let program = "import sys, time
 for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
     let mut child = jiffy(&["exec", "-i", id, "--", "python3", "-c", program])
-        .env("JIFFY_HOME", place.dir.path())
+        .env("JIFFY_HOME", test_home.dir.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -293,13 +297,13 @@ for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
 }
 
 #[test]
-fn the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake() {
-    let test = "the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake";
-    let Some(place) = Place::new(test) else {
+fn the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_kind_of_resume() {
+    let test = "the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_kind_of_resume";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(
+    let id = test_home.ok(&["create"]);
+    test_home.sh(
         &id,
         "cat > watch.py <<'E'
 import time
@@ -312,19 +316,19 @@ while True:
 E
 nohup python3 watch.py >/dev/null 2>&1 &",
     );
-    let (_, at_snapshot) = clocks(&place, &id);
-    let snapshot = place.ok(&["snapshot", &id]);
+    let (_, at_snapshot) = clocks(&test_home, &id);
+    let snapshot = test_home.ok(&["snapshot", &id]);
     let last = std::cell::Cell::new(id.clone());
     let ways: [(&str, &dyn Fn() -> String); 4] = [
         ("resume", &|| {
-            place.ok(&["pause", &id]);
+            test_home.ok(&["pause", &id]);
             // Not for luck: this is how long the guest's clock stands still.
             std::thread::sleep(Duration::from_secs(2));
-            place.ok(&["resume", &id])
+            test_home.ok(&["resume", &id])
         }),
-        ("create", &|| place.ok(&["create", "--from", &snapshot])),
-        ("fork", &|| fork(&place, &last.take(), 1).remove(0)),
-        ("rollback", &|| place.ok(&["rollback", &id, &snapshot])),
+        ("create", &|| test_home.ok(&["create", "--from", &snapshot])),
+        ("fork", &|| fork(&test_home, &last.take(), 1).remove(0)),
+        ("rollback", &|| test_home.ok(&["rollback", &id, &snapshot])),
     ];
     for (way, wake) in ways {
         // The error is the time that a message takes from the host to the guest: on a host that is
@@ -333,13 +337,13 @@ nohup python3 watch.py >/dev/null 2>&1 &",
         while errors.last().is_none_or(|e| *e >= 5_000_000) {
             assert!(errors.len() < 5, "{way}: wrong by {errors:?} ns");
             let woken = wake();
-            let (error, monotonic) = clocks(&place, &woken);
+            let (error, monotonic) = clocks(&test_home, &woken);
             errors.push(error);
             assert!(
                 monotonic > at_snapshot,
                 "{way}: {monotonic} after {at_snapshot}"
             );
-            let seen = place.sh(&woken, "cat back 2>/dev/null; pgrep -fc '[w]atch.py'");
+            let seen = test_home.sh(&woken, "cat back 2>/dev/null; pgrep -fc '[w]atch.py'");
             assert_eq!(seen, "1", "{way}");
             last.set(woken);
         }
@@ -347,12 +351,12 @@ nohup python3 watch.py >/dev/null 2>&1 &",
 }
 
 #[test]
-fn a_clone_with_another_environment_is_told_nothing_of_its_parents() {
-    let test = "a_clone_with_another_environment_is_told_nothing_of_its_parents";
-    let Some(place) = Place::new(test) else {
+fn a_clone_with_its_own_environment_has_none_of_its_parents() {
+    let test = "a_clone_with_its_own_environment_has_none_of_its_parents";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&[
+    let id = test_home.ok(&[
         "create",
         "-e",
         "TOKEN=parents-secret",
@@ -360,37 +364,43 @@ fn a_clone_with_another_environment_is_told_nothing_of_its_parents() {
         "SHARED=parents",
     ]);
     assert_eq!(
-        place.sh(&id, "echo $TOKEN $SHARED"),
+        test_home.sh(&id, "echo $TOKEN $SHARED"),
         "parents-secret parents"
     );
-    let snapshot = place.ok(&["snapshot", &id]);
-    let clone = place.ok(&["create", "--from", &snapshot, "-e", "SHARED=clones"]);
-    assert_eq!(place.sh(&clone, "echo $TOKEN.$SHARED"), ".clones");
+    let snapshot = test_home.ok(&["snapshot", &id]);
+    let clone = test_home.ok(&["create", "--from", &snapshot, "-e", "SHARED=clones"]);
+    assert_eq!(test_home.sh(&clone, "echo $TOKEN.$SHARED"), ".clones");
     // Neither in a process of its own, nor in what new processes inherit from.
     let look = "env; sudo cat /proc/self/environ /proc/1/environ | tr '\\0' '\\n'; sudo grep -rs parents-secret /run /etc /tmp; true";
-    assert!(!place.sh(&clone, look).contains("parents-secret"));
-    assert!(place.sh(&id, "env").contains("parents-secret"));
+    assert!(!test_home.sh(&clone, look).contains("parents-secret"));
+    assert!(test_home.sh(&id, "env").contains("parents-secret"));
 }
 
 #[test]
 fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone() {
     let test = "the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    let snapshot = place.ok(&["snapshot", &id]);
+    let id = test_home.ok(&["create"]);
+    let snapshot = test_home.ok(&["snapshot", &id]);
     let family = [
         id.clone(),
-        fork(&place, &id, 1).remove(0),
-        place.ok(&["create", "--from", &snapshot]),
+        fork(&test_home, &id, 1).remove(0),
+        test_home.ok(&["create", "--from", &snapshot]),
     ];
-    let tokens: Vec<String> = family.iter().map(|id| wire::token(&place, id)).collect();
+    let tokens: Vec<String> = family
+        .iter()
+        .map(|id| sandbox_http::token(&test_home, id))
+        .collect();
     assert!(differ(&tokens), "{tokens:?}");
     for (to, id) in family.iter().enumerate() {
-        assert_eq!(wire::read(&place, id, "/etc/os-release", None).0, 401);
+        assert_eq!(
+            sandbox_http::read(&test_home, id, "/etc/os-release", None).0,
+            401
+        );
         for (from, token) in tokens.iter().enumerate() {
-            let (status, name) = wire::read(&place, id, "/etc/os-release", Some(token));
+            let (status, name) = sandbox_http::read(&test_home, id, "/etc/os-release", Some(token));
             assert_eq!(status, if from == to { 200 } else { 401 }, "{from} {to}");
             assert!(from != to || !name.is_empty());
         }
@@ -401,10 +411,10 @@ on_gvisor! {
     clones_draw_different_random_bytes_from_the_first_byte_on,
     clones_have_names_and_ids_and_seeds_of_their_own,
     a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity,
-    programs_learn_from_the_generation_that_they_were_copied_or_put_back,
+    programs_detect_clones_and_rollbacks_by_the_vm_generation_id,
     memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original
         cannot hold: "gVisor has no MADV_WIPEONFORK, and says so to programs",
-    the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake,
-    a_clone_with_another_environment_is_told_nothing_of_its_parents,
+    the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_kind_of_resume,
+    a_clone_with_its_own_environment_has_none_of_its_parents,
     the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone,
 }

@@ -5,8 +5,8 @@
 mod support;
 
 use serde_json::Value;
-use support::place::Place;
 use support::remote::Remote;
+use support::test_home::TestHome;
 use support::{finish, gvisor};
 
 /// Columns of the line of a table that begins with `begin`.
@@ -84,11 +84,11 @@ fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> S
 }
 
 /// Snapshots with their sizes, and what is in the way of a removal.
-fn snapshots_and_prune(place: &Place) {
-    let id = place.ok(&["create", "--name", "kept"]);
-    let before = place.ok(&["snapshot", "kept", "--name", "before"]);
-    place.ok(&["fork", "kept"]);
-    let table = place.ok(&["snapshots"]);
+fn snapshots_and_prune(test_home: &TestHome) {
+    let id = test_home.ok(&["create", "--name", "kept"]);
+    let before = test_home.ok(&["snapshot", "kept", "--name", "before"]);
+    test_home.ok(&["fork", "kept"]);
+    let table = test_home.ok(&["snapshots"]);
     assert_eq!(line(&table, &before[..8])[1..3], ["before", "asked"]);
     assert!(
         table.contains("auto: fork") && table.contains("auto: template"),
@@ -96,22 +96,22 @@ fn snapshots_and_prune(place: &Place) {
     );
     let sum = table.lines().last().unwrap();
     assert!(sum.contains(" of snapshots, 3 of 4 automatic"), "{sum}");
-    let held = place.call(&["rm", "before"]);
+    let held = test_home.call(&["rm", "before"]);
     assert_eq!(held.code, Some(1));
     assert!(held.stderr.contains("it is needed by"), "{held:?}");
 
-    let unasked = place.call(&["rm", "--all"]);
+    let unasked = test_home.call(&["rm", "--all"]);
     assert!(unasked.stderr.contains("--yes"), "{unasked:?}");
-    assert_eq!(place.ok(&["ls", "-q"]).lines().count(), 2);
-    let gone = place.ok(&["rm", "--all", "--force"]);
+    assert_eq!(test_home.ok(&["ls", "-q"]).lines().count(), 2);
+    let gone = test_home.ok(&["rm", "--all", "--force"]);
     // Also the two that were killed before.
     assert_eq!(gone.lines().count(), 4, "{gone}");
     assert!(gone.contains(&id));
-    assert_eq!(place.ok(&["rm", "before"]), before);
+    assert_eq!(test_home.ok(&["rm", "before"]), before);
 
-    let killed = place.ok(&["create"]);
-    place.ok(&["kill", &killed]);
-    let told = place.json(&["prune", "--dry-run", "--older-than", "0s"]);
+    let killed = test_home.ok(&["create"]);
+    test_home.ok(&["kill", &killed]);
+    let told = test_home.json(&["prune", "--dry-run", "--older-than", "0s"]);
     let kinds = |told: &Value| -> Vec<String> {
         let items = told["items"].as_array().unwrap().iter();
         items
@@ -121,44 +121,44 @@ fn snapshots_and_prune(place: &Place) {
     // Booted templates of two sizes.
     assert_eq!(kinds(&told), ["sandbox", "snapshot", "snapshot"]);
     assert!(told["bytes"].as_u64().unwrap() > 1 << 20, "{told}");
-    assert_eq!(place.ok(&["ls", "-a", "-q"]), killed);
+    assert_eq!(test_home.ok(&["ls", "-a", "-q"]), killed);
     // Data used within a day stay.
-    let young = place.ok(&["prune", "--dry-run"]);
+    let young = test_home.ok(&["prune", "--dry-run"]);
     assert!(
         young.contains("sandbox") && !young.contains("snapshot"),
         "{young}"
     );
-    assert!(place.call(&["prune"]).stderr.contains("--yes"));
-    let done = place.ok(&["prune", "--yes", "--older-than", "0s"]);
+    assert!(test_home.call(&["prune"]).stderr.contains("--yes"));
+    let done = test_home.ok(&["prune", "--yes", "--older-than", "0s"]);
     assert!(done.ends_with(" freed"), "{done}");
-    assert_eq!(place.ok(&["ls", "-a", "-q"]), "");
-    assert!(place.ok(&["snapshots", "--json"]) == "[]");
+    assert_eq!(test_home.ok(&["ls", "-a", "-q"]), "");
+    assert!(test_home.ok(&["snapshots", "--json"]) == "[]");
     assert_eq!(
-        place.ok(&["prune", "--yes", "--older-than", "0s"]),
+        test_home.ok(&["prune", "--yes", "--older-than", "0s"]),
         "nothing to remove"
     );
 }
 
 /// Looks at a sandbox, waits for it and restarts it, on whichever engine.
-fn looks_and_restarts(place: &Place, engine: &str) {
-    let made = place.json(&[
+fn looks_and_restarts(test_home: &TestHome, engine: &str) {
+    let made = test_home.json(&[
         "create", "--engine", engine, "--name", "seen", "-l", "team=a",
     ]);
     let id = made["id"].as_str().unwrap();
-    let shown = place.ok(&["inspect", "seen"]);
+    let shown = test_home.ok(&["inspect", "seen"]);
     assert_eq!(line(&shown, "sandbox")[1], id);
     assert_eq!(line(&shown, "engine")[1], engine);
     assert_eq!(line(&shown, "labels")[1], "team=a");
-    let all = place.json(&["inspect", "seen"]);
+    let all = test_home.json(&["inspect", "seen"]);
     assert_eq!(all[0]["name"], "seen");
     assert!(all[0]["agent_token"].is_null(), "{all}");
 
     let root = |script: &str| {
         let args = ["exec", "seen", "-u", "root", "--", "sh", "-c", script];
-        place.ok(&args)
+        test_home.ok(&args)
     };
     root("echo 1 > /tmp/new; echo 2 >> /etc/profile; rm /etc/issue; mkdir /srv/d");
-    let diff = place.ok(&["diff", "seen"]);
+    let diff = test_home.ok(&["diff", "seen"]);
     let lines: Vec<&str> = diff.lines().collect();
     for expected in [
         "A /tmp/new",
@@ -173,104 +173,107 @@ fn looks_and_restarts(place: &Place, engine: &str) {
         );
     }
     assert!(!diff.contains("/proc") && !diff.contains("/run/"), "{diff}");
-    let one = place.json(&["diff", "seen", "--limit", "1"]);
+    let one = test_home.json(&["diff", "seen", "--limit", "1"]);
     assert_eq!(
         (one["changes"].as_array().unwrap().len(), &one["more"]),
         (1, &true.into())
     );
 
-    let stats = place.ok(&["stats", "--no-stream", "seen"]);
+    let stats = test_home.ok(&["stats", "--no-stream", "seen"]);
     assert_eq!(line(&stats, &id[..8])[1..3], ["seen", "running"]);
-    let stats = place.json(&["stats", "seen"]);
+    let stats = test_home.json(&["stats", "seen"]);
     assert!(stats[0]["memUsed"].as_u64().unwrap() > 1 << 20, "{stats}");
 
     let input = b"echo $0; cd /tmp; cat new; exit 7\n";
-    let shell = place.call_with(&["shell", "seen", "-u", "root"], input);
+    let shell = test_home.call_with(&["shell", "seen", "-u", "root"], input);
     assert_eq!(shell.code, Some(7), "{shell:?}");
     assert!(shell.stdout.ends_with("bash\n1\n"), "{shell:?}");
 
     root("setsid sh -c 'trap \"\" TERM; sleep 1000' >/dev/null 2>&1 &");
     root("setsid sleep 2000 >/dev/null 2>&1 &");
-    assert_eq!(place.ok(&["restart", "seen", "-t", "500ms"]), id);
+    assert_eq!(test_home.ok(&["restart", "seen", "-t", "500ms"]), id);
     let left = root("cat /tmp/new; hostname; cat /proc/[0-9]*/cmdline | grep -ac '[s]leep'; true");
     assert_eq!(left, format!("1\n{id}\n0"), "{engine}");
 
-    assert_eq!(place.ok(&["wait", "--for", "running", "seen"]), "running");
-    let late = place.call(&["wait", "seen", "--timeout", "100ms"]);
+    assert_eq!(
+        test_home.ok(&["wait", "--for", "running", "seen"]),
+        "running"
+    );
+    let late = test_home.call(&["wait", "seen", "--timeout", "100ms"]);
     assert_eq!((late.code, &late.stdout[..]), (Some(124), "running\n"));
-    let waiting = place.begin(&["wait", "seen"]);
-    place.ok(&["kill", "seen"]);
+    let waiting = test_home.begin(&["wait", "seen"]);
+    test_home.ok(&["kill", "seen"]);
     let ended = finish(waiting);
     assert_eq!((ended.code, &ended.stdout[..]), (Some(0), "killed\n"));
-    let short = place.ok(&["create", "--engine", engine, "--timeout", "1s"]);
-    assert_eq!(place.ok(&["wait", &short]), "killed: its time was over");
+    let short = test_home.ok(&["create", "--engine", engine, "--timeout", "1s"]);
+    assert_eq!(test_home.ok(&["wait", &short]), "killed: its time was over");
 }
 
 /// Both engines in one daemon.
-fn engines_side_by_side(place: &Place, test: &str) {
-    let unknown = place.call(&["create", "--engine", "quemu"]);
+fn engines_side_by_side(test_home: &TestHome, test: &str) {
+    let unknown = test_home.call(&["create", "--engine", "quemu"]);
     assert_eq!(unknown.code, Some(2));
     assert!(
         unknown.stderr.contains("`microvm` and `gvisor`"),
         "{unknown:?}"
     );
-    let default = place.json(&["create"])["engine"]
+    let default = test_home.json(&["create"])["engine"]
         .as_str()
         .unwrap()
         .to_owned();
     if !gvisor(test) || default == "gvisor" {
         return;
     }
-    let made = place.json(&["create", "--engine", "gvisor"]);
+    let made = test_home.json(&["create", "--engine", "gvisor"]);
     assert_eq!(made["engine"], "gvisor");
     let id = made["id"].as_str().unwrap();
-    assert_eq!(place.sh(id, "hostname"), id);
-    let child = place.json(&["fork", id])["children"][0].clone();
+    assert_eq!(test_home.sh(id, "hostname"), id);
+    let child = test_home.json(&["fork", id])["children"][0].clone();
     assert_eq!(child["engine"], "gvisor");
-    let listed = place.ok(&["ls", "-q", "--filter", "engine=gvisor"]);
+    let listed = test_home.ok(&["ls", "-q", "--filter", "engine=gvisor"]);
     assert_eq!(listed.lines().count(), 2);
     // The booted template of the other engine is not given up for it.
-    let again = place.json(&["create"]);
+    let again = test_home.json(&["create"]);
     assert_eq!(
         (&again["engine"], &again["boot_mode"]),
         (&default.into(), &"snapshot".into())
     );
-    place.ok(&["rm", "--all", "-f"]);
-    looks_and_restarts(place, "gvisor");
+    test_home.ok(&["rm", "--all", "-f"]);
+    looks_and_restarts(test_home, "gvisor");
 }
 
 #[test]
-fn sandboxes_are_named_listed_and_removed_as_people_type_it() {
-    let test = "sandboxes_are_named_listed_and_removed_as_people_type_it";
-    let Some(place) = Place::new(test) else {
+fn sandboxes_are_named_listed_and_removed_by_commands() {
+    let test = "sandboxes_are_named_listed_and_removed_by_commands";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
     let fails = |args: &[&str]| {
-        let done = place.call(args);
+        let done = test_home.call(args);
         assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
         done.stderr
     };
     // Sandboxes of the warm pool are needed.
-    place.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
-    names_and_labels(&|args| place.ok(args), &fails);
-    snapshots_and_prune(&place);
-    let default = place.json(&["create"])["engine"]
+    test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
+    names_and_labels(&|args| test_home.ok(args), &fails);
+    snapshots_and_prune(&test_home);
+    let default = test_home.json(&["create"])["engine"]
         .as_str()
         .unwrap()
         .to_owned();
-    looks_and_restarts(&place, &default);
-    engines_side_by_side(&place, test);
+    looks_and_restarts(&test_home, &default);
+    engines_side_by_side(&test_home, test);
 }
 
 #[test]
-fn the_same_is_typed_from_elsewhere_with_a_key_of_its_own() {
-    let test = "the_same_is_typed_from_elsewhere_with_a_key_of_its_own";
+fn the_same_commands_work_remotely_with_a_key() {
+    let test = "the_same_commands_work_remotely_with_a_key";
     let Some(remote) = Remote::new(test, &[]) else {
         return;
     };
     // The host's owner has names of its own.
     remote
-        .place
+        .test_home
         .ok(&["create", "--name", "web", "--memory", "256Mi", "--cpu", "1"]);
     let fails = |args: &[&str]| {
         let done = remote.call(args);
@@ -280,5 +283,5 @@ fn the_same_is_typed_from_elsewhere_with_a_key_of_its_own() {
     names_and_labels(&|args| remote.ok(args), &fails);
     let told = remote.json(&["prune", "--yes", "--older-than", "0s"]);
     assert_eq!(told["items"].as_array().unwrap().len(), 2, "{told}");
-    assert_eq!(remote.place.ok(&["ls", "-q"]).lines().count(), 1);
+    assert_eq!(remote.test_home.ok(&["ls", "-q"]).lines().count(), 1);
 }

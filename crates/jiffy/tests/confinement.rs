@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::place::Place;
+use support::test_home::TestHome;
 use support::wait_for;
 
 /// Users of VMMs.
@@ -49,20 +49,20 @@ fn limit(groups: &[PathBuf], files: [&str; 2]) -> Option<String> {
 #[test]
 fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits() {
     let test = "every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
     if !root() {
         support::skip(test, "only root can make the jail");
         return;
     }
-    let id = place.ok(&["create", "--memory", "256MiB", "--cpus", "1"]);
+    let id = test_home.ok(&["create", "--memory", "256MiB", "--cpus", "1"]);
     // Also those that come from a snapshot, and those that were asleep.
-    place.ok(&["fork", &id, "-n", "2"]);
-    place.ok(&["pause", &id]);
-    place.ok(&["resume", &id]);
-    place.sh(&id, "true");
-    let vmms = place.vmms();
+    test_home.ok(&["fork", &id, "-n", "2"]);
+    test_home.ok(&["pause", &id]);
+    test_home.ok(&["resume", &id]);
+    test_home.sh(&id, "true");
+    let vmms = test_home.vmms();
     assert!(vmms.len() >= 3, "{vmms:?}");
     let mut users = BTreeSet::new();
     for &vmm in &vmms {
@@ -112,7 +112,7 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
     }
     assert_eq!(users.len(), vmms.len());
     let groups: Vec<PathBuf> = vmms.iter().flat_map(|&vmm| groups(vmm)).collect();
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     wait_for("the groups to go", || {
         groups.iter().all(|g| !g.exists()).then_some(())
     });
@@ -121,13 +121,13 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
 #[test]
 fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
     let test = "the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.kill_daemon();
+    let id = test_home.ok(&["create"]);
+    test_home.kill_daemon();
     let vmm = wait_for("the warm pool to go", || {
-        let vmms = place.vmms();
+        let vmms = test_home.vmms();
         (vmms.len() == 1).then(|| vmms.first().copied()).flatten()
     });
     let groups = groups(vmm);
@@ -136,37 +136,37 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
         return;
     }
     // The next daemon finds it, and it is still limited.
-    place.sh(&id, "true");
+    test_home.sh(&id, "true");
     assert!(groups.iter().all(|g| g.exists()));
-    place.ok(&["kill", &id]);
+    test_home.ok(&["kill", &id]);
     wait_for("the groups to go", || {
         groups.iter().all(|g| !g.exists()).then_some(())
     });
 }
 
 #[test]
-fn a_daemon_leaves_nothing_in_its_data_directory_that_others_may_use() {
-    let test = "a_daemon_leaves_nothing_in_its_data_directory_that_others_may_use";
-    let Some(place) = Place::new(test) else {
+fn the_data_directory_of_a_daemon_is_private() {
+    let test = "the_data_directory_of_a_daemon_is_private";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let mut daemon = place.serve(&["--network", "off", "--warm-pool", "0"]);
-    place.ok(&["key", "create", "--name", "test"]);
-    let id = place.ok(&["create"]);
-    place.ok(&["snapshot", &id]);
-    let out = place.call(&["doctor", "--security", "--json"]);
+    let mut daemon = test_home.serve(&["--network", "off", "--warm-pool", "0"]);
+    test_home.ok(&["key", "create", "--name", "test"]);
+    let id = test_home.ok(&["create"]);
+    test_home.ok(&["snapshot", &id]);
+    let out = test_home.call(&["doctor", "--security", "--json"]);
     let findings: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
     for what in ["data", "owner", "secrets", "directories"] {
         let finding = findings.as_array().unwrap().iter();
         let finding = finding.clone().find(|f| f["what"] == what).unwrap();
         assert_eq!(finding["status"], "ok", "{finding}");
     }
-    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 #[test]
-fn the_doctor_tells_what_protects_sandboxes_on_this_host() {
+fn doctor_reports_the_protections_of_this_host() {
     let out = support::call(&["doctor", "--security", "--json"]);
     let findings: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
     let named = |what: &str| {

@@ -4,7 +4,7 @@
 mod support;
 
 use std::time::{Duration, Instant};
-use support::place::Place;
+use support::test_home::TestHome;
 use support::wait_for;
 
 const MIB: u64 = 1 << 20;
@@ -12,25 +12,25 @@ const MIB: u64 = 1 << 20;
 const RATE: u64 = 10_000_000;
 
 /// Writes `mib` MiB to the guest's disk, past its page cache.
-fn write(place: &Place, id: &str, mib: u64) {
+fn write(test_home: &TestHome, id: &str, mib: u64) {
     let script =
         format!("dd if=/dev/zero of=/var/tmp/zeroes bs=1M count={mib} oflag=direct 2>/dev/null");
-    place.sh(id, &script);
+    test_home.sh(id, &script);
 }
 
 #[test]
 fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
     let test = "a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
     let rate = (RATE / 1_000_000).to_string();
-    let mut daemon = place.serve(&["--warm-pool", "0", "--disk-mbps", &rate]);
-    let id = place.ok(&["create"]);
+    let mut daemon = test_home.serve(&["--warm-pool", "0", "--disk-mbps", &rate]);
+    let id = test_home.ok(&["create"]);
     // Takes what was saved up.
-    write(&place, &id, 20);
+    write(&test_home, &id, 20);
     let began = Instant::now();
-    write(&place, &id, 40);
+    write(&test_home, &id, 40);
     let took = began.elapsed();
     // Tokens that were saved up before the first byte came, and the one request that may be ahead,
     // are less than a quarter.
@@ -38,43 +38,43 @@ fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
     assert!(took > exact * 3 / 4, "{took:?}");
     assert!(took < exact * 3, "{took:?}");
 
-    snapshot_in_the_middle(&place, &id);
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    snapshot_in_the_middle(&test_home, &id);
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 /// A guest whose requests wait runs commands and is snapshotted; it and what is made of the
 /// snapshot lose none of them.
-fn snapshot_in_the_middle(place: &Place, id: &str) {
+fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
     const NUMBERS: &str = "seq 1 20000000 | head -c 83886080";
     let writer = format!(
         "{NUMBERS} | dd of=/var/tmp/numbers bs=1M iflag=fullblock oflag=direct && touch /var/tmp/done"
     );
     let begin = format!("setsid nohup sh -c '{writer}' </dev/null >/dev/null 2>&1 &");
-    place.sh(id, &begin);
+    test_home.sh(id, &begin);
     wait_for("the first bytes", || {
-        let bytes = place.sh(id, "stat -c %s /var/tmp/numbers 2>/dev/null || echo 0");
+        let bytes = test_home.sh(id, "stat -c %s /var/tmp/numbers 2>/dev/null || echo 0");
         (bytes.parse::<u64>().unwrap() > 20 * MIB).then_some(())
     });
     // Reads are from another disk than writes, but share its limit.
-    place.sh(
+    test_home.sh(
         id,
         "find /usr/share -type f | head -n 50 | xargs cat | wc -c",
     );
-    let snapshot = place.ok(&["snapshot", id]);
-    let busy = place.sh(id, "test -e /var/tmp/done || echo busy");
+    let snapshot = test_home.ok(&["snapshot", id]);
+    let busy = test_home.sh(id, "test -e /var/tmp/done || echo busy");
     assert_eq!(
         busy, "busy",
         "the snapshot came too late to be in the middle"
     );
-    let clone = place.ok(&["create", "--from", &snapshot]);
+    let clone = test_home.ok(&["create", "--from", &snapshot]);
     for guest in [id, &clone] {
         wait_for("the last byte", || {
-            let done = place.sh(guest, "test -e /var/tmp/done && echo done || true");
+            let done = test_home.sh(guest, "test -e /var/tmp/done && echo done || true");
             (done == "done").then_some(())
         });
         let sums = format!("{NUMBERS} | sha256sum; sha256sum < /var/tmp/numbers");
-        let sums = place.sh(guest, &sums);
+        let sums = test_home.sh(guest, &sums);
         let (wanted, found) = sums.split_once('\n').unwrap();
         assert_eq!(wanted, found);
     }
@@ -83,7 +83,7 @@ fn snapshot_in_the_middle(place: &Place, id: &str) {
 #[test]
 fn a_guest_whose_requests_are_limited_gets_so_many_and_no_more() {
     let test = "a_guest_whose_requests_are_limited_gets_so_many_and_no_more";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
     let options = [
@@ -94,13 +94,13 @@ fn a_guest_whose_requests_are_limited_gets_so_many_and_no_more() {
         "--disk-iops",
         "1000",
     ];
-    let mut daemon = place.serve(&options);
-    let id = place.ok(&["create"]);
+    let mut daemon = test_home.serve(&options);
+    let id = test_home.ok(&["create"]);
     let write = |count: u64| {
         let script = format!(
             "dd if=/dev/zero of=/var/tmp/small bs=4k count={count} oflag=direct 2>/dev/null"
         );
-        place.sh(&id, &script);
+        test_home.sh(&id, &script);
     };
     write(1500);
     let began = Instant::now();
@@ -108,6 +108,6 @@ fn a_guest_whose_requests_are_limited_gets_so_many_and_no_more() {
     let took = began.elapsed();
     assert!(took > Duration::from_secs(3), "{took:?}");
     assert!(took < Duration::from_secs(15), "{took:?}");
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }

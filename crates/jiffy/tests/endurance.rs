@@ -5,7 +5,7 @@
 mod support;
 
 use std::path::Path;
-use support::place::Place;
+use support::test_home::TestHome;
 use support::wait_for;
 
 /// Writes numbered records with checksums to memory and to a file on disk, one after the other, for
@@ -60,16 +60,16 @@ for _ in range(1000):
 sys.exit('the writer does not go on')
 "#;
 
-fn start_writer(place: &Place, id: &str, rest: f64) {
-    let file = place.dir.path().join("writer.py");
+fn start_writer(test_home: &TestHome, id: &str, rest: f64) {
+    let file = test_home.dir.path().join("writer.py");
     std::fs::write(&file, WRITER).unwrap();
-    place.ok(&[
+    test_home.ok(&[
         "cp",
         file.to_str().unwrap(),
         &format!("{id}:/home/user/writer.py"),
     ]);
     std::fs::write(&file, VERIFY).unwrap();
-    place.ok(&[
+    test_home.ok(&[
         "cp",
         file.to_str().unwrap(),
         &format!("{id}:/home/user/verify.py"),
@@ -77,18 +77,18 @@ fn start_writer(place: &Place, id: &str, rest: f64) {
     let start = format!(
         "nohup python3 writer.py {rest} >writer.log 2>&1 & until test -e claim; do sleep 0.05; done"
     );
-    place.sh(id, &start);
+    test_home.sh(id, &start);
 }
 
 #[test]
 fn every_one_of_200_snapshots_of_a_writer_restores_to_a_state_that_verifies() {
-    let Some(place) =
-        Place::new("every_one_of_200_snapshots_of_a_writer_restores_to_a_state_that_verifies")
+    let Some(test_home) =
+        TestHome::new("every_one_of_200_snapshots_of_a_writer_restores_to_a_state_that_verifies")
     else {
         return;
     };
-    let id = place.ok(&["create", "--cpus", "1"]);
-    start_writer(&place, &id, 0.0);
+    let id = test_home.ok(&["create", "--cpus", "1"]);
+    start_writer(&test_home, &id, 0.0);
     let mut delay = 1u64;
     for round in 0..200 {
         // Anything from 0 to 30 ms: no two snapshots meet the writer at the same place.
@@ -96,45 +96,46 @@ fn every_one_of_200_snapshots_of_a_writer_restores_to_a_state_that_verifies() {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
         std::thread::sleep(std::time::Duration::from_millis((delay >> 33) % 30));
-        let snapshot = place.ok(&["snapshot", &id]);
-        let child = place.ok(&["create", "--from", &snapshot]);
+        let snapshot = test_home.ok(&["snapshot", &id]);
+        let child = test_home.ok(&["create", "--from", &snapshot]);
         assert_eq!(
-            place.sh(&child, "python3 verify.py"),
+            test_home.sh(&child, "python3 verify.py"),
             "verified",
             "round {round}"
         );
-        place.ok(&["rm", &child]);
+        test_home.ok(&["rm", &child]);
     }
-    assert_eq!(place.sh(&id, "python3 verify.py"), "verified");
+    assert_eq!(test_home.sh(&id, "python3 verify.py"), "verified");
 }
 
 #[test]
-fn a_hundred_naps_keep_files_and_processes_and_few_layers() {
-    let Some(place) = Place::new("a_hundred_naps_keep_files_and_processes_and_few_layers") else {
+fn a_hundred_pauses_keep_files_and_processes_and_few_layers() {
+    let Some(test_home) = TestHome::new("a_hundred_pauses_keep_files_and_processes_and_few_layers")
+    else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(
+    let id = test_home.ok(&["create"]);
+    test_home.sh(
         &id,
         "nohup sh -c 'while :; do sleep 1; done' >/dev/null 2>&1 & echo $! > pid",
     );
     for round in 0..100 {
-        place.sh(&id, &format!("echo {round} >> rounds"));
-        place.ok(&["pause", &id]);
-        place.ok(&["resume", &id]);
+        test_home.sh(&id, &format!("echo {round} >> rounds"));
+        test_home.ok(&["pause", &id]);
+        test_home.ok(&["resume", &id]);
     }
     assert_eq!(
-        place.sh(
+        test_home.sh(
             &id,
             "wc -l < rounds; tail -1 rounds; kill -0 $(cat pid) && echo alive"
         ),
         "100\n99\nalive"
     );
-    let layers = std::fs::read_dir(place.dir.path().join("snapshots"))
+    let layers = std::fs::read_dir(test_home.dir.path().join("snapshots"))
         .unwrap()
         .count();
     assert!(layers < 40, "{layers} snapshots on disk");
-    place.ok(&["rm", &id]);
+    test_home.ok(&["rm", &id]);
 }
 
 fn open_files(pid: u32) -> usize {
@@ -155,29 +156,32 @@ fn entries(path: &Path) -> usize {
 
 #[test]
 fn a_hundred_rollbacks_leak_nothing() {
-    let Some(place) = Place::new("a_hundred_rollbacks_leak_nothing") else {
+    let Some(test_home) = TestHome::new("a_hundred_rollbacks_leak_nothing") else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(&id, "echo kept > file");
-    let snapshot = place.ok(&["snapshot", &id]);
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, "echo kept > file");
+    let snapshot = test_home.ok(&["snapshot", &id]);
     let rollback = || {
-        place.sh(
+        test_home.sh(
             &id,
             "echo lost > file; head -c 4000000 /dev/urandom > /dev/shm/x; echo x > new",
         );
-        place.ok(&["rollback", &id, &snapshot]);
-        assert_eq!(place.sh(&id, "cat file; ls new 2>/dev/null; true"), "kept");
+        test_home.ok(&["rollback", &id, &snapshot]);
+        assert_eq!(
+            test_home.sh(&id, "cat file; ls new 2>/dev/null; true"),
+            "kept"
+        );
     };
     for _ in 0..10 {
         rollback();
     }
-    let daemon = place.daemon();
+    let daemon = test_home.daemon();
     let look = || {
         (
             open_files(daemon),
             support::children(daemon).len(),
-            entries(&place.dir.path().join("snapshots")),
+            entries(&test_home.dir.path().join("snapshots")),
         )
     };
     // A transition, like a warm pool that fills, is no state to come back to.
@@ -203,29 +207,29 @@ fn a_hundred_rollbacks_leak_nothing() {
 }
 
 #[test]
-fn fifty_forks_of_a_busy_guest_go_their_own_ways() {
-    let Some(place) = Place::new("fifty_forks_of_a_busy_guest_go_their_own_ways") else {
+fn fifty_forks_of_a_busy_guest_are_independent() {
+    let Some(test_home) = TestHome::new("fifty_forks_of_a_busy_guest_are_independent") else {
         return;
     };
-    let id = place.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
+    let id = test_home.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
     // Fifty that never rest would only share the processors of a small host.
-    start_writer(&place, &id, 0.02);
+    start_writer(&test_home, &id, 0.02);
     let mut children: Vec<String> = Vec::new();
     while children.len() < 50 {
         let count = (50 - children.len()).min(20).to_string();
-        let forked = place.ok(&["fork", &id, "-n", &count]);
+        let forked = test_home.ok(&["fork", &id, "-n", &count]);
         children.extend(forked.lines().map(str::to_owned));
     }
     assert_eq!(children.len(), 50);
     for (n, child) in children.iter().enumerate() {
-        place.sh(
+        test_home.sh(
             child,
             &format!("echo {n} > mine; head -c 100000 /dev/urandom | sha256sum > sum"),
         );
     }
     let mut sums = std::collections::BTreeSet::new();
     for (n, child) in children.iter().enumerate() {
-        let seen = place.sh(child, "cat mine; hostname; cat sum; python3 verify.py");
+        let seen = test_home.sh(child, "cat mine; hostname; cat sum; python3 verify.py");
         let lines: Vec<&str> = seen.lines().collect();
         assert_eq!(
             (lines[0], lines[1], lines[3]),
@@ -237,10 +241,10 @@ fn fifty_forks_of_a_busy_guest_go_their_own_ways() {
         );
     }
     assert_eq!(
-        place.sh(&id, "ls mine 2>/dev/null; python3 verify.py"),
+        test_home.sh(&id, "ls mine 2>/dev/null; python3 verify.py"),
         "verified"
     );
     for child in &children {
-        place.ok(&["rm", child]);
+        test_home.ok(&["rm", child]);
     }
 }

@@ -6,8 +6,8 @@ mod support;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::place::Place;
-use support::wire::sandbox;
+use support::sandbox_http::sandbox;
+use support::test_home::TestHome;
 use support::{engine, guests, skip, wait_for};
 use tempfile::TempDir;
 
@@ -22,12 +22,12 @@ impl SmallDisk {
         if !guests(test) {
             return None;
         }
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("disk");
+        let test_home = tempfile::tempdir().unwrap();
+        let path = test_home.path().join("disk");
         std::fs::create_dir(&path).unwrap();
         let mounted = match engine::is_gvisor() {
             // The memory of a tmpfs counts for the sandbox that writes to it.
-            true => mount_file(place.path(), &path, size),
+            true => mount_file(test_home.path(), &path, size),
             false => mount_memory(&path, size),
         };
         if let Err(e) = mounted {
@@ -36,7 +36,7 @@ impl SmallDisk {
         }
         Some(Self {
             path,
-            _place: place,
+            _place: test_home,
         })
     }
 
@@ -71,14 +71,14 @@ fn mount_memory(at: &Path, size: &str) -> Result<(), String> {
     mount(Some("none"), at, kind, flags, Some(options.as_str())).map_err(|e| e.to_string())
 }
 
-fn mount_file(place: &Path, at: &Path, size: &str) -> Result<(), String> {
+fn mount_file(test_home: &Path, at: &Path, size: &str) -> Result<(), String> {
     let script = r#"
         truncate -s "$1" "$2/image"
         mkfs.ext4 -q -m 0 "$2/image"
         mount -o loop "$2/image" "$3""#;
     let done = Command::new("sh")
         .args(["-ec", script, "sh", size])
-        .args([place, at])
+        .args([test_home, at])
         .output();
     let done = done.map_err(|e| e.to_string())?;
     match done.status.success() {
@@ -88,45 +88,45 @@ fn mount_file(place: &Path, at: &Path, size: &str) -> Result<(), String> {
 }
 
 #[test]
-fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
-    let test = "a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on";
+fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
+    let test = "a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on";
     let Some(disk) = SmallDisk::new(test, "1g") else {
         return;
     };
-    let Some(place) = Place::beneath(disk.path(), test) else {
+    let Some(test_home) = TestHome::beneath(disk.path(), test) else {
         return;
     };
     // Admission would refuse before the disk does.
-    let mut daemon = place.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
-    let id = place.ok(&["create"]);
-    place.sh(
+    let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
+    let id = test_home.ok(&["create"]);
+    test_home.sh(
         &id,
         "nohup sh -c 'i=0; while :; do i=$((i+1)); echo $i >/tmp/count; sleep 0.02; done' >/dev/null 2>&1 &
          head -c 150000000 /dev/urandom >/dev/shm/bulk; sha256sum /dev/shm/bulk >sum",
     );
-    let count = || -> u64 { place.sh(&id, "cat /tmp/count").parse().unwrap_or(0) };
+    let count = || -> u64 { test_home.sh(&id, "cat /tmp/count").parse().unwrap_or(0) };
     let entries = || {
         let store = match engine::is_gvisor() {
             true => "gvisor",
             false => "snapshots",
         };
-        std::fs::read_dir(place.dir.path().join(store))
+        std::fs::read_dir(test_home.dir.path().join(store))
             .unwrap()
             .count()
     };
-    place.ok(&["snapshot", &id, "--name", "before"]);
-    place.sh(
+    test_home.ok(&["snapshot", &id, "--name", "before"]);
+    test_home.sh(
         &id,
         "head -c 150000000 /dev/urandom >/dev/shm/bulk; sha256sum /dev/shm/bulk >sum",
     );
-    let (snapshots, stored) = (place.json(&["snapshots"]), entries());
+    let (snapshots, stored) = (test_home.json(&["snapshots"]), entries());
     disk.fill(40 << 20);
     for call in [
         vec!["snapshot", &id],
         vec!["pause", &id],
         vec!["fork", &id, "-n", "2"],
     ] {
-        let failed = place.call(&call);
+        let failed = test_home.call(&call);
         assert_ne!(failed.code, Some(0), "{call:?} found room");
         assert!(
             failed
@@ -140,44 +140,44 @@ fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
             (count() > before + 2).then_some(())
         });
         assert_eq!(
-            place.sh(&id, "sha256sum -c --quiet sum && echo whole"),
+            test_home.sh(&id, "sha256sum -c --quiet sum && echo whole"),
             "whole"
         );
-        assert_eq!(place.json(&["snapshots"]), snapshots, "after {call:?}");
+        assert_eq!(test_home.json(&["snapshots"]), snapshots, "after {call:?}");
         wait_for("what was half written to go", || {
             (entries() == stored).then_some(())
         });
     }
     disk.free();
-    let copy = place.ok(&["snapshot", &id]);
-    let copy = place.ok(&["create", "--from", &copy]);
+    let copy = test_home.ok(&["snapshot", &id]);
+    let copy = test_home.ok(&["create", "--from", &copy]);
     assert_eq!(
-        place.sh(&copy, "sha256sum -c --quiet sum && echo whole"),
+        test_home.sh(&copy, "sha256sum -c --quiet sum && echo whole"),
         "whole"
     );
-    place.ok(&["pause", &id]);
-    place.ok(&["resume", &id]);
+    test_home.ok(&["pause", &id]);
+    test_home.ok(&["resume", &id]);
     assert_eq!(
-        place.sh(&id, "sha256sum -c --quiet sum && echo whole"),
+        test_home.sh(&id, "sha256sum -c --quiet sum && echo whole"),
         "whole"
     );
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 #[test]
-fn a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_why() {
-    let test = "a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_why";
+fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
+    let test = "guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause";
     let Some(disk) = SmallDisk::new(test, "1g") else {
         return;
     };
-    let Some(place) = Place::beneath(disk.path(), test) else {
+    let Some(test_home) = TestHome::beneath(disk.path(), test) else {
         return;
     };
-    let mut daemon = place.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
-    let id = place.ok(&["create"]);
+    let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
+    let id = test_home.ok(&["create"]);
     let shell =
-        |script: &str| place.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+        |script: &str| test_home.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     disk.fill(20 << 20);
     // A program that asks whether its data is written is told.
     let synced = shell("dd if=/dev/urandom of=/root/synced bs=1M count=60 conv=fsync 2>&1");
@@ -194,31 +194,31 @@ fn a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_wh
         (done.code != Some(0)).then_some(done.stderr)
     });
     assert!(told(&refused), "{refused}");
-    let log = place.ok(&["logs", &id]);
+    let log = test_home.ok(&["logs", &id]);
     let why = "the host cannot serve this disk (No space left on device";
     assert!(log.contains(why), "{log}");
-    let told = sandbox(&place, &id)["diskFailure"].clone();
+    let told = sandbox(&test_home, &id)["diskFailure"].clone();
     assert!(
         told.as_str().is_some_and(|told| told.contains(why)),
         "{told}"
     );
     disk.free();
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 #[test]
-fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
-    let test = "a_build_that_finds_no_room_says_so_and_leaves_nothing";
+fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
+    let test = "a_build_on_a_full_disk_is_reported_and_leaves_nothing";
     let Some(disk) = SmallDisk::new(test, "1g") else {
         return;
     };
-    let Some(place) = Place::beneath(disk.path(), test) else {
+    let Some(test_home) = TestHome::beneath(disk.path(), test) else {
         return;
     };
-    place.own_templates();
-    let mut daemon = place.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
-    let context = place.dir.path().join("context");
+    test_home.own_templates();
+    let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
+    let context = test_home.dir.path().join("context");
     std::fs::create_dir(&context).unwrap();
     let write = |lines: &str| {
         let text = format!("FROM base\nUSER root\nRUN echo first > /first\n{lines}");
@@ -226,14 +226,14 @@ fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
     };
     let build = |name: &str| {
         let context = context.to_str().unwrap();
-        place.call(&["template", "build", context, "--name", name])
+        test_home.call(&["template", "build", context, "--name", name])
     };
     let large = "RUN head -c 150000000 /dev/urandom > /large && sync\n";
     write("");
     let done = build("small");
     assert_eq!(done.code, Some(0), "{done:?}");
     let templates = || {
-        let names = std::fs::read_dir(place.dir.path().join("templates")).unwrap();
+        let names = std::fs::read_dir(test_home.dir.path().join("templates")).unwrap();
         let mut names: Vec<_> = names.map(|n| n.unwrap().file_name()).collect();
         names.sort();
         names
@@ -246,7 +246,7 @@ fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
         let told = told.iter().any(|words| done.stderr.contains(words));
         assert!(told, "{what}: {done:?}");
         wait_for("its sandbox to go", || {
-            let all = place.json(&["ls"]);
+            let all = test_home.json(&["ls"]);
             all.as_array().unwrap().is_empty().then_some(())
         });
         assert_eq!(templates(), before, "{what}");
@@ -258,24 +258,24 @@ fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
     disk.free();
     let done = build("large");
     assert_eq!(done.code, Some(0), "{done:?}");
-    place.ok(&["template", "rm", "large"]);
-    place.ok(&["template", "prune", "--older-than", "1d"]);
+    test_home.ok(&["template", "rm", "large"]);
+    test_home.ok(&["template", "prune", "--older-than", "1d"]);
     // Its steps are there; no room for the image.
     disk.fill(80 << 20);
     refused("the image", "large");
     disk.free();
     let done = build("large");
     assert_eq!(done.code, Some(0), "{done:?}");
-    let id = place.ok(&["create", "--template", "large"]);
-    assert_eq!(place.sh(&id, "stat -c %s /large"), "150000000");
-    let id = place.ok(&["create", "--template", "small"]);
-    assert_eq!(place.sh(&id, "cat /first"), "first");
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    let id = test_home.ok(&["create", "--template", "large"]);
+    assert_eq!(test_home.sh(&id, "stat -c %s /large"), "150000000");
+    let id = test_home.ok(&["create", "--template", "small"]);
+    assert_eq!(test_home.sh(&id, "cat /first"), "first");
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 on_gvisor! {
-    a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on,
-    a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_why
+    a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on,
+    guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause
         cannot hold: "what a gVisor sandbox writes is memory",
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::place::Place;
+use support::test_home::TestHome;
 use support::{call_with, skip};
 
 const FEATURES: &str = include_str!("guest_kernel/features.py");
@@ -107,7 +107,7 @@ fn software_finds_the_kernel_features_that_it_asks_for() {
 }
 
 /// Seconds since boot with and without sleep, as the guest tells them.
-fn clocks(place: &Place, id: &str) -> (f64, f64) {
+fn clocks(place: &TestHome, id: &str) -> (f64, f64) {
     let program = "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic())";
     let said = place.ok(&["exec", id, "--", "python3", "-c", program]);
     let (boot, monotonic) = said.split_once(' ').unwrap();
@@ -115,9 +115,8 @@ fn clocks(place: &Place, id: &str) -> (f64, f64) {
 }
 
 #[test]
-fn time_asleep_counts_as_time_since_boot_and_nothing_else_does() {
-    let Some(place) = Place::new("time_asleep_counts_as_time_since_boot_and_nothing_else_does")
-    else {
+fn paused_time_counts_in_the_boot_clock_only() {
+    let Some(place) = TestHome::new("paused_time_counts_in_the_boot_clock_only") else {
         return;
     };
     let asleep = |id: &str| {

@@ -10,14 +10,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use support::engine;
-use support::place::Place;
+use support::test_home::TestHome;
 use support::{children, finish, gvisor, wait_for};
 
 /// Runs `test` with a data directory of its own, whose sandboxes are on gVisor.
-fn with_place(name: &str, test: impl FnOnce(&Place)) {
+fn with_test_home(name: &str, test: impl FnOnce(&TestHome)) {
     if gvisor(name) {
         engine::want(Some(jiffy_engine::GVISOR.to_owned()));
-        test(&Place::new(name).unwrap());
+        test(&TestHome::new(name).unwrap());
         engine::want(None);
     }
 }
@@ -26,10 +26,10 @@ fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
 }
 
-/// The helper of the daemon of `place`.
-fn helper(place: &Place) -> u32 {
-    let directory = place.dir.path().join("run/gvisor");
-    let mut all = children(place.daemon()).into_iter();
+/// The helper of the daemon of `test_home`.
+fn helper(test_home: &TestHome) -> u32 {
+    let directory = test_home.dir.path().join("run/gvisor");
+    let mut all = children(test_home.daemon()).into_iter();
     let found = all.find(|pid| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.contains(&format!("\0serve\0{}\0", directory.display()))
@@ -80,14 +80,14 @@ fn common_pipes(one: u32, other: u32) -> usize {
 }
 
 /// Waits until only sandboxes with processes in `kept` are there.
-fn nothing_else_is_left(place: &Place, kept: &BTreeSet<u32>, groups: &BTreeSet<PathBuf>) {
-    let directory = place.dir.path().join("run/gvisor");
+fn nothing_else_is_left(test_home: &TestHome, kept: &BTreeSet<u32>, groups: &BTreeSet<PathBuf>) {
+    let directory = test_home.dir.path().join("run/gvisor");
     let names = |path: PathBuf| {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         entries.count()
     };
     wait_for("processes of sandboxes to go", || {
-        (place.vmms() == *kept).then_some(())
+        (test_home.vmms() == *kept).then_some(())
     });
     wait_for("control groups to go", || {
         (!groups.iter().any(|group| group.exists())).then_some(())
@@ -103,22 +103,22 @@ fn nothing_else_is_left(place: &Place, kept: &BTreeSet<u32>, groups: &BTreeSet<P
 #[test]
 fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
     let test = "a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group";
-    with_place(test, |place| {
-        let mut daemon = place.serve(&["--warm-pool", "0"]);
+    with_test_home(test, |test_home| {
+        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
         for _ in 0..3 {
-            let (helper, before) = (helper(place), children(helper(place)));
-            let create = place.begin(&["create"]);
+            let (helper, before) = (helper(test_home), children(helper(test_home)));
+            let create = test_home.begin(&["create"]);
             let victim = next_process(helper, &before);
             let groups = groups(victim);
             signal(victim, Signal::SIGKILL);
             // It is made once more, unless it was killed too late.
             let created = finish(create);
             if created.code == Some(0) {
-                place.ok(&["rm", created.stdout.trim()]);
+                test_home.ok(&["rm", created.stdout.trim()]);
             }
-            nothing_else_is_left(place, &BTreeSet::new(), &groups);
+            nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
         }
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
     });
 }
@@ -126,12 +126,12 @@ fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
 #[test]
 fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group() {
     let test = "a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group";
-    with_place(test, |place| {
-        let mut daemon = place.serve(&["--warm-pool", "0"]);
-        let bystander = place.ok(&["create"]);
-        let kept = place.vmms();
-        let (helper, before) = (helper(place), children(helper(place)));
-        let create = place.begin(&["create"]);
+    with_test_home(test, |test_home| {
+        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+        let bystander = test_home.ok(&["create"]);
+        let kept = test_home.vmms();
+        let (helper, before) = (helper(test_home), children(helper(test_home)));
+        let create = test_home.begin(&["create"]);
         let sandbox = next_process(helper, &before);
         signal(helper, Signal::SIGSTOP);
         let groups = groups(sandbox);
@@ -142,27 +142,27 @@ fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_gr
         signal(helper, Signal::SIGKILL);
         let created = finish(create);
         assert_ne!(created.code, Some(0), "{created:?}");
-        nothing_else_is_left(place, &kept, &groups);
+        nothing_else_is_left(test_home, &kept, &groups);
         // All goes on with the next helper.
-        assert_eq!(place.sh(&bystander, "echo here"), "here");
-        let another = place.ok(&["create"]);
-        assert_eq!(place.sh(&another, "echo here"), "here");
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        assert_eq!(test_home.sh(&bystander, "echo here"), "here");
+        let another = test_home.ok(&["create"]);
+        assert_eq!(test_home.sh(&another, "echo here"), "here");
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
     });
 }
 
 #[test]
-fn a_sandbox_killed_without_a_daemon_is_told_and_removed_and_all_others_are_taken_over() {
+fn a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_adopted() {
     let test =
-        "a_sandbox_killed_without_a_daemon_is_told_and_removed_and_all_others_are_taken_over";
-    with_place(test, |place| {
-        let mut daemon = place.serve(&["--warm-pool", "0"]);
-        let dead = place.ok(&["create"]);
-        let victim = *place.vmms().first().unwrap();
+        "a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_adopted";
+    with_test_home(test, |test_home| {
+        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+        let dead = test_home.ok(&["create"]);
+        let victim = *test_home.vmms().first().unwrap();
         let groups = groups(victim);
-        let others: Vec<String> = (0..3).map(|_| place.ok(&["create"])).collect();
-        place.kill_daemon();
+        let others: Vec<String> = (0..3).map(|_| test_home.ok(&["create"])).collect();
+        test_home.kill_daemon();
         daemon.wait().unwrap();
         signal(victim, Signal::SIGKILL);
         let process = PathBuf::from(format!("/proc/{victim}"));
@@ -170,9 +170,9 @@ fn a_sandbox_killed_without_a_daemon_is_told_and_removed_and_all_others_are_take
         wait_for("the sandbox's process to go", || {
             (!process.exists()).then_some(())
         });
-        let kept = place.vmms();
-        let mut daemon = place.serve(&["--warm-pool", "0"]);
-        let states = place.json(&["ls", "--all"]);
+        let kept = test_home.vmms();
+        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+        let states = test_home.json(&["ls", "--all"]);
         for sandbox in states.as_array().unwrap() {
             let expected = if sandbox["id"] == dead.as_str() {
                 "broken"
@@ -182,10 +182,10 @@ fn a_sandbox_killed_without_a_daemon_is_told_and_removed_and_all_others_are_take
             assert_eq!(sandbox["state"], expected, "{states}");
         }
         for id in &others {
-            assert_eq!(place.sh(id, "echo here"), "here");
+            assert_eq!(test_home.sh(id, "echo here"), "here");
         }
-        nothing_else_is_left(place, &kept, &groups);
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        nothing_else_is_left(test_home, &kept, &groups);
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
     });
 }

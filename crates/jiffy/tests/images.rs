@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::place::Place;
+use support::test_home::TestHome;
 
 /// Says who it is, or listens on a port.
 const PROGRAM: &str = r#"
@@ -31,13 +31,13 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A place with templates of its own beside the stock one, and a directory with nothing but the
+/// A data directory with templates of its own beside the stock one, and a directory with nothing but the
 /// program `/app`.
-fn prepared(test: &str) -> Option<(Place, PathBuf)> {
-    let place = Place::with_templates(test)?;
-    let root = place.dir.path().join("root");
+fn prepared(test: &str) -> Option<(TestHome, PathBuf)> {
+    let test_home = TestHome::with_templates(test)?;
+    let root = test_home.dir.path().join("root");
     fs::create_dir(&root).unwrap();
-    let source = place.dir.path().join("app.c");
+    let source = test_home.dir.path().join("app.c");
     fs::write(&source, PROGRAM).unwrap();
     let compiled = Command::new("cc")
         .args(["-static", "-o"])
@@ -45,12 +45,12 @@ fn prepared(test: &str) -> Option<(Place, PathBuf)> {
         .arg(&source)
         .status();
     assert!(compiled.unwrap().success());
-    Some((place, root))
+    Some((test_home, root))
 }
 
 /// `root` as an archive that `docker save` could have written.
-fn saved(place: &Place, root: &Path) -> PathBuf {
-    let image = place.dir.path().join("image");
+fn saved(test_home: &TestHome, root: &Path) -> PathBuf {
+    let image = test_home.dir.path().join("image");
     fs::create_dir(&image).unwrap();
     tar(&image.join("layer.tar"), root);
     let sum = Command::new("sha256sum")
@@ -71,7 +71,7 @@ fn saved(place: &Place, root: &Path) -> PathBuf {
         r#"[{"Config":"config.json","Layers":["layer.tar"]}]"#,
     )
     .unwrap();
-    let archive = place.dir.path().join("app.tar");
+    let archive = test_home.dir.path().join("app.tar");
     tar(&archive, &image);
     archive
 }
@@ -89,38 +89,38 @@ fn tar(archive: &Path, directory: &Path) {
 
 #[test]
 fn one_program_is_enough_for_a_sandbox() {
-    let Some((place, root)) = prepared("images::one_program_is_enough_for_a_sandbox") else {
+    let Some((test_home, root)) = prepared("images::one_program_is_enough_for_a_sandbox") else {
         return;
     };
     let from = root.to_str().unwrap();
-    place.ok(&["template", "build", "--from-dir", from, "--name", "one"]);
-    let id = place.ok(&["create", "--template", "one"]);
+    test_home.ok(&["template", "build", "--from-dir", from, "--name", "one"]);
+    let id = test_home.ok(&["create", "--template", "one"]);
     assert_eq!(
-        place.ok(&["exec", &id, "--", "/app", "a", "b c"]),
+        test_home.ok(&["exec", &id, "--", "/app", "a", "b c"]),
         "0:0 in / with nothing a b c"
     );
-    let run = place.ok(&["run", "--template", "one", "--", "/app"]);
+    let run = test_home.ok(&["run", "--template", "one", "--", "/app"]);
     assert_eq!(run, "0:0 in / with nothing");
-    let missing = place.call(&["exec", &id, "--", "sh", "-c", "true"]);
+    let missing = test_home.call(&["exec", &id, "--", "sh", "-c", "true"]);
     assert_eq!(missing.code, Some(127), "{missing:?}");
 }
 
 #[test]
-fn an_image_runs_as_it_says_and_its_command_when_it_is_asked_for() {
-    let test = "images::an_image_runs_as_it_says_and_its_command_when_it_is_asked_for";
-    let Some((place, root)) = prepared(test) else {
+fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
+    let test = "images::an_image_keeps_its_configuration_and_runs_its_command_on_request";
+    let Some((test_home, root)) = prepared(test) else {
         return;
     };
-    let archive = saved(&place, &root);
+    let archive = saved(&test_home, &root);
     let archive = archive.to_str().unwrap();
     // The directory it names is not there.
-    place.ok(&["template", "build", "--from-tar", archive]);
-    let id = place.ok(&["create", "--template", "app"]);
+    test_home.ok(&["template", "build", "--from-tar", archive]);
+    let id = test_home.ok(&["create", "--template", "app"]);
     assert_eq!(
-        place.ok(&["exec", &id, "--", "/app"]),
+        test_home.ok(&["exec", &id, "--", "/app"]),
         "65532:65533 in / with care"
     );
-    let known = place.json(&["template", "inspect", "app"]);
+    let known = test_home.json(&["template", "inspect", "app"]);
     assert_eq!(known["origin"]["exposed_ports"][0], "8080/tcp");
     assert!(known["start"].is_null(), "{known}");
 
@@ -131,8 +131,8 @@ fn an_image_runs_as_it_says_and_its_command_when_it_is_asked_for() {
         "--name",
         "started",
     ];
-    place.ok(&[&["template", "build", "--from-tar", archive], &started[..]].concat());
-    place.ok(&["create", "--template", "started"]);
+    test_home.ok(&[&["template", "build", "--from-tar", archive], &started[..]].concat());
+    test_home.ok(&["create", "--template", "started"]);
     let wrong = [
         "--start",
         "no shell here",
@@ -141,8 +141,8 @@ fn an_image_runs_as_it_says_and_its_command_when_it_is_asked_for() {
         "--name",
         "wrong",
     ];
-    place.ok(&[&["template", "build", "--from-tar", archive], &wrong[..]].concat());
-    let refused = place.call(&["create", "--template", "wrong"]);
+    test_home.ok(&[&["template", "build", "--from-tar", archive], &wrong[..]].concat());
+    let refused = test_home.call(&["create", "--template", "wrong"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(
         refused.stderr.contains("no shell here"),
@@ -152,8 +152,8 @@ fn an_image_runs_as_it_says_and_its_command_when_it_is_asked_for() {
 }
 
 #[test]
-fn what_is_no_image_is_refused_and_leaves_nothing() {
-    let Some((place, root)) = prepared("images::what_is_no_image_is_refused_and_leaves_nothing")
+fn invalid_images_are_refused_and_leave_nothing() {
+    let Some((test_home, root)) = prepared("images::invalid_images_are_refused_and_leave_nothing")
     else {
         return;
     };
@@ -168,14 +168,16 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
             "not an image reference",
         ),
     ] {
-        let done = place.call(&[&["template", "build"], &args[..]].concat());
+        let done = test_home.call(&[&["template", "build"], &args[..]].concat());
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.stderr.contains(told), "{told}: {}", done.stderr);
     }
-    assert!(!place.ok(&["template", "ls"]).contains("\nx "));
+    assert!(!test_home.ok(&["template", "ls"]).contains("\nx "));
     for made in ["layers", "blobs"] {
         assert_eq!(
-            fs::read_dir(place.dir.path().join(made)).unwrap().count(),
+            fs::read_dir(test_home.dir.path().join(made))
+                .unwrap()
+                .count(),
             0,
             "{made}"
         );

@@ -7,25 +7,31 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use support::place::Place;
+use support::sandbox_http::{ask, execute, result, send, stdout};
 use support::skip;
-use support::wire::{ask, execute, result, send, stdout};
+use support::test_home::TestHome;
 
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
 
-/// One at a time: each place makes the template's snapshot, and a kernel that warms up wants a
-/// processor for itself.
-static TURN: Mutex<()> = Mutex::new(());
+/// One at a time: each data directory makes the template's snapshot, and a kernel that warms up
+/// wants a processor for itself.
+static SERIAL: Mutex<()> = Mutex::new(());
 
-fn place(test: &str) -> Option<(MutexGuard<'static, ()>, Place)> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Place::new(test)?;
-    if !place.dir.path().join("templates").join(TEMPLATE).exists() {
+fn test_home(test: &str) -> Option<(MutexGuard<'static, ()>, TestHome)> {
+    let turn = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let test_home = TestHome::new(test)?;
+    if !test_home
+        .dir
+        .path()
+        .join("templates")
+        .join(TEMPLATE)
+        .exists()
+    {
         skip(test, "template code-interpreter-v1 is not built");
         return None;
     }
-    Some((turn, place))
+    Some((turn, test_home))
 }
 
 fn error(events: &[Value]) -> &Value {
@@ -34,26 +40,26 @@ fn error(events: &[Value]) -> &Value {
 
 #[test]
 fn code_runs_in_four_languages_and_its_state_stays() {
-    let Some((_turn, place)) =
-        place("interpreter::code_runs_in_four_languages_and_its_state_stays")
+    let Some((_turn, test_home)) =
+        test_home("interpreter::code_runs_in_four_languages_and_its_state_stays")
     else {
         return;
     };
-    let id = place.ok(&["create", "--template", TEMPLATE, "-e", "GREETING=hello"]);
+    let id = test_home.ok(&["create", "--template", TEMPLATE, "-e", "GREETING=hello"]);
     let id = id.as_str();
     let first = Instant::now();
-    assert_eq!(result(&place, id, "python", "1 + 1"), "2");
+    assert_eq!(result(&test_home, id, "python", "1 + 1"), "2");
     eprintln!("first execution after create: {:?}", first.elapsed());
-    assert_eq!(result(&place, id, "python", "x = 41\nx + 1"), "42");
-    assert_eq!(result(&place, id, "python", "x"), "41");
+    assert_eq!(result(&test_home, id, "python", "x = 41\nx + 1"), "42");
+    assert_eq!(result(&test_home, id, "python", "x"), "41");
     let who = "import os, getpass; (getpass.getuser(), os.getcwd(), os.environ['GREETING'])";
     assert_eq!(
-        result(&place, id, "python", who),
+        result(&test_home, id, "python", who),
         "('user', '/home/user', 'hello')"
     );
 
     let plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2], [3, 4], label='up')\nplt.title('Rise')\nplt.show()";
-    let events = execute(&place, id, &json!({ "code": plot, "context_id": null }));
+    let events = execute(&test_home, id, &json!({ "code": plot, "context_id": null }));
     let shown = events.iter().find(|e| e["type"] == "result").unwrap();
     assert!(shown["png"].as_str().unwrap().starts_with("iVBORw0KGgo"));
     assert_eq!(shown["chart"]["type"], "line");
@@ -63,27 +69,27 @@ fn code_runs_in_four_languages_and_its_state_stays() {
         json!({ "label": "up", "points": [[1.0, 3.0], [2.0, 4.0]] })
     );
     let table = "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': [None, 'z']})";
-    let events = execute(&place, id, &json!({ "code": table }));
+    let events = execute(&test_home, id, &json!({ "code": table }));
     let shown = events.iter().find(|e| e["type"] == "result").unwrap();
     assert_eq!(shown["data"], json!({ "a": [1, 2], "b": [null, "z"] }));
     assert!(shown["html"].as_str().unwrap().contains("<table"));
-    let events = execute(&place, id, &json!({ "code": "1/0" }));
+    let events = execute(&test_home, id, &json!({ "code": "1/0" }));
     assert_eq!(error(&events)["name"], "ZeroDivisionError");
 
     let once = json!({ "code": "print(os.environ.get('ONCE'))", "env_vars": { "ONCE": "now" } });
-    assert_eq!(stdout(&execute(&place, id, &once)), "now\n");
+    assert_eq!(stdout(&execute(&test_home, id, &once)), "now\n");
     let later = json!({ "code": "print(os.environ.get('ONCE'))" });
-    assert_eq!(stdout(&execute(&place, id, &later)), "None\n");
+    assert_eq!(stdout(&execute(&test_home, id, &later)), "None\n");
 
     execute(
-        &place,
+        &test_home,
         id,
         &json!({ "code": "cd /tmp; N=7", "language": "bash" }),
     );
     let shell = json!({ "code": "echo $PWD $N $GREETING", "language": "bash" });
-    assert_eq!(stdout(&execute(&place, id, &shell)), "/tmp 7 hello\n");
+    assert_eq!(stdout(&execute(&test_home, id, &shell)), "/tmp 7 hello\n");
     let failing = execute(
-        &place,
+        &test_home,
         id,
         &json!({ "code": "(exit 3)", "language": "bash" }),
     );
@@ -91,17 +97,17 @@ fn code_runs_in_four_languages_and_its_state_stays() {
 
     assert_eq!(
         result(
-            &place,
+            &test_home,
             id,
             "javascript",
             "const n = await Promise.resolve(20); n"
         ),
         "20"
     );
-    assert_eq!(result(&place, id, "javascript", "n + 1"), "21");
+    assert_eq!(result(&test_home, id, "javascript", "n + 1"), "21");
     assert_eq!(
         result(
-            &place,
+            &test_home,
             id,
             "javascript",
             "import { join } from 'path'; join(process.env.GREETING, 'you')"
@@ -110,7 +116,7 @@ fn code_runs_in_four_languages_and_its_state_stays() {
     );
     assert_eq!(
         result(
-            &place,
+            &test_home,
             id,
             "typescript",
             "const t: number = 3; t as number * 2"
@@ -119,7 +125,7 @@ fn code_runs_in_four_languages_and_its_state_stays() {
     );
 
     let (status, made) = ask(
-        &place,
+        &test_home,
         id,
         PORT,
         "POST",
@@ -129,50 +135,53 @@ fn code_runs_in_four_languages_and_its_state_stays() {
     assert_eq!(status, 200, "{made}");
     let made: Value = serde_json::from_str(&made).unwrap();
     let there = json!({ "code": "import os; print('x' in globals(), os.getcwd())", "context_id": made["id"] });
-    assert_eq!(stdout(&execute(&place, id, &there)), "False /tmp\n");
+    assert_eq!(stdout(&execute(&test_home, id, &there)), "False /tmp\n");
     let path = format!("/contexts/{}", made["id"].as_str().unwrap());
-    assert_eq!(ask(&place, id, PORT, "DELETE", &path, &json!({})).0, 204);
-    assert_eq!(ask(&place, id, PORT, "POST", "/execute", &there).0, 404);
+    assert_eq!(
+        ask(&test_home, id, PORT, "DELETE", &path, &json!({})).0,
+        204
+    );
+    assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &there).0, 404);
     let both = json!({ "code": "1", "context_id": "a", "language": "python" });
-    assert_eq!(ask(&place, id, PORT, "POST", "/execute", &both).0, 400);
+    assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &both).0, 400);
 }
 
 #[test]
 fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
-    let Some((_turn, place)) = place(
+    let Some((_turn, test_home)) = test_home(
         "interpreter::clones_draw_random_numbers_of_their_own_and_have_their_own_environment",
     ) else {
         return;
     };
     let draw = "import random, numpy\nf'{random.random()} {numpy.random.rand()}'";
-    let one = place.ok(&["create", "--template", TEMPLATE, "-e", "NAME=one"]);
-    let two = place.ok(&["create", "--template", TEMPLATE, "-e", "NAME=two"]);
+    let one = test_home.ok(&["create", "--template", TEMPLATE, "-e", "NAME=one"]);
+    let two = test_home.ok(&["create", "--template", TEMPLATE, "-e", "NAME=two"]);
     let mut drawn = BTreeSet::new();
     for (id, name) in [(&one, "one"), (&two, "two")] {
-        drawn.insert(result(&place, id, "python", draw));
+        drawn.insert(result(&test_home, id, "python", draw));
         let env = "import os; os.environ['NAME']";
-        assert_eq!(result(&place, id, "python", env), name);
+        assert_eq!(result(&test_home, id, "python", env), name);
         let quiet = json!({ "code": "RANDOM=1; y = 1", "language": "bash" });
-        execute(&place, id, &quiet);
+        execute(&test_home, id, &quiet);
     }
     assert_eq!(drawn.len(), 2, "{drawn:?}");
 
     // The kernels of all languages live when they are copied; their generators stand at the same
     // place.
-    result(&place, &one, "javascript", "Math.random()");
+    result(&test_home, &one, "javascript", "Math.random()");
     execute(
-        &place,
+        &test_home,
         &one,
         &json!({ "code": "random.seed(1); numpy.random.seed(1)" }),
     );
-    let children = place.ok(&["fork", &one, "--count", "2"]);
+    let children = test_home.ok(&["fork", &one, "--count", "2"]);
     let ids: Vec<&str> = children.lines().chain([one.as_str()]).collect();
     let script = json!({ "code": "echo $RANDOM $RANDOM $RANDOM", "language": "bash" });
     let of = |f: &dyn Fn(&str) -> String| ids.iter().map(|id| f(id)).collect::<BTreeSet<_>>();
     for drawn in [
-        of(&|id| result(&place, id, "python", draw)),
-        of(&|id| result(&place, id, "javascript", "Math.random()")),
-        of(&|id| stdout(&execute(&place, id, &script))),
+        of(&|id| result(&test_home, id, "python", draw)),
+        of(&|id| result(&test_home, id, "javascript", "Math.random()")),
+        of(&|id| stdout(&execute(&test_home, id, &script))),
     ] {
         assert_eq!(drawn.len(), ids.len(), "{drawn:?}");
     }
@@ -180,11 +189,12 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
 
 #[test]
 fn a_client_that_goes_away_interrupts_its_code() {
-    let Some((_turn, place)) = place("interpreter::a_client_that_goes_away_interrupts_its_code")
+    let Some((_turn, test_home)) =
+        test_home("interpreter::a_client_that_goes_away_interrupts_its_code")
     else {
         return;
     };
-    let id = place.ok(&["create", "--template", TEMPLATE]);
+    let id = test_home.ok(&["create", "--template", TEMPLATE]);
     let endless = [
         (
             "python",
@@ -195,7 +205,7 @@ fn a_client_that_goes_away_interrupts_its_code() {
     ];
     for (language, code) in endless {
         let body = json!({ "code": code, "language": language });
-        let mut stream = send(&place, &id, PORT, "POST", "/execute", &body);
+        let mut stream = send(&test_home, &id, PORT, "POST", "/execute", &body);
         support::read_until(&mut stream, "begun");
         let gone = Instant::now();
         drop(stream);
@@ -205,7 +215,7 @@ fn a_client_that_goes_away_interrupts_its_code() {
         } else {
             quick
         };
-        execute(&place, &id, &quick);
+        execute(&test_home, &id, &quick);
         assert!(
             gone.elapsed() < Duration::from_secs(20),
             "{language}: {:?}",

@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use support::{call, call_with, finish, guests, jiffy, skip};
 
 /// These tests want the whole machine: one at a time.
-static ALONE: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ALONE
+    SERIAL
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -126,8 +126,8 @@ print('rounds', min(rounds) > 0)
 }
 
 #[test]
-fn two_thousand_processes_come_and_go() {
-    if !guests("two_thousand_processes_come_and_go") {
+fn two_thousand_processes_start_and_end() {
+    if !guests("two_thousand_processes_start_and_end") {
         return;
     }
     let _alone = alone();

@@ -8,28 +8,32 @@ use jiffy_net::{Network, NetworkConfig, NicKind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
-use support::networked::{PRELUDE, call, clean, create, networked, python, reach, root_python};
-use support::place::Place;
+use support::network_probe::{PRELUDE, call, clean, create, networked, python, reach, root_python};
+use support::test_home::TestHome;
 use support::wait_for;
 
 #[test]
 fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
     let test = "a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges";
-    networked(test, &[], |place, _| {
-        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+    networked(test, &[], |test_home, _| {
+        let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         for host in PUBLIC {
-            assert_eq!(reach(place, &id, host), "internet", "{host}");
+            assert_eq!(reach(test_home, &id, host), "internet", "{host}");
         }
         // The other's own address is that of every guest; what the host knows it by is that of its
         // slot.
-        place.sh(&other, "nohup python3 -m http.server 80 >/dev/null 2>&1 &");
+        test_home.sh(&other, "nohup python3 -m http.server 80 >/dev/null 2>&1 &");
         let slots: Vec<String> = (0..16).map(|i| format!("198.18.0.{i}")).collect();
         let refused = PRIVATE.iter().map(|a| (*a).to_owned());
         for host in refused
             .chain([HOST.to_owned(), "169.254.0.22".to_owned()])
             .chain(slots)
         {
-            assert_eq!(reach(place, &id, &host), "ConnectionRefusedError", "{host}");
+            assert_eq!(
+                reach(test_home, &id, &host),
+                "ConnectionRefusedError",
+                "{host}"
+            );
         }
         // The host cannot be reached by its guests; nor they by the host.
         let guest = std::net::TcpStream::connect_timeout(
@@ -39,7 +43,7 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
         assert!(guest.is_err());
         assert_eq!(
             python(
-                place,
+                test_home,
                 &id,
                 "print(socket.has_dualstack_ipv6(), tcp('2a00:9::9'))"
             ),
@@ -51,26 +55,26 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
 #[test]
 fn names_are_resolved_as_long_as_something_may_be_reached() {
     let test = "names_are_resolved_as_long_as_something_may_be_reached";
-    networked(test, &[], |place, _| {
-        let id = create(place, json!({}));
+    networked(test, &[], |test_home, _| {
+        let id = create(test_home, json!({}));
         let resolve = "\ntry: print(socket.gethostbyname('some.example'))\nexcept OSError as e: print('none')";
-        assert_eq!(python(place, &id, resolve), "9.9.9.9");
-        let closed = create(place, json!({ "allow_internet_access": false }));
-        assert_eq!(python(place, &closed, resolve), "none");
+        assert_eq!(python(test_home, &id, resolve), "9.9.9.9");
+        let closed = create(test_home, json!({ "allow_internet_access": false }));
+        assert_eq!(python(test_home, &closed, resolve), "none");
         let some = create(
-            place,
+            test_home,
             json!({ "allow_internet_access": false, "network": { "allowOut": ["9.9.9.9"] } }),
         );
-        assert_eq!(python(place, &some, resolve), "9.9.9.9");
-        assert_eq!(reach(place, &some, "some.example"), "internet");
+        assert_eq!(python(test_home, &some, resolve), "9.9.9.9");
+        assert_eq!(reach(test_home, &some, "some.example"), "internet");
     });
 }
 
 #[test]
 fn a_guest_cannot_speak_under_another_address() {
     let test = "a_guest_cannot_speak_under_another_address";
-    networked(test, &[], |place, lab| {
-        let id = place.ok(&["create"]);
+    networked(test, &[], |test_home, lab| {
+        let id = test_home.ok(&["create"]);
         let program = r#"
 import struct
 def udp(source, text):
@@ -92,7 +96,7 @@ frame(own, udp("198.18.0.1", b"the slot's address"))
 frame(b"\x02\x4a\x49\x46\x46\x09", udp("169.254.0.21", b"another's card"))
 frame(own, udp("169.254.0.21", b"its own"))
 "#;
-        root_python(place, &id, program);
+        root_python(test_home, &id, program);
         // Earlier packets came on the same way, so they have arrived.
         let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(String::from_utf8_lossy(&text), "its own");
@@ -104,17 +108,17 @@ frame(own, udp("169.254.0.21", b"its own"))
 #[test]
 fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
     let test = "rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections";
-    networked(test, &["--allow-private", "10.9.9.0/24"], |place, _| {
+    networked(test, &["--allow-private", "10.9.9.0/24"], |test_home, _| {
         let id = create(
-            place,
+            test_home,
             json!({ "network": { "allowOut": ["9.9.9.9"], "denyOut": ["8.8.8.0/24", "9.0.0.0/8"] } }),
         );
         let now = |id: &str| {
             ["9.9.9.9", "8.8.8.8", "11.0.0.1", "10.9.9.9"]
-                .map(|h| reach(place, id, h) == "internet")
+                .map(|h| reach(test_home, id, h) == "internet")
         };
         assert_eq!(now(&id), [true, false, true, true]);
-        let closed = create(place, json!({ "allow_internet_access": false }));
+        let closed = create(test_home, json!({ "allow_internet_access": false }));
         assert_eq!(now(&closed), [false; 4]);
 
         // A connection that is open and quiet.
@@ -126,15 +130,15 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
             \x20       s.sendall(b\"x\"); s.recv(1); open(\"/tmp/talk\", \"w\").write(\"on\"); time.sleep(0.05)\n\
             except OSError as e:\n\
             \x20   open(\"/tmp/talk\", \"w\").write(type(e).__name__)' >/dev/null 2>&1 &";
-        place.sh(&id, talk);
+        test_home.sh(&id, talk);
         let told = |what: &str| {
             wait_for(what, || {
-                (place.sh(&id, "cat /tmp/talk 2>/dev/null || true") == what).then_some(())
+                (test_home.sh(&id, "cat /tmp/talk 2>/dev/null || true") == what).then_some(())
             });
         };
         told("on");
         let path = format!("/sandboxes/{id}/network");
-        let put = |rules: Value| call(place, "PUT", &path, &rules).0;
+        let put = |rules: Value| call(test_home, "PUT", &path, &rules).0;
         assert_eq!(put(json!({ "denyOut": ["9.9.9.9"] })), 204);
         told("ConnectionResetError");
         assert_eq!(now(&id), [false, true, true, true]);
@@ -144,17 +148,21 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
             json!({ "allowOut": ["10.1.0.0/16"] }),
             json!({ "dnsServers": ["127.0.0.1"] }),
         ] {
-            let (status, why) = call(place, "PUT", &path, &rules);
+            let (status, why) = call(test_home, "PUT", &path, &rules);
             assert_eq!(status, 400, "{rules}: {why}");
             let body = json!({ "templateID": "base", "network": rules });
-            assert_eq!(call(place, "POST", "/sandboxes", &body).0, 400, "{rules}");
+            assert_eq!(
+                call(test_home, "POST", "/sandboxes", &body).0,
+                400,
+                "{rules}"
+            );
         }
         assert_eq!(now(&id), [false, true, true, true]);
         // They sleep and wake with it, and its children have them.
-        place.ok(&["pause", &id]);
-        place.ok(&["resume", &id]);
+        test_home.ok(&["pause", &id]);
+        test_home.ok(&["resume", &id]);
         assert_eq!(now(&id), [false, true, true, true]);
-        let child = place.ok(&["fork", &id]);
+        let child = test_home.ok(&["fork", &id]);
         assert_eq!(
             now(child.lines().next().unwrap()),
             [false, true, true, true]
@@ -165,10 +173,10 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
 }
 
 #[test]
-fn a_sandbox_sends_no_faster_than_it_may_until_it_may() {
-    let test = "a_sandbox_sends_no_faster_than_it_may_until_it_may";
-    networked(test, &[], |place, lab| {
-        let id = create(place, json!({ "network": { "egressMbps": 1 } }));
+fn the_send_rate_is_limited_until_the_limit_is_lifted() {
+    let test = "the_send_rate_is_limited_until_the_limit_is_lifted";
+    networked(test, &[], |test_home, lab| {
+        let id = create(test_home, json!({ "network": { "egressMbps": 1 } }));
         let flood = "import socket, time\n\
             s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
             began = time.monotonic()\n\
@@ -177,7 +185,7 @@ fn a_sandbox_sends_no_faster_than_it_may_until_it_may() {
             print(time.monotonic() - began)\n\
             s.sendto(b'end', ('9.9.9.9', 7))";
         let arrived = || {
-            let took: f64 = python(place, &id, flood).parse().unwrap();
+            let took: f64 = python(test_home, &id, flood).parse().unwrap();
             let mut bytes = 0;
             // The last word may be lost like others, and is then missed.
             while let Ok((_, datagram)) = lab.datagrams.recv_timeout(Duration::from_secs(1)) {
@@ -191,14 +199,14 @@ fn a_sandbox_sends_no_faster_than_it_may_until_it_may() {
         assert!(bytes > 20_000, "{bytes} bytes in {took} s");
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
         // Also a sandbox that slept has its limit, and one whose rules are replaced has none.
-        place.ok(&["pause", &id]);
-        place.ok(&["resume", &id]);
+        test_home.ok(&["pause", &id]);
+        test_home.ok(&["resume", &id]);
         let (took, bytes) = arrived();
         // A second's worth may go at once.
         let most = 125_000.0 * (took + 1.5);
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
         let path = format!("/sandboxes/{id}/network");
-        assert_eq!(call(place, "PUT", &path, &json!({})).0, 204);
+        assert_eq!(call(test_home, "PUT", &path, &json!({})).0, 204);
         let (took, bytes) = arrived();
         assert!(bytes > 600_000, "{bytes} bytes in {took} s");
     });
@@ -228,12 +236,12 @@ def resolve(name):
 "#;
 
 #[test]
-fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
-    let test = "names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead";
-    networked(test, &[], |place, _| {
+fn allowed_names_are_sniffed_and_resolved_by_the_host() {
+    let test = "allowed_names_are_sniffed_and_resolved_by_the_host";
+    networked(test, &[], |test_home, _| {
         let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example", "trap5.example", "trap6.example"], "denyOut": ["0.0.0.0/0"] });
-        let id = create(place, json!({ "network": rules }));
-        let say = |what: &str| python(place, &id, &format!("{GREET}\nprint({what})"));
+        let id = create(test_home, json!({ "network": rules }));
+        let say = |what: &str| python(test_home, &id, &format!("{GREET}\nprint({what})"));
         // The address that the guest chose does not count.
         assert_eq!(
             say("http('good.example'), tls('good.example'), http('a.b.wild.example:80')"),
@@ -277,7 +285,7 @@ fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
             while s.recv(4096): pass\n\
             open('/tmp/cut', 'w').close()";
         let kept = format!("{PRELUDE}\n{kept}");
-        place.ok(&[
+        test_home.ok(&[
             "exec",
             &id,
             "--",
@@ -288,20 +296,20 @@ fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
         ]);
         let there = |file: &str| {
             wait_for(file, || {
-                (place.sh(&id, &format!("ls {file} 2>/dev/null || true")) == file).then_some(())
+                (test_home.sh(&id, &format!("ls {file} 2>/dev/null || true")) == file).then_some(())
             });
         };
         there("/tmp/open");
         let path = format!("/sandboxes/{id}/network");
         let other = json!({ "allowOut": ["other.example"], "denyOut": ["0.0.0.0/0"] });
-        assert_eq!(call(place, "PUT", &path, &other).0, 204);
+        assert_eq!(call(test_home, "PUT", &path, &other).0, 204);
         there("/tmp/cut");
         assert_eq!(
             say("http('good.example'), http('other.example')"),
             "HTTP/1.1 internet"
         );
         // The next daemon goes on with it.
-        place.kill_daemon();
+        test_home.kill_daemon();
         assert_eq!(
             say("http('good.example'), http('other.example')"),
             "HTTP/1.1 internet"
@@ -310,46 +318,46 @@ fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
 }
 
 #[test]
-fn clones_and_guests_that_were_put_back_have_a_network_at_once() {
-    let test = "clones_and_guests_that_were_put_back_have_a_network_at_once";
-    networked(test, &[], |place, _| {
-        let id = place.ok(&["create"]);
-        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
-        place.ok(&["snapshot", &id, "--name", "before"]);
-        let copy = place.ok(&["create", "--from", "before"]);
+fn clones_and_rolled_back_guests_have_a_network_at_once() {
+    let test = "clones_and_rolled_back_guests_have_a_network_at_once";
+    networked(test, &[], |test_home, _| {
+        let id = test_home.ok(&["create"]);
+        assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
+        test_home.ok(&["snapshot", &id, "--name", "before"]);
+        let copy = test_home.ok(&["create", "--from", "before"]);
         let began = Instant::now();
-        assert_eq!(reach(place, &copy, "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &copy, "9.9.9.9"), "internet");
         eprintln!(
             "a clone reached the internet {:?} after it was made",
             began.elapsed()
         );
-        place.ok(&["rollback", &id, "before"]);
-        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
-        assert_eq!(reach(place, &copy, "9.9.9.9"), "internet");
+        test_home.ok(&["rollback", &id, "before"]);
+        assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &copy, "9.9.9.9"), "internet");
     });
 }
 
 #[test]
-fn the_network_outlives_a_killed_daemon_and_nothing_else_does() {
-    let test = "the_network_outlives_a_killed_daemon_and_nothing_else_does";
-    networked(test, &[], |place, _| {
-        let id = create(place, json!({ "network": { "denyOut": ["8.8.8.8"] } }));
-        let gone = place.ok(&["create"]);
-        let now = || ["9.9.9.9", "8.8.8.8"].map(|host| reach(place, &id, host));
+fn only_the_network_outlives_a_killed_daemon() {
+    let test = "only_the_network_outlives_a_killed_daemon";
+    networked(test, &[], |test_home, _| {
+        let id = create(test_home, json!({ "network": { "denyOut": ["8.8.8.8"] } }));
+        let gone = test_home.ok(&["create"]);
+        let now = || ["9.9.9.9", "8.8.8.8"].map(|host| reach(test_home, &id, host));
         let right = ["internet".to_owned(), "ConnectionRefusedError".to_owned()];
         assert_eq!(now(), right);
-        place.kill_daemon();
+        test_home.kill_daemon();
         // Not earlier: it made slots in advance until then.
         let before = slots();
         assert!(before.len() >= 2, "{before:?}");
-        // The next daemon finds the guest's slot, and removes those that wait for nobody.
-        place.ok(&["kill", &gone]);
+        // The next daemon finds the guest's slot, and removes those without a guest.
+        test_home.ok(&["kill", &gone]);
         assert_eq!(now(), right);
         assert_eq!(
-            python(place, &id, "print(socket.gethostbyname('a.example'))"),
+            python(test_home, &id, "print(socket.gethostbyname('a.example'))"),
             "9.9.9.9"
         );
-        place.ok(&["kill", &id]);
+        test_home.ok(&["kill", &id]);
         wait_for("slots of guests that are gone", || {
             (slots().iter().all(|s| !before.contains(s))).then_some(())
         });
@@ -367,10 +375,10 @@ fn slots() -> Vec<String> {
 }
 
 #[test]
-fn a_firewall_that_drops_what_is_forwarded_is_passed_and_put_back() {
-    let test = "a_firewall_that_drops_what_is_forwarded_is_passed_and_put_back";
+fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
+    let test = "a_firewall_that_drops_forwarded_packets_is_passed_and_restored";
     with_lab(test, |_| {
-        let Some(place) = Place::new(test) else {
+        let Some(test_home) = TestHome::new(test) else {
             return;
         };
         if std::process::Command::new("iptables")
@@ -390,10 +398,10 @@ fn a_firewall_that_drops_what_is_forwarded_is_passed_and_put_back() {
             iptables(rule);
         }
         let before = iptables("-S");
-        let mut daemon = place.serve(&["--network", "on"]);
-        let id = place.ok(&["create"]);
-        assert_eq!(reach(&place, &id, "9.9.9.9"), "internet");
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        let mut daemon = test_home.serve(&["--network", "on"]);
+        let id = test_home.ok(&["create"]);
+        assert_eq!(reach(&test_home, &id, "9.9.9.9"), "internet");
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
         assert_eq!(iptables("-S"), before);
     });
@@ -452,8 +460,8 @@ fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
 }
 
 #[test]
-fn what_a_data_directory_that_is_gone_has_left_is_removed_by_the_next_daemon() {
-    let test = "what_a_data_directory_that_is_gone_has_left_is_removed_by_the_next_daemon";
+fn networks_of_a_removed_data_directory_are_removed_by_the_next_daemon() {
+    let test = "networks_of_a_removed_data_directory_are_removed_by_the_next_daemon";
     with_lab(test, |_| {
         let (gone, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let open =
@@ -462,7 +470,7 @@ fn what_a_data_directory_that_is_gone_has_left_is_removed_by_the_next_daemon() {
         let range = left.range();
         wait_for("its slots", || (slots().len() == 4).then_some(()));
         let before = slots();
-        // Its daemon was killed, and then somebody removed the directory.
+        // Its daemon was killed, and then its directory was removed.
         std::mem::forget(left);
         drop(gone);
         let next = open(&home);

@@ -96,8 +96,8 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
 }
 
 #[test]
-fn what_cannot_be_forwarded_is_said_at_once() {
-    let test = "what_cannot_be_forwarded_is_said_at_once";
+fn ports_that_cannot_be_forwarded_are_reported_at_once() {
+    let test = "ports_that_cannot_be_forwarded_are_reported_at_once";
     let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
         return;
     };
@@ -120,7 +120,7 @@ fn what_cannot_be_forwarded_is_said_at_once() {
     // A key of scope `read` gets no stream, and a caller without key nothing.
     let key = |args: &[&str]| {
         remote
-            .place
+            .test_home
             .ok(&[&["key", "create", "--name"], args].concat())
     };
     let ask_port = |port: u16, key: &str, upgrade: &str| {

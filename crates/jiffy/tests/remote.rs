@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use support::place::Place;
 use support::remote::{Remote, from};
+use support::test_home::TestHome;
 use support::{Done, finish, read_until};
 
 #[test]
@@ -62,7 +62,7 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
     assert_eq!(missing.code, Some(125));
     assert!(missing.stderr.contains("no sandbox `zzzz`"), "{missing:?}");
     // Of the key's sandboxes the host's owner is another one, who sees them all.
-    assert_eq!(remote.place.json(&["ls"]).as_array().unwrap().len(), 3);
+    assert_eq!(remote.test_home.json(&["ls"]).as_array().unwrap().len(), 3);
     remote.ok(&["kill", child(0)]);
     assert_eq!(remote.ok(&["rm", short, &copy]), format!("{id}\n{copy}"));
     remote.ok(&["rm", "first"]);
@@ -87,7 +87,7 @@ fn streams(remote: &Remote, calls: impl Fn(&[&str]) -> std::process::Command) {
     assert_eq!((much.code, much.stdout.len()), (Some(0), 20_000_000));
 
     let data: Vec<u8> = (0..1_000_000u32).flat_map(u32::to_le_bytes).collect();
-    let file = remote.place.dir.path().join("data");
+    let file = remote.test_home.dir.path().join("data");
     std::fs::write(&file, &data).unwrap();
     let mut counted = calls(&["exec", "-i", &id, "--", "sha256sum"]);
     counted.stdin(std::fs::File::open(&file).unwrap());
@@ -95,7 +95,7 @@ fn streams(remote: &Remote, calls: impl Fn(&[&str]) -> std::process::Command) {
     run(&["cp", file.to_str().unwrap(), &format!("{id}:/tmp/")]);
     let sum = exec("sha256sum < /tmp/data");
     assert_eq!((counted.code, counted.stdout), (Some(0), sum.stdout));
-    let back = remote.place.dir.path().join("back");
+    let back = remote.test_home.dir.path().join("back");
     run(&["cp", &format!("{id}:/tmp/data"), back.to_str().unwrap()]);
     assert!(std::fs::read(&back).unwrap() == data);
 
@@ -121,8 +121,8 @@ fn streams_files_exit_codes_and_signals_pass_over_http() {
 }
 
 #[test]
-fn https_works_with_a_certificate_that_is_trusted_and_says_what_is_missing_without() {
-    let test = "https_works_with_a_certificate_that_is_trusted_and_says_what_is_missing_without";
+fn https_needs_a_trusted_certificate_and_names_the_missing_authority() {
+    let test = "https_needs_a_trusted_certificate_and_names_the_missing_authority";
     let Some(remote) = Remote::new(test, &["--tls"]) else {
         return;
     };
@@ -146,8 +146,8 @@ fn https_works_with_a_certificate_that_is_trusted_and_says_what_is_missing_witho
 }
 
 #[test]
-fn keys_that_do_not_fit_are_refused_in_sentences() {
-    let test = "keys_that_do_not_fit_are_refused_in_sentences";
+fn invalid_keys_are_refused_with_a_sentence() {
+    let test = "invalid_keys_are_refused_with_a_sentence";
     let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
         return;
     };
@@ -175,7 +175,7 @@ fn keys_that_do_not_fit_are_refused_in_sentences() {
     says(with("two words", &["ls"]), &["is not an API key"]);
 
     let reader = remote
-        .place
+        .test_home
         .ok(&["key", "create", "--name", "reader", "--scope", "read"]);
     assert_eq!(with(&reader, &["ls"]).code, Some(0));
     says(
@@ -183,7 +183,7 @@ fn keys_that_do_not_fit_are_refused_in_sentences() {
         &["may only look", "--scope", "create"],
     );
 
-    let file = remote.place.dir.path().join("key");
+    let file = remote.test_home.dir.path().join("key");
     std::fs::write(&file, format!("{}\n", remote.key)).unwrap();
     let by_file = [
         "ls",
@@ -195,15 +195,15 @@ fn keys_that_do_not_fit_are_refused_in_sentences() {
     let mut by_file = from(&remote.elsewhere(), &by_file);
     assert_eq!(finish(by_file.spawn().unwrap()).code, Some(0));
 
-    remote.place.ok(&["key", "revoke", "test"]);
+    remote.test_home.ok(&["key", "revoke", "test"]);
     says(remote.call(&["ls"]), &["revoked"]);
-    remote.place.ok(&["daemon", "stop"]);
+    remote.test_home.ok(&["daemon", "stop"]);
     says(remote.call(&["ls"]), &["cannot reach", &remote.url]);
 }
 
 #[test]
-fn a_command_says_so_when_its_daemon_goes() {
-    let test = "a_command_says_so_when_its_daemon_goes";
+fn a_command_reports_that_its_daemon_ended() {
+    let test = "a_command_reports_that_its_daemon_ended";
     let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
         return;
     };
@@ -212,13 +212,13 @@ fn a_command_says_so_when_its_daemon_goes() {
     let mut waiting = remote.command(&["exec", &id, "--", "sh", "-c", script]);
     let mut waiting = waiting.spawn().unwrap();
     read_until(waiting.stdout.as_mut().unwrap(), "ready");
-    remote.place.kill_daemon();
+    remote.test_home.kill_daemon();
     let done = finish(waiting);
     assert_eq!(done.code, Some(125), "{done:?}");
     let told = done.stderr.contains("cannot reach") || done.stderr.contains("went away");
     assert!(told, "{done:?}");
     // It runs on, and its next daemon finds it.
-    assert_eq!(remote.place.sh(&id, "pgrep -c sleep"), "1");
+    assert_eq!(remote.test_home.sh(&id, "pgrep -c sleep"), "1");
 }
 
 /// Answers everything that is asked of `stream` with `answer`.
@@ -237,7 +237,7 @@ fn answer(status: &str, headers: &str, body: &str) -> String {
 }
 
 #[test]
-fn an_address_where_something_else_answers_is_told_as_such() {
+fn an_address_of_another_server_is_reported() {
     let ls = |url: &str| {
         let dir = tempfile::tempdir().unwrap();
         let mut command = from(&dir.path().join("home"), &["ls", "--url", url]);
@@ -274,7 +274,7 @@ fn an_address_where_something_else_answers_is_told_as_such() {
 }
 
 #[test]
-fn a_daemon_of_an_older_version_is_told_as_such_with_how_to_replace_it() {
+fn an_older_daemon_is_reported_with_its_remedy() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("run")).unwrap();
     let listener = UnixListener::bind(dir.path().join("run/jiffy.sock")).unwrap();
@@ -299,11 +299,11 @@ fn a_daemon_of_an_older_version_is_told_as_such_with_how_to_replace_it() {
 #[test]
 fn the_socket_answers_what_the_address_answers_without_a_key() {
     let test = "the_socket_answers_what_the_address_answers_without_a_key";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    place.ok(&["daemon", "start", "--no-listen"]);
-    let socket = place.dir.path().join("run/jiffy.sock");
+    test_home.ok(&["daemon", "start", "--no-listen"]);
+    let socket = test_home.dir.path().join("run/jiffy.sock");
     let ask = |path: &str| {
         let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();

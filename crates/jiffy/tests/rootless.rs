@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use support::lab::{
     HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
 };
-use support::{Done, alive, engine, finish, guests, networked, programs, skip, wait_for};
+use support::{Done, alive, engine, finish, guests, network_probe, programs, skip, wait_for};
 use tempfile::TempDir;
 
 /// First of the users that have no name here. Each is one test's: what is left of it is ended.
@@ -123,7 +123,7 @@ impl User {
 
     /// Answer that a guest gets at TCP port 80 of `host`: name of the server, or of the error.
     fn reach(&self, id: &str, host: &str) -> String {
-        let program = format!("{}\nprint(tcp({host:?}))", networked::PRELUDE);
+        let program = format!("{}\nprint(tcp({host:?}))", network_probe::PRELUDE);
         self.ok(&["exec", id, "--", "python3", "-c", &program])
     }
 
@@ -271,7 +271,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
             user.is_gone();
             let program = format!(
                 "{}\nprint(tcp({:?}), tcp({HOST:?}) == \"host\")",
-                networked::PRELUDE,
+                network_probe::PRELUDE,
                 PUBLIC[1]
             );
             let run = ["run", "--network", "on", "--", "python3", "-c", &program];
@@ -398,10 +398,10 @@ fn two_users_of_one_machine_see_nothing_of_each_other() {
 }
 
 #[test]
-fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
+fn without_an_uplink_sandboxes_reach_nothing_and_the_reason_is_reported() {
     engine::on_gvisor(|| {
         with_users(
-            "without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told",
+            "without_an_uplink_sandboxes_reach_nothing_and_the_reason_is_reported",
             || {
                 hide(&["pasta", "pasta.avx2", "slirp4netns"]);
                 let user = User::new(new_uid());
@@ -428,7 +428,7 @@ fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
 fn reached_by_a_run(user: &User, hosts: &[&str]) -> Vec<String> {
     let program = format!(
         "{}\nfor host in {hosts:?}: print(tcp(host))",
-        networked::PRELUDE
+        network_probe::PRELUDE
     );
     let run = ["run", "--network", "on", "--", "python3", "-c", &program];
     user.ok(&run).lines().map(str::to_owned).collect()
@@ -453,8 +453,8 @@ fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host
 }
 
 #[test]
-fn slirp4netns_leads_out_where_there_is_no_pasta() {
-    let test = "slirp4netns_leads_out_where_there_is_no_pasta";
+fn slirp4netns_is_the_uplink_without_pasta() {
+    let test = "slirp4netns_is_the_uplink_without_pasta";
     if !Path::new("/usr/bin/slirp4netns").exists() {
         return skip(test, "there is no slirp4netns");
     }

@@ -150,8 +150,8 @@ fn without_interactive_standard_input_is_empty() {
 }
 
 #[test]
-fn environment_directory_and_user_are_as_asked() {
-    if !guests("environment_directory_and_user_are_as_asked") {
+fn environment_directory_and_user_are_as_requested() {
+    if !guests("environment_directory_and_user_are_as_requested") {
         return;
     }
     let script = "echo $A/$B; pwd; id -un";
@@ -173,8 +173,8 @@ fn environment_directory_and_user_are_as_asked() {
 }
 
 #[test]
-fn a_missing_directory_or_user_is_told_by_name() {
-    if !guests("a_missing_directory_or_user_is_told_by_name") {
+fn a_missing_directory_or_user_is_named() {
+    if !guests("a_missing_directory_or_user_is_named") {
         return;
     }
     let done = call(&["run", "-w", "/no/such/dir", "--", "true"]);
@@ -190,8 +190,8 @@ fn a_missing_directory_or_user_is_told_by_name() {
 }
 
 #[test]
-fn size_is_what_was_asked_for() {
-    if !guests("size_is_what_was_asked_for") {
+fn the_guest_has_the_requested_size() {
+    if !guests("the_guest_has_the_requested_size") {
         return;
     }
     let script = "nproc; awk '/MemTotal/{print int($2/1024)}' /proc/meminfo; df -m --output=size / | tail -1";
@@ -209,8 +209,8 @@ fn size_is_what_was_asked_for() {
 }
 
 #[test]
-fn what_one_run_writes_the_next_does_not_see() {
-    if !guests("what_one_run_writes_the_next_does_not_see") {
+fn writes_of_one_run_are_not_in_the_next() {
+    if !guests("writes_of_one_run_are_not_in_the_next") {
         return;
     }
     let script = "test -e /etc/mark && echo seen; echo x > /etc/mark; dd if=/dev/zero of=/big bs=1M count=64 2>/dev/null; sync; ls /big";
@@ -308,8 +308,8 @@ fn output_of_any_size_arrives_whole() {
 }
 
 #[test]
-fn on_gvisor_streams_exit_code_and_boot_are_told_as_ever() {
-    if !gvisor("on_gvisor_streams_exit_code_and_boot_are_told_as_ever") {
+fn on_gvisor_streams_exit_code_and_boot_report_are_the_same() {
+    if !gvisor("on_gvisor_streams_exit_code_and_boot_report_are_the_same") {
         return;
     }
     let script = "uname -r; tr a-z A-Z; echo err >&2; exit 3";

@@ -14,21 +14,21 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
-use support::networked::call;
-use support::place::Place;
+use support::network_probe::call;
+use support::test_home::TestHome;
 use support::{engine, finish, jiffy, read_until, wait_for};
 
 on_gvisor! {
     a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does,
     a_run_that_is_killed_leaves_no_sandbox,
-    a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written,
-    logs_tell_which_process_was_killed_for_want_of_memory,
+    a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written,
+    logs_name_the_process_that_was_killed_for_memory,
 }
 
 /// A run in the background, its outputs piped.
-fn start(place: &Place, args: &[&str]) -> Child {
+fn start(test_home: &TestHome, args: &[&str]) -> Child {
     jiffy(&[&["run"], args].concat())
-        .env("JIFFY_HOME", place.dir.path())
+        .env("JIFFY_HOME", test_home.dir.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -36,56 +36,56 @@ fn start(place: &Place, args: &[&str]) -> Child {
 }
 
 /// Waits until the daemon knows of no sandbox, not even of one that was killed.
-fn wait_until_forgotten(place: &Place) {
+fn wait_until_forgotten(test_home: &TestHome) {
     wait_for("the sandbox to be removed", || {
-        let all = place.json(&["ls", "--all"]);
+        let all = test_home.json(&["ls", "--all"]);
         all.as_array().unwrap().is_empty().then_some(())
     });
 }
 
-fn end(place: &Place, mut daemon: Child) {
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+fn end(test_home: &TestHome, mut daemon: Child) {
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
 #[test]
 fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     let test = "a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let daemon = place.serve(&["--warm-pool", "1"]);
+    let daemon = test_home.serve(&["--warm-pool", "1"]);
     let report = wait_for("a run out of the pool", || {
-        let done = place.call(&["run", "--json", "--", "sh", "-c", "echo out; exit 3"]);
+        let done = test_home.call(&["run", "--json", "--", "sh", "-c", "echo out; exit 3"]);
         assert_eq!(done.code, Some(3), "{done:?}");
         let report: Value = serde_json::from_str(&done.stdout).unwrap();
         (report["boot_mode"] == "warm-pool").then_some(report)
     });
     assert_eq!(report["stdout"], "out\n");
     assert!(report["boot_ms"].as_f64().unwrap() > 0.0, "{report}");
-    wait_until_forgotten(&place);
+    wait_until_forgotten(&test_home);
     let script = "echo out; echo err >&2; kill -TERM $$";
-    let done = place.call(&["run", "--rm", "--", "sh", "-c", script]);
+    let done = test_home.call(&["run", "--rm", "--", "sh", "-c", script]);
     let streams = (done.stdout.as_str(), done.stderr.as_str());
     assert_eq!((done.code, streams), (Some(143), ("out\n", "err\n")));
     assert_eq!(
-        place.call(&["run", "--", "no-such-command"]).code,
+        test_home.call(&["run", "--", "no-such-command"]).code,
         Some(127)
     );
-    let done = place.call(&["run", "--timeout", "1s", "--", "sleep", "600"]);
+    let done = test_home.call(&["run", "--timeout", "1s", "--", "sleep", "600"]);
     assert_eq!(done.code, Some(124), "{done:?}");
     // A guest that is gone is told as such.
     let mut run = start(
-        &place,
+        &test_home,
         &["--name", "victim", "--", "sh", "-c", "echo up; sleep 600"],
     );
     read_until(run.stdout.as_mut().unwrap(), "up");
-    assert_eq!(place.sh("victim", "echo inside"), "inside");
+    assert_eq!(test_home.sh("victim", "echo inside"), "inside");
     // Sandboxes of earlier runs may still be on their way out.
-    let listed = place.json(&["ls", "--filter", "name=victim"]);
+    let listed = test_home.json(&["ls", "--filter", "name=victim"]);
     let id = listed[0]["id"].as_str().unwrap();
     let process = call(
-        &place,
+        &test_home,
         "GET",
         &format!("/sandboxes/{id}/process"),
         &Value::Null,
@@ -97,10 +97,10 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     let done = finish(run);
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("is lost"), "{done:?}");
-    wait_until_forgotten(&place);
+    wait_until_forgotten(&test_home);
     // A signal that comes while the command runs is the command's.
     let mut run = start(
-        &place,
+        &test_home,
         &[
             "--",
             "sh",
@@ -118,7 +118,7 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     );
     // A port of this host leads into the guest while the command runs.
     let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); s.accept()[0].sendall(b'from the guest')";
-    let mut run = start(&place, &["-p", ":8000", "--", "python3", "-c", server]);
+    let mut run = start(&test_home, &["-p", ":8000", "--", "python3", "-c", server]);
     let mut told = String::new();
     BufReader::new(run.stderr.as_mut().unwrap())
         .read_line(&mut told)
@@ -135,14 +135,14 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     stream.read_to_string(&mut heard).unwrap();
     assert_eq!(heard, "from the guest");
     assert_eq!(finish(run).code, Some(0));
-    wait_until_forgotten(&place);
-    end(&place, daemon);
+    wait_until_forgotten(&test_home);
+    end(&test_home, daemon);
 }
 
 /// Page faults of the VMM of a sandbox so far.
-fn faults(place: &Place, id: &str) -> u64 {
+fn faults(test_home: &TestHome, id: &str) -> u64 {
     let path = format!("/sandboxes/{id}/process");
-    let (status, process) = call(place, "GET", &path, &Value::Null);
+    let (status, process) = call(test_home, "GET", &path, &Value::Null);
     assert_eq!(status, 200, "{process}");
     let process: Value = serde_json::from_str(&process).unwrap();
     let stat = fs::read_to_string(format!("/proc/{}/stat", process["pid"])).unwrap();
@@ -152,26 +152,26 @@ fn faults(place: &Place, id: &str) -> u64 {
 }
 
 #[test]
-fn a_sandbox_of_the_pool_keeps_nothing_of_its_rehearsal_but_warm_memory() {
-    let test = "a_sandbox_of_the_pool_keeps_nothing_of_its_rehearsal_but_warm_memory";
-    let Some(place) = Place::new(test) else {
+fn a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory() {
+    let test = "a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let daemon = place.serve(&["--warm-pool", "2"]);
+    let daemon = test_home.serve(&["--warm-pool", "2"]);
     let first_command = |id: &str| {
-        let before = faults(&place, id);
-        place.ok(&["exec", id, "--", "true"]);
-        faults(&place, id) - before
+        let before = faults(&test_home, id);
+        test_home.ok(&["exec", id, "--", "true"]);
+        faults(&test_home, id) - before
     };
-    let restored = place.ok(&["create"]);
+    let restored = test_home.ok(&["create"]);
     let restored_faults = first_command(&restored);
-    let pool = || call(&place, "GET", "/pools", &Value::Null).1;
+    let pool = || call(&test_home, "GET", "/pools", &Value::Null).1;
     wait_for("two that wait", || {
         pool().contains("\"ready\":2").then_some(())
     });
-    let pooled = [(); 2].map(|()| place.ok(&["create"]));
+    let pooled = [(); 2].map(|()| test_home.ok(&["create"]));
     for id in &pooled {
-        let record = place.json(&["inspect", id]);
+        let record = test_home.json(&["inspect", id]);
         assert!(record.to_string().contains("\"warm-pool\""), "{record}");
         let pooled_faults = first_command(id);
         assert!(
@@ -181,7 +181,7 @@ fn a_sandbox_of_the_pool_keeps_nothing_of_its_rehearsal_but_warm_memory() {
     }
     let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; cat /etc/hosts; \
         ps -eo comm=; env; ls -A /tmp ~";
-    let seen = pooled.each_ref().map(|id| place.sh(id, look));
+    let seen = pooled.each_ref().map(|id| test_home.sh(id, look));
     for (id, seen) in pooled.iter().zip(&seen) {
         assert_eq!(seen.lines().next(), Some(id.as_str()));
         assert!(!seen.contains("waiting"), "{seen}");
@@ -193,43 +193,43 @@ fn a_sandbox_of_the_pool_keeps_nothing_of_its_rehearsal_but_warm_memory() {
         ids
     });
     assert!(ids[0][0] != ids[1][0] && ids[0][1] != ids[1][1], "{ids:?}");
-    end(&place, daemon);
+    end(&test_home, daemon);
 }
 
 #[test]
 fn a_run_that_is_killed_leaves_no_sandbox() {
-    let Some(place) = Place::new("a_run_that_is_killed_leaves_no_sandbox") else {
+    let Some(test_home) = TestHome::new("a_run_that_is_killed_leaves_no_sandbox") else {
         return;
     };
-    let daemon = place.serve(&["--warm-pool", "0"]);
-    let mut run = start(&place, &["--", "sh", "-c", "echo up; sleep 600"]);
+    let daemon = test_home.serve(&["--warm-pool", "0"]);
+    let mut run = start(&test_home, &["--", "sh", "-c", "echo up; sleep 600"]);
     read_until(run.stdout.as_mut().unwrap(), "up");
-    assert_eq!(place.vmms().len(), 1);
+    assert_eq!(test_home.vmms().len(), 1);
     run.kill().unwrap();
     run.wait().unwrap();
-    wait_until_forgotten(&place);
-    assert!(place.vmms().is_empty());
+    wait_until_forgotten(&test_home);
+    assert!(test_home.vmms().is_empty());
     // A daemon that is killed with it leaves a sandbox that has a minute at most.
-    let mut run = start(&place, &["--", "sh", "-c", "echo up; sleep 600"]);
+    let mut run = start(&test_home, &["--", "sh", "-c", "echo up; sleep 600"]);
     read_until(run.stdout.as_mut().unwrap(), "up");
-    place.kill_daemon();
+    test_home.kill_daemon();
     drop(daemon);
     let done = finish(run);
     assert_eq!(done.code, Some(125), "{done:?}");
     // The command starts another.
-    let all = place.json(&["ls"]);
+    let all = test_home.json(&["ls"]);
     let deadline = all[0]["deadline_ms"].as_u64().unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     assert!(u128::from(deadline) <= now.as_millis() + 60_000, "{all}");
 }
 
 #[test]
-fn a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written() {
-    let test = "a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written";
-    let Some(place) = Place::new(test) else {
+fn a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written() {
+    let test = "a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let daemon = place.serve(&["--warm-pool", "0"]);
+    let daemon = test_home.serve(&["--warm-pool", "0"]);
     let dir = tempfile::tempdir().unwrap();
     let (work, outside) = (dir.path().join("work"), dir.path().join("outside"));
     fs::create_dir_all(work.join("sub")).unwrap();
@@ -253,7 +253,7 @@ fn a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written() {
     let args = [
         "run", "-v", &volume, "-v", &input, "-w", "/work", "-u", "root", "--", "sh", "-c",
     ];
-    let done = place.call(&[&args[..], &[script.as_str()]].concat());
+    let done = test_home.call(&[&args[..], &[script.as_str()]].concat());
     assert_eq!(
         (done.code, done.stdout.as_str()),
         (Some(0), "keptin"),
@@ -265,7 +265,7 @@ fn a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written() {
     assert_eq!(fs::read_link(work.join("way")).unwrap(), outside);
     let script = "rm way; mkdir way; echo theirs > way/x; echo theirs > kept; exit 4";
     symlink(&outside, work.join("other")).unwrap();
-    let done = place.call(&[&args[..], &[script]].concat());
+    let done = test_home.call(&[&args[..], &[script]].concat());
     assert_eq!(done.code, Some(4), "{done:?}");
     assert_eq!(
         (
@@ -277,30 +277,30 @@ fn a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written() {
     assert_eq!(text(&outside.join("x")), "mine");
     // A volume beyond its bounds changes nothing here, and is told.
     let script = "echo other > kept; truncate -s 1T huge";
-    let done = place.call(&[&args[..], &[script]].concat());
+    let done = test_home.call(&[&args[..], &[script]].concat());
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("/work back to"), "{done:?}");
     assert_eq!(text(&work.join("kept")), "theirs\n");
     // A directory that is not there is refused before there is a guest.
-    let done = place.call(&["run", "-v", "/no/such/directory:/work", "--", "true"]);
+    let done = test_home.call(&["run", "-v", "/no/such/directory:/work", "--", "true"]);
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("/no/such/directory"), "{done:?}");
-    end(&place, daemon);
+    end(&test_home, daemon);
 }
 
 #[test]
-fn logs_tell_which_process_was_killed_for_want_of_memory() {
-    let test = "logs_tell_which_process_was_killed_for_want_of_memory";
-    let Some(place) = Place::new(test) else {
+fn logs_name_the_process_that_was_killed_for_memory() {
+    let test = "logs_name_the_process_that_was_killed_for_memory";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let daemon = place.serve(&["--warm-pool", "0"]);
-    let id = place.ok(&["create", "--memory", "256MiB"]);
-    let done = place.call(&["exec", &id, "--", "tail", "/dev/zero"]);
+    let daemon = test_home.serve(&["--warm-pool", "0"]);
+    let id = test_home.ok(&["create", "--memory", "256MiB"]);
+    let done = test_home.call(&["exec", &id, "--", "tail", "/dev/zero"]);
     assert_eq!(done.code, Some(137), "{done:?}");
     // The line's last words: a console hands on a line piece by piece.
     let logs = wait_for("the line about it", || {
-        let logs = place.ok(&["logs", &id]);
+        let logs = test_home.ok(&["logs", &id]);
         logs.contains("had none left").then_some(logs)
     });
     assert!(logs.contains("out of memory"), "{logs}");
@@ -310,12 +310,12 @@ fn logs_tell_which_process_was_killed_for_want_of_memory() {
         assert!(logs.contains("the kernel killed process"), "{logs}");
     }
     // A guest that is gone still has its last words, and the reason.
-    let vmm = *place.vmms().first().unwrap();
+    let vmm = *test_home.vmms().first().unwrap();
     kill(Pid::from_raw(vmm.try_into().unwrap()), Signal::SIGKILL).unwrap();
     let logs = wait_for("the reason of its end", || {
-        let logs = place.ok(&["logs", &id]);
+        let logs = test_home.ok(&["logs", &id]);
         logs.contains("is lost").then_some(logs)
     });
     assert!(logs.contains("(tail)"), "{logs}");
-    end(&place, daemon);
+    end(&test_home, daemon);
 }

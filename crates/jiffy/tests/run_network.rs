@@ -7,8 +7,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::Stdio;
 use support::lab::{PRIVATE, PUBLIC, output, with_lab6};
-use support::networked::{PRELUDE, clean};
-use support::place::Place;
+use support::network_probe::{PRELUDE, clean};
+use support::test_home::TestHome;
 use support::{children, jiffy, read_until, wait_for};
 
 on_gvisor! {
@@ -19,7 +19,7 @@ on_gvisor! {
 fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network() {
     let test = "without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network";
     with_lab6(test, |_| {
-        let Some(place) = Place::new(test) else {
+        let Some(test_home) = TestHome::new(test) else {
             return;
         };
         let reach = |options: &[&str]| {
@@ -32,7 +32,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
                 options,
                 &["--", "python3", "-c", &program],
             ];
-            place.call(&words.concat())
+            test_home.call(&words.concat())
         };
         let done = reach(&[]);
         let heard: Vec<&str> = done.stdout.split_whitespace().collect();
@@ -57,12 +57,12 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
             "-c",
             &program,
         ];
-        let done = place.call(&off);
+        let done = test_home.call(&off);
         assert_eq!(done.code, Some(0), "{done:?}");
         assert_ne!(done.stdout.trim(), "internet", "{done:?}");
         // One that is killed leaves none either.
         let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
-            .env("JIFFY_HOME", place.dir.path())
+            .env("JIFFY_HOME", test_home.dir.path())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -76,7 +76,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         clean();
         // If its remover was killed as well, the next run removes it.
         let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
-            .env("JIFFY_HOME", place.dir.path())
+            .env("JIFFY_HOME", test_home.dir.path())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

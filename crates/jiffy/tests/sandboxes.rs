@@ -5,64 +5,67 @@ mod support;
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use support::engine::is_gvisor;
-use support::place::Place;
+use support::test_home::TestHome;
 use support::wait_for;
 
 #[test]
 fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
     let test = "a_sandbox_stays_between_commands_and_takes_files_both_ways";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create", "-e", "GREETING=hello"]);
+    let id = test_home.ok(&["create", "-e", "GREETING=hello"]);
     let short = &id[..6];
     assert_eq!(
-        place.sh(short, "echo $GREETING; hostname"),
+        test_home.sh(short, "echo $GREETING; hostname"),
         format!("hello\n{id}")
     );
-    let socket = place.dir.path().join("run/jiffy.sock");
+    let socket = test_home.dir.path().join("run/jiffy.sock");
     assert_eq!(
         socket.metadata().unwrap().permissions().mode() & 0o777,
         0o600
     );
 
-    let file = place.dir.path().join("data");
+    let file = test_home.dir.path().join("data");
     let data: Vec<u8> = (0..3_000_000u32).flat_map(u32::to_le_bytes).collect();
     std::fs::write(&file, &data).unwrap();
-    place.ok(&["cp", file.to_str().unwrap(), &format!("{short}:/tmp/")]);
-    let back = place.dir.path().join("back");
-    place.ok(&["cp", &format!("{short}:/tmp/data"), back.to_str().unwrap()]);
+    test_home.ok(&["cp", file.to_str().unwrap(), &format!("{short}:/tmp/")]);
+    let back = test_home.dir.path().join("back");
+    test_home.ok(&["cp", &format!("{short}:/tmp/data"), back.to_str().unwrap()]);
     assert!(std::fs::read(&back).unwrap() == data);
 
     assert_eq!(
-        place
+        test_home
             .call(&["exec", short, "--", "sh", "-c", "exit 7"])
             .code,
         Some(7)
     );
     assert_eq!(
-        place.call(&["exec", short, "--", "no-such"]).code,
+        test_home.call(&["exec", short, "--", "no-such"]).code,
         Some(127)
     );
-    let missing = place.call(&["exec", "zzzz", "--", "true"]);
+    let missing = test_home.call(&["exec", "zzzz", "--", "true"]);
     assert_eq!(missing.code, Some(125));
     assert!(missing.stderr.contains("no sandbox `zzzz`"), "{missing:?}");
-    place.ok(&["rm", short]);
-    assert_eq!(place.json(&["ls", "--all"]).as_array().unwrap().len(), 0);
+    test_home.ok(&["rm", short]);
+    assert_eq!(
+        test_home.json(&["ls", "--all"]).as_array().unwrap().len(),
+        0
+    );
 }
 
 #[test]
-fn a_sandbox_is_forked_rewound_put_to_sleep_and_woken() {
-    let test = "a_sandbox_is_forked_rewound_put_to_sleep_and_woken";
-    let Some(place) = Place::new(test) else {
+fn a_sandbox_is_forked_rolled_back_paused_and_resumed() {
+    let test = "a_sandbox_is_forked_rolled_back_paused_and_resumed";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(&id, "echo one > /tmp/state");
-    let snapshot = place.ok(&["snapshot", &id, "--name", "first"]);
-    place.sh(&id, "echo two > /tmp/state");
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, "echo one > /tmp/state");
+    let snapshot = test_home.ok(&["snapshot", &id, "--name", "first"]);
+    test_home.sh(&id, "echo two > /tmp/state");
 
-    let fork = place.json(&["fork", &id, "-n", "3"]);
+    let fork = test_home.json(&["fork", &id, "-n", "3"]);
     let children: Vec<String> = fork["children"]
         .as_array()
         .unwrap()
@@ -71,7 +74,7 @@ fn a_sandbox_is_forked_rewound_put_to_sleep_and_woken() {
         .collect();
     assert_eq!(children.len(), 3, "{fork}");
     let look = "cat /tmp/state /etc/machine-id /proc/sys/kernel/random/uuid; hostname; date +%s";
-    let seen: Vec<String> = children.iter().map(|c| place.sh(c, look)).collect();
+    let seen: Vec<String> = children.iter().map(|c| test_home.sh(c, look)).collect();
     for (i, text) in seen.iter().enumerate() {
         assert!(text.starts_with("two\n"), "{text}");
         assert!(text.contains(&children[i]));
@@ -82,54 +85,57 @@ fn a_sandbox_is_forked_rewound_put_to_sleep_and_woken() {
         };
         assert_eq!((unlike(1), unlike(2)), (1, 1), "{seen:?}");
     }
-    place.ok(&["promote", &children[1]]);
-    assert_eq!(place.json(&["ls"]).as_array().unwrap().len(), 2);
+    test_home.ok(&["promote", &children[1]]);
+    assert_eq!(test_home.json(&["ls"]).as_array().unwrap().len(), 2);
 
     for round in 0..3 {
-        assert_eq!(place.ok(&["rollback", &id, "first"]), id);
+        assert_eq!(test_home.ok(&["rollback", &id, "first"]), id);
         assert_eq!(
-            place.sh(&id, "cat /tmp/state; hostname"),
+            test_home.sh(&id, "cat /tmp/state; hostname"),
             format!("one\n{id}")
         );
-        place.sh(&id, &format!("echo {round} > /tmp/state"));
+        test_home.sh(&id, &format!("echo {round} > /tmp/state"));
     }
     // A relative's snapshot will do too.
-    place.ok(&["rollback", &children[1], &snapshot]);
-    assert_eq!(place.sh(&children[1], "cat /tmp/state"), "one");
+    test_home.ok(&["rollback", &children[1], &snapshot]);
+    assert_eq!(test_home.sh(&children[1], "cat /tmp/state"), "one");
 
-    place.sh(&id, "sleep 1000 >/dev/null 2>&1 & echo asleep > /tmp/state");
-    place.ok(&["pause", &id]);
-    let refused = place.call(&["exec", &id, "--", "true"]);
+    test_home.sh(&id, "sleep 1000 >/dev/null 2>&1 & echo asleep > /tmp/state");
+    test_home.ok(&["pause", &id]);
+    let refused = test_home.call(&["exec", &id, "--", "true"]);
     assert!(refused.stderr.contains("jiffy resume"), "{refused:?}");
-    place.ok(&["resume", &id]);
-    assert_eq!(place.sh(&id, "cat /tmp/state; pgrep -c sleep"), "asleep\n1");
+    test_home.ok(&["resume", &id]);
+    assert_eq!(
+        test_home.sh(&id, "cat /tmp/state; pgrep -c sleep"),
+        "asleep\n1"
+    );
 
-    let copy = place.json(&["create", "--from", "first"]);
+    let copy = test_home.json(&["create", "--from", "first"]);
     assert_eq!(copy["boot_mode"], "snapshot");
     assert_eq!(
-        place.sh(copy["id"].as_str().unwrap(), "cat /tmp/state"),
+        test_home.sh(copy["id"].as_str().unwrap(), "cat /tmp/state"),
         "one"
     );
-    place.ok(&["kill", &id]);
-    assert!(place.ok(&["snapshots"]).contains("first"));
+    test_home.ok(&["kill", &id]);
+    assert!(test_home.ok(&["snapshots"]).contains("first"));
 }
 
 #[test]
 fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
     let test = "a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    place.ok(&["create"]);
+    test_home.ok(&["create"]);
     let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid";
     let warm: Vec<(String, String)> = (0..2)
         .map(|_| {
             let made = wait_for("a warm sandbox", || {
-                let made = place.json(&["create"]);
+                let made = test_home.json(&["create"]);
                 (made["boot_mode"] == "warm-pool").then_some(made)
             });
             let id = made["id"].as_str().unwrap().to_owned();
-            let seen = place.sh(&id, look);
+            let seen = test_home.sh(&id, look);
             (id, seen)
         })
         .collect();
@@ -142,40 +148,40 @@ fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
 }
 
 #[test]
-fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it() {
-    let test = "a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it";
-    let Some(place) = Place::new(test) else {
+fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it() {
+    let test = "a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(&id, "echo kept > /tmp/state");
-    place.ok(&["snapshot", &id, "--name", "kept"]);
-    for vmm in place.vmms() {
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, "echo kept > /tmp/state");
+    test_home.ok(&["snapshot", &id, "--name", "kept"]);
+    for vmm in test_home.vmms() {
         let pid = nix::unistd::Pid::from_raw(vmm.try_into().unwrap());
         // One of the warm pool may leave by itself meanwhile.
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     }
     let cause = wait_for("the end to be noticed", || {
-        let all = place.json(&["ls"]);
+        let all = test_home.json(&["ls"]);
         all[0]["cause"].as_str().map(str::to_owned)
     });
     assert!(cause.contains("was killed"), "{cause}");
-    place.ok(&["rollback", &id, "kept"]);
-    assert_eq!(place.sh(&id, "cat /tmp/state"), "kept");
+    test_home.ok(&["rollback", &id, "kept"]);
+    assert_eq!(test_home.sh(&id, "cat /tmp/state"), "kept");
     // The sandboxes of the pool are dead too, and are not handed out.
-    let fresh = place.ok(&["create"]);
-    assert_eq!(place.sh(&fresh, "hostname"), fresh);
+    let fresh = test_home.ok(&["create"]);
+    assert_eq!(test_home.sh(&fresh, "hostname"), fresh);
 }
 
 #[test]
-fn a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found() {
-    let test = "a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found";
-    let Some(place) = Place::new(test) else {
+fn a_kept_snapshot_gets_checksums_that_find_a_flipped_byte() {
+    let test = "a_kept_snapshot_gets_checksums_that_find_a_flipped_byte";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    let snapshot = place.ok(&["snapshot", &id, "--name", "precious"]);
-    let verify = || place.call(&["snapshots", "--verify", "precious", "--json"]);
+    let id = test_home.ok(&["create"]);
+    let snapshot = test_home.ok(&["snapshot", &id, "--name", "precious"]);
+    let verify = || test_home.call(&["snapshots", "--verify", "precious", "--json"]);
     let sound = wait_for("the seal", || {
         let done = verify();
         (done.code == Some(0)).then_some(done)
@@ -183,7 +189,7 @@ fn a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found() {
     let verified: serde_json::Value = serde_json::from_str(&sound.stdout).unwrap();
     // It and the template's it lies on.
     assert_eq!(verified.as_array().unwrap().len(), 2, "{verified}");
-    let dir = place.dir.path().join("snapshots").join(&snapshot);
+    let dir = test_home.dir.path().join("snapshots").join(&snapshot);
     let index = std::fs::File::open(dir.join("memory.index")).unwrap();
     let index = jiffy_snapshot::read_index(&index).unwrap();
     let chunk = index.stored.iter().next().unwrap();
@@ -193,20 +199,20 @@ fn a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found() {
     let (mut byte, at) = ([0], chunk * 65536 + 4097);
     layer.read_exact_at(&mut byte, at).unwrap();
     layer.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
-    let damaged = place.call(&["snapshots", "--verify", "precious"]);
+    let damaged = test_home.call(&["snapshots", "--verify", "precious"]);
     assert_eq!(damaged.code, Some(1), "{damaged:?}");
     let named = format!("memory.layer chunk {chunk} ");
     assert!(damaged.stdout.contains(&named), "{damaged:?}");
-    place.ok(&["rm", &id]);
-    place.ok(&["rm", "precious"]);
+    test_home.ok(&["rm", &id]);
+    test_home.ok(&["rm", "precious"]);
     wait_for("the files to go behind the answer", || {
         (!dir.exists()).then_some(())
     });
 }
 
 /// Memory of the daemon's VMMs that no file lies behind, in KiB.
-fn own_memory(place: &Place) -> Vec<u64> {
-    let vmms = place.vmms().into_iter();
+fn own_memory(test_home: &TestHome) -> Vec<u64> {
+    let vmms = test_home.vmms().into_iter();
     let own = vmms.filter_map(|pid| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
         let line = text.lines().find_map(|l| l.strip_prefix("Anonymous:"))?;
@@ -218,16 +224,16 @@ fn own_memory(place: &Place) -> Vec<u64> {
 #[test]
 fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
     let test = "restores_take_the_measured_policy_on_the_host_it_was_measured_on";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let table = place.ok(&["doctor", "--measure", "--rounds", "2"]);
+    let table = test_home.ok(&["doctor", "--measure", "--rounds", "2"]);
     for policy in ["map", "working set", "read all"] {
         assert!(table.contains(policy), "{table}");
     }
-    let doctor = || place.ok(&["doctor", "--no-boot"]);
+    let doctor = || test_home.ok(&["doctor", "--no-boot"]);
     assert!(doctor().contains("measured on this host"), "{}", doctor());
-    let path = place.dir.path().join("host.json");
+    let path = test_home.dir.path().join("host.json");
     let change = |key: &str, value: &str| {
         let text = std::fs::read_to_string(&path).unwrap();
         let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -235,16 +241,16 @@ fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
         std::fs::write(&path, file.to_string()).unwrap();
     };
     let own = || {
-        let id = place.ok(&["create"]);
-        place.sh(&id, "true");
-        let own = own_memory(&place);
-        place.ok(&["rm", &id]);
-        place.ok(&["serve", "--stop"]);
+        let id = test_home.ok(&["create"]);
+        test_home.sh(&id, "true");
+        let own = own_memory(&test_home);
+        test_home.ok(&["rm", &id]);
+        test_home.ok(&["serve", "--stop"]);
         *own.iter().min().unwrap()
     };
     change("/policy", "map");
     let mapped = own();
-    let snapshots = std::fs::read_dir(place.dir.path().join("snapshots")).unwrap();
+    let snapshots = std::fs::read_dir(test_home.dir.path().join("snapshots")).unwrap();
     let set = snapshots
         .flatten()
         .next()
@@ -264,86 +270,86 @@ fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
 }
 
 #[test]
-fn every_sandbox_tells_its_engine_which_tells_what_it_can() {
-    let test = "every_sandbox_tells_its_engine_which_tells_what_it_can";
-    let Some(place) = Place::new(test) else {
+fn every_sandbox_names_its_engine_and_every_engine_its_capabilities() {
+    let test = "every_sandbox_names_its_engine_and_every_engine_its_capabilities";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let all = place.json(&["engines"]);
+    let all = test_home.json(&["engines"]);
     let engine = &all[0];
     assert_eq!(engine["name"], "microvm");
     assert_eq!(engine["usable"], true);
     assert_eq!(engine["default"], true);
     assert_eq!(engine["capabilities"]["liveSnapshot"], true);
     assert_eq!(engine["capabilities"]["nestedKvm"], false);
-    let text = place.ok(&["engines"]);
+    let text = test_home.ok(&["engines"]);
     assert!(text.starts_with("ENGINE"), "{text}");
     assert!(
         text.contains("runs on while a snapshot is written"),
         "{text}"
     );
 
-    let id = place.ok(&["create"]);
-    assert_eq!(place.json(&["ls"])[0]["engine"], "microvm");
-    place.ok(&["pause", &id]);
-    assert_eq!(place.json(&["ls"])[0]["engine"], "microvm");
+    let id = test_home.ok(&["create"]);
+    assert_eq!(test_home.json(&["ls"])[0]["engine"], "microvm");
+    test_home.ok(&["pause", &id]);
+    assert_eq!(test_home.json(&["ls"])[0]["engine"], "microvm");
     // A guest has no KVM, and a kernel whose settings are its own.
-    place.ok(&["resume", &id]);
+    test_home.ok(&["resume", &id]);
     let file = "/proc/sys/kernel/domainname";
     let own = format!("test ! -e /dev/kvm && echo inside | sudo tee {file} >&2; cat {file}");
-    assert_eq!(place.sh(&id, &own), "inside");
-    place.ok(&["rm", &id]);
+    assert_eq!(test_home.sh(&id, &own), "inside");
+    test_home.ok(&["rm", &id]);
 }
 
 /// Ids of processes of the guest whose command line contains `text`.
-fn guest_processes(place: &Place, id: &str, text: &str) -> String {
+fn guest_processes(test_home: &TestHome, id: &str, text: &str) -> String {
     // The pattern does not match the line that it stands in.
     let pattern = format!("[{}]{}", &text[..1], &text[1..]);
-    place.sh(id, &format!("pgrep -f '{pattern}' || true"))
+    test_home.sh(id, &format!("pgrep -f '{pattern}' || true"))
 }
 
 #[test]
 fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone() {
     let test = "a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     let words = ["exec", "--timeout", "1s", &id, "--"];
-    let done = place.call(&[&words[..], &["sleep", "99"]].concat());
+    let done = test_home.call(&[&words[..], &["sleep", "99"]].concat());
     assert_eq!(done.code, Some(124), "{done:?}");
     let told = "timed out after 1 s: the process ran into its timeout and was killed";
     assert!(done.stderr.contains(told), "{done:?}");
-    assert_eq!(guest_processes(&place, &id, "sleep 99"), "");
+    assert_eq!(guest_processes(&test_home, &id, "sleep 99"), "");
 
     let mut command = support::jiffy(&[&words[..], &["sleep", "98"]].concat());
-    command.env("JIFFY_HOME", place.dir.path());
+    command.env("JIFFY_HOME", test_home.dir.path());
     let mut client = command.spawn().unwrap();
     wait_for("the command", || {
-        Some(()).filter(|()| !guest_processes(&place, &id, "sleep 98").is_empty())
+        Some(()).filter(|()| !guest_processes(&test_home, &id, "sleep 98").is_empty())
     });
     client.kill().unwrap();
     client.wait().unwrap();
     wait_for("the end of the command", || {
-        Some(()).filter(|()| guest_processes(&place, &id, "sleep 98").is_empty())
+        Some(()).filter(|()| guest_processes(&test_home, &id, "sleep 98").is_empty())
     });
 }
 
 #[test]
 fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
     let test = "a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     // The way of bubblewrap and rootless podman; the user has no rights.
-    place.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
+    test_home.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
     let boot_id = "cat /proc/sys/kernel/random/boot_id";
-    let first = place.sh(&id, boot_id);
-    assert_eq!(place.sh(&id, boot_id), first);
-    let other = place.ok(&["create"]);
-    assert_ne!(place.sh(&other, boot_id), first);
-    let denied = place.call(&[
+    let first = test_home.sh(&id, boot_id);
+    assert_eq!(test_home.sh(&id, boot_id), first);
+    let other = test_home.ok(&["create"]);
+    assert_ne!(test_home.sh(&other, boot_id), first);
+    let denied = test_home.call(&[
         "exec",
         &id,
         "--",
@@ -356,10 +362,10 @@ fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
         return;
     }
     let modes = "stat -c %a /dev/fuse /dev/net/tun";
-    assert_eq!(place.sh(&id, modes), "666\n666");
+    assert_eq!(test_home.sh(&id, modes), "666\n666");
     let mount = "truncate -s 8M /tmp/disk && /sbin/mkfs.ext4 -q /tmp/disk && \
         sudo mount -o loop /tmp/disk /mnt && sudo touch /mnt/file && ls /mnt/file";
-    assert_eq!(place.sh(&id, mount), "/mnt/file");
+    assert_eq!(test_home.sh(&id, mount), "/mnt/file");
     // Of directories with entries of both layers of the root.
     let inodes = "sudo touch /etc/new /usr/new && python3 -c '
 import os
@@ -368,8 +374,8 @@ for path in \"/etc\", \"/usr\", \"/\":
         if not entry.is_symlink() and not os.path.ismount(entry.path):
             assert entry.inode() == entry.stat().st_ino, entry.path
 '";
-    place.sh(&id, inodes);
-    place.sh(
+    test_home.sh(&id, inodes);
+    test_home.sh(
         &id,
         "grep -q rchar /proc/self/io && zgrep -q CONFIG_NET=y /proc/config.gz && cat /proc/self/schedstat",
     );

@@ -13,8 +13,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use support::lab::{PUBLIC, with_lab};
-use support::networked::{clean, reach};
-use support::place::Place;
+use support::network_probe::{clean, reach};
+use support::test_home::TestHome;
 use support::{children, finish, jiffy, programs, skip, wait_for};
 
 const STRACE: &str = "/usr/bin/strace";
@@ -111,7 +111,7 @@ impl Made {
     }
 }
 
-/// Those of `allowed` that nobody made, and that nothing is said for.
+/// Those of `allowed` that were not made, and without a reason.
 fn idle(allowed: &[AllowedSyscall], made: &BTreeSet<String>) -> Vec<&'static str> {
     let idle = allowed
         .iter()
@@ -127,46 +127,46 @@ fn unmade(allowed: &[IoctlRequest], made: &BTreeSet<u32>) -> Vec<&'static str> {
     unmade.map(|r| r.name).collect()
 }
 
-fn serve(place: &Place) -> Child {
-    place.serve(&[&["--network", "on", "--warm-pool", "0"], &LIMITS[..]].concat())
+fn serve(test_home: &TestHome) -> Child {
+    test_home.serve(&[&["--network", "on", "--warm-pool", "0"], &LIMITS[..]].concat())
 }
 
 /// Everything that a VMM is there for.
-fn work(place: &Place) {
-    let mut daemon = serve(place);
-    let id = place.ok(&["create", "--memory", "1GiB"]);
-    assert_eq!(reach(place, &id, PUBLIC[0]), "internet");
-    let data = place.dir.path().join("data");
+fn work(test_home: &TestHome) {
+    let mut daemon = serve(test_home);
+    let id = test_home.ok(&["create", "--memory", "1GiB"]);
+    assert_eq!(reach(test_home, &id, PUBLIC[0]), "internet");
+    let data = test_home.dir.path().join("data");
     fs::write(&data, vec![7; 20_000_000]).unwrap();
     let data = data.to_str().unwrap();
-    place.ok(&["cp", data, &format!("{id}:/var/tmp/data")]);
-    place.ok(&["cp", &format!("{id}:/var/tmp/data"), data]);
+    test_home.ok(&["cp", data, &format!("{id}:/var/tmp/data")]);
+    test_home.ok(&["cp", &format!("{id}:/var/tmp/data"), data]);
     // More than the limit allows at once.
     let root = |script: &str| {
-        place.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+        test_home.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     };
     root(
         "dd if=/dev/zero of=/var/tmp/zeroes bs=1M count=100 oflag=direct; cat /var/tmp/data | sha256sum",
     );
     root("rm /var/tmp/zeroes; sync; seq 1000 >/dev/console; head -c 1000 /dev/hwrng | wc -c");
-    let kept = place.ok(&["snapshot", &id]);
-    place.ok(&["fork", &id]);
-    place.ok(&["pause", &id]);
-    place.ok(&["resume", &id]);
-    place.ok(&["rollback", &id, &kept]);
+    let kept = test_home.ok(&["snapshot", &id]);
+    test_home.ok(&["fork", &id]);
+    test_home.ok(&["pause", &id]);
+    test_home.ok(&["resume", &id]);
+    test_home.ok(&["rollback", &id, &kept]);
 
     // A daemon that goes leaves its snapshot unfinished, and the next one finds the guest as it
     // was.
-    place.sh(&id, "head -c 400000000 /dev/urandom >/dev/shm/bulk");
-    let began = children_of_vmms(place);
+    test_home.sh(&id, "head -c 400000000 /dev/urandom >/dev/shm/bulk");
+    let began = children_of_vmms(test_home);
     let snapshot = jiffy(&["snapshot", &id])
-        .env("JIFFY_HOME", place.dir.path())
+        .env("JIFFY_HOME", test_home.dir.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     wait_for("the process that writes memory", || {
-        (children_of_vmms(place) > began).then_some(())
+        (children_of_vmms(test_home) > began).then_some(())
     });
     kill(
         Pid::from_raw(daemon.id().try_into().unwrap()),
@@ -175,24 +175,24 @@ fn work(place: &Place) {
     .unwrap();
     daemon.wait().unwrap();
     finish(snapshot);
-    place.daemon_went();
-    let mut daemon = serve(place);
-    place.sh(&id, "true");
+    test_home.daemon_went();
+    let mut daemon = serve(test_home);
+    test_home.sh(&id, "true");
 
     // Drivers that let go of their devices, as far as a guest can do without them; then it ends by
     // itself.
-    let clone = place.ok(&["create", "--from", &kept]);
-    place.call(&[
+    let clone = test_home.ok(&["create", "--from", &kept]);
+    test_home.call(&[
         "exec", "--user", "root", &clone, "--", "python3", "-c", LEAVE,
     ]);
-    place.ok(&["kill", &id]);
-    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    test_home.ok(&["kill", &id]);
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
 
-/// Number of processes that the place's VMMs have forked, and their tracers.
-fn children_of_vmms(place: &Place) -> usize {
-    let vmms = place.vmms();
+/// Number of processes that the VMMs of the data directory have forked, and their tracers.
+fn children_of_vmms(test_home: &TestHome) -> usize {
+    let vmms = test_home.vmms();
     let vmms = vmms.iter().map(|&vmm| children(vmm).len());
     vmms.sum()
 }
@@ -208,12 +208,12 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
     let traces = directory.path().join("traces");
     fs::create_dir(&traces).unwrap();
     with_lab(test, |_| {
-        let Some(mut place) = Place::new(test) else {
+        let Some(mut test_home) = TestHome::new(test) else {
             return;
         };
-        place.vmm = Some(traced(directory.path(), &traces));
-        work(&place);
-        drop(place);
+        test_home.vmm = Some(traced(directory.path(), &traces));
+        work(&test_home);
+        drop(test_home);
         clean();
         let mut made = Made::default();
         for trace in fs::read_dir(&traces).unwrap() {

@@ -8,13 +8,13 @@ use nix::mount::MsFlags;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use support::lab::{output, own_run, with_lab};
-use support::networked::clean;
+use support::network_probe::clean;
 use support::{skip, wait_for};
 
 /// Slots of a run; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
 const USUAL: u32 = 128;
 /// Memory of the host for one slot by the limit, in KiB.
-const MOST_MEMORY: u64 = 1024;
+const MAX_MEMORY_KIB: u64 = 1024;
 
 /// Memory of the kernel itself, in KiB.
 fn kernel_memory() -> u64 {
@@ -56,8 +56,8 @@ fn devices() -> usize {
     links.lines().filter(|line| line.starts_with("jf")).count()
 }
 
-/// Held by whoever counts what this process and the host have.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Held while resources of this process and the host are counted.
+static SERIAL: Mutex<()> = Mutex::new(());
 
 /// Leaves nothing, however the test ends.
 struct Closing(Network);
@@ -69,8 +69,8 @@ impl Drop for Closing {
 }
 
 #[test]
-fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
-    let test = "as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace";
+fn the_maximum_of_slots_is_made_and_removed_without_remains() {
+    let test = "the_maximum_of_slots_is_made_and_removed_without_remains";
     let wanted = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
     // A tap and four sockets for each.
     let files = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
@@ -83,7 +83,7 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
         files.1,
     )
     .unwrap();
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     with_lab(test, |_| {
         own_run(MsFlags::MS_PRIVATE);
         let before = (open_files(), namespaces());
@@ -114,7 +114,7 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
                 each * 4096 / 1024
             );
             if round == 0 {
-                assert!(each < MOST_MEMORY, "{each} KiB for each slot");
+                assert!(each < MAX_MEMORY_KIB, "{each} KiB for each slot");
             }
             let began = Instant::now();
             drop(closing);
@@ -130,7 +130,7 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
 #[test]
 fn slots_that_are_given_back_while_their_network_closes_are_removed() {
     let test = "slots_that_are_given_back_while_their_network_closes_are_removed";
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     with_lab(test, |_| {
         own_run(MsFlags::MS_PRIVATE);
         let before = namespaces();
@@ -151,7 +151,7 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
             for _ in 0..16 {
                 leases.push(runtime.block_on(network.take(card)).unwrap());
             }
-            // Some are still being made, and nobody waits for them any more.
+            // Some are still being made, and are not waited for any more.
             let asked: Vec<_> = (0..4)
                 .map(|_| {
                     let network = network.clone();

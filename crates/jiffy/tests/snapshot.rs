@@ -14,13 +14,13 @@ use jiffy_snapshot::{Durability, SnapshotError, Store, VerifyResult};
 use support::{guests, programs};
 use tempfile::TempDir;
 
-struct Bench {
+struct SnapshotFixture {
     prepared: PreparedTemplate,
     store: Store,
     _dir: TempDir,
 }
 
-fn bench(test: &str) -> Option<Bench> {
+fn fixture(test: &str) -> Option<SnapshotFixture> {
     if !guests(test) {
         return None;
     }
@@ -40,7 +40,7 @@ fn bench(test: &str) -> Option<Bench> {
         .prepare("base", &mut |_| ())
         .unwrap();
     let store = Store::open(dir.path()).unwrap();
-    Some(Bench {
+    Some(SnapshotFixture {
         prepared,
         store,
         _dir: dir,
@@ -83,7 +83,7 @@ async fn sh(vm: &MicroVm, script: &str) -> String {
     String::from_utf8(out).unwrap().trim_end().to_owned()
 }
 
-impl Bench {
+impl SnapshotFixture {
     async fn restore(&self, id: &str) -> MicroVm {
         let spec = spec();
         let vm = self
@@ -98,11 +98,11 @@ impl Bench {
 #[tokio::test(flavor = "multi_thread")]
 async fn restored_sandboxes_keep_everything_but_their_identity() {
     let test = "restored_sandboxes_keep_everything_but_their_identity";
-    let Some(bench) = bench(test) else { return };
-    let vm = bench.prepared.boot(&spec()).await.unwrap();
+    let Some(fixture) = fixture(test) else { return };
+    let vm = fixture.prepared.boot(&spec()).await.unwrap();
     sh(&vm, "echo precious > $HOME/file; (while :; do echo x >> /tmp/alive; sleep 0.02; done) >/dev/null 2>&1 &").await;
     let (snapshot, report) = vm
-        .snapshot(&bench.store, &saved("one", AfterSnapshot::Resume))
+        .snapshot(&fixture.store, &saved("one", AfterSnapshot::Resume))
         .await
         .unwrap();
     assert_eq!(snapshot.manifest().parent, None);
@@ -111,7 +111,7 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     assert!(report.stopped_us <= report.total_us, "{report:?}");
 
     let look = "cat $HOME/file; cat /proc/sys/kernel/hostname; head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid";
-    let (a, b) = (bench.restore("one").await, bench.restore("one").await);
+    let (a, b) = (fixture.restore("one").await, fixture.restore("one").await);
     let (from_a, from_b, from_parent) =
         (sh(&a, look).await, sh(&b, look).await, sh(&vm, look).await);
     let lines = |s: &str| s.lines().map(str::to_owned).collect::<Vec<_>>();
@@ -133,20 +133,20 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     assert_eq!(sh(&vm, "cat $HOME/file").await, "precious");
 
     assert!(matches!(
-        bench.store.remove("one"),
+        fixture.store.remove("one"),
         Err(SnapshotError::InUse(_))
     ));
     for vm in [vm, a, b] {
         vm.stop().await;
     }
-    bench.store.remove("one").unwrap();
+    fixture.store.remove("one").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
-    let test = "a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in";
-    let Some(bench) = bench(test) else { return };
-    let mut vm = bench.prepared.boot(&spec()).await.unwrap();
+async fn repeated_snapshots_make_a_lineage_to_roll_back_in() {
+    let test = "repeated_snapshots_make_a_lineage_to_roll_back_in";
+    let Some(fixture) = fixture(test) else { return };
+    let mut vm = fixture.prepared.boot(&spec()).await.unwrap();
     for generation in 0..6 {
         sh(&vm, &format!("echo {generation} > $HOME/generation")).await;
         let then = if generation % 2 == 0 {
@@ -155,36 +155,36 @@ async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
             AfterSnapshot::Stop
         };
         let spec = saved(&format!("g{generation}"), then);
-        let (snapshot, _) = vm.snapshot(&bench.store, &spec).await.unwrap();
+        let (snapshot, _) = vm.snapshot(&fixture.store, &spec).await.unwrap();
         let parent = (generation > 0).then(|| format!("g{}", generation - 1));
         assert_eq!(snapshot.manifest().parent, parent);
         if then == AfterSnapshot::Stop {
             vm.ended().await;
-            vm = bench.restore(&spec.id).await;
+            vm = fixture.restore(&spec.id).await;
         }
     }
     vm.stop().await;
     for generation in [0, 3, 5] {
-        let vm = bench.restore(&format!("g{generation}")).await;
+        let vm = fixture.restore(&format!("g{generation}")).await;
         assert_eq!(
             sh(&vm, "cat $HOME/generation").await,
             generation.to_string()
         );
         vm.stop().await;
     }
-    let lineage = bench.store.lineage("g5").unwrap();
+    let lineage = fixture.store.lineage("g5").unwrap();
     lineage.snapshots()[5].write_checksums().unwrap();
     let verdict = lineage.snapshots()[5].verify().unwrap();
     assert_eq!(verdict, VerifyResult::Intact);
-    let error = bench.store.remove("g2").unwrap_err();
+    let error = fixture.store.remove("g2").unwrap_err();
     assert!(matches!(error, SnapshotError::HasChild { child, .. } if child == "g3"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
     let test = "a_paused_sandbox_answers_again_after_it_is_resumed";
-    let Some(bench) = bench(test) else { return };
-    let vm = bench.prepared.boot(&spec()).await.unwrap();
+    let Some(fixture) = fixture(test) else { return };
+    let vm = fixture.prepared.boot(&spec()).await.unwrap();
     for _ in 0..10 {
         vm.pause().await.unwrap();
         vm.resume().await.unwrap();
@@ -196,8 +196,8 @@ async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
     let test = "connections_that_a_restore_cut_do_not_pile_up_in_the_agent";
-    let Some(bench) = bench(test) else { return };
-    let mut vm = bench.prepared.boot(&spec()).await.unwrap();
+    let Some(fixture) = fixture(test) else { return };
+    let mut vm = fixture.prepared.boot(&spec()).await.unwrap();
     let mut open = Vec::new();
     for generation in 0..5 {
         open.push(sh(&vm, "sudo ls /proc/1/fd | wc -l").await);
@@ -206,20 +206,20 @@ async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
         let connector = vm.connector();
         let held = connector.connect(ENVD_PORT).await.unwrap();
         assert_eq!(sh(&vm, "echo here").await, "here");
-        vm.snapshot(&bench.store, &spec).await.unwrap();
+        vm.snapshot(&fixture.store, &spec).await.unwrap();
         vm.ended().await;
         drop(held);
-        vm = bench.restore(&spec.id).await;
+        vm = fixture.restore(&spec.id).await;
     }
     assert_eq!(open[1], open[4], "{open:?}");
     vm.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_that_nobody_waits_for_any_more_does_not_spoil_the_next() {
-    let test = "a_snapshot_that_nobody_waits_for_any_more_does_not_spoil_the_next";
-    let Some(bench) = bench(test) else { return };
-    let vm = bench.prepared.boot(&spec()).await.unwrap();
+async fn an_abandoned_snapshot_does_not_affect_the_next() {
+    let test = "an_abandoned_snapshot_does_not_affect_the_next";
+    let Some(fixture) = fixture(test) else { return };
+    let vm = fixture.prepared.boot(&spec()).await.unwrap();
     // Dropped when it was just asked for, and at moments after that.
     for delay in [0, 1, 2, 4, 8, 16, 32] {
         sh(
@@ -228,12 +228,12 @@ async fn a_snapshot_that_nobody_waits_for_any_more_does_not_spoil_the_next() {
         )
         .await;
         let given_up = saved(&format!("g{delay}"), AfterSnapshot::Resume);
-        let given_up = vm.snapshot(&bench.store, &given_up);
+        let given_up = vm.snapshot(&fixture.store, &given_up);
         let _ = tokio::time::timeout(std::time::Duration::from_millis(delay), given_up).await;
         let id = format!("after{delay}");
         let next = saved(&id, AfterSnapshot::Resume);
-        vm.snapshot(&bench.store, &next).await.unwrap();
-        let restored = bench.restore(&id).await;
+        vm.snapshot(&fixture.store, &next).await.unwrap();
+        let restored = fixture.restore(&id).await;
         let sum = "cat $HOME/round; sha256sum < /dev/shm/x";
         assert_eq!(sh(&restored, sum).await, sh(&vm, sum).await);
         restored.stop().await;
@@ -242,23 +242,23 @@ async fn a_snapshot_that_nobody_waits_for_any_more_does_not_spoil_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_that_could_not_get_its_name_costs_nothing_and_the_next_lies_on_it() {
-    let test = "a_snapshot_that_could_not_get_its_name_costs_nothing_and_the_next_lies_on_it";
-    let Some(bench) = bench(test) else { return };
-    let vm = bench.prepared.boot(&spec()).await.unwrap();
+async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_it() {
+    let test = "a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_it";
+    let Some(fixture) = fixture(test) else { return };
+    let vm = fixture.prepared.boot(&spec()).await.unwrap();
     for (then, id) in [(AfterSnapshot::Resume, "one"), (AfterSnapshot::Stop, "two")] {
         sh(&vm, &format!("echo {id} > $HOME/state")).await;
         sh(&vm, "head -c 100000000 /dev/urandom > /dev/shm/x").await;
-        let place = bench.store.root().join(id);
+        let place = fixture.store.root().join(id);
         let drafts = || {
-            let names = std::fs::read_dir(bench.store.root()).unwrap().flatten();
+            let names = std::fs::read_dir(fixture.store.root()).unwrap().flatten();
             names
                 .filter(|n| n.file_name().to_string_lossy().starts_with(".draft"))
                 .count()
         };
         let before = drafts();
         let spec = saved(id, then);
-        let taking = vm.snapshot(&bench.store, &spec);
+        let taking = vm.snapshot(&fixture.store, &spec);
         // As soon as it is being written, its name is taken.
         let hinder = async {
             while drafts() == before {
@@ -271,11 +271,11 @@ async fn a_snapshot_that_could_not_get_its_name_costs_nothing_and_the_next_lies_
         // It runs on, also if it was to end; and what is in the way stays in the way.
         assert_eq!(sh(&vm, "cat $HOME/state").await, id);
         let next = saved(&format!("{id}next"), AfterSnapshot::Resume);
-        vm.snapshot(&bench.store, &next).await.unwrap_err();
+        vm.snapshot(&fixture.store, &next).await.unwrap_err();
         std::fs::remove_dir_all(&place).unwrap();
-        let (snapshot, _) = vm.snapshot(&bench.store, &next).await.unwrap();
+        let (snapshot, _) = vm.snapshot(&fixture.store, &next).await.unwrap();
         assert_eq!(snapshot.manifest().parent.as_deref(), Some(id));
-        let restored = bench.restore(&next.id).await;
+        let restored = fixture.restore(&next.id).await;
         let look = "cat $HOME/state; sha256sum < /dev/shm/x";
         assert_eq!(sh(&restored, look).await, sh(&vm, look).await);
         restored.stop().await;

@@ -7,11 +7,11 @@ mod support;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
-use support::place::Place;
+use support::test_home::TestHome;
 
 /// `base` with a startup, under another name.
-fn derived(place: &Place, startup: &Value) -> &'static str {
-    let shared = place.dir.path().join("templates");
+fn derived(test_home: &TestHome, startup: &Value) -> &'static str {
+    let shared = test_home.dir.path().join("templates");
     let real = fs::read_link(&shared).unwrap();
     fs::remove_file(&shared).unwrap();
     let derived = shared.join("derived");
@@ -34,38 +34,38 @@ fn derived(place: &Place, startup: &Value) -> &'static str {
 }
 
 #[test]
-fn what_a_template_starts_runs_in_every_sandbox_made_from_it() {
-    let Some(place) =
-        Place::new("startup::what_a_template_starts_runs_in_every_sandbox_made_from_it")
+fn start_commands_run_in_every_sandbox_of_a_template() {
+    let Some(test_home) =
+        TestHome::new("startup::start_commands_run_in_every_sandbox_of_a_template")
     else {
         return;
     };
     let serve = "echo start >>/tmp/started; sleep 0.3; cd /usr/share; exec python3 -m http.server 8000 --bind 127.0.0.1";
     let template = derived(
-        &place,
+        &test_home,
         &json!({
             "start": { "command": serve, "user": "root", "workdir": "/" },
             "ready": { "port": 8000, "path": "/", "timeout_s": 60 },
         }),
     );
     let look = "curl -sf http://127.0.0.1:8000/ | grep -c python3; wc -l </tmp/started; stat -c %U /tmp/started";
-    let one = place.ok(&["create", "--template", template]);
-    assert_eq!(place.sh(&one, look), "1\n1\nroot");
-    let two = place.ok(&["create", "--template", template]);
-    assert_eq!(place.sh(&two, look), "1\n1\nroot");
-    let run = place.ok(&["run", "--template", template, "--", "sh", "-c", look]);
+    let one = test_home.ok(&["create", "--template", template]);
+    assert_eq!(test_home.sh(&one, look), "1\n1\nroot");
+    let two = test_home.ok(&["create", "--template", template]);
+    assert_eq!(test_home.sh(&two, look), "1\n1\nroot");
+    let run = test_home.ok(&["run", "--template", template, "--", "sh", "-c", look]);
     assert_eq!(run, "1\n1\nroot");
 }
 
 #[test]
-fn a_template_that_does_not_get_ready_is_refused_with_its_last_words() {
-    let Some(place) =
-        Place::new("startup::a_template_that_does_not_get_ready_is_refused_with_its_last_words")
-    else {
+fn a_template_that_never_becomes_ready_is_refused_with_its_last_output() {
+    let Some(test_home) = TestHome::new(
+        "startup::a_template_that_never_becomes_ready_is_refused_with_its_last_output",
+    ) else {
         return;
     };
     let template = derived(
-        &place,
+        &test_home,
         &json!({
             "start": { "command": "echo warming up; echo no coffee >&2; sleep 1000" },
             "ready": { "port": 8000, "timeout_s": 2 },
@@ -75,29 +75,30 @@ fn a_template_that_does_not_get_ready_is_refused_with_its_last_words() {
         &["create", "--template", template][..],
         &["run", "--template", template, "--", "true"],
     ] {
-        let done = place.call(args);
+        let done = test_home.call(args);
         assert_ne!(done.code, Some(0), "{done:?}");
         for word in ["derived", "not ready after 2 s", "8000", "no coffee"] {
             assert!(done.stderr.contains(word), "{word}: {}", done.stderr);
         }
     }
-    assert_eq!(place.ok(&["ls", "--json"]), "[]");
-    assert_eq!(place.ok(&["snapshots", "--json"]), "[]");
+    assert_eq!(test_home.ok(&["ls", "--json"]), "[]");
+    assert_eq!(test_home.ok(&["snapshots", "--json"]), "[]");
 }
 
 #[test]
-fn a_start_command_that_fails_is_told_at_once() {
-    let Some(place) = Place::new("startup::a_start_command_that_fails_is_told_at_once") else {
+fn a_failing_start_command_is_reported_at_once() {
+    let Some(test_home) = TestHome::new("startup::a_failing_start_command_is_reported_at_once")
+    else {
         return;
     };
     let template = derived(
-        &place,
+        &test_home,
         &json!({
             "start": { "command": "echo cannot find my config; exit 7" },
             "ready": { "command": "test -e /never", "timeout_s": 3000 },
         }),
     );
-    let done = place.call(&["create", "--template", template]);
+    let done = test_home.call(&["create", "--template", template]);
     assert_ne!(done.code, Some(0), "{done:?}");
     for word in ["exit status 7", "cannot find my config"] {
         assert!(done.stderr.contains(word), "{word}: {}", done.stderr);

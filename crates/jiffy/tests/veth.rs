@@ -13,7 +13,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 use support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
-use support::networked::clean;
+use support::network_probe::clean;
 use support::wait_for;
 
 /// Number of namespaces of this one's data directory.

@@ -240,7 +240,7 @@ fn a_bad_configuration_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_controller_that_talks_nonsense_gets_no_vm() {
+fn invalid_control_messages_start_no_vm() {
     let mut vmm = Vmm::start();
     vmm.control.send(&"hello", &[]).unwrap();
     assert!(matches!(
@@ -255,7 +255,7 @@ fn a_controller_that_talks_nonsense_gets_no_vm() {
 }
 
 #[test]
-fn a_vmm_started_by_hand_says_what_it_is() {
+fn a_vmm_started_by_hand_explains_itself() {
     let output = Command::new(programs().join("jiffy-vmm")).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("not by hand"));

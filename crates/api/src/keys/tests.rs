@@ -76,7 +76,7 @@ fn keys_of_the_first_version_stay_valid_and_have_no_new_limits() {
 }
 
 #[test]
-fn a_name_that_two_keys_have_revokes_neither() {
+fn an_ambiguous_key_name_revokes_no_key() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
     let first = keys.create("a", Scope::Read, Limits::default()).unwrap();
@@ -100,7 +100,7 @@ fn the_local_key_is_made_once_and_is_the_owners() {
 }
 
 #[test]
-fn a_key_is_good_until_it_expires_and_from_its_networks_only() {
+fn a_key_is_valid_until_it_expires_and_from_its_networks_only() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
     let create = |expires_ms, addresses: &[&str]| {
@@ -186,7 +186,7 @@ fn requests_to_sandboxes_do_not_wait_for_a_change_of_the_keys() {
 }
 
 #[test]
-fn the_end_of_a_key_is_remembered_and_can_be_asked_for_later() {
+fn the_end_of_a_key_is_persisted_and_can_be_requested_later() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
     let key = keys.create("a", Scope::Create, Limits::default()).unwrap();

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_of_a_key_add_up_and_leave_nothing_behind() {
+    fn reservations_of_a_key_are_summed_and_released() {
         let mut ledger = Ledger::default();
         let one = QuotaAmount {
             paused: 1,

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_is_not_refused_for_being_over_its_limit() {
+    fn an_exceeded_limit_refuses_only_requests_for_its_resource() {
         let limits = Limits {
             max_snapshots: Some(0),
             max_disk_mib: Some(0),

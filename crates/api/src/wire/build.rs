@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_e2bs_clients_say_becomes_one_stage() {
+    fn build_requests_of_e2b_clients_become_one_stage() {
         let body = json!({
             "fromImage": "python:3", "force": false,
             "steps": [
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_in_words() {
+    fn invalid_build_requests_are_refused_with_a_message() {
         for (body, word) in [
             (json!({ "steps": [{ "type": "FLY", "args": [] }] }), "FLY"),
             (

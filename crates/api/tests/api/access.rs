@@ -9,7 +9,7 @@ use jiffy_host::SandboxState;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use support::{Answer, Api, FakeTemplates, Who};
+use support::{Answer, Api, FakeTemplates, TestCaller};
 
 /// Calls on a sandbox, with bodies that would be understood.
 fn sandbox_calls(id: &str) -> Vec<(&'static str, String, Value)> {
@@ -61,7 +61,7 @@ fn snapshot_calls(id: &str, own: &str) -> Vec<(&'static str, String, Value)> {
 }
 
 #[tokio::test]
-async fn ids_and_names_of_others_answer_like_those_that_never_were() {
+async fn foreign_ids_and_names_are_answered_like_unknown_ones() {
     let api = Api::new();
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, _) = api.key(Scope::Create, Limits::default());
@@ -129,7 +129,7 @@ async fn a_sandbox_is_secure_unless_asked_otherwise_in_either_version() {
 }
 
 #[tokio::test]
-async fn what_a_key_that_may_only_look_is_told_leads_to_no_port() {
+async fn responses_to_a_read_key_open_no_port() {
     let api = Api::new();
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let body = json!({
@@ -214,7 +214,7 @@ fn wrong() -> String {
 }
 
 #[tokio::test]
-async fn an_address_that_guesses_keys_is_slowed_down_and_locks_nobody_out() {
+async fn an_address_that_guesses_keys_is_throttled_and_no_other() {
     let api = Api::new();
     let (_, made) = api.key(Scope::Create, Limits::default());
     let guesser = "192.0.2.1";
@@ -273,7 +273,7 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
     let forged = api.send(forged.body(Body::empty()).unwrap()).await;
     assert_eq!(forged.refused(403), "address_not_allowed");
     // Nor is an address that the listener does not tell taken for a good one.
-    let who = Who::Key(bound.secret.clone());
+    let who = TestCaller::Key(bound.secret.clone());
     let untold = api.call_as(&who, "GET", "/v2/sandboxes", Value::Null).await;
     untold.expect(403);
     while api
@@ -290,7 +290,7 @@ async fn a_key_is_refused_after_its_time_and_from_other_places() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_key_is_the_end_of_its_sandboxes() {
+async fn sandboxes_end_with_their_key() {
     let api = Api::new();
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let (bob, _) = api.key(Scope::Create, Limits::default());
@@ -302,7 +302,7 @@ async fn the_end_of_a_key_is_the_end_of_its_sandboxes() {
         .expect(204);
     let end = json!({ "end": true });
     let revoke = format!("/keys/{}/revoke", made.key.id);
-    for (who, status) in [(&alice, 403), (&bob, 403), (&Who::Nobody, 401)] {
+    for (who, status) in [(&alice, 403), (&bob, 403), (&TestCaller::Nobody, 401)] {
         api.call_as(who, "POST", &revoke, end.clone())
             .await
             .expect(status);
@@ -325,7 +325,7 @@ async fn the_end_of_a_key_is_the_end_of_its_sandboxes() {
 }
 
 #[tokio::test]
-async fn a_key_whose_end_was_asked_for_without_a_daemon_ends_with_the_next() {
+async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     let api = Api::new();
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let before = api.sandbox_of(&alice).await;
@@ -358,7 +358,7 @@ async fn a_key_whose_end_was_asked_for_without_a_daemon_ends_with_the_next() {
 }
 
 #[tokio::test]
-async fn links_that_a_key_was_given_end_with_it() {
+async fn links_end_with_their_key() {
     let api = Api::building().await;
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let body = json!({ "name": "mine" });
@@ -386,7 +386,7 @@ async fn links_that_a_key_was_given_end_with_it() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_key_is_the_end_of_its_builds() {
+async fn builds_end_with_their_key() {
     let api = Api::building().await;
     let (alice, made) = api.key(Scope::Create, Limits::default());
     let (bob, _) = api.key(Scope::Create, Limits::default());

@@ -14,15 +14,15 @@ use jiffy_template_builder::{
 use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
-use support::{Answer, Api, Who};
+use support::{Answer, Api, TestCaller};
 
-async fn request(api: &Api, who: &Who, name: &str) -> Answer {
+async fn request(api: &Api, who: &TestCaller, name: &str) -> Answer {
     let body = json!({ "name": name, "tags": [], "cpuCount": 1, "memoryMB": 512 });
     api.call_as(who, "POST", "/v3/templates", body).await
 }
 
 #[tokio::test]
-async fn a_build_waits_until_it_is_started_and_says_how_it_ended() {
+async fn a_build_waits_for_its_start_and_reports_its_result() {
     let api = Api::building().await;
     let asked = request(&api, &api.admin, "mine:v1").await.expect(202);
     assert_eq!(asked.body["tags"], json!(["v1"]));
@@ -215,7 +215,7 @@ async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder
     let (his, _) = api.key(Scope::Create, Limits::default());
     built(&api, "app", &key.key.id, &["default", "v1"]);
     let alias = "/templates/aliases/app";
-    let get = async |who: &Who, path: &str| api.call_as(who, "GET", path, Value::Null).await;
+    let get = async |who: &TestCaller, path: &str| api.call_as(who, "GET", path, Value::Null).await;
     get(&hers, alias).await.expect(200);
     get(&his, alias).await.expect(404);
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
@@ -247,7 +247,7 @@ async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder
 }
 
 #[tokio::test]
-async fn a_build_that_the_key_has_no_room_for_is_refused_before_it_begins() {
+async fn a_build_beyond_the_keys_budget_is_refused_before_it_begins() {
     let api = Api::building().await;
     let limits = Limits {
         max_sandboxes: Some(1),
@@ -284,7 +284,7 @@ async fn a_build_that_the_key_has_no_room_for_is_refused_before_it_begins() {
 }
 
 #[tokio::test]
-async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
+async fn unused_build_data_expires() {
     const DAY_MS: u64 = 24 * 3600 * 1000;
     let api = Api::building().await;
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();

@@ -9,7 +9,7 @@ use crate::support;
 use jiffy_api::{Limits, Scope, openapi};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
-use support::{Answer, Api, Who};
+use support::{Answer, Api, TestCaller};
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 /// Calls that need no key.
@@ -19,7 +19,7 @@ const SECRET: &str = "value-of-the-secret-variable";
 
 /// Resources of one key.
 struct Tenant {
-    who: Who,
+    who: TestCaller,
     key: String,
     sandbox: String,
     snapshot: String,
@@ -197,7 +197,7 @@ impl Call {
         self.path.split('/').any(word)
     }
 
-    async fn made_by(&self, api: &Api, who: &Who, of: &Tenant) -> Answer {
+    async fn made_by(&self, api: &Api, who: &TestCaller, of: &Tenant) -> Answer {
         let mut path = of.fill(&self.path);
         if !self.query.is_empty() {
             path = format!("{path}?{}", self.query);
@@ -239,7 +239,7 @@ async fn no_call_serves_a_request_without_a_valid_key() {
     api.keys.revoke(&key.key.id).unwrap();
     let before = view(&api, &alice).await;
     for call in Call::all().iter().filter(|call| !call.is_open()) {
-        for who in [&revoked, &Who::Nobody] {
+        for who in [&revoked, &TestCaller::Nobody] {
             let refused = call.made_by(&api, who, &alice).await;
             assert_eq!(refused.refused(401), "unauthenticated", "{}", call.name());
         }
@@ -312,7 +312,7 @@ async fn a_key_of_scope_read_changes_nothing_and_reads_no_secret_by_any_call() {
 /// Requests that are refused to a stranger must be good ones: made by the owner of the resource, or
 /// by the owner of the host where only that one may, they are answered otherwise.
 #[tokio::test]
-async fn what_is_refused_to_a_stranger_is_served_to_the_owner() {
+async fn calls_refused_to_other_keys_are_served_to_the_owner() {
     for call in Call::all() {
         if !call.names_a_resource() || call.is_open() {
             continue;
@@ -322,7 +322,7 @@ async fn what_is_refused_to_a_stranger_is_served_to_the_owner() {
         let (mallory, _) = api.key(Scope::Create, Limits::default());
         let refused = call.made_by(&api, &mallory, &alice).await;
         let served = match refused.status {
-            403 => call.made_by(&api, &Who::Owner, &alice).await,
+            403 => call.made_by(&api, &TestCaller::Owner, &alice).await,
             _ => call.made_by(&api, &alice.who, &alice).await,
         };
         let good = served.status != refused.status && served.status != 401 && served.status != 403;

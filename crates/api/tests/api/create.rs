@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use jiffy_host::{OnTimeout, SandboxState};
 use serde_json::{Value, json};
-use support::{Api, Who};
+use support::{Api, TestCaller};
 
 #[tokio::test]
 async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
@@ -37,7 +37,7 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
 }
 
 #[tokio::test]
-async fn what_is_agreed_is_kept_in_either_dialect() {
+async fn settings_are_kept_in_either_api_dialect() {
     let api = Api::new();
     let e2b = json!({
         "templateID": "base:default", "timeout": 60, "autoPause": true, "autoResume": { "enabled": true },
@@ -90,7 +90,7 @@ async fn what_is_agreed_is_kept_in_either_dialect() {
 }
 
 #[tokio::test]
-async fn nobody_says_how_long_means_300_seconds() {
+async fn the_default_timeout_is_300_seconds() {
     let api = Api::new();
     let id = api.sandbox().await;
     assert_eq!(api.host.get(&id).unwrap().terms.timeout_s, Some(300));
@@ -123,7 +123,7 @@ async fn a_sandbox_has_its_templates_size_or_the_one_asked_for() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_with_a_sentence() {
+async fn invalid_creates_are_refused_with_a_sentence() {
     let api = Api::new();
     let long = "x".repeat(9000);
     for bad in [
@@ -158,7 +158,7 @@ async fn what_makes_no_sense_is_refused_with_a_sentence() {
 }
 
 #[tokio::test]
-async fn a_template_that_is_not_there_is_404_whatever_it_is_called() {
+async fn an_unknown_template_of_any_name_is_404() {
     let api = Api::new();
     for name in [
         "nope",
@@ -183,7 +183,7 @@ async fn a_template_that_is_not_there_is_404_whatever_it_is_called() {
 }
 
 #[tokio::test]
-async fn what_failed_inside_is_told_to_those_who_run_the_host() {
+async fn details_of_internal_errors_are_shown_to_the_host_only() {
     let api = Api::new();
     let (tenant, _) = api.key(jiffy_api::Scope::Create, jiffy_api::Limits::default());
     let body = json!({ "templateID": "damaged" });
@@ -202,7 +202,7 @@ async fn what_failed_inside_is_told_to_those_who_run_the_host() {
 }
 
 fn keyed(api: &Api, key: &str, body: &Value) -> Request<Body> {
-    let Who::Key(admin) = &api.admin else {
+    let TestCaller::Key(admin) = &api.admin else {
         panic!()
     };
     Request::post("/v2/sandboxes")
@@ -214,7 +214,7 @@ fn keyed(api: &Api, key: &str, body: &Value) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_create_that_is_sent_again_is_answered_again() {
+async fn a_repeated_create_gets_the_same_response() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
     let send = || api.send(keyed(&api, "k-1", &body));

@@ -6,7 +6,7 @@ use jiffy_api::{calls, openapi};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use support::fake::FakeEngine;
-use support::{Api, Who};
+use support::{Api, TestCaller};
 
 #[test]
 fn every_call_is_described_and_every_description_is_a_call() {
@@ -17,7 +17,7 @@ fn every_call_is_described_and_every_description_is_a_call() {
 }
 
 #[test]
-fn the_document_is_whole() {
+fn the_openapi_document_is_complete() {
     let document = openapi::document();
     let mut ids = BTreeSet::new();
     for (path, calls) in document["paths"].as_object().unwrap() {
@@ -46,10 +46,10 @@ fn the_document_is_whole() {
 async fn the_document_and_health_need_no_key() {
     let api = Api::new();
     let document = api
-        .call_as(&Who::Nobody, "GET", "/openapi.json", Value::Null)
+        .call_as(&TestCaller::Nobody, "GET", "/openapi.json", Value::Null)
         .await;
     assert_eq!(document.expect(200).body, openapi::document());
-    api.call_as(&Who::Nobody, "GET", "/health", Value::Null)
+    api.call_as(&TestCaller::Nobody, "GET", "/health", Value::Null)
         .await
         .expect(200);
 }
@@ -64,7 +64,7 @@ async fn every_other_call_needs_one() {
             continue;
         }
         let path = path.replace(['{', '}'], "");
-        for who in [Who::Nobody, Who::Key("e2b_00".into())] {
+        for who in [TestCaller::Nobody, TestCaller::Key("e2b_00".into())] {
             let refused = api.call_as(&who, method.as_str(), &path, Value::Null).await;
             assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
             assert_eq!(refused.refused(401), "unauthenticated", "{method} {path}");

@@ -7,7 +7,7 @@ use axum::http::Request;
 use jiffy_api::{AutoResume, Limits, Scope, WakeError};
 use jiffy_host::SandboxState;
 use serde_json::{Value, json};
-use support::{Api, Who};
+use support::{Api, TestCaller};
 
 fn path(id: &str, call: &str) -> String {
     format!("/sandboxes/{id}/{call}")
@@ -100,13 +100,18 @@ async fn sandboxes_of_one_key_are_nothing_to_another() {
         std::slice::from_ref(&id),
         "admins see all"
     );
-    api.call_as(&Who::Owner, "GET", &format!("/sandboxes/{id}"), Value::Null)
-        .await
-        .expect(200);
+    api.call_as(
+        &TestCaller::Owner,
+        "GET",
+        &format!("/sandboxes/{id}"),
+        Value::Null,
+    )
+    .await
+    .expect(200);
 }
 
 #[tokio::test]
-async fn a_key_that_may_only_look_changes_nothing_and_learns_no_secret() {
+async fn a_read_key_changes_nothing_and_learns_no_secret() {
     let api = Api::new();
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let id = api.sandbox().await;
@@ -252,7 +257,7 @@ async fn creates_per_minute_are_limited_and_say_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_a_visitor_wakes_counts_for_its_key_and_once() {
+async fn an_auto_resumed_sandbox_counts_for_its_key_once() {
     let mut auto_resume = None;
     let api = Api::with(|app| {
         auto_resume = Some(AutoResume::new(app.clone()));

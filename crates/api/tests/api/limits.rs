@@ -10,7 +10,7 @@ use jiffy_api::{App, Config, Keys, Limits, Scope, router};
 use jiffy_host::{HostFigures, HostOptions, HostReader};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use support::{Answer, Api, Who};
+use support::{Answer, Api, TestCaller};
 
 /// Bytes of every guest's snapshot in these tests.
 const GUEST: u64 = 1 << 20;
@@ -21,13 +21,13 @@ fn path(id: &str, call: &str) -> String {
     format!("/sandboxes/{id}/{call}")
 }
 
-async fn used(api: &Api, who: &Who) -> Value {
+async fn used(api: &Api, who: &TestCaller) -> Value {
     let budget = api.call_as(who, "GET", "/limits", Value::Null).await;
     budget.expect(200).body["used"].clone()
 }
 
 /// Sandboxes of `who`, each of whose snapshots has [`GUEST`] bytes.
-async fn sandboxes(api: &Api, who: &Who, count: usize, body: &Value) -> Vec<String> {
+async fn sandboxes(api: &Api, who: &TestCaller, count: usize, body: &Value) -> Vec<String> {
     let mut ids = Vec::new();
     for _ in 0..count {
         let made = api
@@ -111,7 +111,7 @@ fn path_of(id: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pauses_and_snapshots_at_once_take_no_more_places_than_there_are() {
+async fn concurrent_pauses_and_snapshots_stay_within_their_limits() {
     let api = Api::new();
     let limits = Limits {
         max_paused: Some(5),
@@ -140,7 +140,7 @@ async fn pauses_and_snapshots_at_once_take_no_more_places_than_there_are() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_will_be_paused_at_its_timeout_has_its_place_from_the_beginning() {
+async fn a_sandbox_paused_at_its_timeout_has_its_reservation_from_the_beginning() {
     let api = Api::new();
     let limits = Limits {
         max_paused: Some(2),
@@ -194,7 +194,7 @@ async fn a_sandbox_that_will_be_paused_at_its_timeout_has_its_place_from_the_beg
 }
 
 #[tokio::test]
-async fn an_asked_for_snapshot_of_a_sleeper_counts_once_and_its_bytes_are_there_already() {
+async fn a_snapshot_of_a_paused_sandbox_counts_once_and_adds_no_bytes() {
     let api = Api::new();
     let limits = Limits {
         max_snapshots: Some(1),
@@ -219,7 +219,7 @@ async fn an_asked_for_snapshot_of_a_sleeper_counts_once_and_its_bytes_are_there_
 }
 
 #[tokio::test]
-async fn after_a_crash_what_is_there_counts_once() {
+async fn after_a_crash_existing_data_counts_once() {
     let api = Api::new();
     let (who, _) = api.key(Scope::Create, disk(3));
     let body = json!({ "templateID": "base" });
@@ -274,7 +274,7 @@ async fn a_key_of_scope_create_has_the_hosts_disk_budget_unless_it_was_given_one
         router: router(app.with_exchange_share(100)),
         ..api
     };
-    let limits = async |who: &Who| {
+    let limits = async |who: &TestCaller| {
         let budget = api.call_as(who, "GET", "/limits", Value::Null).await;
         budget.expect(200).body["limits"].clone()
     };
@@ -288,14 +288,14 @@ async fn a_key_of_scope_create_has_the_hosts_disk_budget_unless_it_was_given_one
 }
 
 #[tokio::test]
-async fn a_budget_is_shown_to_its_holder_and_to_those_who_manage_the_host() {
+async fn a_budget_is_shown_to_its_holder_and_to_admins() {
     let api = Api::new();
     let (alice, key) = api.key(Scope::Create, disk(5));
     let (mallory, _) = api.key(Scope::Create, Limits::default());
     let (reader, _) = api.key(Scope::Read, Limits::default());
     let id = &key.key.id;
     let path = format!("/limits?key={id}");
-    for who in [&alice, &api.admin, &Who::Owner] {
+    for who in [&alice, &api.admin, &TestCaller::Owner] {
         let shown = api.call_as(who, "GET", &path, Value::Null).await;
         assert_eq!(shown.expect(200).text("keyID"), *id);
     }
@@ -308,14 +308,14 @@ async fn a_budget_is_shown_to_its_holder_and_to_those_who_manage_the_host() {
     }
     let unknown = api.get("/limits?key=nope").await;
     assert_eq!(unknown.refused(404), "key_not_found");
-    let none = api.call_as(&Who::Owner, "GET", "/limits", Value::Null);
+    let none = api.call_as(&TestCaller::Owner, "GET", "/limits", Value::Null);
     assert_eq!(none.await.refused(400), "invalid_request");
-    let nobody = api.call_as(&Who::Nobody, "GET", "/limits", Value::Null);
+    let nobody = api.call_as(&TestCaller::Nobody, "GET", "/limits", Value::Null);
     nobody.await.expect(401);
 }
 
 /// A link to send files to, for a template of `who`.
-async fn upload_link(api: &Api, who: &Who, template: &str, file: usize) -> String {
+async fn upload_link(api: &Api, who: &TestCaller, template: &str, file: usize) -> String {
     let hash = format!("{file:064x}");
     let path = format!("/templates/{template}/files/{hash}");
     let link = api.call_as(who, "GET", &path, Value::Null).await;
@@ -384,7 +384,7 @@ async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
 }
 
 #[tokio::test]
-async fn builds_that_wait_are_as_many_as_a_key_may_have() {
+async fn waiting_builds_are_limited_per_key() {
     let api = Api::building().await;
     let limits = Limits {
         max_builds: Some(3),
@@ -453,7 +453,7 @@ impl HostReader for SmallDisk {
 }
 
 #[tokio::test]
-async fn what_guests_were_promised_of_the_hosts_disk_is_not_given_to_what_keys_keep() {
+async fn disk_reserved_for_guests_is_not_granted_to_keys() {
     // Two disks of 1 GiB, promised once, and 100 MiB.
     let reader: Arc<dyn HostReader> = Arc::new(SmallDisk(2 * 1024 + 100));
     let limits = jiffy_host::HostLimits {

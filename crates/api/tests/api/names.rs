@@ -7,7 +7,7 @@ use jiffy_image::{MANIFEST_FORMAT, Reference, Templates};
 use jiffy_template_builder::{BuildRecords, Builder, BuilderSettings, MAX_WAITING_BUILDS};
 use serde_json::{Value, json};
 use std::fs;
-use support::{Answer, Api, Who};
+use support::{Answer, Api, TestCaller};
 
 const BUILD: &str = "build-01234567-89ab-4cde-8f01-23456789abcd";
 const IMAGE: &str = "image-python-3.12-01234567";
@@ -31,22 +31,22 @@ fn put(api: &Api, name: &str, visibility: Option<&str>) {
     fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
 }
 
-async fn create(api: &Api, who: &Who, template: &str) -> Answer {
+async fn create(api: &Api, who: &TestCaller, template: &str) -> Answer {
     let body = json!({ "templateID": template });
     api.call_as(who, "POST", "/v2/sandboxes", body).await
 }
 
-async fn get(api: &Api, who: &Who, path: &str) -> Answer {
+async fn get(api: &Api, who: &TestCaller, path: &str) -> Answer {
     api.call_as(who, "GET", path, Value::Null).await
 }
 
-async fn request(api: &Api, who: &Who, name: &str) -> Answer {
+async fn request(api: &Api, who: &TestCaller, name: &str) -> Answer {
     let body = json!({ "name": name, "cpuCount": 1, "memoryMB": 512 });
     api.call_as(who, "POST", "/v3/templates", body).await
 }
 
 /// Names of a list of templates.
-async fn listed(api: &Api, who: &Who) -> Vec<String> {
+async fn listed(api: &Api, who: &TestCaller) -> Vec<String> {
     let all = get(api, who, "/templates").await.expect(200);
     let mut names = Vec::new();
     for template in all.items() {
@@ -61,7 +61,7 @@ fn quoted(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_builds_keep_for_themselves_exists_for_no_caller() {
+async fn internal_data_of_builds_is_hidden_from_all_callers() {
     let api = Api::building().await;
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let (other, _) = api.key(Scope::Create, Limits::default());
@@ -74,7 +74,7 @@ async fn what_builds_keep_for_themselves_exists_for_no_caller() {
         put(&api, name, Some("internal"));
     }
     put(&api, "base", Some("public"));
-    for who in [&hers, &other, &reader, &api.admin, &Who::Owner] {
+    for who in [&hers, &other, &reader, &api.admin, &TestCaller::Owner] {
         assert_eq!(listed(&api, who).await, ["base"]);
         for name in [image.as_str(), &build, IMAGE, BUILD] {
             let quoted = quoted(name);
@@ -88,7 +88,7 @@ async fn what_builds_keep_for_themselves_exists_for_no_caller() {
             }
         }
     }
-    for who in [&hers, &other, &api.admin, &Who::Owner] {
+    for who in [&hers, &other, &api.admin, &TestCaller::Owner] {
         for name in [image.as_str(), &build, IMAGE, BUILD] {
             assert_eq!(
                 create(&api, who, name).await.refused(404),
@@ -135,8 +135,8 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         (&alice, &of_alice("app"), of_alice("app")),
         (&alice, "shared", of_alice("shared")),
         (&mallory, "shared", "shared".to_owned()),
-        (&Who::Owner, "shared", "shared".to_owned()),
-        (&Who::Owner, &of_alice("shared"), of_alice("shared")),
+        (&TestCaller::Owner, "shared", "shared".to_owned()),
+        (&TestCaller::Owner, &of_alice("shared"), of_alice("shared")),
         (&api.admin, &of_mallory("secret"), of_mallory("secret")),
         (&api.admin, "hosts", "hosts".to_owned()),
     ] {
@@ -145,7 +145,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
     }
     for (who, name) in [
         (&alice, "python"),
-        (&Who::Owner, "python"),
+        (&TestCaller::Owner, "python"),
         (&api.admin, "app"),
         (&alice, &*of_mallory("secret")),
         (&mallory, &of_alice("app")),
@@ -171,7 +171,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         "of two that are called the same, the one that is meant"
     );
     assert_eq!(listed(&api, &mallory).await.len(), 3);
-    assert_eq!(listed(&api, &Who::Owner).await.len(), 6);
+    assert_eq!(listed(&api, &TestCaller::Owner).await.len(), 6);
     // Visible is not changeable.
     for name in [python.as_str(), "shared"] {
         let path = format!("/templates/{}", quoted(name));
@@ -190,7 +190,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
     api.call_as(&mallory, "PATCH", path, public.clone())
         .await
         .expect(404);
-    api.call_as(&Who::Owner, "PATCH", path, public)
+    api.call_as(&TestCaller::Owner, "PATCH", path, public)
         .await
         .expect(200);
     create(&api, &mallory, "hosts").await.expect(201);
@@ -200,7 +200,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         .await
         .expect(200);
     let stock = api.call_as(
-        &Who::Owner,
+        &TestCaller::Owner,
         "PATCH",
         "/v2/templates/base",
         json!({ "public": false }),
@@ -213,7 +213,7 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
     let api = Api::building().await;
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, m) = api.key(Scope::Create, Limits::default());
-    let taken = async |who: &Who, name: &str| {
+    let taken = async |who: &TestCaller, name: &str| {
         let sandbox = api.sandbox_of(who).await;
         let path = format!("/sandboxes/{sandbox}/snapshots");
         let taken = api
@@ -232,7 +232,7 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
         assert_eq!(made.text("snapshotID"), golden, "{name}");
     }
     // Nor for those who see everything.
-    for who in [&api.admin, &Who::Owner] {
+    for who in [&api.admin, &TestCaller::Owner] {
         let stranger = taken(&mallory, "base").await;
         let made = create(&api, who, "base").await.expect(201);
         assert_eq!(made.body["jiffy"]["template"], "base");
@@ -259,7 +259,7 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
 }
 
 #[tokio::test]
-async fn builds_that_wait_for_their_start_are_few_and_take_no_name_from_others() {
+async fn unstarted_builds_are_bounded_and_reserve_no_name() {
     let api = Api::building().await;
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, _) = api.key(Scope::Create, Limits::default());
@@ -275,7 +275,7 @@ async fn builds_that_wait_for_their_start_are_few_and_take_no_name_from_others()
     }
     assert_eq!(entered.len(), MAX_WAITING_BUILDS);
     request(&api, &alice, "name0").await.expect(202);
-    request(&api, &Who::Owner, "name0").await.expect(202);
+    request(&api, &TestCaller::Owner, "name0").await.expect(202);
     // One that is cancelled makes room.
     let (template, build) = (entered[0].text("templateID"), entered[0].text("buildID"));
     let path = format!("/templates/{template}/builds/{build}/cancel");
@@ -317,7 +317,7 @@ fn rusqlite(api: &Api) -> rusqlite::Connection {
 async fn admins_and_the_hosts_owner_share_names() {
     let api = Api::building().await;
     let asked = request(&api, &api.admin, "mine").await.expect(202);
-    let same = request(&api, &Who::Owner, "mine").await.expect(202);
+    let same = request(&api, &TestCaller::Owner, "mine").await.expect(202);
     assert_eq!(asked.body["templateID"], same.body["templateID"]);
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let other = request(&api, &hers, "mine").await.expect(202);
@@ -337,18 +337,18 @@ async fn builds_of_a_key_that_acts_for_the_hosts_owner_end_with_it_and_not_those
     let ended = request(&api, &second, "mine").await.expect(202);
     let stays = request(&api, &api.admin, "mine").await.expect(202);
     let path = format!("/keys/{}/revoke", made.key.id);
-    let revoked = api.call_as(&Who::Owner, "POST", &path, json!({ "end": true }));
+    let revoked = api.call_as(&TestCaller::Owner, "POST", &path, json!({ "end": true }));
     assert_eq!(revoked.await.expect(200).body["builds"], 1);
     for (asked, status) in [(&ended, "error"), (&stays, "waiting")] {
         let (template, build) = (asked.text("templateID"), asked.text("buildID"));
         let path = format!("/templates/{template}/builds/{build}/status");
-        let now = get(&api, &Who::Owner, &path).await.expect(200);
+        let now = get(&api, &TestCaller::Owner, &path).await.expect(200);
         assert_eq!(now.text("status"), status);
     }
 }
 
 #[tokio::test]
-async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
+async fn templates_of_an_earlier_data_directory_move_to_their_owners_once() {
     let api = Api::new();
     let (hers, key) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
@@ -377,7 +377,7 @@ async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
     let home = api.home();
     let opened = Builder::open(&home, api.host.clone(), settings());
     let api = api.reopened(opened.await.unwrap());
-    let made_of = async |who: &Who, name: &str| {
+    let made_of = async |who: &TestCaller, name: &str| {
         let made = create(&api, who, name).await.expect(201);
         made.body["jiffy"]["template"].as_str().unwrap().to_owned()
     };
@@ -389,7 +389,7 @@ async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
     );
     let open = format!("{id}/open");
     assert_eq!(made_of(&his, &open).await, open);
-    assert_eq!(made_of(&Who::Owner, "admins").await, "admins");
+    assert_eq!(made_of(&TestCaller::Owner, "admins").await, "admins");
     assert_eq!(made_of(&api.admin, "hosts").await, "hosts");
     assert_eq!(made_of(&his, "admins").await, "admins");
     assert_eq!(made_of(&his, "base").await, "base");
@@ -398,8 +398,8 @@ async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
         (&his, "open"),
         (&his, "hosts"),
         (&hers, "hosts"),
-        (&Who::Owner, "app"),
-        (&Who::Owner, IMAGE),
+        (&TestCaller::Owner, "app"),
+        (&TestCaller::Owner, IMAGE),
         (&his, IMAGE),
     ] {
         let refused = create(&api, who, name).await.refused(404);
@@ -415,7 +415,7 @@ async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
     put(&api, "app", None);
     let opened = Builder::open(&home, api.host.clone(), settings());
     let api = api.reopened(opened.await.unwrap());
-    let made = create(&api, &Who::Owner, "app").await.expect(201);
+    let made = create(&api, &TestCaller::Owner, "app").await.expect(201);
     assert_eq!(made.body["jiffy"]["template"], "app");
     let made = create(&api, &hers, "app").await.expect(201);
     assert_eq!(made.body["jiffy"]["template"], format!("{id}/app"));

@@ -4,9 +4,9 @@ use crate::support;
 
 use jiffy_api::{Limits, Scope};
 use serde_json::{Value, json};
-use support::{Answer, Api, Who};
+use support::{Answer, Api, TestCaller};
 
-async fn prune(api: &Api, who: &Who, dry_run: bool) -> Answer {
+async fn prune(api: &Api, who: &TestCaller, dry_run: bool) -> Answer {
     let body = json!({ "dryRun": dry_run, "unusedSeconds": 0 });
     api.call_as(who, "POST", "/prune", body).await.expect(200)
 }
@@ -19,7 +19,7 @@ fn of_kind(answer: &Answer, kind: &str) -> Vec<String> {
         .collect()
 }
 
-async fn ended(api: &Api, who: &Who) -> String {
+async fn ended(api: &Api, who: &TestCaller) -> String {
     let id = api.sandbox_of(who).await;
     let path = format!("/sandboxes/{id}");
     api.call_as(who, "DELETE", &path, Value::Null)
@@ -29,19 +29,19 @@ async fn ended(api: &Api, who: &Who) -> String {
 }
 
 #[tokio::test]
-async fn what_would_go_is_told_and_nothing_else_goes() {
+async fn a_dry_run_lists_exactly_what_a_prune_removes() {
     let api = Api::new();
-    let gone = ended(&api, &Who::Owner).await;
-    let kept = api.sandbox_of(&Who::Owner).await;
+    let gone = ended(&api, &TestCaller::Owner).await;
+    let kept = api.sandbox_of(&TestCaller::Owner).await;
     // A snapshot is needed as long as what was restored from it is there.
-    let told = prune(&api, &Who::Owner, true).await;
+    let told = prune(&api, &TestCaller::Owner, true).await;
     assert_eq!(of_kind(&told, "sandbox"), std::slice::from_ref(&gone));
     assert_eq!(of_kind(&told, "snapshot"), [""; 0]);
     assert!(
         api.host.find(&gone).is_some(),
         "a rehearsal removes nothing"
     );
-    let done = prune(&api, &Who::Owner, false).await;
+    let done = prune(&api, &TestCaller::Owner, false).await;
     assert_eq!(done.body["items"], told.body["items"]);
     assert!(api.host.find(&gone).is_none());
     assert!(api.host.find(&kept).is_some());
@@ -52,25 +52,27 @@ async fn what_would_go_is_told_and_nothing_else_goes() {
     api.delete(&path).await.expect(204);
     // Only what was asked for is left, which descends from the template's.
     assert_eq!(
-        prune(&api, &Who::Owner, false).await.body["items"],
+        prune(&api, &TestCaller::Owner, false).await.body["items"],
         json!([])
     );
     let mine = api.get("/snapshots").await.expect(200).body[0]["snapshotID"].clone();
     api.delete("/templates/mine").await.expect(204);
     assert_ne!(mine, Value::Null);
-    let told = prune(&api, &Who::Owner, true).await;
+    let told = prune(&api, &TestCaller::Owner, true).await;
     let [booted] = of_kind(&told, "snapshot").try_into().unwrap();
     assert!(told.body["bytes"].as_u64().unwrap() > 0, "{}", told.body);
     let used = json!({ "dryRun": true, "unusedSeconds": 3600 });
-    let recent = api.call_as(&Who::Owner, "POST", "/prune", used).await;
+    let recent = api
+        .call_as(&TestCaller::Owner, "POST", "/prune", used)
+        .await;
     assert_eq!(recent.expect(200).body["items"], json!([]));
-    prune(&api, &Who::Owner, false).await;
+    prune(&api, &TestCaller::Owner, false).await;
     let left = api.host.snapshots(None).unwrap();
     assert!(left.iter().all(|s| s.id != booted));
 }
 
 #[tokio::test]
-async fn a_key_prunes_its_own_and_a_key_that_only_looks_nothing() {
+async fn a_key_prunes_its_own_data_and_a_read_key_nothing() {
     let api = Api::building().await;
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, _) = api.key(Scope::Create, Limits::default());

@@ -5,20 +5,20 @@ use crate::support;
 use jiffy_api::{Limits, Scope};
 use serde_json::{Value, json};
 use support::fake::OTHER;
-use support::{Answer, Api, Who};
+use support::{Answer, Api, TestCaller};
 
-async fn create(api: &Api, who: &Who, name: &str) -> Answer {
+async fn create(api: &Api, who: &TestCaller, name: &str) -> Answer {
     let body = json!({ "templateID": "base", "name": name });
     api.call_as(who, "POST", "/v2/sandboxes", body).await
 }
 
-async fn look(api: &Api, who: &Who, name: &str) -> Answer {
+async fn look(api: &Api, who: &TestCaller, name: &str) -> Answer {
     let path = format!("/sandboxes/{name}");
     api.call_as(who, "GET", &path, Value::Null).await
 }
 
 #[tokio::test]
-async fn a_name_stands_where_an_id_does_and_for_the_callers_own_first() {
+async fn a_name_is_accepted_for_an_id_and_the_callers_own_wins() {
     let api = Api::new();
     let (alice, _) = api.key(Scope::Create, Limits::default());
     let (mallory, _) = api.key(Scope::Create, Limits::default());
@@ -32,15 +32,15 @@ async fn a_name_stands_where_an_id_does_and_for_the_callers_own_first() {
     );
     // A caller that sees all finds the only one, and its own before that of others.
     assert_eq!(
-        look(&api, &Who::Owner, "web").await.expect(200).id(),
+        look(&api, &TestCaller::Owner, "web").await.expect(200).id(),
         made.id()
     );
     let theirs = create(&api, &mallory, "web").await.expect(201);
-    let several = look(&api, &Who::Owner, "web").await.expect(400);
+    let several = look(&api, &TestCaller::Owner, "web").await.expect(400);
     assert!(several.text("message").contains(&theirs.id()));
-    let own = create(&api, &Who::Owner, "web").await.expect(201);
+    let own = create(&api, &TestCaller::Owner, "web").await.expect(201);
     assert_eq!(
-        look(&api, &Who::Owner, "web").await.expect(200).id(),
+        look(&api, &TestCaller::Owner, "web").await.expect(200).id(),
         own.id()
     );
     assert_eq!(look(&api, &alice, "web").await.expect(200).id(), made.id());
@@ -90,7 +90,7 @@ async fn a_sandbox_is_renamed_and_bad_names_are_refused() {
 }
 
 #[tokio::test]
-async fn a_wait_answers_when_a_sandbox_is_as_it_is_waited_for_or_never_will_be() {
+async fn a_wait_ends_when_its_state_is_reached_or_impossible() {
     let api = Api::new();
     let id = api.sandbox().await;
     let wait = async |how: &str| {
@@ -119,7 +119,7 @@ async fn a_wait_answers_when_a_sandbox_is_as_it_is_waited_for_or_never_will_be()
 }
 
 #[tokio::test]
-async fn a_restart_leaves_the_sandbox_what_it_was_and_figures_of_now_are_told() {
+async fn a_restart_keeps_the_sandbox_and_metrics_are_current() {
     let api = Api::new();
     let id = api.sandbox().await;
     let path = format!("/sandboxes/{id}/restart");
@@ -148,7 +148,7 @@ async fn a_restart_leaves_the_sandbox_what_it_was_and_figures_of_now_are_told() 
 }
 
 #[tokio::test]
-async fn an_engine_is_chosen_and_one_that_is_not_there_refused() {
+async fn an_engine_can_be_chosen_and_a_missing_one_is_refused() {
     let api = Api::new();
     let create = async |engine: &str| {
         let body = json!({ "templateID": "base", "engine": engine });

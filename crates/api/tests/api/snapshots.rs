@@ -5,7 +5,7 @@ use crate::support;
 use jiffy_api::{Limits, Scope};
 use serde_json::{Value, json};
 use support::fake::until;
-use support::{Api, Who};
+use support::{Api, TestCaller};
 
 fn path(id: &str, call: &str) -> String {
     format!("/sandboxes/{id}/{call}")
@@ -231,7 +231,7 @@ async fn snapshots_of_one_key_are_nothing_to_another() {
 }
 
 #[tokio::test]
-async fn templates_are_shown_and_removed_by_those_who_manage_the_host() {
+async fn admins_see_and_remove_templates() {
     let api = Api::new();
     let listed = api.get("/templates").await.expect(200);
     assert_eq!(listed.items().len(), 2);
@@ -269,7 +269,7 @@ async fn templates_are_shown_and_removed_by_those_who_manage_the_host() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_says_so() {
+async fn unsupported_calls_are_refused_with_a_message() {
     let api = Api::new();
     let put = |method, path| api.call_as(&api.admin, method, path, json!({ "name": "x" }));
     for (method, path) in [
@@ -290,7 +290,7 @@ async fn what_is_not_served_says_so() {
 }
 
 #[tokio::test]
-async fn engines_are_told_to_everybody_and_why_not_to_the_owner() {
+async fn engines_are_listed_for_all_and_obstacles_for_the_owner() {
     let api = Api::new();
     let told = api.get("/engines").await.expect(200);
     let engine = &told.items()[0];
@@ -302,13 +302,13 @@ async fn engines_are_told_to_everybody_and_why_not_to_the_owner() {
     assert_eq!(engine["capabilities"]["liveSnapshot"], false);
     assert_eq!(engine["why"], Value::Null);
     let told = api
-        .call_as(&Who::Owner, "GET", "/engines", Value::Null)
+        .call_as(&TestCaller::Owner, "GET", "/engines", Value::Null)
         .await;
     assert_eq!(told.expect(200).body[0]["why"], "it is made up");
 }
 
 #[tokio::test]
-async fn what_an_engine_cannot_do_is_refused_with_what_can() {
+async fn unsupported_operations_are_refused_with_an_engine_that_supports_them() {
     let api = Api::new();
     let taken = snapshot(&api, &api.sandbox().await, Value::Null).await;
     let verify = format!("/snapshots/{taken}/verify");
@@ -319,7 +319,7 @@ async fn what_an_engine_cannot_do_is_refused_with_what_can() {
 }
 
 #[tokio::test]
-async fn pools_are_set_by_those_who_manage_the_host() {
+async fn admins_set_the_size_of_pools() {
     let api = Api::new();
     assert!(api.get("/pools").await.expect(200).items().is_empty());
     let set = api
@@ -363,8 +363,10 @@ async fn the_hosts_owner_sees_every_snapshot_and_record() {
     let id = api.sandbox().await;
     let taken = snapshot(&api, &id, Value::Null).await;
     let api = &api;
-    let owner =
-        |path: String| async move { api.call_as(&Who::Owner, "GET", &path, Value::Null).await };
+    let owner = |path: String| async move {
+        api.call_as(&TestCaller::Owner, "GET", &path, Value::Null)
+            .await
+    };
     let all = owner("/snapshots?all=true".into()).await.expect(200);
     let of = |purpose: &str| {
         let mut found = all.items().iter().filter(|s| s["purpose"] == purpose);
@@ -385,7 +387,7 @@ async fn the_hosts_owner_sees_every_snapshot_and_record() {
         .await
         .expect(404);
     api.call_as(
-        &Who::Owner,
+        &TestCaller::Owner,
         "DELETE",
         &format!("/sandboxes/{id}"),
         Value::Null,
@@ -397,7 +399,7 @@ async fn the_hosts_owner_sees_every_snapshot_and_record() {
 }
 
 #[tokio::test]
-async fn the_host_is_shown_to_those_who_run_it_and_stopped_by_its_owner() {
+async fn admins_see_the_host_and_its_owner_stops_it() {
     let told = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let flag = told.clone();
     let stop = move |how: jiffy_api::Ending| {
@@ -409,7 +411,10 @@ async fn the_host_is_shown_to_those_who_run_it_and_stopped_by_its_owner() {
     assert!(host.body.get("jiffy").is_none());
     let owner = |path: String| {
         let api = &api;
-        async move { api.call_as(&Who::Owner, "GET", &path, Value::Null).await }
+        async move {
+            api.call_as(&TestCaller::Owner, "GET", &path, Value::Null)
+                .await
+        }
     };
     let all = owner("/host".into()).await.expect(200);
     assert_eq!(all.body["jiffy"], json!({ "listen": null }));
@@ -427,27 +432,29 @@ async fn the_host_is_shown_to_those_who_run_it_and_stopped_by_its_owner() {
         .expect(403);
     api.post("/host/stop", Value::Null).await.expect(403);
     let how = json!({ "killSandboxes": true });
-    api.call_as(&Who::Owner, "POST", "/host/stop", how)
+    api.call_as(&TestCaller::Owner, "POST", "/host/stop", how)
         .await
         .expect(202);
     assert!(told.load(std::sync::atomic::Ordering::SeqCst));
     let silent = Api::new();
     silent
-        .call_as(&Who::Owner, "POST", "/host/stop", Value::Null)
+        .call_as(&TestCaller::Owner, "POST", "/host/stop", Value::Null)
         .await
         .expect(501);
 }
 
 #[tokio::test]
-async fn its_owner_is_told_what_needs_a_snapshot() {
+async fn the_users_of_a_snapshot_are_named_to_its_owner() {
     let api = Api::new();
     let id = api.sandbox().await;
     let taken = snapshot(&api, &id, Value::Null).await;
     let path = format!("/templates/{taken}");
-    let kept = api.call_as(&Who::Owner, "DELETE", &path, Value::Null).await;
+    let kept = api
+        .call_as(&TestCaller::Owner, "DELETE", &path, Value::Null)
+        .await;
     assert_eq!(kept.refused(409), "in_use");
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);
-    api.call_as(&Who::Owner, "DELETE", &path, Value::Null)
+    api.call_as(&TestCaller::Owner, "DELETE", &path, Value::Null)
         .await
         .expect(204);
     let verify = format!("/snapshots/{taken}/verify");

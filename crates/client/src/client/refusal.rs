@@ -4,7 +4,8 @@ use super::Server;
 use hyper::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-/// Header with the daemon's version. A server without it is no daemon, or one older than the header.
+/// Header with the daemon's version. A server without it is no daemon, or one that is older than
+/// the header.
 pub const VERSION_HEADER: &str = "jiffy-version";
 /// Version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_the_kernel_are_understood() {
+    fn kernel_files_are_parsed() {
         let memory = "MemTotal:       24684348 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n";
         assert_eq!(mib(memory, "MemTotal:"), Some(24_105));
         assert_eq!(mib(memory, "MemAvailable:"), Some(2));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_tells_what_there_is() {
+    fn figures_of_this_host_are_read() {
         let figures = KernelReader::new(Path::new("/")).read();
         let (total, left) = (figures.memory_total_mib, figures.memory_available_mib);
         assert!(left.unwrap() > 0 && left <= total, "{figures:?}");

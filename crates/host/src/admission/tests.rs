@@ -106,7 +106,7 @@ fn each_shortage_is_refused_and_named() {
 }
 
 #[test]
-fn a_host_that_tells_nothing_refuses_nothing_but_what_was_promised() {
+fn a_host_without_figures_refuses_by_reservations_only() {
     let admission = admission(
         HostLimits {
             sandboxes: Some(1),
@@ -120,7 +120,7 @@ fn a_host_that_tells_nothing_refuses_nothing_but_what_was_promised() {
 }
 
 #[test]
-fn what_guests_may_grow_to_is_counted_until_they_are_gone() {
+fn reserved_memory_is_counted_until_guests_are_gone() {
     let limits = HostLimits {
         memory_overcommit: 2.0,
         ..HostLimits::default()
@@ -143,7 +143,7 @@ fn what_guests_may_grow_to_is_counted_until_they_are_gone() {
 }
 
 #[test]
-fn what_can_never_fit_is_not_worth_another_try() {
+fn requests_larger_than_the_host_are_not_retryable() {
     let admission = admission(HostLimits::default(), ample());
     let error = OperationError::from(
         admission
@@ -155,7 +155,7 @@ fn what_can_never_fit_is_not_worth_another_try() {
 }
 
 #[test]
-fn those_that_come_up_are_expected_to_take_their_share() {
+fn starting_guests_count_with_their_expected_memory() {
     let figures = HostFigures {
         memory_available_mib: Some(819 + 3 * BOOT_MIB),
         ..ample()
@@ -173,7 +173,7 @@ fn those_that_come_up_are_expected_to_take_their_share() {
 }
 
 #[test]
-fn a_thousand_at_once_never_pass_the_limit() {
+fn a_thousand_concurrent_reservations_stay_within_the_limit() {
     let limits = HostLimits {
         sandboxes: Some(100),
         ..HostLimits::default()
@@ -201,7 +201,7 @@ fn a_thousand_at_once_never_pass_the_limit() {
 }
 
 #[test]
-fn what_guests_may_write_is_counted_until_they_are_gone() {
+fn reserved_disk_is_counted_until_guests_are_gone() {
     let disk = |disk_mib| SandboxSize {
         disk_mib,
         ..size(128)

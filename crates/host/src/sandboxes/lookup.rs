@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_id_finds_one_and_only_one() {
+    fn an_id_prefix_finds_exactly_one_sandbox() {
         let keys = ["ab", "abc", "abd", "x", "xy1", "xy2"].map(|id| (id.to_owned(), ()));
         let keys = BTreeMap::from(keys);
         let find = |id| choose(beginning_with(&keys, id), id, "sandbox", "ls");

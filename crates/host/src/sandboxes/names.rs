@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_one_sandbox_s_of_each_owner() {
+    fn sandbox_names_are_unique_per_owner() {
         let names = SandboxNames::default();
         let (mine, yours) = (None, Some("k".to_owned()));
         names.claim(&mine, "web", "a").unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_typed_or_reads_as_an_id_is_no_name() {
+    fn untypable_names_and_ids_are_refused_as_names() {
         for good in ["web", "Web-1", "a.b_c", "0", &"a".repeat(63)] {
             assert!(check(good).is_ok(), "{good}");
         }

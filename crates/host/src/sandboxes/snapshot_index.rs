@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_found_by_what_it_is_now_and_by_nothing_that_it_was() {
+    fn a_snapshot_is_indexed_by_its_current_record_only() {
         let mut index: SnapshotIndex = [record("a", None), record("ab", Some("a"))]
             .into_iter()
             .collect();

@@ -42,7 +42,7 @@ fn hashes_of_subjects_are_those_of_openssl() {
 }
 
 #[test]
-fn what_is_no_certificate_is_refused_in_words() {
+fn invalid_certificates_are_refused_with_a_message() {
     let refused = |text: &str| authorities(text, MAX_AUTHORITIES_BYTES).unwrap_err();
     assert_eq!(refused(""), SiteError::Empty);
     assert_eq!(refused("hello"), SiteError::Empty);

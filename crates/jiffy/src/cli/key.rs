@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_key_is_a_duration_a_date_or_a_moment() {
+    fn a_key_expiry_is_a_duration_a_date_or_a_time() {
         assert_eq!(expiry("1970-01-02"), Ok(86_400_000));
         assert_eq!(expiry("1970-01-01T00:00:01.5Z"), Ok(1_500));
         assert_eq!(expiry("1970-01-01T01:00:00+01:00"), Ok(0));

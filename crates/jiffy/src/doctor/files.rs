@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_owns_is_a_failure() {
+    fn files_of_another_user_are_a_failure() {
         let home = home();
         let owner = fs::metadata(home.path()).unwrap().uid();
         assert_eq!(owners(home.path(), owner).status, Status::Ok);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_connections_that_sandboxes_can_fill_is_told_with_its_remedy() {
+    fn a_conntrack_table_that_sandboxes_can_fill_is_reported_with_its_remedy() {
         let table = "proc/sys/net/netfilter/nf_conntrack_max";
         let with = |maximum: &str| {
             let memory = ("proc/meminfo", "MemTotal:  16777216 kB\nMemFree: 1 kB\n");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_namespaces_that_propagates_is_told() {
+    fn a_shared_mount_of_namespaces_is_reported() {
         let with = |tags: &str| {
             let line = format!(
                 "30 1 0:25 / /run rw shared:3 - tmpfs run rw\n\
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_user_may_do_is_told_with_the_setting_that_ends_it() {
+    fn unprivileged_kernel_features_are_reported_with_their_setting() {
         let open = host(&[
             ("proc/sys/kernel/unprivileged_userns_clone", "1\n"),
             ("proc/sys/kernel/unprivileged_bpf_disabled", "2\n"),

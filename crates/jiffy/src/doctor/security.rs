@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_shares_cores_pages_and_disks_is_told_what_to_change() {
+    fn shared_cores_pages_and_disks_are_reported_with_their_remedy() {
         let cpu = "sys/devices/system/cpu";
         let root = host(&[
             (&format!("{cpu}/smt/active"), "1\n"),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_as_it_should_be_has_nothing_to_change() {
+    fn a_hardened_host_has_no_findings() {
         let root = host(&[
             ("sys/devices/system/cpu/smt/active", "0\n"),
             ("sys/kernel/mm/ksm/run", "0\n"),

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_of_a_process_that_was_killed_goes_and_one_in_use_stays() {
+    fn directories_of_killed_processes_are_removed_and_used_ones_stay() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path()).unwrap();
         let used = OwnDirectory::make(&home).unwrap();

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_one_kind_widen_and_of_different_kinds_narrow() {
+    fn filters_of_one_kind_are_or_and_of_different_kinds_and() {
         let label = |k: &str, v: Option<&str>| Filter::Label(k.into(), v.map(Into::into));
         let (running, paused) = (Filter::State("running"), Filter::State("paused"));
         for (filters, expected) in [
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything() {
+    fn a_star_matches_anything() {
         for (pattern, text, expected) in [
             ("web", "web", true),
             ("web", "web-1", false),

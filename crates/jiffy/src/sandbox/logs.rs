@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_says_since_when_it_is_and_what_is_not_in_it() {
+    fn a_connection_record_shows_its_start_and_its_gaps() {
         let reached = serde_json::json!({
             "since": "2026-01-01T00:00:00.000Z",
             "connections": [

@@ -118,7 +118,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_goes_is_listed_with_its_sum() {
+    fn removable_data_is_listed_with_its_total() {
         let of = |items| {
             let pruned = json!({ "dryRun": true, "bytes": 3 << 20, "items": items });
             serde_json::from_value::<Pruned>(pruned).unwrap()

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_where_docker_would_put_it() {
+    fn trees_are_copied_to_the_same_path_as_by_docker() {
         let dir = tempfile::tempdir().unwrap();
         let there = dir.path().to_str().unwrap();
         let new = format!("{there}/new");

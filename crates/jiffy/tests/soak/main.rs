@@ -10,24 +10,24 @@ mod support;
 
 mod api;
 mod client;
-mod dice;
-mod end;
+mod final_checks;
 mod guest;
-mod lives;
+mod kills;
 mod model;
+mod operations;
 mod overlap;
+mod random;
 mod spawn;
-mod storm;
 
 use std::sync::{Mutex, PoisonError};
 
 /// Guests of both engines at once would only share the processors of a small host.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 #[test]
-fn random_lives_lose_no_byte_of_memory_or_disk_and_leave_nothing() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    storm::soak("random_lives_lose_no_byte_of_memory_or_disk_and_leave_nothing");
+fn random_operations_lose_no_byte_of_memory_or_disk_and_leave_nothing() {
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    kills::soak("random_operations_lose_no_byte_of_memory_or_disk_and_leave_nothing");
 }
 
-on_gvisor!(random_lives_lose_no_byte_of_memory_or_disk_and_leave_nothing,);
+on_gvisor!(random_operations_lose_no_byte_of_memory_or_disk_and_leave_nothing,);

@@ -14,9 +14,9 @@ pub type Numbers = BTreeSet<u64>;
 /// Lines kept of a sandbox's history.
 const MAX_HISTORY: usize = 80;
 /// Time in which a state must settle, and a daemon that was killed must have a successor.
-const SETTLE_LIMIT: Duration = Duration::from_secs(120);
+const KILL_SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// A VMM that was killed without an owner may be handed out this long before its end is noticed.
-const UNNOTICED: Duration = Duration::from_secs(3);
+const KILL_NOTICE_DELAY: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -27,7 +27,7 @@ pub enum State {
 }
 
 /// State under a sandbox's lock.
-pub struct Life {
+pub struct SandboxModel {
     pub state: State,
     pub numbers: Numbers,
     /// Kills of its VMM that were told already.
@@ -43,7 +43,7 @@ pub struct Sandbox {
     pub family: u64,
     /// Times that its VMM was killed.
     pub hits: AtomicU32,
-    life: Mutex<Life>,
+    model: Mutex<SandboxModel>,
 }
 
 pub struct Snapshot {
@@ -56,12 +56,12 @@ pub struct Snapshot {
 
 /// Deaths and births of daemons, and kills of VMMs without an owner, so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Weather {
+pub struct KillCount {
     daemon: u32,
     strays: u32,
 }
 
-pub struct World {
+pub struct SoakModel {
     pub api: Api,
     pub began: Instant,
     pub memory_mib: u32,
@@ -92,7 +92,7 @@ impl Sandbox {
             id: id.to_owned(),
             family,
             hits: AtomicU32::new(0),
-            life: Mutex::new(Life {
+            model: Mutex::new(SandboxModel {
                 state: State::Running,
                 numbers,
                 mended: 0,
@@ -102,24 +102,22 @@ impl Sandbox {
         })
     }
 
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Life>> {
-        self.life.try_lock().ok()
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, SandboxModel>> {
+        self.model.try_lock().ok()
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Life> {
-        locked(&self.life)
+    pub fn lock(&self) -> MutexGuard<'_, SandboxModel> {
+        locked(&self.model)
     }
 }
 
-impl Life {
-    pub fn note(&mut self, world: &World, line: &str) {
+impl SandboxModel {
+    pub fn note(&mut self, soak: &SoakModel, line: &str) {
         if self.history.len() == MAX_HISTORY {
             self.history.remove(0);
         }
-        self.history.push(format!(
-            "{:8.3} {line}",
-            world.began.elapsed().as_secs_f64()
-        ));
+        self.history
+            .push(format!("{:8.3} {line}", soak.began.elapsed().as_secs_f64()));
     }
 
     pub fn told(&self, id: &str) -> String {
@@ -134,7 +132,7 @@ impl Life {
     }
 }
 
-impl World {
+impl SoakModel {
     pub fn new(api: Api, memory_mib: u32) -> Self {
         Self {
             api,
@@ -158,8 +156,8 @@ impl World {
         self.numbers.fetch_add(1, SeqCst)
     }
 
-    pub fn weather(&self) -> Weather {
-        Weather {
+    pub fn kill_count(&self) -> KillCount {
+        KillCount {
             daemon: self.daemon_kills.load(SeqCst),
             strays: u32::try_from(locked(&self.strays).len()).unwrap(),
         }
@@ -189,10 +187,10 @@ impl World {
     }
 
     /// True if a daemon, or a process without an owner, was killed since or just before.
-    pub fn stormed_since(&self, before: Weather) -> bool {
+    pub fn killed_since(&self, before: KillCount) -> bool {
         let last = locked(&self.strays).last().copied();
-        let just_before = last.is_some_and(|stray| stray.elapsed() < UNNOTICED);
-        before.daemon % 2 == 1 || just_before || self.weather() != before
+        let just_before = last.is_some_and(|stray| stray.elapsed() < KILL_NOTICE_DELAY);
+        before.daemon % 2 == 1 || just_before || self.kill_count() != before
     }
 
     /// All records of sandboxes that the daemon has, once one answers.
@@ -221,7 +219,7 @@ impl World {
         what: &str,
         mut ready: impl FnMut() -> Option<T>,
     ) -> Result<T, String> {
-        let limit = Instant::now() + SETTLE_LIMIT;
+        let limit = Instant::now() + KILL_SETTLE_TIMEOUT;
         loop {
             if let Some(value) = ready() {
                 return Ok(value);
@@ -238,7 +236,7 @@ impl World {
     pub fn settle(
         &self,
         sandbox: &Sandbox,
-        life: &mut Life,
+        model: &mut SandboxModel,
         permitted: &[State],
     ) -> Result<(), String> {
         let record = self.settled("a sandbox to be in one state", || {
@@ -250,23 +248,23 @@ impl World {
             }
         })??;
         let Some(record) = record else {
-            life.state = State::Gone;
-            life.note(self, "is gone");
-            return self.permit(life.state, permitted, "");
+            model.state = State::Gone;
+            model.note(self, "is gone");
+            return self.permit(model.state, permitted, "");
         };
         let cause = record["cause"].as_str().unwrap_or_default();
-        life.note(self, &format!("is {} {cause}", record["state"]));
-        life.state = match record["state"].as_str() {
+        model.note(self, &format!("is {} {cause}", record["state"]));
+        model.state = match record["state"].as_str() {
             Some("running") => State::Running,
             Some("paused") => State::Paused,
             Some("broken") => State::Broken,
             _ => return Err(format!("unknown state in {record}")),
         };
-        if life.state == State::Broken && self.excuse(sandbox, life) {
-            life.mended = sandbox.hits.load(SeqCst);
+        if model.state == State::Broken && self.excuse(sandbox, model) {
+            model.mended = sandbox.hits.load(SeqCst);
             return Ok(());
         }
-        self.permit(life.state, permitted, cause)
+        self.permit(model.state, permitted, cause)
     }
 
     fn permit(&self, state: State, permitted: &[State], cause: &str) -> Result<(), String> {
@@ -279,11 +277,11 @@ impl World {
     }
 
     /// True if its VMM was killed.
-    pub fn excuse(&self, sandbox: &Sandbox, life: &Life) -> bool {
-        let (began, ended) = life.spawned;
+    pub fn excuse(&self, sandbox: &Sandbox, model: &SandboxModel) -> bool {
+        let (began, ended) = model.spawned;
         // One may have found its owner, and that a next operation, before its end is noticed.
-        let near = |t: &Instant| *t + UNNOTICED > began && *t < ended + UNNOTICED;
-        sandbox.hits.load(SeqCst) > life.mended || locked(&self.strays).iter().any(near)
+        let near = |t: &Instant| *t + KILL_NOTICE_DELAY > began && *t < ended + KILL_NOTICE_DELAY;
+        sandbox.hits.load(SeqCst) > model.mended || locked(&self.strays).iter().any(near)
     }
 
     /// A call whose body says with which limit of time a sandbox wakes.

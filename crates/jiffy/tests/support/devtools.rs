@@ -1,7 +1,7 @@
 //! DevTools of a browser in a sandbox, through the daemon, under the sandbox's own name.
 
 use super::LIMIT;
-use super::place::Place;
+use super::test_home::TestHome;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,15 +22,15 @@ fn host_at(id: &str, port: u16) -> String {
 }
 
 /// Answer to a `GET` under that name: status and JSON.
-pub fn get(place: &Place, id: &str, path: &str) -> (u16, Value) {
-    let (status, body) = get_at(place, id, PORT, path);
+pub fn get(test_home: &TestHome, id: &str, path: &str) -> (u16, Value) {
+    let (status, body) = get_at(test_home, id, PORT, path);
     (status, serde_json::from_str(&body).unwrap_or_default())
 }
 
 /// Answer of another port: status and text.
-pub fn get_at(place: &Place, id: &str, port: u16, path: &str) -> (u16, String) {
+pub fn get_at(test_home: &TestHome, id: &str, port: u16, path: &str) -> (u16, String) {
     let head = format!("GET {path} HTTP/1.0\r\nHost: {}", host_at(id, port));
-    let mut stream = begin(place, &head);
+    let mut stream = begin(test_home, &head);
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -38,21 +38,21 @@ pub fn get_at(place: &Place, id: &str, port: u16, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-fn begin(place: &Place, head: &str) -> UnixStream {
-    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+fn begin(test_home: &TestHome, head: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     write!(stream, "{head}\r\n\r\n").unwrap();
     stream
 }
 
 /// Asks for a WebSocket and returns the answer's head. `more`: further headers.
-pub fn upgrade(place: &Place, id: &str, path: &str, more: &str) -> (UnixStream, String) {
+pub fn upgrade(test_home: &TestHome, id: &str, path: &str, more: &str) -> (UnixStream, String) {
     let head = format!(
         "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=={more}",
         host(id)
     );
-    let mut stream = begin(place, &head);
+    let mut stream = begin(test_home, &head);
     let answer = super::read_until(&mut stream, "\r\n\r\n");
     (stream, answer)
 }
@@ -61,19 +61,19 @@ pub fn upgrade(place: &Place, id: &str, path: &str, more: &str) -> (UnixStream, 
 pub struct Page {
     stream: UnixStream,
     calls: u64,
-    /// Events that nobody waited for yet.
+    /// Events that were not waited for yet.
     events: Vec<String>,
 }
 
 impl Page {
     /// The page that the browser has open since its start.
-    pub fn first(place: &Place, id: &str) -> Self {
-        let (status, pages) = get(place, id, "/json/list");
+    pub fn first(test_home: &TestHome, id: &str) -> Self {
+        let (status, pages) = get(test_home, id, "/json/list");
         assert_eq!(status, 200);
         let url = pages[0]["webSocketDebuggerUrl"].as_str().unwrap();
         let path = url.strip_prefix(&format!("ws://{}", host(id)));
         let path = path.unwrap_or_else(|| panic!("{url}"));
-        let (stream, answer) = upgrade(place, id, path, "");
+        let (stream, answer) = upgrade(test_home, id, path, "");
         assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
         Self {
             stream,

@@ -5,18 +5,18 @@ use jiffy_engine::GVISOR;
 use std::cell::RefCell;
 
 thread_local! {
-    static WANTED: RefCell<Option<String>> = const { RefCell::new(None) };
+    static TEST_ENGINE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// The engine of this thread's sandboxes; none: what suits this machine.
 pub fn wanted() -> Option<String> {
-    let told = WANTED.with_borrow(Clone::clone);
+    let told = TEST_ENGINE.with_borrow(Clone::clone);
     told.or_else(|| std::env::var("JIFFY_ENGINE").ok())
 }
 
 /// From here on the sandboxes of this thread are on `engine`.
 pub fn want(engine: Option<String>) {
-    WANTED.set(engine);
+    TEST_ENGINE.set(engine);
 }
 
 /// True if sandboxes are on gVisor.
@@ -33,7 +33,7 @@ pub fn on_gvisor(test: fn()) {
 
 /// A test's name, which is that of its engine, too, where it is run on several.
 pub fn name_of(test: &str) -> String {
-    match WANTED.with_borrow(Clone::clone) {
+    match TEST_ENGINE.with_borrow(Clone::clone) {
         Some(engine) => format!("{engine}::{test}"),
         None => test.to_owned(),
     }

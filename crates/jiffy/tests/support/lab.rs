@@ -73,7 +73,7 @@ pub fn with_lab6(test: &str, work: impl FnOnce(&Lab) + Send) {
     run(test, true, work);
 }
 
-fn run(test: &str, version6: bool, work: impl FnOnce(&Lab) + Send) {
+fn run(test: &str, ipv6: bool, work: impl FnOnce(&Lab) + Send) {
     if let Some(why) = missing() {
         return skip(test, &why);
     }
@@ -82,14 +82,14 @@ fn run(test: &str, version6: bool, work: impl FnOnce(&Lab) + Send) {
     let (leave, left) = mpsc::channel::<()>();
     let engine = engine::wanted();
     thread::scope(|scope| {
-        scope.spawn(move || internet(version6, &ready, tell, &left));
+        scope.spawn(move || internet(ipv6, &ready, tell, &left));
         let host = scope.spawn(move || {
             engine::want(engine);
             let internet = number.recv().unwrap();
             host(internet);
             // The other side of the wire is up when it says so.
             number.recv().unwrap();
-            if version6 {
+            if ipv6 {
                 ip(&format!(
                     "addr add {HOST6}/64 dev eth0 nodad\nroute add default via {}",
                     PUBLIC6[0]
@@ -181,7 +181,7 @@ fn host(internet: i32) {
 }
 
 fn internet(
-    version6: bool,
+    ipv6: bool,
     ready: &Sender<i32>,
     datagrams: Sender<(SocketAddr, Vec<u8>)>,
     left: &Receiver<()>,
@@ -208,7 +208,7 @@ fn internet(
         commands += &format!("addr replace {address}/32 dev lo\n");
     }
     ip(&commands);
-    if version6 {
+    if ipv6 {
         ip(&format!(
             "addr add {}/64 dev eth0 nodad\naddr add {}/128 dev lo nodad",
             PUBLIC6[0], PUBLIC6[1]

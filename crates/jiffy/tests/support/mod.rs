@@ -2,14 +2,14 @@
 // Each test program uses its own part of this, and a test may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
-pub mod bench;
+pub mod build_project;
 pub mod devtools;
 pub mod engine;
 pub mod lab;
-pub mod networked;
-pub mod place;
+pub mod network_probe;
 pub mod remote;
-pub mod wire;
+pub mod sandbox_http;
+pub mod test_home;
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};

@@ -1,14 +1,14 @@
 //! A daemon that is asked over the network, as from another host.
 
-use super::place::Place;
+use super::test_home::TestHome;
 use super::{Done, finish, jiffy};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A daemon at an address, and a key for it.
 pub struct Remote {
-    /// The daemon's place.
-    pub place: Place,
+    /// The data directory of the daemon.
+    pub test_home: TestHome,
     /// Its address.
     pub url: String,
     /// A key that may make sandboxes of its own.
@@ -18,27 +18,31 @@ pub struct Remote {
 impl Remote {
     /// A daemon with these further options; none if this machine runs no guests.
     pub fn new(test: &str, options: &[&str]) -> Option<Self> {
-        Some(Self::of(Place::new(test)?, options))
+        Some(Self::of(TestHome::new(test)?, options))
     }
 
-    /// The same with a place that is there.
-    pub fn of(place: Place, options: &[&str]) -> Self {
+    /// The same with a data directory that is there.
+    pub fn of(test_home: TestHome, options: &[&str]) -> Self {
         let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
-        let told = place.ok(&[&start, options].concat());
+        let told = test_home.ok(&[&start, options].concat());
         let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
         let url = url.unwrap_or_else(|| panic!("{told}")).to_owned();
-        let key = place.ok(&["key", "create", "--name", "test"]);
-        Self { place, url, key }
+        let key = test_home.ok(&["key", "create", "--name", "test"]);
+        Self {
+            test_home,
+            url,
+            key,
+        }
     }
 
     /// A data directory that nothing makes, because nothing is done on this host.
     pub fn elsewhere(&self) -> PathBuf {
-        self.place.dir.path().join("elsewhere")
+        self.test_home.dir.path().join("elsewhere")
     }
 
     /// The certificate that clients must trust.
     pub fn authority(&self) -> PathBuf {
-        self.place.dir.path().join("tls/authority.pem")
+        self.test_home.dir.path().join("tls/authority.pem")
     }
 
     pub fn command(&self, args: &[&str]) -> Command {

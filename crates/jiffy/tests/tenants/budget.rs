@@ -1,12 +1,14 @@
 //! Budgets of one key: exact, kept across a crash, and nothing that other keys could notice.
 
-use crate::bench::TwoKeys;
 use crate::support::wait_for;
+use crate::two_keys::TwoKeys;
 use serde_json::{Value, json};
 
 /// A key made with these limits.
 fn key(keys: &TwoKeys, limits: &[&str]) -> String {
-    keys.remote.place.ok(&[&["key", "create"], limits].concat())
+    keys.remote
+        .test_home
+        .ok(&[&["key", "create"], limits].concat())
 }
 
 fn post(keys: &TwoKeys, key: &str, path: &str, body: &Value) -> (u16, Value) {
@@ -110,8 +112,8 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     assert_eq!(keys.ok(&small, &count), "100000000");
 
     // The owner of the host sees it all.
-    let place = &keys.remote.place;
-    let listed = place.json(&["key", "ls"]);
+    let test_home = &keys.remote.test_home;
+    let listed = test_home.json(&["key", "ls"]);
     let of = |name: &str| {
         let mut all = listed.as_array().unwrap().iter();
         all.find(|key| key["name"] == name).unwrap()["budget"].clone()
@@ -120,7 +122,7 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     assert_eq!(of("hoarder")["limits"]["diskBytes"], 1u64 << 30);
     // A key that was given no budget has part of the disk, not all of it.
     assert!(of("mallory")["limits"]["diskBytes"].as_u64().unwrap() > 0);
-    let table = place.ok(&["key", "ls"]);
+    let table = test_home.ok(&["key", "ls"]);
     assert!(table.contains("3/3 snapshots"), "{table}");
     let reader = format!("X-API-KEY: {}\r\n", key(&keys, &["--scope=read"]));
     let (_, figures) = keys.raw("GET", "/metrics", &reader, &Value::Null);
@@ -130,7 +132,7 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
     );
     assert!(figures.lines().any(|l| l == line), "no {line} in {figures}");
 
-    // And whoever is within theirs notices nothing of it.
+    // Keys within their budget notice nothing of it.
     let (status, other) = post(&keys, &keys.alice.clone(), "/v2/sandboxes", &create);
     assert_eq!(status, 201, "{other}");
 }
@@ -138,7 +140,7 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
 /// Bytes of all snapshots of the daemon.
 fn on_disk(keys: &TwoKeys) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let store = keys.remote.place.dir.path().join("snapshots");
+    let store = keys.remote.test_home.dir.path().join("snapshots");
     let snapshots = std::fs::read_dir(store).unwrap().flatten();
     let files = snapshots.flat_map(|s| std::fs::read_dir(s.path()).unwrap().flatten());
     files.map(|f| f.metadata().unwrap().blocks() * 512).sum()
@@ -194,7 +196,7 @@ fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
             _ => None,
         }
     });
-    // Its templates and steps count for whoever built them.
+    // Its templates and steps count for the key that built them.
     let after = used(&keys, &keys.alice);
     assert_eq!(after["templates"], 1, "{after}");
     assert!(after["disk"]["templates"].as_u64().unwrap() > 0, "{after}");

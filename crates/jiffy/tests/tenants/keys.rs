@@ -1,6 +1,6 @@
 //! Remains of a key, and rights without one.
 
-use crate::bench::TwoKeys;
+use crate::two_keys::TwoKeys;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -28,7 +28,9 @@ until [ -e /tmp/listens ]; do sleep 0.02; done";
 
 impl TwoKeys {
     fn key(&self, args: &[&str]) -> String {
-        self.remote.place.ok(&[&["key", "create"], args].concat())
+        self.remote
+            .test_home
+            .ok(&[&["key", "create"], args].concat())
     }
 
     /// Status and body of a `GET` of a port of a sandbox, with further header lines.
@@ -70,12 +72,12 @@ fn closed(mut stream: TcpStream) -> Duration {
 }
 
 #[test]
-fn what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked() {
-    let test = "what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked";
+fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
+    let test = "connections_of_a_key_end_with_it_and_its_sandboxes_on_request";
     let Some(keys) = TwoKeys::new(test, &["--warm-pool", "0"]) else {
         return;
     };
-    let (alice, place) = (&keys.alice, &keys.remote.place);
+    let (alice, test_home) = (&keys.alice, &keys.remote.test_home);
     let id = keys.ok(alice, &["create"]);
     let paused = keys.ok(alice, &["create"]);
     let others = keys.ok(&keys.mallory, &["create"]);
@@ -101,18 +103,18 @@ fn what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked() {
     let link = link.strip_prefix(&keys.remote.url).unwrap();
     assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 200);
     let stream = keys.stream(alice, &id, 8000);
-    place.ok(&["key", "revoke", "test"]);
+    test_home.ok(&["key", "revoke", "test"]);
     let took = closed(stream);
     assert!(took < END_LIMIT, "{took:?}");
     assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 403);
     assert_eq!(keys.http(alice, "GET", "/sandboxes", &Value::Null).0, 401);
     // Its sandboxes stay, and so does what everybody may reach.
     assert_eq!(keys.port(&id, 8000, "/", "").0, 200);
-    assert_eq!(place.ok(&["exec", &id, "--", "echo", "ok"]), "ok");
+    assert_eq!(test_home.ok(&["exec", &id, "--", "echo", "ok"]), "ok");
 
-    place.ok(&["key", "revoke", "test", "--end"]);
+    test_home.ok(&["key", "revoke", "test", "--end"]);
     assert_eq!(keys.port(&id, 8000, "/", "").0, 502);
-    let left = place.ok(&["ls", "--json"]);
+    let left = test_home.ok(&["ls", "--json"]);
     assert!(!left.contains(&id) && !left.contains(&paused), "{left}");
     assert_eq!(
         keys.ok(&keys.mallory, &["exec", &others, "--", "echo", "ok"]),
@@ -121,19 +123,19 @@ fn what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked() {
 
     // Asked for while no daemon runs, it is what the next one begins with.
     let address = keys.remote.url.strip_prefix("http://").unwrap();
-    place.ok(&["daemon", "stop"]);
-    place.ok(&["key", "revoke", "mallory", "--end"]);
-    place.ok(&["daemon", "start", "--listen", address, "--warm-pool", "0"]);
+    test_home.ok(&["daemon", "stop"]);
+    test_home.ok(&["key", "revoke", "mallory", "--end"]);
+    test_home.ok(&["daemon", "start", "--listen", address, "--warm-pool", "0"]);
     let began = Instant::now();
-    while place.ok(&["ls", "--json"]).contains(&others) {
+    while test_home.ok(&["ls", "--json"]).contains(&others) {
         assert!(began.elapsed() < 4 * END_LIMIT, "the sandbox runs on");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 #[test]
-fn a_key_opens_no_more_than_it_says_and_none_opens_nothing() {
-    let test = "a_key_opens_no_more_than_it_says_and_none_opens_nothing";
+fn a_key_opens_its_scope_only_and_no_key_opens_nothing() {
+    let test = "a_key_opens_its_scope_only_and_no_key_opens_nothing";
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let scraped = free.local_addr().unwrap().to_string();
     drop(free);
@@ -209,7 +211,7 @@ fn a_key_opens_no_more_than_it_says_and_none_opens_nothing() {
     let here = keys.key(&[&here[..], &["--expires", "1h"]].concat());
     assert_eq!(list(&elsewhere).0, 403);
     assert_eq!(list(&here).0, 200);
-    let shown = keys.remote.place.ok(&["key", "ls"]);
+    let shown = keys.remote.test_home.ok(&["key", "ls"]);
     for words in [
         "from 192.0.2.0/24",
         "until 20",
@@ -219,7 +221,7 @@ fn a_key_opens_no_more_than_it_says_and_none_opens_nothing() {
     }
     let rotate = |args: &[&str]| {
         let command = [&["key", "rotate", "here"], args].concat();
-        keys.remote.place.ok(&command)
+        keys.remote.test_home.ok(&command)
     };
     let second = rotate(&["--overlap", "1h"]);
     assert_eq!((list(&here).0, list(&second).0), (200, 200));

@@ -4,7 +4,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod bench;
 mod budget;
 mod isolation;
 mod keys;
@@ -13,3 +12,4 @@ mod net;
 mod pull;
 mod registry;
 mod root;
+mod two_keys;

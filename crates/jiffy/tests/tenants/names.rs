@@ -1,7 +1,7 @@
 //! Templates and images of one key are not seen, chosen or shadowed by another.
 
-use crate::bench::TwoKeys;
 use crate::support::wait_for;
+use crate::two_keys::TwoKeys;
 use jiffy_image::{
     DiskBudget, Import, ImportSource, ImportStart, Templates, UnpackLimits, Visibility,
     imported_image,
@@ -12,7 +12,7 @@ use std::fs;
 impl TwoKeys {
     /// Id of the key that was made under this name.
     fn key_id(&self, name: &str) -> String {
-        let keys = self.remote.place.json(&["key", "ls"]);
+        let keys = self.remote.test_home.json(&["key", "ls"]);
         let mut keys = keys.as_array().unwrap().iter();
         let found = keys.find(|k| k["name"] == name).unwrap();
         found["id"].as_str().unwrap().to_owned()
@@ -117,7 +117,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     };
     let (alice, mallory) = (&keys.alice, &keys.mallory);
     let (alice_id, mallory_id) = (keys.key_id("test"), keys.key_id("mallory"));
-    let templates = keys.remote.place.templates();
+    let templates = keys.remote.test_home.templates();
 
     // Mallory publishes what Alice may come to name.
     for name in ["golden", "tools:1"] {
@@ -137,7 +137,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         let ended = keys.build(alice, "stands-on-tools", &start);
         assert_ne!(ended, "ready", "{start}");
     }
-    let context = keys.remote.place.dir.path().join("context");
+    let context = keys.remote.test_home.dir.path().join("context");
     fs::create_dir(&context).unwrap();
     fs::write(context.join("Dockerfile"), "FROM tools:1\n").unwrap();
     let args = [
@@ -181,7 +181,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     assert_eq!(status, 400, "{refused}");
     // As one of before may be called.
     let shadow = format!("{mallory_id}/{snapshot}");
-    let directory = keys.remote.place.dir.path().join("templates");
+    let directory = keys.remote.test_home.dir.path().join("templates");
     let from = directory.join(format!("{mallory_id}~golden"));
     let to = directory.join(format!("{mallory_id}~{snapshot}"));
     fs::create_dir(&to).unwrap();
@@ -195,23 +195,23 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     }
 
     // Templates of the host's owner are its alone until it publishes them.
-    let root = keys.remote.place.dir.path().join("root");
+    let root = keys.remote.test_home.dir.path().join("root");
     fs::create_dir(&root).unwrap();
     fs::write(root.join("file"), "of the host").unwrap();
     let root = root.to_str().unwrap();
-    let place = &keys.remote.place;
-    place.ok(&["template", "build", "--from-dir", root, "--name", "hosts"]);
+    let test_home = &keys.remote.test_home;
+    test_home.ok(&["template", "build", "--from-dir", root, "--name", "hosts"]);
     keys.assert_unknown(mallory, "hosts");
-    place.ok(&["template", "publish", "hosts"]);
+    test_home.ok(&["template", "publish", "hosts"]);
     let (status, _) = keys.http(mallory, "GET", "/templates/hosts", &Value::Null);
     assert_eq!(status, 200);
     let (status, _) = keys.http(mallory, "DELETE", "/templates/hosts", &Value::Null);
     assert_eq!(status, 403);
 
-    place.ok(&["template", "publish", "--private", "hosts"]);
+    test_home.ok(&["template", "publish", "--private", "hosts"]);
     keys.assert_unknown(mallory, "hosts");
     let args = ["template", "build", "--from-dir", root, "--name", "open"];
-    place.ok(&[&args[..], &["--public"]].concat());
+    test_home.ok(&[&args[..], &["--public"]].concat());
     let (status, open) = keys.http(mallory, "GET", "/templates/open", &Value::Null);
     assert_eq!((status, &open["public"]), (200, &json!(true)));
 
@@ -231,9 +231,9 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         disk: DiskBudget::default(),
     };
     templates.import(&import, &mut |_| ()).unwrap();
-    let listed = place.ok(&["template", "ls"]);
+    let listed = test_home.ok(&["template", "ls"]);
     assert!(!listed.contains(&name), "{listed}");
-    let listed = place.ok(&["template", "ls", "--all"]);
+    let listed = test_home.ok(&["template", "ls", "--all"]);
     assert!(listed.contains(&image), "{listed}");
     for key in [alice, mallory] {
         keys.assert_unknown(key, &image);
@@ -264,8 +264,8 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
                 assert_eq!(keys.http(alice, "POST", &cancel, &Value::Null).0, 204);
             }
             _ => {
-                place.kill_daemon();
-                place.ok(&["daemon", "start", "--no-listen"]);
+                test_home.kill_daemon();
+                test_home.ok(&["daemon", "start", "--no-listen"]);
             }
         }
         wait_for("the template to go", || {

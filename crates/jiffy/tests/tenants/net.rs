@@ -1,9 +1,9 @@
 //! Networks of two tenants: no address, frame or name leads from one's sandbox to the other's.
 
-use crate::bench::TwoKeys;
 use crate::support::engine::on_gvisor;
 use crate::support::lab::{output, with_lab6};
 use crate::support::wait_for;
+use crate::two_keys::TwoKeys;
 use serde_json::json;
 
 /// Answers at TCP port 80 and hears at UDP port 7, at every address; notes who came.
@@ -105,7 +105,7 @@ fn attack(test: &str) {
         wait_for("the server", || {
             (show("/tmp/ready") != "none").then_some(())
         });
-        // It hears whoever gets through.
+        // It hears every sender that gets through.
         let own =
             "import socket\nprint(socket.create_connection(('127.0.0.1', 80)).recv(9).decode())";
         assert_eq!(root(&keys.alice, &alice, own), "alice");

@@ -1,11 +1,11 @@
 //! Hostile registries harm their caller's build only, and reach nothing of the host.
 
-use crate::bench::TwoKeys;
 use crate::registry::{Image, Request, Seen, page, send, serve, serve_tls};
 use crate::support::lab::{Lab, with_lab};
-use crate::support::networked::clean;
-use crate::support::place::Place;
+use crate::support::network_probe::clean;
+use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use crate::two_keys::TwoKeys;
 use jiffy_proto::vm::jail::FIRST_UID;
 use serde_json::{Value, json};
 use std::fs;
@@ -27,12 +27,14 @@ fn tenants(test: &str, options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Sen
         let Some(keys) = TwoKeys::new(test, &networked) else {
             return;
         };
-        keys.remote.place.own_templates();
+        keys.remote.test_home.own_templates();
         work(&keys, lab);
         // Also one that was killed: what it left of the network goes with the next.
-        keys.remote.place.ok(&["daemon", "start", "--no-listen"]);
         keys.remote
-            .place
+            .test_home
+            .ok(&["daemon", "start", "--no-listen"]);
+        keys.remote
+            .test_home
             .ok(&["daemon", "stop", "--kill-sandboxes"]);
         drop(keys);
         clean();
@@ -215,12 +217,12 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
 }
 
 #[test]
-fn a_hostile_registry_delays_and_costs_nobody_but_its_callers_build() {
-    let test = "pull::a_hostile_registry_delays_and_costs_nobody_but_its_callers_build";
+fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
+    let test = "pull::a_hostile_registry_delays_and_costs_its_callers_build_only";
     let options = [5000, 5001].map(|port| ["--plain-http".to_owned(), format!("9.9.9.9:{port}")]);
     let options: Vec<&str> = options.iter().flatten().map(String::as_str).collect();
     tenants(test, &options, |keys, lab| {
-        let daemon = keys.remote.place.daemon();
+        let daemon = keys.remote.test_home.daemon();
         let private = Image::of_file("secret", &b"of alice".repeat(1000));
         let pages = private.pages("app");
         let alices = move |request: &Request, stream: &mut dyn Write| {
@@ -298,7 +300,7 @@ fn a_hostile_registry_delays_and_costs_nobody_but_its_callers_build() {
         });
         drop(left);
         let puller = pullers(daemon).remove(0);
-        keys.remote.place.kill_daemon();
+        keys.remote.test_home.kill_daemon();
         wait_for("the puller to die", || (!puller.exists()).then_some(()));
     });
 }
@@ -419,9 +421,10 @@ fn memory(process: u32, name: &str) -> u64 {
 }
 
 #[test]
-fn a_layer_is_believed_without_its_bytes_to_the_repository_that_served_them() {
-    let test = "pull::a_layer_is_believed_without_its_bytes_to_the_repository_that_served_them";
-    let Some(place) = Place::with_templates(test) else {
+fn a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it() {
+    let test =
+        "pull::a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it";
+    let Some(test_home) = TestHome::with_templates(test) else {
         return;
     };
     let image = Image::of_file("file", &b"content".repeat(1000));
@@ -441,16 +444,16 @@ fn a_layer_is_believed_without_its_bytes_to_the_repository_that_served_them() {
     };
     let listener = TcpListener::bind("127.0.0.2:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
-    let authority = place.dir.path().join("authority.pem");
+    let authority = test_home.dir.path().join("authority.pem");
     let seen = serve_tls(listener, "127.0.0.2", &authority, answer);
     let authority = authority.to_str().unwrap();
-    let mut daemon = place.serve_with(&["--network", "off"], &[("SSL_CERT_FILE", authority)]);
-    let context = place.dir.path().join("context");
+    let mut daemon = test_home.serve_with(&["--network", "off"], &[("SSL_CERT_FILE", authority)]);
+    let context = test_home.dir.path().join("context");
     fs::create_dir(&context).unwrap();
     let build = |name: &str, image: &str| {
         seen.lock().unwrap().clear();
         fs::write(context.join("Dockerfile"), format!("FROM {at}/{image}\n")).unwrap();
-        place.call(&[
+        test_home.call(&[
             "template",
             "build",
             context.to_str().unwrap(),
@@ -474,6 +477,6 @@ fn a_layer_is_believed_without_its_bytes_to_the_repository_that_served_them() {
     assert_eq!(third.code, Some(1), "{third:?}");
     assert!(third.stderr.contains("there is no image"), "{third:?}");
     assert!(asked("GET", "other") && !asked("HEAD", "other"));
-    place.ok(&["daemon", "stop"]);
+    test_home.ok(&["daemon", "stop"]);
     daemon.wait().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use crate::support::children;
 use crate::support::engine::{on_gvisor, want};
-use crate::support::place::Place;
+use crate::support::test_home::TestHome;
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
@@ -44,11 +44,11 @@ fn can(user: u32, script: &str) -> bool {
 fn the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another() {
     on_gvisor(|| {
         let test = "the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another";
-        let Some(place) = Place::new(test) else {
+        let Some(test_home) = TestHome::new(test) else {
             return;
         };
-        let ids = [place.ok(&["create"]), place.ok(&["create"])];
-        let helpers = children(place.daemon());
+        let ids = [test_home.ok(&["create"]), test_home.ok(&["create"])];
+        let helpers = children(test_home.daemon());
         let helpers = helpers.iter().filter(|&&child| {
             fs::read(format!("/proc/{child}/cmdline"))
                 .is_ok_and(|line| String::from_utf8_lossy(&line).contains("jiffy-gvisor\0serve\0"))
@@ -57,10 +57,10 @@ fn the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another() {
         assert_eq!(helpers.len(), 1);
         for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
             let of = |pid| u64::from_str_radix(&status(pid, set), 16).unwrap();
-            assert_eq!(of(*helpers[0]), of(place.daemon()) & OF_HELPER, "{set}");
+            assert_eq!(of(*helpers[0]), of(test_home.daemon()) & OF_HELPER, "{set}");
         }
         assert_eq!(status(*helpers[0], "NoNewPrivs:"), "1");
-        let sentries = place.vmms();
+        let sentries = test_home.vmms();
         let users: BTreeSet<u32> = sentries.iter().map(|&pid| user(pid)).collect();
         assert!(sentries.len() >= ids.len(), "{sentries:?}");
         assert_eq!(users.len(), sentries.len(), "{users:?}");
@@ -82,7 +82,7 @@ fn the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another() {
 }
 
 /// Ways of root to what the agent hears from the host. Prints those that lead somewhere.
-const TAKE_THE_HOSTS_PLACE: &str = r#"
+const IMPERSONATE_HOST: &str = r#"
 import ctypes, glob, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 ports = (1024, 49983, 49984)
@@ -138,17 +138,17 @@ print(os.getuid(), found)
 fn root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does() {
     on_gvisor(|| {
         let test = "root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does";
-        let Some(place) = Place::new(test) else {
+        let Some(test_home) = TestHome::new(test) else {
             return;
         };
-        let id = place.ok(&["create"]);
+        let id = test_home.ok(&["create"]);
         let command = ["exec", "--user", "root"];
-        let program = ["--", "python3", "-c", TAKE_THE_HOSTS_PLACE];
-        let all = |id: &str| place.ok(&[&command[..], &[id], &program].concat());
+        let program = ["--", "python3", "-c", IMPERSONATE_HOST];
+        let all = |id: &str| test_home.ok(&[&command[..], &[id], &program].concat());
         assert_eq!(all(&id), "0 []");
         // The same of one that was restored while the host was connected, and of the original
         // beside it.
-        let clone = place.ok(&["fork", &id]);
+        let clone = test_home.ok(&["fork", &id]);
         let clone = clone.split_whitespace().next().unwrap();
         assert_eq!(all(clone), "0 []");
         assert_eq!(all(&id), "0 []");

@@ -55,7 +55,7 @@ impl TemplateSource for FakeTemplates {
 
 /// Sender of a request.
 #[derive(Clone)]
-pub enum Who {
+pub enum TestCaller {
     Owner,
     Key(String),
     Nobody,
@@ -114,7 +114,7 @@ pub struct Api {
     pub keys: Arc<Keys>,
     pub router: Router,
     /// Of an admin.
-    pub admin: Who,
+    pub admin: TestCaller,
 }
 
 impl Api {
@@ -194,16 +194,16 @@ impl Api {
         let app = App::new(host.clone(), keys.clone(), Arc::new(templates), config);
         Self {
             router: router(change(app)),
-            admin: Who::Key(admin.secret),
+            admin: TestCaller::Key(admin.secret),
             bench,
             host,
             keys,
         }
     }
 
-    pub fn key(&self, scope: Scope, limits: Limits) -> (Who, NewKey) {
+    pub fn key(&self, scope: Scope, limits: Limits) -> (TestCaller, NewKey) {
         let key = self.keys.create("test", scope, limits).unwrap();
-        (Who::Key(key.secret.clone()), key)
+        (TestCaller::Key(key.secret.clone()), key)
     }
 
     /// Sends a request as it is.
@@ -226,12 +226,12 @@ impl Api {
         answer
     }
 
-    pub async fn call_as(&self, who: &Who, method: &str, path: &str, body: Value) -> Answer {
+    pub async fn call_as(&self, who: &TestCaller, method: &str, path: &str, body: Value) -> Answer {
         let mut request = Request::builder().method(method).uri(path);
         match who {
-            Who::Key(key) => request = request.header("x-api-key", key),
-            Who::Owner => request = request.extension(Caller::Owner),
-            Who::Nobody => {}
+            TestCaller::Key(key) => request = request.header("x-api-key", key),
+            TestCaller::Owner => request = request.extension(Caller::Owner),
+            TestCaller::Nobody => {}
         }
         let body = match body {
             Value::Null => Body::empty(),
@@ -264,7 +264,7 @@ impl Api {
         self.sandbox_of(&self.admin).await
     }
 
-    pub async fn sandbox_of(&self, who: &Who) -> String {
+    pub async fn sandbox_of(&self, who: &TestCaller) -> String {
         let body = json!({ "templateID": "base" });
         let made = self.call_as(who, "POST", "/v2/sandboxes", body).await;
         made.expect(201).id()

@@ -1,24 +1,24 @@
-//! Dockerfiles that are built in a place of their own.
+//! Dockerfiles that are built in a data directory of their own.
 
-use super::place::Place;
+use super::test_home::TestHome;
 use super::{Done, jiffy};
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-/// A place with templates of its own beside the stock one, and a context to build.
-pub struct Bench {
-    pub place: Place,
+/// A data directory with templates of its own beside the stock one, and a context to build.
+pub struct BuildProject {
+    pub test_home: TestHome,
     pub context: PathBuf,
 }
 
-impl Bench {
+impl BuildProject {
     pub fn new(test: &str) -> Option<Self> {
-        let place = Place::with_templates(test)?;
-        let context = place.dir.path().join("context");
+        let test_home = TestHome::with_templates(test)?;
+        let context = test_home.dir.path().join("context");
         fs::create_dir(&context).unwrap();
-        Some(Self { place, context })
+        Some(Self { test_home, context })
     }
 
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
@@ -32,7 +32,7 @@ impl Bench {
     pub fn build(&self, name: &str, more: &[&str]) -> Done {
         let context = self.context.to_str().unwrap();
         let args = ["template", "build", context, "--name", name];
-        self.place.call(&[&args, more].concat())
+        self.test_home.call(&[&args, more].concat())
     }
 
     pub fn built(&self, name: &str, more: &[&str]) -> Done {
@@ -46,7 +46,7 @@ impl Bench {
         let context = self.context.to_str().unwrap();
         let mut command = jiffy(&["template", "build", context, "--name", name]);
         command
-            .env("JIFFY_HOME", self.place.dir.path())
+            .env("JIFFY_HOME", self.test_home.dir.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command.spawn().unwrap()
@@ -54,15 +54,15 @@ impl Bench {
 
     /// Output of a command in a fresh sandbox of a template.
     pub fn run(&self, name: &str, script: &str) -> String {
-        let id = self.place.ok(&["create", "--template", name]);
-        let said = self.place.sh(&id, script);
-        self.place.ok(&["kill", &id]);
+        let id = self.test_home.ok(&["create", "--template", name]);
+        let said = self.test_home.sh(&id, script);
+        self.test_home.ok(&["kill", &id]);
         said
     }
 
     /// Ids of sandboxes that live.
     pub fn alive(&self) -> Vec<String> {
-        let all = self.place.json(&["ls"]);
+        let all = self.test_home.json(&["ls"]);
         let id = |s: &Value| s["id"].as_str().unwrap().to_owned();
         all.as_array().unwrap().iter().map(id).collect()
     }

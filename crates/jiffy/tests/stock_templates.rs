@@ -10,34 +10,40 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::devtools::{self, Page};
-use support::place::Place;
+use support::test_home::TestHome;
 use support::{engine, skip, wait_for};
 
 /// One at a time: a browser that starts wants a processor for itself.
-static TURN: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
-fn place(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, Place)> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Place::new(test)?;
-    if !place.dir.path().join("templates").join(template).exists() {
+fn test_home(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, TestHome)> {
+    let turn = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let test_home = TestHome::new(test)?;
+    if !test_home
+        .dir
+        .path()
+        .join("templates")
+        .join(template)
+        .exists()
+    {
         let why = format!("template {template} is not built (`jiffy template build {template}`)");
         skip(test, &why);
         return None;
     }
     let domain = ["--domain", devtools::DOMAIN];
-    place.ok(&[&["daemon", "start", "--no-listen"][..], &domain].concat());
-    Some((turn, place))
+    test_home.ok(&[&["daemon", "start", "--no-listen"][..], &domain].concat());
+    Some((turn, test_home))
 }
 
 #[test]
-fn all_stand_on_base_and_share_its_image() {
+fn all_stock_templates_share_the_image_of_base() {
     for template in ["node", "browser", "docker"] {
-        let test = "stock::all_stand_on_base_and_share_its_image";
-        let Some((_turn, place)) = place(test, template) else {
+        let test = "stock_templates::all_stock_templates_share_the_image_of_base";
+        let Some((_turn, test_home)) = test_home(test, template) else {
             return;
         };
         let images = |name: &str| {
-            let shown = place.json(&["template", "inspect", name]);
+            let shown = test_home.json(&["template", "inspect", name]);
             shown["images"].as_array().unwrap().clone()
         };
         let (base, own) = (images("base"), images(template));
@@ -47,12 +53,12 @@ fn all_stand_on_base_and_share_its_image() {
 }
 
 #[test]
-fn base_has_the_tools_that_people_reach_for_and_they_work_as_user() {
-    let test = "stock::base_has_the_tools_that_people_reach_for_and_they_work_as_user";
-    let Some((_turn, place)) = place(&engine::name_of(test), "base") else {
+fn base_has_common_tools_that_work_for_the_user() {
+    let test = "stock_templates::base_has_common_tools_that_work_for_the_user";
+    let Some((_turn, test_home)) = test_home(&engine::name_of(test), "base") else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     let script = "set -e
         for tool in vi ssh scp ssh-keygen rsync unzip wget jq file ping less strace lsof; do
             command -v $tool >/dev/null || { echo \"$tool is missing\"; exit 1; }
@@ -67,33 +73,33 @@ fn base_has_the_tools_that_people_reach_for_and_they_work_as_user() {
         rsync -a /tmp/written /tmp/copied && cmp /tmp/written /tmp/copied
         ssh-keygen -q -t ed25519 -N '' -f /tmp/key && ssh-keygen -l -f /tmp/key | grep -q ED25519
         http_proxy=http://proxy:1 sudo printenv http_proxy";
-    let said = place.sh(&id, script);
+    let said = test_home.sh(&id, script);
     let mime = "application/x-pie-executable";
     assert_eq!(said, format!("[1,2]\n{mime}\nhello\nhttp://proxy:1"));
 }
 
-on_gvisor!(base_has_the_tools_that_people_reach_for_and_they_work_as_user,);
+on_gvisor!(base_has_common_tools_that_work_for_the_user,);
 
 #[test]
 fn node_runs_code_and_npm_installs_packages_for_the_user() {
-    let test = "stock::node_runs_code_and_npm_installs_packages_for_the_user";
-    let Some((_turn, place)) = place(test, "node") else {
+    let test = "stock_templates::node_runs_code_and_npm_installs_packages_for_the_user";
+    let Some((_turn, test_home)) = test_home(test, "node") else {
         return;
     };
-    let id = place.ok(&["create", "--template", "node"]);
+    let id = test_home.ok(&["create", "--template", "node"]);
     let code = "import('node:os').then(os => console.log(process.version.split('.')[0], 6 * 7, os.userInfo().username))";
-    let said = place.ok(&["exec", &id, "--", "node", "-e", code]);
+    let said = test_home.ok(&["exec", &id, "--", "node", "-e", code]);
     assert_eq!(said, "v24 42 user");
-    // A package of its own: the registry is nobody's business here.
+    // A package of its own: the registry is not tested here.
     let script = "mkdir -p /tmp/hello && cd /tmp/hello && npm init --yes >/dev/null && \
         printf '#!/usr/bin/env node\\nconsole.log(\"hello\")\\n' > hello.js && npm pkg set bin.hello=hello.js && \
         npm install --global --offline . >/dev/null && hello && npx --offline hello && npm --version";
-    let said = place.sh(&id, script);
+    let said = test_home.sh(&id, script);
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines[..2], ["hello", "hello"], "{said}");
     assert!(lines[2].starts_with("11."), "{said}");
     // Headers, for packages that are compiled.
-    place.sh(&id, "test -e /usr/local/include/node/node_api.h");
+    test_home.sh(&id, "test -e /usr/local/include/node/node_api.h");
 }
 
 /// Builds an image of Python, as no registry is reachable from here, and serves a page with it.
@@ -114,51 +120,51 @@ docker info --format '{{.Driver}}'"#;
 
 #[test]
 fn docker_builds_and_runs_images_whose_ports_are_reached() {
-    let test = "stock::docker_builds_and_runs_images_whose_ports_are_reached";
-    let Some((_turn, place)) = place(test, "docker") else {
+    let test = "stock_templates::docker_builds_and_runs_images_whose_ports_are_reached";
+    let Some((_turn, test_home)) = test_home(test, "docker") else {
         return;
     };
     if engine::is_gvisor() {
         return skip(test, "gVisor saves no bridge that is in use");
     }
-    let id = place.ok(&["create", "--template", "docker"]);
+    let id = test_home.ok(&["create", "--template", "docker"]);
     // The daemon runs already, and the user may ask it.
-    assert_eq!(place.sh(&id, CONTAINER), "overlay2");
+    assert_eq!(test_home.sh(&id, CONTAINER), "overlay2");
     let page = |id: &str| {
         wait_for("the container's page", || {
-            let (status, body) = devtools::get_at(&place, id, 8080, "/page");
+            let (status, body) = devtools::get_at(&test_home, id, 8080, "/page");
             (status == 200).then_some(body)
         })
     };
     assert_eq!(page(&id), "made by a build step");
-    let fork = place.ok(&["fork", &id]);
+    let fork = test_home.ok(&["fork", &id]);
     assert_eq!(page(&fork), "made by a build step");
     // Containers of a fork are its own.
-    place.sh(&fork, "docker rm --force served");
-    assert_eq!(place.sh(&fork, "docker ps --all --quiet"), "");
+    test_home.sh(&fork, "docker rm --force served");
+    assert_eq!(test_home.sh(&fork, "docker ps --all --quiet"), "");
     assert_eq!(page(&id), "made by a build step");
 }
 
 #[test]
 fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
-    let test = "stock::a_page_is_loaded_read_and_drawn_through_the_gateway";
-    let Some((_turn, place)) = place(test, "browser") else {
+    let test = "stock_templates::a_page_is_loaded_read_and_drawn_through_the_gateway";
+    let Some((_turn, test_home)) = test_home(test, "browser") else {
         return;
     };
-    let id = place.ok(&["create", "--template", "browser"]);
-    let (status, version) = devtools::get(&place, &id, "/json/version");
+    let id = test_home.ok(&["create", "--template", "browser"]);
+    let (status, version) = devtools::get(&test_home, &id, "/json/version");
     assert_eq!(status, 200);
     let url = version["webSocketDebuggerUrl"].as_str().unwrap();
     let expected = format!("ws://{}/devtools/browser/", devtools::host(&id));
     assert!(url.starts_with(&expected), "{version}");
 
-    place.sh(
+    test_home.sh(
         &id,
         "mkdir /tmp/www && cd /tmp/www && echo '<title>from a server</title><body style=\"background: #0000ff\">' > index.html && \
          (setsid python3 -m http.server 8000 >/dev/null 2>&1 &) && \
          until curl -s http://127.0.0.1:8000/ >/dev/null; do sleep 0.05; done",
     );
-    let mut page = Page::first(&place, &id);
+    let mut page = Page::first(&test_home, &id);
     page.load("http://127.0.0.1:8000/");
     assert_eq!(page.evaluate("document.title"), "from a server");
     // The random number is read from the page itself, as a picture that it loads.
@@ -179,12 +185,12 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
 
 #[test]
 fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
-    let test = "stock::sandboxes_of_one_snapshot_have_browsers_of_their_own";
-    let Some((_turn, place)) = place(test, "browser") else {
+    let test = "stock_templates::sandboxes_of_one_snapshot_have_browsers_of_their_own";
+    let Some((_turn, test_home)) = test_home(test, "browser") else {
         return;
     };
-    let ids = [(); 2].map(|()| place.ok(&["create", "--template", "browser"]));
-    let mut pages = [0, 1].map(|i| Page::first(&place, &ids[i]));
+    let ids = [(); 2].map(|()| test_home.ok(&["create", "--template", "browser"]));
+    let mut pages = [0, 1].map(|i| Page::first(&test_home, &ids[i]));
     pages[0].load("data:text/html,<title>first</title>");
     pages[1].load("data:text/html,<title>second</title>");
     let titles = pages
@@ -206,25 +212,25 @@ fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
         .collect();
     assert_eq!(drawn.len(), 4, "{drawn:?}");
     // A fork goes on with the page that was open.
-    let fork = place.ok(&["fork", &ids[0]]);
+    let fork = test_home.ok(&["fork", &ids[0]]);
     let fork = fork.lines().next_back().unwrap();
     assert_eq!(
-        Page::first(&place, fork).evaluate("document.title"),
+        Page::first(&test_home, fork).evaluate("document.title"),
         "first"
     );
 }
 
 #[test]
 fn a_browser_trusts_the_authorities_of_its_sandbox_and_no_others() {
-    let test = "stock::a_browser_trusts_the_authorities_of_its_sandbox_and_no_others";
-    let Some((_turn, place)) = place(test, "browser") else {
+    let test = "stock_templates::a_browser_trusts_the_authorities_of_its_sandbox_and_no_others";
+    let Some((_turn, test_home)) = test_home(test, "browser") else {
         return;
     };
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
     let file = |name: &str, text: &str| {
-        let path = place.dir.path().join(name);
+        let path = test_home.dir.path().join(name);
         fs::write(&path, text).unwrap();
         path.display().to_string()
     };
@@ -249,62 +255,62 @@ fn a_browser_trusts_the_authorities_of_its_sandbox_and_no_others() {
         (&[], "chrome-error: "),
     ];
     for (more, shown) in cases {
-        let id = place.ok(&[&["create", "--template", "browser"], more].concat());
+        let id = test_home.ok(&[&["create", "--template", "browser"], more].concat());
         for path in [&server, &program] {
-            place.ok(&["cp", path, &format!("{id}:/tmp/")]);
+            test_home.ok(&["cp", path, &format!("{id}:/tmp/")]);
         }
-        place.sh(
+        test_home.sh(
             &id,
             "mkdir /tmp/www && cd /tmp/www && echo '<title>reached</title>' > index.html && \
              (setsid python3 ../server.py >/dev/null 2>&1 &) && \
              until curl -sk https://localhost:8443/ >/dev/null; do sleep 0.05; done",
         );
-        let mut page = Page::first(&place, &id);
+        let mut page = Page::first(&test_home, &id);
         page.load("https://localhost:8443/");
         let page = page.evaluate("`${location.protocol} ${document.title}`");
         assert_eq!(page, shown);
-        place.ok(&["kill", &id]);
+        test_home.ok(&["kill", &id]);
     }
 }
 
 #[test]
 fn pages_are_confined_and_cannot_reach_the_devtools() {
-    let test = "stock::pages_are_confined_and_cannot_reach_the_devtools";
-    let Some((_turn, place)) = place(test, "browser") else {
+    let test = "stock_templates::pages_are_confined_and_cannot_reach_the_devtools";
+    let Some((_turn, test_home)) = test_home(test, "browser") else {
         return;
     };
-    let id = place.ok(&["create", "--template", "browser"]);
+    let id = test_home.ok(&["create", "--template", "browser"]);
     let confined = "pid=$(pgrep -f -- --type=renderer | head -n 1); grep Seccomp: /proc/$pid/status; \
         test \"$(readlink /proc/$pid/ns/user)\" != \"$(readlink /proc/1/ns/user 2>/dev/null || readlink /proc/self/ns/user)\" && echo apart; \
         stat -c %U /proc/$pid";
-    let said = place.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", confined]);
+    let said = test_home.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", confined]);
     assert_eq!(said, "Seccomp:\t2\napart\nuser");
 
     // A page that has given itself a name, and one that connects from its own.
     let status = "curl -s -o /dev/null -w %{http_code} http://127.0.0.1:9222/json/version";
-    assert_eq!(place.sh(&id, status), "200");
+    assert_eq!(test_home.sh(&id, status), "200");
     let foreign = format!("{status} -H 'Host: evil.test:9222'");
-    assert_eq!(place.sh(&id, &foreign), "403");
-    let (_, pages) = devtools::get(&place, &id, "/json/list");
+    assert_eq!(test_home.sh(&id, &foreign), "403");
+    let (_, pages) = devtools::get(&test_home, &id, "/json/list");
     let path = format!("/devtools/page/{}", pages[0]["id"].as_str().unwrap());
-    let (_, answer) = devtools::upgrade(&place, &id, &path, "\r\nOrigin: http://evil.test");
+    let (_, answer) = devtools::upgrade(&test_home, &id, &path, "\r\nOrigin: http://evil.test");
     assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
 }
 
 #[test]
-fn a_browser_that_is_closed_comes_back() {
-    let test = "stock::a_browser_that_is_closed_comes_back";
-    let Some((_turn, place)) = place(test, "browser") else {
+fn a_closed_browser_is_restarted() {
+    let test = "stock_templates::a_closed_browser_is_restarted";
+    let Some((_turn, test_home)) = test_home(test, "browser") else {
         return;
     };
-    let id = place.ok(&["create", "--template", "browser"]);
-    let before = devtools::get(&place, &id, "/json/version").1;
-    Page::first(&place, &id).call("Browser.close", &json!({}));
+    let id = test_home.ok(&["create", "--template", "browser"]);
+    let before = devtools::get(&test_home, &id, "/json/version").1;
+    Page::first(&test_home, &id).call("Browser.close", &json!({}));
     let after = wait_for("another browser", || {
-        let (status, version) = devtools::get(&place, &id, "/json/version");
+        let (status, version) = devtools::get(&test_home, &id, "/json/version");
         let another = version["webSocketDebuggerUrl"] != before["webSocketDebuggerUrl"];
         (status == 200 && another).then_some(version)
     });
     assert_eq!(after["Browser"], before["Browser"]);
-    assert_eq!(Page::first(&place, &id).evaluate("1 + 1"), 2);
+    assert_eq!(Page::first(&test_home, &id).evaluate("1 + 1"), 2);
 }

@@ -6,22 +6,22 @@ mod support;
 
 use serde_json::json;
 use support::lab::{HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
-use support::networked::{call, create, networked6, python, reach, root_python};
+use support::network_probe::{call, create, networked6, python, reach, root_python};
 
 #[test]
 fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
     let test =
         "a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges";
-    networked6(test, &[], |place, _| {
-        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+    networked6(test, &[], |test_home, _| {
+        let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         for host in PUBLIC6.iter().chain(&PUBLIC).chain(&["six.example"]) {
-            assert_eq!(reach(place, &id, host), "internet", "{host}");
+            assert_eq!(reach(test_home, &id, host), "internet", "{host}");
         }
         // Programs that get both prefer what costs no translation of theirs.
         let both =
             "print(socket.getaddrinfo('some.example', 80, type=socket.SOCK_STREAM)[0][4][0])";
-        assert_eq!(python(place, &id, both), "9.9.9.9");
-        place.sh(
+        assert_eq!(python(test_home, &id, both), "9.9.9.9");
+        test_home.sh(
             &other,
             "nohup python3 -m http.server -b :: 80 >/dev/null 2>&1 &",
         );
@@ -48,7 +48,11 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
             .chain(PRIVATE6)
             .map(str::to_owned),
         ) {
-            assert_eq!(reach(place, &id, &host), "ConnectionRefusedError", "{host}");
+            assert_eq!(
+                reach(test_home, &id, &host),
+                "ConnectionRefusedError",
+                "{host}"
+            );
         }
         // Another address than the one it has does not leave its card.
         let forged = r#"
@@ -66,37 +70,37 @@ while not bound:
 try: print(forged.connect(("2a00:1::1", 80)))
 except OSError as e: print(type(e).__name__)
 "#;
-        assert_eq!(root_python(place, &other, forged), "TimeoutError");
-        assert_eq!(reach(place, &id, PUBLIC6[0]), "internet");
+        assert_eq!(root_python(test_home, &other, forged), "TimeoutError");
+        assert_eq!(reach(test_home, &id, PUBLIC6[0]), "internet");
     });
 }
 
 #[test]
 fn rules_hold_for_both_versions_and_go_with_copies() {
     let test = "rules_hold_for_both_versions_and_go_with_copies";
-    networked6(test, &[], |place, _| {
+    networked6(test, &[], |test_home, _| {
         let refused = "ConnectionRefusedError";
         let some = create(
-            place,
+            test_home,
             json!({ "network": { "allowOut": ["2a00:9::/48"], "denyOut": ["0.0.0.0/0"] } }),
         );
         let seen =
-            |id: &str| [PUBLIC6[1], PUBLIC6[0], PUBLIC[1]].map(|host| reach(place, id, host));
+            |id: &str| [PUBLIC6[1], PUBLIC6[0], PUBLIC[1]].map(|host| reach(test_home, id, host));
         assert_eq!(seen(&some), ["internet", refused, refused]);
-        let copy = place.ok(&["fork", &some]);
+        let copy = test_home.ok(&["fork", &some]);
         assert_eq!(seen(&copy), ["internet", refused, refused]);
         let rules = json!({ "denyOut": ["2a00:9::9"] });
         let path = format!("/sandboxes/{copy}/network");
-        assert_eq!(call(place, "PUT", &path, &rules).0, 204);
+        assert_eq!(call(test_home, "PUT", &path, &rules).0, 204);
         assert_eq!(seen(&copy), [refused, "internet", "internet"]);
         let names = json!({ "allowOut": ["six.example"], "denyOut": ["0.0.0.0/0"] });
-        assert_eq!(call(place, "PUT", &path, &names).0, 204);
+        assert_eq!(call(test_home, "PUT", &path, &names).0, 204);
         let asks = |name: &str| {
             let program = format!(
                 "s = socket.create_connection(('2a00:9::9', 80), 10)\n\
                  s.sendall(b'GET / HTTP/1.1\\r\\nHost: {name}\\r\\n\\r\\n')\nprint(s.recv(100).decode().split()[:2])"
             );
-            python(place, &copy, &program)
+            python(test_home, &copy, &program)
         };
         assert!(
             asks("six.example").starts_with("['internet'"),
@@ -105,19 +109,19 @@ fn rules_hold_for_both_versions_and_go_with_copies() {
         );
         assert_eq!(asks("other.example"), "['HTTP/1.1', '403']");
         let private = json!({ "allowOut": ["fd00::/8"] });
-        assert_eq!(call(place, "PUT", &path, &private).0, 400);
+        assert_eq!(call(test_home, "PUT", &path, &private).0, 400);
     });
 }
 
 #[test]
 fn the_owner_of_the_host_opens_private_ranges_of_ipv6_too() {
     let test = "the_owner_of_the_host_opens_private_ranges_of_ipv6_too";
-    networked6(test, &["--allow-private", "fd00:9::/32"], |place, _| {
-        let id = place.ok(&["create"]);
-        assert_eq!(reach(place, &id, PRIVATE6[0]), "internet");
+    networked6(test, &["--allow-private", "fd00:9::/32"], |test_home, _| {
+        let id = test_home.ok(&["create"]);
+        assert_eq!(reach(test_home, &id, PRIVATE6[0]), "internet");
         for still in [HOST6, PRIVATE6[1], PRIVATE6[2]] {
             assert_eq!(
-                reach(place, &id, still),
+                reach(test_home, &id, still),
                 "ConnectionRefusedError",
                 "{still}"
             );

@@ -1,7 +1,7 @@
 //! HTTP to a port of a sandbox, through the daemon.
 
 use super::LIMIT;
-use super::place::Place;
+use super::test_home::TestHome;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 /// Sends a request to TCP `port` in sandbox `id`; HTTP/1.0, so that the answer ends with the
 /// connection and is not cut into chunks.
 pub fn send(
-    place: &Place,
+    test_home: &TestHome,
     id: &str,
     port: u16,
     method: &str,
@@ -19,7 +19,7 @@ pub fn send(
     let body = body.to_string();
     let length = body.len();
     speak(
-        place,
+        test_home,
         &format!(
             "{method} {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\
              Content-Length: {length}\r\n\r\n{body}"
@@ -27,8 +27,8 @@ pub fn send(
     )
 }
 
-fn speak(place: &Place, request: &str) -> UnixStream {
-    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+fn speak(test_home: &TestHome, request: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     stream
@@ -45,42 +45,42 @@ fn heard(mut stream: UnixStream) -> (u16, String) {
 
 /// Status and body of the answer to one request.
 pub fn ask(
-    place: &Place,
+    test_home: &TestHome,
     id: &str,
     port: u16,
     method: &str,
     path: &str,
     body: &Value,
 ) -> (u16, String) {
-    heard(send(place, id, port, method, path, body))
+    heard(send(test_home, id, port, method, path, body))
 }
 
 /// The API's word on sandbox `id`.
-pub fn sandbox(place: &Place, id: &str) -> Value {
+pub fn sandbox(test_home: &TestHome, id: &str) -> Value {
     let request = format!("GET /sandboxes/{id} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-    let (status, body) = heard(speak(place, &request));
+    let (status, body) = heard(speak(test_home, &request));
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }
 
 /// The token that the agent of sandbox `id` wants to be shown.
-pub fn token(place: &Place, id: &str) -> String {
-    let sandbox = sandbox(place, id);
+pub fn token(test_home: &TestHome, id: &str) -> String {
+    let sandbox = sandbox(test_home, id);
     sandbox["envdAccessToken"].as_str().unwrap().to_owned()
 }
 
 /// Asks the agent of sandbox `id` for a file, with this token.
-pub fn read(place: &Place, id: &str, path: &str, token: Option<&str>) -> (u16, String) {
+pub fn read(test_home: &TestHome, id: &str, path: &str, token: Option<&str>) -> (u16, String) {
     let token = token.map_or_else(String::new, |t| format!("X-Access-Token: {t}\r\n"));
     let request = format!(
         "GET /files?path={path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 49983\r\n{token}\r\n"
     );
-    heard(speak(place, &request))
+    heard(speak(test_home, &request))
 }
 
 /// The events of one execution in the code interpreter of sandbox `id`.
-pub fn execute(place: &Place, id: &str, body: &Value) -> Vec<Value> {
-    let (status, text) = ask(place, id, 49_999, "POST", "/execute", body);
+pub fn execute(test_home: &TestHome, id: &str, body: &Value) -> Vec<Value> {
+    let (status, text) = ask(test_home, id, 49_999, "POST", "/execute", body);
     assert_eq!(status, 200, "{text}");
     let events: Vec<Value> = text
         .lines()
@@ -93,8 +93,12 @@ pub fn execute(place: &Place, id: &str, body: &Value) -> Vec<Value> {
 }
 
 /// Text of the main result of `code` in the default context of `language`.
-pub fn result(place: &Place, id: &str, language: &str, code: &str) -> String {
-    let events = execute(place, id, &json!({ "code": code, "language": language }));
+pub fn result(test_home: &TestHome, id: &str, language: &str, code: &str) -> String {
+    let events = execute(
+        test_home,
+        id,
+        &json!({ "code": code, "language": language }),
+    );
     let main = events.iter().find(|e| e["is_main_result"] == true);
     let main = main.unwrap_or_else(|| panic!("{code}: {events:?}"));
     main["text"].as_str().unwrap().to_owned()
@@ -107,10 +111,10 @@ pub fn stdout(events: &[Value]) -> String {
 }
 
 /// Asks the agent of sandbox `id` for bytes, with its token.
-pub fn bytes(place: &Place, id: &str, path: &str) -> (u16, Vec<u8>) {
-    let token = token(place, id);
+pub fn bytes(test_home: &TestHome, id: &str, path: &str) -> (u16, Vec<u8>) {
+    let token = token(test_home, id);
     let mut stream = speak(
-        place,
+        test_home,
         &format!(
             "GET {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 49983\r\nX-Access-Token: {token}\r\n\r\n"
         ),

@@ -2,7 +2,7 @@
 
 use super::LIMIT;
 use super::lab::{Lab, output, with_lab, with_lab6};
-use super::place::Place;
+use super::test_home::TestHome;
 use super::wait_for;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -20,8 +20,8 @@ def tcp(host, port=80, patience=10):
 "#;
 
 /// Output of a program in a guest.
-pub fn python(place: &Place, id: &str, program: &str) -> String {
-    place.ok(&[
+pub fn python(test_home: &TestHome, id: &str, program: &str) -> String {
+    test_home.ok(&[
         "exec",
         id,
         "--",
@@ -32,21 +32,21 @@ pub fn python(place: &Place, id: &str, program: &str) -> String {
 }
 
 /// The same, as root.
-pub fn root_python(place: &Place, id: &str, program: &str) -> String {
+pub fn root_python(test_home: &TestHome, id: &str, program: &str) -> String {
     let program = format!("{PRELUDE}\n{program}");
-    place.ok(&[
+    test_home.ok(&[
         "exec", "--user", "root", id, "--", "python3", "-c", &program,
     ])
 }
 
 /// Answer that a guest gets at TCP port 80 of `host`: name of the server, or of the error.
-pub fn reach(place: &Place, id: &str, host: &str) -> String {
-    python(place, id, &format!("print(tcp({host:?}))"))
+pub fn reach(test_home: &TestHome, id: &str, host: &str) -> String {
+    python(test_home, id, &format!("print(tcp({host:?}))"))
 }
 
 /// A call to the control plane; status and body.
-pub fn call(place: &Place, method: &str, path: &str, body: &Value) -> (u16, String) {
-    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+pub fn call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> (u16, String) {
+    let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let body = body.to_string();
     let length = body.len();
@@ -65,36 +65,40 @@ pub fn call(place: &Place, method: &str, path: &str, body: &Value) -> (u16, Stri
 }
 
 /// A sandbox with rules.
-pub fn create(place: &Place, rules: Value) -> String {
+pub fn create(test_home: &TestHome, rules: Value) -> String {
     let mut body = json!({ "templateID": "base", "timeout": 600 });
     body.as_object_mut()
         .unwrap()
         .extend(rules.as_object().unwrap().clone());
-    let (status, answer) = call(place, "POST", "/sandboxes", &body);
+    let (status, answer) = call(test_home, "POST", "/sandboxes", &body);
     assert_eq!(status, 201, "{answer}");
     let answer: Value = serde_json::from_str(&answer).unwrap();
     answer["sandboxID"].as_str().unwrap().to_owned()
 }
 
 /// Runs `work` with a data directory whose daemon is in a lab, started with `options`.
-pub fn networked(test: &str, options: &[&str], work: impl FnOnce(&Place, &Lab) + Send) {
-    with_lab(test, |lab| in_lab(test, options, |place| work(place, lab)));
+pub fn networked(test: &str, options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
+    with_lab(test, |lab| {
+        in_lab(test, options, |test_home| work(test_home, lab))
+    });
 }
 
 /// The same where the host has IPv6.
-pub fn networked6(test: &str, options: &[&str], work: impl FnOnce(&Place, &Lab) + Send) {
-    with_lab6(test, |lab| in_lab(test, options, |place| work(place, lab)));
+pub fn networked6(test: &str, options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
+    with_lab6(test, |lab| {
+        in_lab(test, options, |test_home| work(test_home, lab))
+    });
 }
 
-fn in_lab(test: &str, options: &[&str], work: impl FnOnce(&Place)) {
-    let Some(place) = Place::new(test) else {
+fn in_lab(test: &str, options: &[&str], work: impl FnOnce(&TestHome)) {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let mut daemon = place.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
-    work(&place);
-    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    let mut daemon = test_home.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
+    work(&test_home);
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
-    drop(place);
+    drop(test_home);
     clean();
 }
 

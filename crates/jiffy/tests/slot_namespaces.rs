@@ -11,8 +11,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use support::lab::{ip, own_run, with_lab};
-use support::networked::{clean, reach};
-use support::place::Place;
+use support::network_probe::{clean, reach};
+use support::test_home::TestHome;
 use support::wait_for;
 
 const DIRECTORY: &str = "/run/jiffy-net/netns";
@@ -138,8 +138,8 @@ fn another_programs_namespaces_pin_no_slot() {
 }
 
 #[test]
-fn what_a_crash_left_is_removed_and_what_cannot_be_is_gone_around() {
-    let test = "what_a_crash_left_is_removed_and_what_cannot_be_is_gone_around";
+fn remains_of_a_crash_are_removed_or_avoided() {
+    let test = "remains_of_a_crash_are_removed_or_avoided";
     with_lab(test, |_| {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
@@ -242,11 +242,11 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
 }
 
 #[test]
-fn sandboxes_come_and_go_while_another_program_makes_namespaces() {
-    let test = "sandboxes_come_and_go_while_another_program_makes_namespaces";
+fn sandboxes_start_and_end_while_another_program_makes_namespaces() {
+    let test = "sandboxes_start_and_end_while_another_program_makes_namespaces";
     with_lab(test, |_| {
         own_run(MsFlags::MS_PRIVATE);
-        let Some(place) = Place::new(test) else {
+        let Some(test_home) = TestHome::new(test) else {
             return;
         };
         let options = [
@@ -257,24 +257,24 @@ fn sandboxes_come_and_go_while_another_program_makes_namespaces() {
             "--network-slots",
             "6",
         ];
-        let mut daemon = place.serve(&options);
-        let first = place.ok(&["create"]);
+        let mut daemon = test_home.serve(&options);
+        let first = test_home.ok(&["create"]);
         another_programs_namespace();
         for _ in 0..4 {
-            let ids = [place.ok(&["create"]), place.ok(&["create"])];
+            let ids = [test_home.ok(&["create"]), test_home.ok(&["create"])];
             another_programs_namespace();
-            assert_eq!(reach(&place, &ids[0], "9.9.9.9"), "internet");
-            place.ok(&["kill", &ids[0], &ids[1]]);
+            assert_eq!(reach(&test_home, &ids[0], "9.9.9.9"), "internet");
+            test_home.ok(&["kill", &ids[0], &ids[1]]);
         }
-        assert_eq!(reach(&place, &first, "9.9.9.9"), "internet");
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        assert_eq!(reach(&test_home, &first, "9.9.9.9"), "internet");
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
-        drop(place);
+        drop(test_home);
         let _ = nix::mount::umount(FORMER);
         nothing_is_left();
     });
 }
 
 on_gvisor! {
-    sandboxes_come_and_go_while_another_program_makes_namespaces,
+    sandboxes_start_and_end_while_another_program_makes_namespaces,
 }

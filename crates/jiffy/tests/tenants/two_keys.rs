@@ -2,8 +2,8 @@
 
 use crate::support::Done;
 use crate::support::finish;
-use crate::support::place::Place;
 use crate::support::remote::{Remote, from};
+use crate::support::test_home::TestHome;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -27,12 +27,12 @@ impl TwoKeys {
 
     /// The same with templates of its own, beside the stock one.
     pub fn with_templates(test: &str, options: &[&str]) -> Option<Self> {
-        let place = Place::with_templates(test)?;
-        Some(Self::of(Remote::of(place, options)))
+        let test_home = TestHome::with_templates(test)?;
+        Some(Self::of(Remote::of(test_home, options)))
     }
 
     fn of(remote: Remote) -> Self {
-        let mallory = remote.place.ok(&["key", "create", "--name", "mallory"]);
+        let mallory = remote.test_home.ok(&["key", "create", "--name", "mallory"]);
         Self {
             alice: remote.key.clone(),
             mallory,
@@ -42,9 +42,9 @@ impl TwoKeys {
 
     /// Kills the daemon and starts another with these options.
     pub fn restart(&mut self, options: &[&str]) {
-        self.remote.place.kill_daemon();
+        self.remote.test_home.kill_daemon();
         let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
-        let told = self.remote.place.ok(&[&start, options].concat());
+        let told = self.remote.test_home.ok(&[&start, options].concat());
         let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
         url.unwrap_or_else(|| panic!("{told}"))
             .clone_into(&mut self.remote.url);

@@ -4,7 +4,7 @@ use crate::support;
 
 use jiffy_host::{OnTimeout, SandboxState};
 use serde_json::{Value, json};
-use support::{Api, Who, fake::until};
+use support::{Api, TestCaller, fake::until};
 
 fn path(id: &str, call: &str) -> String {
     format!("/sandboxes/{id}/{call}")
@@ -32,7 +32,7 @@ async fn a_killed_sandbox_is_gone() {
     // The record stays for the host's owner until it is forgotten.
     assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Killed);
     let forget = format!("/sandboxes/{id}?forget=true");
-    api.call_as(&Who::Owner, "DELETE", &forget, Value::Null)
+    api.call_as(&TestCaller::Owner, "DELETE", &forget, Value::Null)
         .await
         .expect(204);
     assert!(api.host.get(&id).is_err());
@@ -40,7 +40,7 @@ async fn a_killed_sandbox_is_gone() {
 }
 
 #[tokio::test]
-async fn a_sandbox_sleeps_and_wakes_under_the_same_id() {
+async fn a_sandbox_pauses_and_resumes_under_the_same_id() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.bench.world.write(&id, "kept");
@@ -79,7 +79,7 @@ async fn a_sandbox_sleeps_and_wakes_under_the_same_id() {
 }
 
 #[tokio::test]
-async fn sleeping_without_memory_is_refused_and_not_pretended() {
+async fn a_pause_without_memory_is_refused() {
     let api = Api::new();
     let id = api.sandbox().await;
     for call in ["pause", "connect", "resume", "snapshots"] {
@@ -91,7 +91,7 @@ async fn sleeping_without_memory_is_refused_and_not_pretended() {
 }
 
 #[tokio::test]
-async fn a_guest_that_must_be_healthy_and_is_not_is_not_put_to_sleep() {
+async fn an_unhealthy_guest_is_not_paused_where_health_is_required() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.bench.world.fail("answer");
@@ -171,7 +171,7 @@ async fn a_timeout_counts_from_now_and_may_shorten_and_a_connect_never_does() {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_time_is_over_is_not_there_any_more() {
+async fn a_sandbox_past_its_timeout_is_gone() {
     let api = Api::new();
     let id = api.sandbox().await;
     api.post(&path(&id, "timeout"), json!({ "timeout": 0 }))
@@ -187,7 +187,7 @@ async fn a_sandbox_whose_time_is_over_is_not_there_any_more() {
 }
 
 #[tokio::test]
-async fn a_broken_sandbox_is_hidden_until_it_is_mended() {
+async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
     let api = Api::new();
     let id = api.sandbox().await;
     let taken = api
@@ -307,7 +307,7 @@ async fn a_promoted_child_is_left_alone_with_its_parent() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_connect_woke_is_awake_whatever_its_time_was() {
+async fn connect_and_resume_wake_a_sandbox_past_its_timeout() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();

@@ -9,15 +9,15 @@ use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::Duration;
-use support::place::Place;
+use support::test_home::TestHome;
 use support::{alive, finish, jiffy, wait_for};
 
 /// Random data in memory and on disk, and how to tell that it is whole.
 const FILL: &str = "head -c 20000000 /dev/urandom >/dev/shm/bulk; cp /dev/shm/bulk .; sync; sha256sum /dev/shm/bulk bulk >sums";
 const VERIFY: &str = "sha256sum -c --quiet sums && echo whole";
 
-fn snapshots(place: &Place) -> BTreeSet<String> {
-    let all = place.json(&["snapshots"]);
+fn snapshots(test_home: &TestHome) -> BTreeSet<String> {
+    let all = test_home.json(&["snapshots"]);
     let ids = all.as_array().unwrap().iter();
     ids.map(|s| s["id"].as_str().unwrap().to_owned()).collect()
 }
@@ -26,13 +26,13 @@ fn snapshots(place: &Place) -> BTreeSet<String> {
 fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_and_no_orphan() {
     let test =
         "a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_and_no_orphan";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let mut daemon = place.serve(&["--warm-pool", "0"]);
-    let id = place.ok(&["create"]);
-    place.sh(&id, FILL);
-    place.ok(&["snapshot", &id, "--name", "kept"]);
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, FILL);
+    test_home.ok(&["snapshot", &id, "--name", "kept"]);
     let operations: [&[&str]; 5] = [
         &["snapshot", &id],
         &["pause", &id],
@@ -42,25 +42,26 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
     ];
     let mut outcomes = BTreeSet::new();
     for (round, operation) in operations.iter().cycle().take(25).enumerate() {
-        place.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
-        let mut before = place.vmms();
+        test_home.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
+        let mut before = test_home.vmms();
         assert_eq!(before.len(), 1, "{before:?}");
         if operation[0] == "resume" {
-            place.ok(&["pause", &id]);
+            test_home.ok(&["pause", &id]);
             before.clear();
         }
-        let known = snapshots(&place);
+        let known = snapshots(&test_home);
         let running = jiffy(operation)
-            .env("JIFFY_HOME", place.dir.path())
+            .env("JIFFY_HOME", test_home.dir.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         // At moments spread over what the operations take; a resume is hit when its VMM has come.
-        let victim = before
-            .first()
-            .copied()
-            .unwrap_or_else(|| wait_for("the VMM of the resume", || place.vmms().first().copied()));
+        let victim = before.first().copied().unwrap_or_else(|| {
+            wait_for("the VMM of the resume", || {
+                test_home.vmms().first().copied()
+            })
+        });
         std::thread::sleep(Duration::from_millis(1 + 4 * (round as u64 / 5)));
         let _ = kill(Pid::from_raw(victim.try_into().unwrap()), Signal::SIGKILL);
         let done = finish(running);
@@ -68,14 +69,16 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
         // A sandbox whose VMM was taken is told as such, however the operation went; a paused one
         // needs none.
         let sandbox = wait_for("what became of it to be known", || {
-            let all = place.json(&["ls", "--all"]);
+            let all = test_home.json(&["ls", "--all"]);
             let mine = all.as_array().unwrap().iter().find(|s| s["id"] == id);
             let mine = mine.unwrap().clone();
             // Children of a fork run beside it: each sandbox that runs has its own VMM.
             let listed = all.as_array().unwrap().iter();
             let running = listed.filter(|s| s["state"] == "running").count();
             let settled = match mine["state"].as_str().unwrap() {
-                "running" => place.vmms().len() >= running && !place.vmms().contains(&victim),
+                "running" => {
+                    test_home.vmms().len() >= running && !test_home.vmms().contains(&victim)
+                }
                 "broken" | "paused" => true,
                 _ => false,
             };
@@ -91,31 +94,35 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
             assert!(cause.contains("kill"), "{operation:?}: {cause}");
         }
         // Whatever snapshot there is now is a whole one.
-        for new in snapshots(&place).difference(&known) {
-            let copy = place.ok(&["create", "--from", new]);
-            assert_eq!(place.sh(&copy, VERIFY), "whole", "{operation:?} left {new}");
-            place.ok(&["rm", &copy]);
+        for new in snapshots(&test_home).difference(&known) {
+            let copy = test_home.ok(&["create", "--from", new]);
+            assert_eq!(
+                test_home.sh(&copy, VERIFY),
+                "whole",
+                "{operation:?} left {new}"
+            );
+            test_home.ok(&["rm", &copy]);
         }
-        for sandbox in place.json(&["ls"]).as_array().unwrap() {
+        for sandbox in test_home.json(&["ls"]).as_array().unwrap() {
             let child = sandbox["id"].as_str().unwrap();
             if child != id && sandbox["state"] == "running" {
-                assert_eq!(place.sh(child, VERIFY), "whole", "{operation:?}");
-                place.ok(&["rm", child]);
+                assert_eq!(test_home.sh(child, VERIFY), "whole", "{operation:?}");
+                test_home.ok(&["rm", child]);
             }
         }
         if state == "paused" {
-            place.ok(&["resume", &id]);
+            test_home.ok(&["resume", &id]);
         } else if state == "broken" {
-            place.ok(&["rollback", &id, "kept"]);
+            test_home.ok(&["rollback", &id, "kept"]);
         }
-        assert_eq!(place.sh(&id, VERIFY), "whole", "{operation:?}");
+        assert_eq!(test_home.sh(&id, VERIFY), "whole", "{operation:?}");
         wait_for("what nobody owns to go", || {
-            (place.vmms().len() == 1 && place.sockets() == 1).then_some(())
+            (test_home.vmms().len() == 1 && test_home.sockets() == 1).then_some(())
         });
     }
     eprintln!("{outcomes:?}");
     // It was hit in the middle at least once: an operation that failed.
     assert!(outcomes.iter().any(|(_, done, _)| !done), "{outcomes:?}");
-    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }

@@ -7,8 +7,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::place::Place;
-use support::{finish, jiffy, wire};
+use support::test_home::TestHome;
+use support::{finish, jiffy, sandbox_http};
 
 fn names(archive: &Path) -> Vec<String> {
     let list = Command::new("tar")
@@ -26,10 +26,10 @@ fn names(archive: &Path) -> Vec<String> {
 #[test]
 fn directories_are_copied_both_ways_as_docker_copies_them() {
     let test = "directories_are_copied_both_ways_as_docker_copies_them";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     let here = tempfile::tempdir().unwrap();
     let at = |name: &str| here.path().join(name).display().to_string();
     let there = |name: &str| format!("{id}:{name}");
@@ -39,15 +39,15 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
     symlink("f", at("tree/sub/link")).unwrap();
 
     // Not there: it becomes the tree. There: the tree goes into it. With `/.`, what is in the tree.
-    place.ok(&["cp", "-r", &at("tree"), &there("new")]);
-    place.ok(&["cp", "-r", &at("tree"), &there("new")]);
-    place.ok(&[
+    test_home.ok(&["cp", "-r", &at("tree"), &there("new")]);
+    test_home.ok(&["cp", "-r", &at("tree"), &there("new")]);
+    test_home.ok(&[
         "cp",
         "-r",
         &format!("{}/.", at("tree/sub")),
         &there("/tmp/made/deep"),
     ]);
-    let seen = place.sh(
+    let seen = test_home.sh(
         &id,
         "find new /tmp/made -type f -printf '%p %m %u\\n' | sort; readlink new/sub/link",
     );
@@ -56,9 +56,9 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
         "/tmp/made/deep/f 750 user\nnew/sub/f 750 user\nnew/tree/sub/f 750 user\nf"
     );
 
-    place.ok(&["cp", "-r", &there("new"), &at("back")]);
-    place.ok(&["cp", "-r", &there("new"), &at("back")]);
-    place.ok(&["cp", "-r", &there("new/sub/."), &at("flat")]);
+    test_home.ok(&["cp", "-r", &there("new"), &at("back")]);
+    test_home.ok(&["cp", "-r", &there("new"), &at("back")]);
+    test_home.ok(&["cp", "-r", &there("new/sub/."), &at("flat")]);
     for path in [
         "back/sub/f",
         "back/new/sub/f",
@@ -72,12 +72,12 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
 
     let archive = at("all.tar");
     let mut out = jiffy(&["cp", "-r", &there("new/sub"), "-"]);
-    out.env("JIFFY_HOME", place.dir.path())
+    out.env("JIFFY_HOME", test_home.dir.path())
         .stdout(fs::File::create(&archive).unwrap());
     assert!(out.status().unwrap().success());
     assert_eq!(names(Path::new(&archive)).first().unwrap(), "sub");
     let mut into = jiffy(&["cp", "-r", "-", &there("/tmp/unpacked")]);
-    into.env("JIFFY_HOME", place.dir.path())
+    into.env("JIFFY_HOME", test_home.dir.path())
         .stdin(fs::File::open(&archive).unwrap());
     let done = finish(
         into.stdout(Stdio::piped())
@@ -86,21 +86,21 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
             .unwrap(),
     );
     assert_eq!(done.code, Some(0), "{done:?}");
-    assert_eq!(place.sh(&id, "cat /tmp/unpacked/sub/f"), "one");
+    assert_eq!(test_home.sh(&id, "cat /tmp/unpacked/sub/f"), "one");
 
-    let refused = place.call(&["cp", "-r", &there("/no/such"), &at("x")]);
+    let refused = test_home.call(&["cp", "-r", &there("/no/such"), &at("x")]);
     assert!(refused.stderr.contains("/no/such"), "{refused:?}");
-    let refused = place.call(&["cp", &at("tree"), &there("x")]);
+    let refused = test_home.call(&["cp", &at("tree"), &there("x")]);
     assert!(refused.stderr.contains("jiffy cp -r"), "{refused:?}");
 }
 
 #[test]
-fn what_a_guest_lays_out_as_a_trap_does_nothing_on_the_host() {
-    let test = "what_a_guest_lays_out_as_a_trap_does_nothing_on_the_host";
-    let Some(place) = Place::new(test) else {
+fn traps_in_a_guests_files_do_nothing_on_the_host() {
+    let test = "traps_in_a_guests_files_do_nothing_on_the_host";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     let here = tempfile::tempdir().unwrap();
     let at = |name: &str| here.path().join(name).display().to_string();
     fs::create_dir_all(at("outside")).unwrap();
@@ -110,8 +110,8 @@ fn what_a_guest_lays_out_as_a_trap_does_nothing_on_the_host() {
          chown 12:34 t/setuid; ln -s {} t/away; echo x >t/d/f; mkfifo t/pipe",
         at("outside")
     );
-    place.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", &script]);
-    place.ok(&["cp", "-r", "-u", "root", &format!("{id}:t"), &at("t")]);
+    test_home.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", &script]);
+    test_home.ok(&["cp", "-r", "-u", "root", &format!("{id}:t"), &at("t")]);
     assert!(!Path::new(&at("t/null")).exists() && !Path::new(&at("t/disk")).exists());
     let found = fs::metadata(at("t/setuid")).unwrap();
     assert_eq!(found.mode() & 0o7777, 0o755);
@@ -119,8 +119,8 @@ fn what_a_guest_lays_out_as_a_trap_does_nothing_on_the_host() {
     // The guest turns what is here already as a link into a directory with a file: nothing goes
     // through the link.
     let script = "cd /root; rm t/away; mkdir t/away; echo theirs >t/away/f";
-    place.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
-    let refused = place.call(&["cp", "-r", "-u", "root", &format!("{id}:t/."), &at("t")]);
+    test_home.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
+    let refused = test_home.call(&["cp", "-r", "-u", "root", &format!("{id}:t/."), &at("t")]);
     assert_ne!(refused.code, Some(0), "{refused:?}");
     assert!(refused.stderr.contains("away"), "{refused:?}");
     assert_eq!(fs::read(at("outside/f")).unwrap(), b"mine");
@@ -129,17 +129,17 @@ fn what_a_guest_lays_out_as_a_trap_does_nothing_on_the_host() {
 #[test]
 fn a_layer_holds_what_a_sandbox_changed_and_nothing_else() {
     let test = "a_layer_holds_what_a_sandbox_changed_and_nothing_else";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
+    let id = test_home.ok(&["create"]);
     let script = "rm /etc/motd /usr/bin/git; rm -rf /usr/share/doc; mkdir /usr/share/doc; echo n >/usr/share/doc/n
         mkdir -p /srv/a; echo one >/srv/a/f; ln /srv/a/f /srv/hard; echo more >>/etc/profile; mv /srv/a /srv/b
         chmod 4711 /srv/b/f; mkfifo /srv/pipe; echo r >/run/r; touch /tmp/.jiffy-x; chmod 700 /opt
         ln -s /nowhere /srv/sym; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/srv/sock\")'
         python3 -c 'import os; os.setxattr(\"/srv/b/f\", \"user.note\", b\"hello\")'; touch /srv/.wh.strange";
-    place.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
-    let (status, bytes) = wire::bytes(&place, &id, "/layer?username=root");
+    test_home.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
+    let (status, bytes) = sandbox_http::bytes(&test_home, &id, "/layer?username=root");
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&bytes));
     let here = tempfile::tempdir().unwrap();
     let archive = here.path().join("layer.tar");

@@ -1,9 +1,9 @@
 //! Operations on one sandbox, whose lock the caller holds.
 
 use super::api::Reply;
-use super::dice::Dice;
 use super::guest::{PORT, number};
-use super::model::{Life, Numbers, Sandbox, Snapshot, State, Weather, World, locked};
+use super::model::{KillCount, Numbers, Sandbox, SandboxModel, Snapshot, SoakModel, State, locked};
+use super::random::TestRandom;
 use crate::support::alive;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -16,41 +16,41 @@ const NOTICE_LIMIT: Duration = Duration::from_secs(20);
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A sandbox, its locked life, and the world around it.
-pub struct Turn<'a> {
-    pub world: &'a World,
+pub struct LockedSandbox<'a> {
+    pub soak: &'a SoakModel,
     pub sandbox: &'a Sandbox,
-    pub life: &'a mut Life,
+    pub model: &'a mut SandboxModel,
 }
 
-impl Turn<'_> {
+impl LockedSandbox<'_> {
     pub fn note(&mut self, what: &str, reply: &Reply) {
         let line = format!("{what} -> {}", reply.short());
-        self.life.note(self.world, &line);
+        self.model.note(self.soak, &line);
     }
 
     pub fn settle(&mut self, permitted: &[State]) -> Result<(), String> {
-        self.world.settle(self.sandbox, self.life, permitted)
+        self.soak.settle(self.sandbox, self.model, permitted)
     }
 
     /// Finds out what became of a sandbox of which a call was not done, and whether there was a
     /// reason.
     pub fn judge(
         &mut self,
-        before: Weather,
+        before: KillCount,
         what: &str,
         reply: &Reply,
         permitted: &[State],
     ) -> Result<(), String> {
-        let stormed = self.world.stormed_since(before);
-        let was = self.life.state;
-        match stormed {
+        let killed = self.soak.killed_since(before);
+        let was = self.model.state;
+        match killed {
             true => self.settle(permitted)?,
             false => self.settle(&[was])?,
         }
-        if stormed || reply.is_no_room() || self.life.state == State::Broken {
+        if killed || reply.is_no_room() || self.model.state == State::Broken {
             return Ok(());
         }
-        if self.world.excuse(self.sandbox, self.life) {
+        if self.soak.excuse(self.sandbox, self.model) {
             return self.notice();
         }
         Err(format!("{what}: {}", reply.short()))
@@ -59,10 +59,10 @@ impl Turn<'_> {
     /// Waits until the end of a VMM that was killed is told.
     fn notice(&mut self) -> Result<(), String> {
         let limit = Instant::now() + NOTICE_LIMIT;
-        let was = self.life.state;
-        while self.life.state != State::Broken && Instant::now() < limit {
+        let was = self.model.state;
+        while self.model.state != State::Broken && Instant::now() < limit {
             let asked = self
-                .world
+                .soak
                 .api
                 .guest(&self.sandbox.id, PORT, "GET", "/verify");
             if asked.is_done() {
@@ -70,41 +70,38 @@ impl Turn<'_> {
             }
             self.settle(&[was])?;
         }
-        self.life.mended = self.sandbox.hits.load(SeqCst);
+        self.model.mended = self.sandbox.hits.load(SeqCst);
         Ok(())
     }
 
     pub fn verify(&mut self) -> Result<(), String> {
-        let before = self.world.weather();
+        let before = self.soak.kill_count();
         let id = &self.sandbox.id;
-        let reply = self.world.api.guest(id, PORT, "GET", "/verify");
-        self.world.count("verify", reply.is_done());
+        let reply = self.soak.api.guest(id, PORT, "GET", "/verify");
+        self.soak.count("verify", reply.is_done());
         if !reply.is_done() {
             self.note("verify", &reply);
             return self.judge(before, "verify", &reply, &[State::Running]);
         }
         let found = number(reply.body(), id)?;
-        self.life.note(self.world, &format!("verify -> {found}"));
-        if !self.life.numbers.contains(&found) {
+        self.model.note(self.soak, &format!("verify -> {found}"));
+        if !self.model.numbers.contains(&found) {
             return Err(format!(
                 "it holds {found}, and may hold {:?}",
-                self.life.numbers
+                self.model.numbers
             ));
         }
-        if Some(&found) == self.life.numbers.last() {
-            self.life.numbers = Numbers::from([found]);
+        if Some(&found) == self.model.numbers.last() {
+            self.model.numbers = Numbers::from([found]);
         }
         Ok(())
     }
 
     /// True if its guest reaches the internet.
     pub fn reach(&mut self) -> Result<(), String> {
-        let before = self.world.weather();
-        let reply = self
-            .world
-            .api
-            .guest(&self.sandbox.id, PORT, "GET", "/reach");
-        self.world.count("reach", reply.is_done());
+        let before = self.soak.kill_count();
+        let reply = self.soak.api.guest(&self.sandbox.id, PORT, "GET", "/reach");
+        self.soak.count("reach", reply.is_done());
         self.note("reach", &reply);
         match &reply {
             Reply::Answered(200, body) => {
@@ -119,20 +116,20 @@ impl Turn<'_> {
     /// Starts a write; the caller tells with [`Self::wrote`] what came of it.
     pub fn write_of(&self, number: u64) -> Reply {
         let path = format!("/write/{number}");
-        self.world.api.guest(&self.sandbox.id, PORT, "POST", &path)
+        self.soak.api.guest(&self.sandbox.id, PORT, "POST", &path)
     }
 
     pub fn wrote(&mut self, number: u64, reply: &Reply) {
-        self.world.count("write", reply.is_done());
+        self.soak.count("write", reply.is_done());
         self.note(&format!("write {number}"), reply);
         match reply.is_done() {
-            true => self.life.numbers = Numbers::from([number]),
-            false => drop(self.life.numbers.insert(number)),
+            true => self.model.numbers = Numbers::from([number]),
+            false => drop(self.model.numbers.insert(number)),
         }
     }
 
     pub fn write(&mut self) -> Result<(), String> {
-        let (before, number) = (self.world.weather(), self.world.number());
+        let (before, number) = (self.soak.kill_count(), self.soak.number());
         let reply = self.write_of(number);
         self.wrote(number, &reply);
         match reply.is_done() {
@@ -143,22 +140,22 @@ impl Turn<'_> {
 
     /// A write to one that sleeps must not be acknowledged.
     pub fn write_asleep(&mut self) -> Result<(), String> {
-        let reply = self.write_of(self.world.number());
-        self.world.count("write asleep", !reply.is_done());
+        let reply = self.write_of(self.soak.number());
+        self.soak.count("write asleep", !reply.is_done());
         self.note("write asleep", &reply);
         let refused = !reply.is_done();
         refused.then_some(()).ok_or("a sleeping guest wrote".into())
     }
 
     pub fn snapshot(&mut self) -> Result<(), String> {
-        let before = self.world.weather();
-        let name = format!("s-{}", self.world.number());
+        let before = self.soak.kill_count();
+        let name = format!("s-{}", self.soak.number());
         let reply = self
-            .world
+            .soak
             .post(self.sandbox, "snapshots", &json!({ "name": name }));
-        let numbers = self.life.numbers.clone();
+        let numbers = self.model.numbers.clone();
         self.took(&name, &reply, numbers)?;
-        let was = self.life.state;
+        let was = self.model.state;
         match reply.is_done() {
             true => Ok(()),
             false => self.judge(before, "snapshot", &reply, &[was]),
@@ -167,47 +164,47 @@ impl Turn<'_> {
 
     /// Takes a snapshot into the model, if there is one.
     pub fn took(&mut self, name: &str, reply: &Reply, numbers: Numbers) -> Result<(), String> {
-        self.world.count("snapshot", reply.is_done());
+        self.soak.count("snapshot", reply.is_done());
         self.note(&format!("snapshot {name}"), reply);
         let id = match reply {
             Reply::Answered(201, body) => body["snapshotID"].as_str().map(str::to_owned),
             Reply::Answered(..) => None,
             Reply::Lost(_) => {
-                let all = self.world.snapshot_records()?;
+                let all = self.soak.snapshot_records()?;
                 let found = all.into_iter().find(|s| s["name"] == name);
                 found.and_then(|s| Some(s["id"].as_str()?.to_owned()))
             }
         };
         if let Some(id) = id {
-            self.world.add_snapshot(&id, self.sandbox.family, numbers);
+            self.soak.add_snapshot(&id, self.sandbox.family, numbers);
         }
         Ok(())
     }
 
     /// A snapshot that it may be put back to.
-    pub fn relative(&self, dice: &mut Dice) -> Option<Arc<Snapshot>> {
-        let mut all = locked(&self.world.snapshots).clone();
+    pub fn relative(&self, random: &mut TestRandom) -> Option<Arc<Snapshot>> {
+        let mut all = locked(&self.soak.snapshots).clone();
         all.retain(|s| s.family == self.sandbox.family);
-        (!all.is_empty()).then(|| all.swap_remove(dice.throw(all.len())))
+        (!all.is_empty()).then(|| all.swap_remove(random.below(all.len())))
     }
 
     pub fn rollback_of(&self, snapshot: &Snapshot) -> Reply {
         let body = json!({ "snapshotID": snapshot.id });
-        self.world.post(self.sandbox, "rollback", &body)
+        self.soak.post(self.sandbox, "rollback", &body)
     }
 
     pub fn rollback(&mut self, snapshot: &Snapshot) -> Result<(), String> {
-        let (before, began) = (self.world.weather(), Instant::now());
+        let (before, began) = (self.soak.kill_count(), Instant::now());
         let hits = self.sandbox.hits.load(SeqCst);
         let reply = self.rollback_of(snapshot);
-        self.world.count("rollback", reply.is_done());
+        self.soak.count("rollback", reply.is_done());
         self.note(&format!("rollback {}", snapshot.id), &reply);
-        let was = self.life.state;
-        self.life.spawned = (began, Instant::now());
+        let was = self.model.state;
+        self.model.spawned = (began, Instant::now());
         if reply.is_done() {
-            self.life.mended = hits;
-            self.life.state = State::Running;
-            self.life.numbers.clone_from(&snapshot.numbers);
+            self.model.mended = hits;
+            self.model.state = State::Running;
+            self.model.numbers.clone_from(&snapshot.numbers);
             return Ok(());
         }
         if matches!(reply, Reply::Answered(404, _)) && snapshot.removed.load(SeqCst) {
@@ -219,20 +216,20 @@ impl Turn<'_> {
             &reply,
             &[was, State::Running, State::Broken],
         )?;
-        if self.life.state == State::Running {
-            self.life.numbers.extend(&snapshot.numbers);
+        if self.model.state == State::Running {
+            self.model.numbers.extend(&snapshot.numbers);
         }
         Ok(())
     }
 
     pub fn pause(&mut self) -> Result<(), String> {
-        let before = self.world.weather();
-        let reply = self.world.post(self.sandbox, "pause", &Value::Null);
-        self.world.count("pause", reply.is_done());
+        let before = self.soak.kill_count();
+        let reply = self.soak.post(self.sandbox, "pause", &Value::Null);
+        self.soak.count("pause", reply.is_done());
         self.note("pause", &reply);
         match reply.is_done() {
             true => {
-                self.life.state = State::Paused;
+                self.model.state = State::Paused;
                 Ok(())
             }
             false => self.judge(before, "pause", &reply, &[State::Running, State::Paused]),
@@ -241,27 +238,27 @@ impl Turn<'_> {
 
     /// Wakes it by `call`: `resume` or `connect`.
     pub fn wake(&mut self, call: &str) -> Result<(), String> {
-        let (before, began) = (self.world.weather(), Instant::now());
+        let (before, began) = (self.soak.kill_count(), Instant::now());
         let hits = self.sandbox.hits.load(SeqCst);
-        let reply = self.world.wake(self.sandbox, call);
-        self.world.count("wake", reply.is_done());
+        let reply = self.soak.wake(self.sandbox, call);
+        self.soak.count("wake", reply.is_done());
         self.note(call, &reply);
-        self.life.spawned = (began, Instant::now());
+        self.model.spawned = (began, Instant::now());
         match reply.is_done() {
             true => {
-                self.life.state = State::Running;
-                self.life.mended = hits;
+                self.model.state = State::Running;
+                self.model.mended = hits;
                 Ok(())
             }
             false => self.judge(before, call, &reply, &[State::Running, State::Paused]),
         }
     }
 
-    /// Its time ends now, and somebody connects: it runs for the time that was asked for.
+    /// Its time ends now, and a client connects: it runs for the time that was asked for.
     pub fn expire(&mut self) -> Result<(), String> {
-        let before = self.world.weather();
+        let before = self.soak.kill_count();
         let expired = self
-            .world
+            .soak
             .post(self.sandbox, "timeout", &json!({ "timeout": 0 }));
         self.note("timeout 0", &expired);
         if !expired.is_done() {
@@ -274,33 +271,33 @@ impl Turn<'_> {
             return self.give_time();
         }
         let (hits, began) = (self.sandbox.hits.load(SeqCst), Instant::now());
-        let reply = self.world.wake(self.sandbox, "connect");
-        self.world.count("expire", reply.is_done());
+        let reply = self.soak.wake(self.sandbox, "connect");
+        self.soak.count("expire", reply.is_done());
         self.note("connect", &reply);
-        self.life.spawned = (began, Instant::now());
+        self.model.spawned = (began, Instant::now());
         if !reply.is_done() {
             // It may sleep by now; the time that it had is over.
-            let stormed = self.world.stormed_since(before);
+            let killed = self.soak.killed_since(before);
             self.settle(&[State::Running, State::Paused])?;
-            let known = stormed
+            let known = killed
                 || reply.is_no_room()
-                || self.life.state == State::Broken
-                || self.world.excuse(self.sandbox, self.life);
+                || self.model.state == State::Broken
+                || self.soak.excuse(self.sandbox, self.model);
             return match known {
                 true => self.give_time(),
                 false => Err(format!("connect: {}", reply.short())),
             };
         }
-        if self.life.state == State::Paused {
-            self.life.mended = hits;
+        if self.model.state == State::Paused {
+            self.model.mended = hits;
         }
-        self.life.state = State::Running;
+        self.model.state = State::Running;
         self.verify()
     }
 
     /// Sees to it that one that runs does not fall asleep by itself, as its time may be over.
     fn give_time(&mut self) -> Result<(), String> {
-        match self.life.state {
+        match self.model.state {
             State::Running => self.wake("connect"),
             _ => Ok(()),
         }
@@ -308,16 +305,16 @@ impl Turn<'_> {
 
     /// Ends it: what is told as ended is no process any more.
     pub fn remove(&mut self) -> Result<(), String> {
-        let before = self.world.weather();
+        let before = self.soak.kill_count();
         let of = format!("/sandboxes/{}/process", self.sandbox.id);
-        let process = self.world.api.call("GET", &of, &Value::Null);
+        let process = self.soak.api.call("GET", &of, &Value::Null);
         let path = format!("/sandboxes/{}?forget=true", self.sandbox.id);
-        let reply = self.world.api.call("DELETE", &path, &Value::Null);
-        self.world.count("remove", reply.is_done());
+        let reply = self.soak.api.call("DELETE", &path, &Value::Null);
+        self.soak.count("remove", reply.is_done());
         self.note("remove", &reply);
-        let was = self.life.state;
+        let was = self.model.state;
         if reply.is_done() {
-            self.life.state = State::Gone;
+            self.model.state = State::Gone;
             let pid = process.body()["pid"]
                 .as_u64()
                 .and_then(|p| p.try_into().ok());

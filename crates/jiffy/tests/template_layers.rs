@@ -5,15 +5,15 @@
 mod support;
 
 use jiffy_image::{DerivedTemplate, Template, TemplateManifest, Templates, UnpackLimits};
-use support::place::Place;
+use support::test_home::TestHome;
 use support::wait_for;
 use tar::{Builder, EntryType, Header};
 
-/// A place with templates of its own beside the stock one.
-fn prepared(test: &str) -> Option<(Place, Templates)> {
-    let place = Place::with_templates(test)?;
-    let templates = place.templates();
-    Some((place, templates))
+/// A data directory with templates of its own beside the stock one.
+fn prepared(test: &str) -> Option<(TestHome, Templates)> {
+    let test_home = TestHome::with_templates(test)?;
+    let templates = test_home.templates();
+    Some((test_home, templates))
 }
 
 /// A layer of files, `path/` for a directory.
@@ -60,9 +60,9 @@ fn derived(
 }
 
 #[test]
-fn what_an_upper_image_deletes_or_replaces_is_so_in_the_guest() {
-    let test = "stacked::what_an_upper_image_deletes_or_replaces_is_so_in_the_guest";
-    let Some((place, templates)) = prepared(test) else {
+fn deletions_and_replacements_of_upper_images_apply_in_the_guest() {
+    let test = "template_layers::deletions_and_replacements_of_upper_images_apply_in_the_guest";
+    let Some((test_home, templates)) = prepared(test) else {
         return;
     };
     let base = templates.get("base").unwrap();
@@ -108,34 +108,33 @@ fn what_an_upper_image_deletes_or_replaces_is_so_in_the_guest() {
     assert_eq!(upper.manifest.images.len(), 4);
     let look = "cd /opt; ls; cat becomes-a-file comes-back stays emptied/*; test -e /etc/debian_version || echo; test -e /etc/passwd && echo base";
     let seen = "becomes-a-file\ncomes-back\nemptied\nstays\nmiddleupperlowermiddle\nbase";
-    let booted = place.ok(&["run", "--template", "upper", "--", "sh", "-c", look]);
+    let booted = test_home.ok(&["run", "--template", "upper", "--", "sh", "-c", look]);
     assert_eq!(booted, seen);
-    let id = place.ok(&["create", "--template", "upper"]);
-    assert_eq!(place.sh(&id, look), seen);
+    let id = test_home.ok(&["create", "--template", "upper"]);
+    assert_eq!(test_home.sh(&id, look), seen);
     // Changes of the sandbox are on top of all that.
     let script = "rm -r /opt/emptied; echo own >/opt/stays";
-    place.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
-    place.ok(&["pause", &id]);
-    place.ok(&["resume", &id]);
+    test_home.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+    test_home.ok(&["pause", &id]);
+    test_home.ok(&["resume", &id]);
     assert_eq!(
-        place.sh(&id, "ls /opt; cat /opt/stays"),
+        test_home.sh(&id, "ls /opt; cat /opt/stays"),
         "becomes-a-file\ncomes-back\nstays\nown"
     );
     // The others are as they were.
-    let other = place.ok(&["create", "--template", "upper"]);
-    assert_eq!(place.sh(&other, look), seen);
-    let id = place.ok(&["create", "--template", "lower"]);
+    let other = test_home.ok(&["create", "--template", "upper"]);
+    assert_eq!(test_home.sh(&other, look), seen);
+    let id = test_home.ok(&["create", "--template", "lower"]);
     assert_eq!(
-        place.sh(&id, "cat /opt/gone/inside /opt/comes-back"),
+        test_home.sh(&id, "cat /opt/gone/inside /opt/comes-back"),
         "lowerlower"
     );
 }
 
 #[test]
-fn what_was_made_of_an_older_version_goes_on_when_the_template_is_another_or_none() {
-    let test =
-        "stacked::what_was_made_of_an_older_version_goes_on_when_the_template_is_another_or_none";
-    let Some((place, templates)) = prepared(test) else {
+fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() {
+    let test = "template_layers::sandboxes_of_an_older_template_version_survive_its_replacement_and_removal";
+    let Some((test_home, templates)) = prepared(test) else {
         return;
     };
     let base = templates.get("base").unwrap();
@@ -143,53 +142,53 @@ fn what_was_made_of_an_older_version_goes_on_when_the_template_is_another_or_non
         let entries = [("opt/", ""), ("opt/version", content)];
         derived(&templates, "app", &base.manifest, &entries)
     };
-    let says = |id: &str| place.sh(id, "cat /opt/version /tmp/state 2>/dev/null; true");
+    let says = |id: &str| test_home.sh(id, "cat /opt/version /tmp/state 2>/dev/null; true");
     let first = make("one").manifest.version();
-    let id = place.ok(&["create", "--template", "app"]);
-    place.sh(&id, "echo +kept >/tmp/state");
-    let snapshot = place.ok(&["snapshot", &id]);
-    place.sh(&id, "echo +later >/tmp/state");
-    let runs = place.ok(&["create", "--template", "app"]);
-    place.ok(&["pause", &id]);
+    let id = test_home.ok(&["create", "--template", "app"]);
+    test_home.sh(&id, "echo +kept >/tmp/state");
+    let snapshot = test_home.ok(&["snapshot", &id]);
+    test_home.sh(&id, "echo +later >/tmp/state");
+    let runs = test_home.ok(&["create", "--template", "app"]);
+    test_home.ok(&["pause", &id]);
 
     let second = make("two").manifest.version();
     assert_ne!(first, second);
-    let new = place.ok(&["create", "--template", "app"]);
+    let new = test_home.ok(&["create", "--template", "app"]);
     assert_eq!(says(&new), "two");
     let all_of_it = |id: &str| {
-        place.ok(&["resume", id]);
+        test_home.ok(&["resume", id]);
         assert_eq!(says(id), "one+later");
-        let child = place.ok(&["fork", id]);
+        let child = test_home.ok(&["fork", id]);
         assert_eq!(says(child.lines().next_back().unwrap()), "one+later");
-        place.ok(&["rollback", id, &snapshot]);
+        test_home.ok(&["rollback", id, &snapshot]);
         assert_eq!(says(id), "one+kept");
-        let made = place.ok(&["create", "--from", &snapshot]);
+        let made = test_home.ok(&["create", "--from", &snapshot]);
         assert_eq!(says(&made), "one+kept");
-        place.sh(id, "echo +later >/tmp/state");
-        place.ok(&["pause", id]);
+        test_home.sh(id, "echo +later >/tmp/state");
+        test_home.ok(&["pause", id]);
     };
     all_of_it(&id);
     // One that runs is not asked: it falls asleep and wakes as what it is.
-    place.ok(&["pause", &runs]);
-    place.ok(&["resume", &runs]);
+    test_home.ok(&["pause", &runs]);
+    test_home.ok(&["resume", &runs]);
     assert_eq!(says(&runs), "one");
 
-    place.ok(&["template", "rm", "app"]);
+    test_home.ok(&["template", "rm", "app"]);
     templates.prune().unwrap();
-    let refused = place.call(&["create", "--template", "app"]);
+    let refused = test_home.call(&["create", "--template", "app"]);
     assert_ne!(refused.code, Some(0), "{refused:?}");
     all_of_it(&id);
     // So do those of a daemon that comes later.
-    place.kill_daemon();
+    test_home.kill_daemon();
     all_of_it(&id);
     let opens = |version: &str| templates.version(&format!("app@{version}")).is_ok();
     assert!(opens(&first) && opens(&second));
 }
 
 #[test]
-fn a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten() {
-    let test = "stacked::a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten";
-    let Some((place, templates)) = prepared(test) else {
+fn a_template_is_exported_tagged_listed_and_removed() {
+    let test = "template_layers::a_template_is_exported_tagged_listed_and_removed";
+    let Some((test_home, templates)) = prepared(test) else {
         return;
     };
     let Some((other, _)) = prepared(test) else {
@@ -198,29 +197,29 @@ fn a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten() {
     let base = templates.get("base").unwrap();
     let entries = [("opt/", ""), ("opt/version", "one")];
     let app = derived(&templates, "app", &base.manifest, &entries);
-    place.ok(&["template", "tag", "app", "app:v1"]);
+    test_home.ok(&["template", "tag", "app", "app:v1"]);
     let entries = [("opt/", ""), ("opt/version", "two")];
     derived(&templates, "app", &base.manifest, &entries);
 
-    let listed = place.json(&["template", "ls"]);
+    let listed = test_home.json(&["template", "ls"]);
     let listed = listed.as_array().unwrap();
     let tagged = listed.iter().find(|t| t["tag"] == "v1").unwrap();
     assert_eq!(tagged["name"], "app");
     assert_eq!(tagged["version"], app.manifest.version());
     assert_eq!(tagged["images"].as_array().unwrap().len(), 2);
     assert_eq!(tagged["own"], app.manifest.images[1].size);
-    let shown = place.ok(&["template", "inspect", "app:v1"]);
+    let shown = test_home.ok(&["template", "inspect", "app:v1"]);
     assert!(shown.contains("also of app, base"), "{shown}");
-    let shown = place.ok(&["template", "history", "app:v1"]);
+    let shown = test_home.ok(&["template", "history", "app:v1"]);
     assert!(shown.contains("image of what changed"), "{shown}");
-    let id = place.ok(&["create", "--template", "app:v1"]);
-    assert_eq!(place.sh(&id, "cat /opt/version"), "one");
-    let id = place.ok(&["create", "--template", "app"]);
-    assert_eq!(place.sh(&id, "cat /opt/version"), "two");
+    let id = test_home.ok(&["create", "--template", "app:v1"]);
+    assert_eq!(test_home.sh(&id, "cat /opt/version"), "one");
+    let id = test_home.ok(&["create", "--template", "app"]);
+    assert_eq!(test_home.sh(&id, "cat /opt/version"), "two");
 
     let file = other.dir.path().join("app.tar.zst");
     let file = file.to_str().unwrap();
-    place.ok(&["template", "export", "app:v1", file]);
+    test_home.ok(&["template", "export", "app:v1", file]);
     let made = other.json(&["template", "import", file, "--name", "came"]);
     assert_eq!(made["images"], tagged["images"]);
     let id = other.ok(&["create", "--template", "came"]);
@@ -245,13 +244,13 @@ fn a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten() {
 }
 
 #[test]
-fn eight_builds_on_each_other_are_what_each_of_them_did() {
-    let Some((place, _)) =
-        prepared("stacked::eight_builds_on_each_other_are_what_each_of_them_did")
+fn eight_stacked_builds_keep_the_changes_of_each() {
+    let Some((test_home, _)) =
+        prepared("template_layers::eight_stacked_builds_keep_the_changes_of_each")
     else {
         return;
     };
-    let context = place.dir.path().join("context");
+    let context = test_home.dir.path().join("context");
     std::fs::create_dir(&context).unwrap();
     let steps = [
         "mkdir -p /srv/tree/deep /srv/emptied && echo 1 | tee /srv/one /srv/tree/deep/file /srv/emptied/file /srv/changes",
@@ -272,7 +271,7 @@ fn eight_builds_on_each_other_are_what_each_of_them_did() {
         let text = format!("FROM {from}\nUSER root\nRUN {step}\n");
         std::fs::write(context.join("Dockerfile"), text).unwrap();
         let name = format!("high-{}", n + 1);
-        place.ok(&[
+        test_home.ok(&[
             "template",
             "build",
             context.to_str().unwrap(),
@@ -281,7 +280,7 @@ fn eight_builds_on_each_other_are_what_each_of_them_did() {
         ]);
     }
     let images = |name: &str| {
-        let known = place.json(&["template", "inspect", name]);
+        let known = test_home.json(&["template", "inspect", name]);
         known["images"].as_array().unwrap().len()
     };
     assert_eq!(images("high-5"), 6);
@@ -291,10 +290,10 @@ fn eight_builds_on_each_other_are_what_each_of_them_did() {
         ls /usr/share/doc; test -e /etc/debian_version || echo gone; test -e /etc/passwd && echo base";
     let seen = "changes\nemptied\nlinked\none\nsoft\ntree\ntwo\n\nemptied:\n\ntree:\n\
         5\n8\n2\n6\n2\n2\ntwo\n2\nonly\ngone\nbase";
-    let booted = place.ok(&["run", "--template", "high-8", "--", "sh", "-c", look]);
+    let booted = test_home.ok(&["run", "--template", "high-8", "--", "sh", "-c", look]);
     assert_eq!(booted.trim_start_matches(".:\n"), seen);
-    let id = place.ok(&["create", "--template", "high-8"]);
-    assert_eq!(place.sh(&id, look).trim_start_matches(".:\n"), seen);
-    let id = place.ok(&["create", "--template", "high-5"]);
-    assert_eq!(place.sh(&id, "cat /srv/one/in /srv/changes"), "4\n5");
+    let id = test_home.ok(&["create", "--template", "high-8"]);
+    assert_eq!(test_home.sh(&id, look).trim_start_matches(".:\n"), seen);
+    let id = test_home.ok(&["create", "--template", "high-5"]);
+    assert_eq!(test_home.sh(&id, "cat /srv/one/in /srv/changes"), "4\n5");
 }

@@ -15,14 +15,14 @@ use tempfile::TempDir;
 
 /// A data directory of its own, with what takes long to build borrowed from the real one; its
 /// daemon ends with it.
-pub struct Place {
+pub struct TestHome {
     /// The data directory.
     pub dir: TempDir,
     /// Program that its daemons start instead of `jiffy-vmm`, if any.
     pub vmm: Option<PathBuf>,
 }
 
-impl Place {
+impl TestHome {
     pub fn new(test: &str) -> Option<Self> {
         Self::beneath(&std::env::temp_dir(), test)
     }
@@ -33,9 +33,9 @@ impl Place {
             skip(test, "needs root, to make templates");
             return None;
         }
-        let place = Self::new(test)?;
-        place.own_templates();
-        Some(place)
+        let test_home = Self::new(test)?;
+        test_home.own_templates();
+        Some(test_home)
     }
 
     /// From here on templates are made here, beside the stock one.
@@ -170,7 +170,7 @@ impl Place {
         wait_for("the last of the daemon", || (!alive(daemon)).then_some(()));
     }
 
-    /// Waits until nobody listens any more: the last thread of a killed process may take its time.
+    /// Waits until the socket is closed: the last thread of a killed process may take its time.
     pub fn daemon_went(&self) {
         let socket = self.dir.path().join("run/jiffy.sock");
         wait_for("the daemon to go", || {
@@ -178,7 +178,7 @@ impl Place {
         });
     }
 
-    /// The processes that isolate the sandboxes of this place, whoever is their parent.
+    /// The processes that isolate the sandboxes of this data directory, whatever their parent.
     pub fn vmms(&self) -> BTreeSet<u32> {
         let store = self.dir.path().join("snapshots");
         let gvisors = self.dir.path().join("run/gvisor").display().to_string();
@@ -208,7 +208,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestHome {
     fn drop(&mut self) {
         let done = self.call(&["serve", "--stop", "--kill-sandboxes"]);
         if std::thread::panicking() {

@@ -5,8 +5,8 @@ mod support;
 
 use std::io::Read;
 use std::net::TcpStream;
-use support::networked::{networked, python, reach, root_python};
-use support::place::Place;
+use support::network_probe::{networked, python, reach, root_python};
+use support::test_home::TestHome;
 use support::wait_for;
 
 /// Entries in the table of the lab's host.
@@ -16,7 +16,7 @@ fn entries() -> usize {
 }
 
 /// Number of answered ones among so many new flows of a sandbox.
-fn flows(place: &Place, id: &str, count: usize) -> usize {
+fn flows(test_home: &TestHome, id: &str, count: usize) -> usize {
     let program = format!(
         r#"
 import select
@@ -39,14 +39,14 @@ while sockets and (ready := waiting.poll(1000)):
 print(answered)
 "#
     );
-    python(place, id, &program).parse().unwrap()
+    python(test_home, id, &program).parse().unwrap()
 }
 
 #[test]
-fn what_a_slot_has_forgotten_counts_in_the_host_and_goes_with_its_sandbox() {
-    let test = "what_a_slot_has_forgotten_counts_in_the_host_and_goes_with_its_sandbox";
-    networked(test, &["--connections", "64"], |place, _| {
-        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+fn host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox() {
+    let test = "host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox";
+    networked(test, &["--connections", "64"], |test_home, _| {
+        let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         // A reset that lives as far as the slot ends the connection there, and not in the host.
         let program = r#"
 import struct
@@ -66,51 +66,54 @@ for _ in range(300):
     s.close()
 print(made)
 "#;
-        let made: usize = root_python(place, &id, program).parse().unwrap();
+        let made: usize = root_python(test_home, &id, program).parse().unwrap();
         assert!(made >= 48, "{made} connections");
         // Those that it counts, and those that have ended a moment ago.
         assert!(entries() <= 160, "{} entries", entries());
-        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
         // The server says nothing, so these would stay for days.
-        place.ok(&["kill", &id]);
+        test_home.ok(&["kill", &id]);
         wait_for("the entries to go", || (entries() <= 16).then_some(()));
-        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
     });
 }
 
 #[test]
-fn a_flood_of_some_leaves_connections_to_others_and_to_the_host() {
-    let test = "a_flood_of_some_leaves_connections_to_others_and_to_the_host";
+fn a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host() {
+    let test = "a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host";
     let options = ["--connections", "512", "--connections-total", "800"];
-    networked(test, &options, |place, _| {
-        let ids: Vec<String> = (0..5).map(|_| place.ok(&["create"])).collect();
-        let first = flows(place, &ids[0], 700);
+    networked(test, &options, |test_home, _| {
+        let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
+        let first = flows(test_home, &ids[0], 700);
         assert!((100..=512).contains(&first), "{first} flows");
         // Half of the total is in use: others get a sixteenth of what one may have.
         wait_for("pressure", || {
-            (flows(place, &ids[1], 40) < 40).then_some(())
+            (flows(test_home, &ids[1], 40) < 40).then_some(())
         });
-        let more: Vec<usize> = ids[2..4].iter().map(|id| flows(place, id, 700)).collect();
+        let more: Vec<usize> = ids[2..4]
+            .iter()
+            .map(|id| flows(test_home, id, 700))
+            .collect();
         assert!(
             more.iter().all(|flows| (1..=64).contains(flows)),
             "{more:?}"
         );
         assert!(entries() < 800, "{} entries", entries());
         // The last sandbox, and the host, have some.
-        assert_eq!(reach(place, &ids[4], "9.9.9.9"), "internet");
+        assert_eq!(reach(test_home, &ids[4], "9.9.9.9"), "internet");
         let mut line = [0; 8];
         let mut host = TcpStream::connect("9.9.9.9:80").unwrap();
         host.read_exact(&mut line).unwrap();
         assert_eq!(&line, b"internet");
         // Connections of the first are free again when it is gone.
-        place.ok(&["kill", &ids[0]]);
+        test_home.ok(&["kill", &ids[0]]);
         wait_for("the pressure to go", || {
-            (flows(place, &ids[4], 100) == 100).then_some(())
+            (flows(test_home, &ids[4], 100) == 100).then_some(())
         });
     });
 }
 
 on_gvisor! {
-    what_a_slot_has_forgotten_counts_in_the_host_and_goes_with_its_sandbox,
-    a_flood_of_some_leaves_connections_to_others_and_to_the_host,
+    host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox,
+    a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host,
 }

@@ -6,20 +6,20 @@ mod support;
 use serde_json::{Value, json};
 use std::time::Instant;
 use support::lab::HOST;
-use support::networked::{create, networked, python, reach};
-use support::place::Place;
+use support::network_probe::{create, networked, python, reach};
+use support::test_home::TestHome;
 use support::wait_for;
 
 /// Connection record of a sandbox.
-fn reached(place: &Place, id: &str) -> Value {
-    place.json(&["logs", id, "--network"])
+fn reached(test_home: &TestHome, id: &str) -> Value {
+    test_home.json(&["logs", id, "--network"])
 }
 
 /// The first line in which all of `parts` are so, as soon as there is one.
-fn line(place: &Place, id: &str, parts: &Value) -> Value {
+fn line(test_home: &TestHome, id: &str, parts: &Value) -> Value {
     let parts = parts.as_object().unwrap();
     wait_for(&format!("a line with {parts:?}"), || {
-        let all = reached(place, id);
+        let all = reached(test_home, id);
         let lines = all["connections"].as_array().unwrap();
         let fits = |line: &&Value| parts.iter().all(|(name, value)| line[name] == *value);
         lines.iter().find(fits).cloned()
@@ -38,18 +38,17 @@ def exchange(host, port, greeting, count):
 "#;
 
 #[test]
-fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_reason() {
-    let test =
-        "what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_reason";
-    networked(test, &[], |place, _| {
+fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
+    let test = "connections_are_recorded_with_their_bytes_and_refusals_with_their_reason";
+    networked(test, &[], |test_home, _| {
         let rules = json!({ "allowOut": ["9.9.9.9", "good.example"], "denyOut": ["0.0.0.0/0"] });
-        let id = create(place, json!({ "network": rules }));
-        let say = |what: &str| python(place, &id, &format!("{EXCHANGE}\nprint({what})"));
+        let id = create(test_home, json!({ "network": rules }));
+        let say = |what: &str| python(test_home, &id, &format!("{EXCHANGE}\nprint({what})"));
 
         // By address: packets with their headers, as the kernel counts them.
         let back: u64 = say("exchange('9.9.9.9', 80, b'', 100000)").parse().unwrap();
         let direct = line(
-            place,
+            test_home,
             &id,
             &json!({ "address": "9.9.9.9", "port": 80, "host": null, "verdict": "allowed" }),
         );
@@ -69,7 +68,7 @@ fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_
             .parse()
             .unwrap();
         let named = line(
-            place,
+            test_home,
             &id,
             &json!({ "host": "good.example", "protocol": "tcp" }),
         );
@@ -82,7 +81,7 @@ fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_
             (Some(length + 5000), Some(back))
         );
         say("exchange('8.8.8.8', 80, b'GET / HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n', 0)");
-        let evil = line(place, &id, &json!({ "host": "evil.example" }));
+        let evil = line(test_home, &id, &json!({ "host": "evil.example" }));
         assert_eq!(
             (&evil["address"], &evil["verdict"], &evil["reason"]),
             (&json!("8.8.8.8"), &json!("refused"), &json!("rules"))
@@ -94,40 +93,40 @@ fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_
             "ConnectionRefusedError"
         );
         let refused = json!({ "address": "8.8.8.8", "port": 7, "verdict": "refused", "reason": "rules", "times": 3 });
-        assert_eq!(line(place, &id, &refused)["bytesOut"], Value::Null);
+        assert_eq!(line(test_home, &id, &refused)["bytesOut"], Value::Null);
 
         // Traffic of the proxy and name server is not shown as its own, and nothing else was
         // reached.
         let resolve = "\ntry: socket.gethostbyname('some.example')\nexcept OSError: pass";
-        python(place, &id, resolve);
+        python(test_home, &id, resolve);
         line(
-            place,
+            test_home,
             &id,
             &json!({ "protocol": "dns", "host": "some.example", "question": "A", "verdict": "allowed" }),
         );
-        let all = reached(place, &id);
+        let all = reached(test_home, &id);
         let lines = all["connections"].as_array().unwrap();
         let others = lines.iter().filter(|l| l["protocol"] != "dns").count();
         assert_eq!(others, 4, "{all}");
         assert_eq!((&all["missing"], &all["untold"]), (&json!(0), &json!([])));
-        let shown = place.ok(&["logs", &id, "--network"]);
+        let shown = test_home.ok(&["logs", &id, "--network"]);
         assert!(shown.contains("refused (rules)  8.8.8.8:7 "), "{shown}");
 
         // A sleep takes nothing from it; another daemon begins anew, with what is open.
-        place.ok(&["pause", &id]);
-        place.ok(&["resume", &id]);
+        test_home.ok(&["pause", &id]);
+        test_home.ok(&["resume", &id]);
         assert_eq!(
-            line(place, &id, &json!({ "bytesOut": out }))["bytesIn"],
+            line(test_home, &id, &json!({ "bytesOut": out }))["bytesIn"],
             inward
         );
-        line(place, &id, &refused);
-        place.kill_daemon();
-        let after = reached(place, &id);
+        line(test_home, &id, &refused);
+        test_home.kill_daemon();
+        let after = reached(test_home, &id);
         assert!(after["since"].as_str() > all["since"].as_str(), "{after}");
         assert_eq!(after["connections"], json!([]));
         say("tcp('8.8.8.8', 7)");
         line(
-            place,
+            test_home,
             &id,
             &json!({ "address": "8.8.8.8", "port": 7, "times": 1 }),
         );
@@ -137,27 +136,27 @@ fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_
 #[test]
 fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused() {
     let test = "questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused";
-    networked(test, &[], |place, _| {
-        let closed = create(place, json!({ "allow_internet_access": false }));
+    networked(test, &[], |test_home, _| {
+        let closed = create(test_home, json!({ "allow_internet_access": false }));
         let resolve = "\ntry: socket.gethostbyname('secret.example')\nexcept OSError: pass";
-        python(place, &closed, resolve);
+        python(test_home, &closed, resolve);
         let asked = json!({ "protocol": "dns", "host": "secret.example", "question": "A", "verdict": "refused" });
-        assert_eq!(line(place, &closed, &asked)["reason"], "rules");
+        assert_eq!(line(test_home, &closed, &asked)["reason"], "rules");
 
-        let open = place.ok(&["create"]);
-        assert_eq!(reach(place, &open, HOST), "ConnectionRefusedError");
+        let open = test_home.ok(&["create"]);
+        assert_eq!(reach(test_home, &open, HOST), "ConnectionRefusedError");
         line(
-            place,
+            test_home,
             &open,
             &json!({ "address": HOST, "verdict": "refused", "reason": "host" }),
         );
         // Also its gateway's ports, which are in the slot itself.
         assert_eq!(
-            reach(place, &open, "169.254.0.22"),
+            reach(test_home, &open, "169.254.0.22"),
             "ConnectionRefusedError"
         );
         line(
-            place,
+            test_home,
             &open,
             &json!({ "address": "169.254.0.22", "port": 80, "reason": "rules" }),
         );
@@ -181,10 +180,10 @@ fn processor_time(pid: u32) -> f64 {
 #[test]
 fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
     let test = "a_flood_of_refused_packets_fills_no_record_and_no_processor";
-    networked(test, &[], |place, _| {
-        let id = place.ok(&["create"]);
-        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
-        line(place, &id, &json!({ "address": "9.9.9.9" }));
+    networked(test, &[], |test_home, _| {
+        let id = test_home.ok(&["create"]);
+        assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
+        line(test_home, &id, &json!({ "address": "9.9.9.9" }));
         let flood = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
             began, n = time.monotonic(), 0\n\
             while time.monotonic() - began < 5:\n\
@@ -192,11 +191,11 @@ fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
             \x20   try: s.sendto(b'x', ('10.0.%d.%d' % (n >> 8 & 255, n & 255), n % 60000 + 1))\n\
             \x20   except OSError: pass\n\
             print(n)";
-        let (before, began) = (processor_time(place.daemon()), Instant::now());
-        let sent: u64 = python(place, &id, flood).parse().unwrap();
+        let (before, began) = (processor_time(test_home.daemon()), Instant::now());
+        let sent: u64 = python(test_home, &id, flood).parse().unwrap();
         let took = began.elapsed().as_secs_f64();
-        let share = (processor_time(place.daemon()) - before) / took;
-        let all = reached(place, &id);
+        let share = (processor_time(test_home.daemon()) - before) / took;
+        let all = reached(test_home, &id);
         let lines = all["connections"].as_array().unwrap();
         let missing = all["missing"].as_u64().unwrap();
         eprintln!(
@@ -208,7 +207,7 @@ fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
         assert!(share < 0.25, "{share}");
         // Earlier lines are there still.
         line(
-            place,
+            test_home,
             &id,
             &json!({ "address": "9.9.9.9", "verdict": "allowed" }),
         );

@@ -1,10 +1,10 @@
 //! The end of a run: everything is whole, and nothing of it is left.
 
-use super::dice::Dice;
-use super::lives::Turn;
-use super::model::{State, World, locked};
+use super::model::{SoakModel, State, locked};
+use super::operations::LockedSandbox;
+use super::random::TestRandom;
 use super::spawn::from_snapshot;
-use crate::support::place::Place;
+use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -16,62 +16,62 @@ const MAX_GROUP_DEPTH: usize = 4;
 const CHECKED_SNAPSHOTS: usize = 5;
 
 /// Everything that the model knows is there and whole, and nothing else is there.
-pub fn verify_all(world: &World) -> Result<(), String> {
-    let all = locked(&world.sandboxes).clone();
-    let mut dice = Dice::new(0, 0);
+pub fn verify_all(soak: &SoakModel) -> Result<(), String> {
+    let all = locked(&soak.sandboxes).clone();
+    let mut random = TestRandom::new(0, 0);
     for sandbox in &all {
-        let mut life = sandbox.lock();
-        let was = life.state;
-        let mut turn = Turn {
-            world,
+        let mut model = sandbox.lock();
+        let was = model.state;
+        let mut held = LockedSandbox {
+            soak,
             sandbox,
-            life: &mut life,
+            model: &mut model,
         };
-        let done = turn.settle(&[was]).and_then(|()| match turn.life.state {
-            State::Running => turn.verify(),
-            State::Paused => turn.wake("resume").and_then(|()| turn.verify_if_running()),
-            State::Broken | State::Gone => match turn.relative(&mut dice) {
-                Some(snapshot) => turn
+        let done = held.settle(&[was]).and_then(|()| match held.model.state {
+            State::Running => held.verify(),
+            State::Paused => held.wake("resume").and_then(|()| held.verify_if_running()),
+            State::Broken | State::Gone => match held.relative(&mut random) {
+                Some(snapshot) => held
                     .rollback(&snapshot)
-                    .and_then(|()| turn.verify_if_running()),
+                    .and_then(|()| held.verify_if_running()),
                 None => Ok(()),
             },
         });
         // Room for the next.
-        let removed = done.and_then(|()| turn.remove());
-        removed.map_err(|found| format!("{found}\n{}", life.told(&sandbox.id)))?;
-        world.forget(sandbox);
+        let removed = done.and_then(|()| held.remove());
+        removed.map_err(|found| format!("{found}\n{}", model.told(&sandbox.id)))?;
+        soak.forget(sandbox);
     }
-    let left = world.records()?;
+    let left = soak.records()?;
     if !left.is_empty() {
         return Err(format!("sandboxes that nobody made: {left:?}"));
     }
-    let snapshots = locked(&world.snapshots).clone();
+    let snapshots = locked(&soak.snapshots).clone();
     for snapshot in snapshots.iter().rev().take(CHECKED_SNAPSHOTS) {
-        let made = from_snapshot(world, snapshot)?.ok_or("there is no room")?;
-        let mut life = made.lock();
-        let mut turn = Turn {
-            world,
+        let made = from_snapshot(soak, snapshot)?.ok_or("there is no room")?;
+        let mut model = made.lock();
+        let mut held = LockedSandbox {
+            soak,
             sandbox: &made,
-            life: &mut life,
+            model: &mut model,
         };
-        let done = turn.verify().and_then(|()| turn.remove());
-        done.map_err(|found| format!("{found}\n{}", life.told(&made.id)))?;
-        world.forget(&made);
+        let done = held.verify().and_then(|()| held.remove());
+        done.map_err(|found| format!("{found}\n{}", model.told(&made.id)))?;
+        soak.forget(&made);
     }
     Ok(())
 }
 
 /// Removes all snapshots, also those whose removal was cut off: the youngest first, as others may
 /// stand on those below.
-pub fn remove_all(world: &World) {
-    let mut left = world.snapshot_records().unwrap();
+pub fn remove_all(soak: &SoakModel) {
+    let mut left = soak.snapshot_records().unwrap();
     while !left.is_empty() {
         for record in &left {
             let path = format!("/templates/{}", record["id"].as_str().unwrap());
-            world.api.call("DELETE", &path, &Value::Null);
+            soak.api.call("DELETE", &path, &Value::Null);
         }
-        let now = world.snapshot_records().unwrap();
+        let now = soak.snapshot_records().unwrap();
         assert!(now.len() < left.len(), "they cannot be removed: {now:?}");
         left = now;
     }
@@ -85,10 +85,10 @@ fn names(directory: &Path) -> BTreeSet<String> {
 }
 
 /// Only what the daemon knows is in its directories: what templates start from.
-pub fn nothing_is_left(world: &World, place: &Place) {
-    let home = place.dir.path();
+pub fn nothing_is_left(soak: &SoakModel, test_home: &TestHome) {
+    let home = test_home.dir.path();
     wait_for("files that nobody needs to go", || {
-        let reply = world
+        let reply = soak
             .api
             .call("GET", "/snapshots?all=true&limit=100", &Value::Null);
         let known: BTreeSet<String> = reply
@@ -103,7 +103,7 @@ pub fn nothing_is_left(world: &World, place: &Place) {
     });
 }
 
-/// Names of control groups of sandboxes in which there is nobody.
+/// Names of control groups of sandboxes without processes.
 fn empty_groups() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut directories = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];
@@ -132,10 +132,10 @@ fn empty_groups() -> BTreeSet<String> {
     found
 }
 
-/// No process has a file of the place open, nothing is mounted there, and no group is of a process
-/// that is gone.
-pub fn no_process_is_left(world: &World, place: &Place) {
-    let home = place.dir.path();
+/// No process has a file of the directory open, nothing is mounted there, and no group is of a
+/// process that is gone.
+pub fn no_process_is_left(soak: &SoakModel, test_home: &TestHome) {
+    let home = test_home.dir.path();
     let holds = |process: &Path| {
         let files = std::fs::read_dir(process.join("fd"));
         let mut files = files.into_iter().flatten().flatten();
@@ -155,8 +155,8 @@ pub fn no_process_is_left(world: &World, place: &Place) {
             .collect();
         left.is_empty().then_some(())
     });
-    let groups = locked(&world.groups).clone();
-    wait_for("control groups in which there is nobody to go", || {
+    let groups = locked(&soak.groups).clone();
+    wait_for("control groups without processes to go", || {
         (!empty_groups().iter().any(|name| groups.contains(name))).then_some(())
     });
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();

@@ -9,10 +9,12 @@ use jiffy_api::PreviewLinks;
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
-use support::{Api, Who};
+use support::{Api, TestCaller};
 
 fn request(api: &Api, method: &str, path: &str, kind: Option<&str>, body: Body) -> Request<Body> {
-    let Who::Key(key) = &api.admin else { panic!() };
+    let TestCaller::Key(key) = &api.admin else {
+        panic!()
+    };
     let mut request = Request::builder()
         .method(method)
         .uri(path)
@@ -24,7 +26,7 @@ fn request(api: &Api, method: &str, path: &str, kind: Option<&str>, body: Body) 
 }
 
 #[tokio::test]
-async fn whatever_is_refused_is_refused_in_one_form() {
+async fn all_refusals_have_one_form() {
     let api = Api::new();
     assert_eq!(api.get("/nope").await.refused(404), "no_such_call");
     assert_eq!(api.get("/sandboxes/").await.refused(404), "no_such_call");
@@ -263,7 +265,7 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn figures_are_the_hosts_samples_within_the_time_asked_for() {
+async fn metrics_are_the_hosts_samples_of_the_requested_period() {
     let api = Api::sampled();
     let id = api.sandbox().await;
     let samples = || api.host.metrics(&id, None, None).unwrap();
@@ -308,7 +310,7 @@ async fn figures_are_the_hosts_samples_within_the_time_asked_for() {
 }
 
 #[tokio::test]
-async fn connections_are_told_newest_last_also_those_of_before_a_sleep() {
+async fn connections_are_listed_newest_last_across_a_pause() {
     let api = Api::new();
     let id = api.sandbox().await;
     let path = format!("/sandboxes/{id}/connections");

@@ -1,9 +1,9 @@
 //! Random numbers that a seed repeats.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Dice(u64);
+pub struct TestRandom(u64);
 
-impl Dice {
+impl TestRandom {
     pub fn new(seed: u64, stream: u64) -> Self {
         Self(seed ^ stream.wrapping_mul(0xa076_1d64_78bd_642f))
     }
@@ -16,14 +16,14 @@ impl Dice {
     }
 
     /// A number below `sides`.
-    pub fn throw(&mut self, sides: usize) -> usize {
+    pub fn below(&mut self, sides: usize) -> usize {
         usize::try_from(self.next() % sides as u64).unwrap()
     }
 
     /// One of `choices` by its weight.
     pub fn pick<T: Copy>(&mut self, choices: &[(usize, T)]) -> T {
         let all: usize = choices.iter().map(|(weight, _)| weight).sum();
-        let mut left = self.throw(all);
+        let mut left = self.below(all);
         for (weight, choice) in choices {
             match left.checked_sub(*weight) {
                 Some(rest) => left = rest,

@@ -12,24 +12,26 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::bench::{Bench, cached};
+use support::build_project::{BuildProject, cached};
 use support::{skip, wait_for};
 
 /// Certificate roots of this host: its way out may have an authority of its own.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// True if sandboxes reach the registries of pip and npm; if not, `test` counts as skipped.
-fn registries(test: &str, bench: &Bench) -> bool {
-    let id = bench.place.ok(&["create", "--template", "node"]);
+fn registries(test: &str, project: &BuildProject) -> bool {
+    let id = project.test_home.ok(&["create", "--template", "node"]);
     let authorities = fs::read_to_string(AUTHORITIES).unwrap_or_default();
-    bench.file("authorities.pem", &authorities);
-    let file = bench.context.join("authorities.pem");
+    project.file("authorities.pem", &authorities);
+    let file = project.context.join("authorities.pem");
     let to = format!("{id}:/tmp/authorities.pem");
-    bench.place.ok(&["cp", file.to_str().unwrap(), &to]);
+    project.test_home.ok(&["cp", file.to_str().unwrap(), &to]);
     let ask = "export NODE_EXTRA_CA_CERTS=/tmp/authorities.pem PIP_CERT=/tmp/authorities.pem; cd /tmp && \
         timeout 30 pip download --quiet --retries 0 --no-deps six==1.17.0 && timeout 30 npm view is-odd@3.0.1 version";
-    let asked = bench.place.call(&["exec", &id, "--", "sh", "-c", ask]);
-    bench.place.ok(&["kill", &id]);
+    let asked = project
+        .test_home
+        .call(&["exec", &id, "--", "sh", "-c", ask]);
+    project.test_home.ok(&["kill", &id]);
     if asked.code != Some(0) {
         let last = asked.stderr.lines().last().unwrap_or_default().to_owned();
         skip(test, &format!("no registry of packages answers: {last}"));
@@ -39,8 +41,8 @@ fn registries(test: &str, bench: &Bench) -> bool {
 
 #[test]
 fn stages_with_pip_and_npm_build_and_build_again_at_once() {
-    let test = "fetched::stages_with_pip_and_npm_build_and_build_again_at_once";
-    let Some(bench) = Bench::new(test) else {
+    let test = "registry_builds::stages_with_pip_and_npm_build_and_build_again_at_once";
+    let Some(project) = BuildProject::new(test) else {
         return;
     };
     let real = std::env::var_os("JIFFY_HOME").unwrap_or_else(|| "/var/lib/jiffy".into());
@@ -48,11 +50,11 @@ fn stages_with_pip_and_npm_build_and_build_again_at_once() {
     if !node.exists() {
         return skip(test, "template node is not built");
     }
-    symlink(node, bench.place.dir.path().join("templates/node")).unwrap();
-    if !registries(test, &bench) {
+    symlink(node, project.test_home.dir.path().join("templates/node")).unwrap();
+    if !registries(test, &project) {
         return;
     }
-    bench.file(
+    project.file(
         "Dockerfile",
         "FROM node AS page\n\
          USER root\n\
@@ -68,13 +70,13 @@ fn stages_with_pip_and_npm_build_and_build_again_at_once() {
          COPY --from=page /src/answer /srv/answer\n\
          USER user\n",
     );
-    let first = bench.built("app", &[]);
+    let first = project.built("app", &[]);
     assert_eq!(cached(&first), 0, "{first:?}");
     let script = "cat /srv/answer; python3 -c 'import six; print(six.__version__)'";
-    assert_eq!(bench.run("app", script), "true\n1.17.0");
+    assert_eq!(project.run("app", script), "true\n1.17.0");
 
     let began = Instant::now();
-    let second = bench.built("app", &[]);
+    let second = project.built("app", &[]);
     let took = began.elapsed();
     assert_eq!(cached(&second), 7, "{second:?}");
     assert!(took < Duration::from_secs(2), "{took:?}");
@@ -180,55 +182,55 @@ fn answer(mut stream: &TcpStream, pages: &Pages) {
 
 #[test]
 fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
-    let test = "fetched::a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it";
-    let Some(bench) = Bench::new(test) else {
+    let test = "registry_builds::a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it";
+    let Some(project) = BuildProject::new(test) else {
         return;
     };
-    let at = registry(&bench.place.dir.path().join("registry"));
+    let at = registry(&project.test_home.dir.path().join("registry"));
     let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];
-    bench.place.ok(&plain);
+    project.test_home.ok(&plain);
     // There is no shell in it: copying needs none.
-    bench.file("more", "more");
-    bench.file("Dockerfile", &format!("FROM {at}/app:1\nCOPY more /more\n"));
-    bench.built("thin", &[]);
-    let said = bench
-        .place
+    project.file("more", "more");
+    project.file("Dockerfile", &format!("FROM {at}/app:1\nCOPY more /more\n"));
+    project.built("thin", &[]);
+    let said = project
+        .test_home
         .ok(&["run", "--template", "thin", "--", "/app", "and", "more"]);
     assert_eq!(said, "from a registry and more");
 
     let taken = format!(
         "FROM base\nUSER root\nCOPY --from={at}/app:1 /app /usr/local/bin/app\nRUN app in a step > /said\nUSER user\n"
     );
-    bench.file("Dockerfile", &taken);
-    bench.built("thick", &[]);
-    assert_eq!(bench.run("thick", "cat /said"), " in a step");
-    assert_eq!(cached(&bench.built("thick", &[])), 2);
+    project.file("Dockerfile", &taken);
+    project.built("thick", &[]);
+    assert_eq!(project.run("thick", "cat /said"), " in a step");
+    assert_eq!(cached(&project.built("thick", &[])), 2);
 
-    bench.file("Dockerfile", &format!("FROM {at}/nothing:1\n"));
-    let refused = bench.build("none", &[]);
+    project.file("Dockerfile", &format!("FROM {at}/nothing:1\n"));
+    let refused = project.build("none", &[]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("nothing"), "{refused:?}");
 }
 
 #[test]
-fn a_sandbox_is_made_of_an_image_that_is_imported_once_and_goes_when_nothing_is_of_it() {
-    let test = "a_sandbox_is_made_of_an_image_that_is_imported_once_and_goes_when_nothing_is_of_it";
-    let Some(bench) = Bench::new(test) else {
+fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
+    let test = "an_image_on_demand_is_imported_once_and_removed_when_unused";
+    let Some(project) = BuildProject::new(test) else {
         return;
     };
-    let place = &bench.place;
-    let at = registry(&place.dir.path().join("registry"));
+    let test_home = &project.test_home;
+    let at = registry(&test_home.dir.path().join("registry"));
     let pool = ["--warm-pool", "0"];
     let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];
-    place.ok(&[&plain[..], &pool].concat());
+    test_home.ok(&[&plain[..], &pool].concat());
     let image = format!("{at}/app:1");
     let create = [
         "create", "--image", &image, "--cpu", "1", "--memory", "256Mi",
     ];
-    let made = place.json(&[&create[..], &["--persist"]].concat());
+    let made = test_home.json(&[&create[..], &["--persist"]].concat());
     let template = made["template"].as_str().unwrap().to_owned();
     assert!(template.starts_with("img-app-1-"), "{template}");
-    let said = place.ok(&[
+    let said = test_home.ok(&[
         "exec",
         made["id"].as_str().unwrap(),
         "--",
@@ -238,50 +240,50 @@ fn a_sandbox_is_made_of_an_image_that_is_imported_once_and_goes_when_nothing_is_
     ]);
     assert_eq!(said, "from a registry and more");
     let version = || {
-        let all = place.json(&["template", "ls"]);
+        let all = test_home.json(&["template", "ls"]);
         let all = all.as_array().unwrap().iter();
         let mut own = all.filter(|t| t["name"] == template.as_str());
         own.next().map(|t| t["version"].clone())
     };
     let first = version().unwrap();
-    assert_eq!(place.json(&create)["template"], template.as_str());
+    assert_eq!(test_home.json(&create)["template"], template.as_str());
     assert_eq!(version().as_ref(), Some(&first));
     // Of the same template, in a sandbox of the daemon's that is removed.
     let run = ["run", "--image", &image, "--memory", "256Mi", "--"];
-    let done = place.call(&[&run[..], &["/app", "in", "a", "run"]].concat());
+    let done = test_home.call(&[&run[..], &["/app", "in", "a", "run"]].concat());
     assert_eq!(done.code, Some(0), "{done:?}");
     assert_eq!(done.stdout, "from a registry in a run\n");
     assert_eq!(version(), Some(first));
-    let found = place.call(&[&run[..], &["/nothing"]].concat());
+    let found = test_home.call(&[&run[..], &["/nothing"]].concat());
     assert_eq!(found.code, Some(127), "{found:?}");
     wait_for("the sandboxes of runs to go", || {
-        let left = place.json(&["ls"]);
+        let left = test_home.json(&["ls"]);
         (left.as_array().unwrap().len() == 2).then_some(())
     });
-    let unable = place.call(&["run", "--no-daemon", "--image", &image, "--", "/app"]);
+    let unable = test_home.call(&["run", "--no-daemon", "--image", &image, "--", "/app"]);
     assert_eq!(unable.code, Some(2), "{unable:?}");
     let missing = format!("{at}/nothing:1");
-    let refused = place.call(&["run", "--image", &missing, "--", "/app"]);
+    let refused = test_home.call(&["run", "--image", &missing, "--", "/app"]);
     assert_eq!(refused.code, Some(125), "{refused:?}");
     assert!(
         refused.stderr.contains("cannot import image"),
         "{refused:?}"
     );
-    let refused = place.call(&["create", "--image", &missing]);
+    let refused = test_home.call(&["create", "--image", &missing]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(
         refused.stderr.contains("cannot import image"),
         "{refused:?}"
     );
 
-    let told = place.ok(&["prune", "--dry-run", "--older-than", "0s"]);
+    let told = test_home.ok(&["prune", "--dry-run", "--older-than", "0s"]);
     let has = |text: &str| {
         let line = |line: &str| line.starts_with("template") && line.contains(&template);
         text.lines().any(line)
     };
     assert!(!has(&told), "sandboxes are of it: {told}");
-    place.ok(&["rm", "--all", "--yes"]);
-    let gone = place.ok(&["prune", "--yes", "--older-than", "0s"]);
+    test_home.ok(&["rm", "--all", "--yes"]);
+    let gone = test_home.ok(&["prune", "--yes", "--older-than", "0s"]);
     assert!(has(&gone), "{gone}");
     assert_eq!(version(), None);
 }

@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use support::place::Place;
+use support::test_home::TestHome;
 
 /// The files of a snapshot that say what it is.
 struct Snapshot {
@@ -16,8 +16,8 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn of(place: &Place, id: &str) -> Self {
-        let directory = place.dir.path().join("snapshots").join(id);
+    fn of(test_home: &TestHome, id: &str) -> Self {
+        let directory = test_home.dir.path().join("snapshots").join(id);
         let manifest = directory.join("manifest.json");
         let state = directory.join("state.bin");
         let original = (
@@ -79,54 +79,54 @@ const CHANGES: [Change; 3] = [
 fn a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as_it_was() {
     let test =
         "a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as_it_was";
-    let Some(place) = Place::new(test) else {
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(&id, "echo kept > file");
-    let snapshot = place.ok(&["snapshot", &id]);
-    place.sh(&id, "echo later > file");
-    let files = Snapshot::of(&place, &snapshot);
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, "echo kept > file");
+    let snapshot = test_home.ok(&["snapshot", &id]);
+    test_home.sh(&id, "echo later > file");
+    let files = Snapshot::of(&test_home, &snapshot);
     for (change, sentence) in CHANGES {
         change(&files);
         for call in [
             vec!["create", "--from", &snapshot],
             vec!["rollback", &id, &snapshot],
         ] {
-            let refused = place.call(&call);
+            let refused = test_home.call(&call);
             assert_ne!(refused.code, Some(0), "{call:?}: not: {sentence}");
             assert!(refused.stderr.contains(sentence), "{refused:?}");
         }
-        assert_eq!(place.sh(&id, "cat file"), "later");
-        assert_eq!(place.json(&["ls"]).as_array().unwrap().len(), 1);
+        assert_eq!(test_home.sh(&id, "cat file"), "later");
+        assert_eq!(test_home.json(&["ls"]).as_array().unwrap().len(), 1);
         files.mend();
     }
-    place.ok(&["rollback", &id, &snapshot]);
-    assert_eq!(place.sh(&id, "cat file"), "kept");
+    test_home.ok(&["rollback", &id, &snapshot]);
+    assert_eq!(test_home.sh(&id, "cat file"), "kept");
 }
 
 #[test]
-fn a_paused_sandbox_that_cannot_wake_on_this_host_sleeps_on_until_it_can() {
-    let test = "a_paused_sandbox_that_cannot_wake_on_this_host_sleeps_on_until_it_can";
-    let Some(place) = Place::new(test) else {
+fn a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can() {
+    let test = "a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can";
+    let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    let id = place.ok(&["create"]);
-    place.sh(&id, "echo dream > /tmp/state");
-    place.ok(&["pause", &id]);
-    let asleep = place.json(&["ls", "--all"])[0].clone();
-    let files = Snapshot::of(&place, asleep["snapshot"].as_str().unwrap());
+    let id = test_home.ok(&["create"]);
+    test_home.sh(&id, "echo dream > /tmp/state");
+    test_home.ok(&["pause", &id]);
+    let asleep = test_home.json(&["ls", "--all"])[0].clone();
+    let files = Snapshot::of(&test_home, asleep["snapshot"].as_str().unwrap());
     for (change, sentence) in CHANGES {
         change(&files);
-        let refused = place.call(&["resume", &id]);
+        let refused = test_home.call(&["resume", &id]);
         assert_ne!(refused.code, Some(0), "{refused:?}");
         assert!(refused.stderr.contains(sentence), "{refused:?}");
-        let state = place.json(&["ls", "--all"])[0]["state"].clone();
+        let state = test_home.json(&["ls", "--all"])[0]["state"].clone();
         assert_eq!(state, "paused", "after: {sentence}");
         files.mend();
     }
     // Also over a restart of the daemon in between.
-    place.ok(&["serve", "--stop"]);
-    place.ok(&["resume", &id]);
-    assert_eq!(place.sh(&id, "cat /tmp/state"), "dream");
+    test_home.ok(&["serve", "--stop"]);
+    test_home.ok(&["resume", &id]);
+    assert_eq!(test_home.sh(&id, "cat /tmp/state"), "dream");
 }
