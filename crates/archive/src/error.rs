@@ -83,12 +83,12 @@ impl ArchiveError {
 
 /// Name of an entry for display: bounded, without control characters.
 pub fn shown(name: &[u8]) -> String {
-    const MOST: usize = 200;
+    const MAX_NAME_CHARS: usize = 200;
     let text = String::from_utf8_lossy(name);
-    let mut shown: String = (text.chars().take(MOST))
+    let mut shown: String = (text.chars().take(MAX_NAME_CHARS))
         .map(|c| if c.is_control() { '?' } else { c })
         .collect();
-    if text.chars().nth(MOST).is_some() {
+    if text.chars().nth(MAX_NAME_CHARS).is_some() {
         shown.push('…');
     }
     shown

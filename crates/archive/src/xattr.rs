@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
 /// Maximum bytes of a value, and of all names of a file (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
-const MOST: usize = 64 << 10;
+const MAX_VALUE_BYTES: usize = 64 << 10;
 /// First buffer size in bytes.
 const FEW: usize = 512;
 
@@ -45,7 +45,7 @@ fn filled(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec
         Err(Errno::RANGE) => {}
         Err(e) => return Err(e),
     }
-    let mut large = vec![0; MOST];
+    let mut large = vec![0; MAX_VALUE_BYTES];
     match read(&mut large) {
         Ok(length) => {
             large.truncate(length);

@@ -85,9 +85,9 @@ pub(crate) async fn ask(
 }
 
 /// Addresses of `name`; those of IPv6 after the others, and only if they are wanted.
-pub(crate) async fn addresses(name: &str, servers: &[SocketAddr], version6: bool) -> Vec<IpAddr> {
+pub(crate) async fn addresses(name: &str, servers: &[SocketAddr], ipv6: bool) -> Vec<IpAddr> {
     let mut found = of_type(name, RecordType::A, servers).await;
-    if version6 {
+    if ipv6 {
         found.extend(of_type(name, RecordType::AAAA, servers).await);
     }
     found

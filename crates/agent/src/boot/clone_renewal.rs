@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 const BOOT_ID: &str = "/run/jiffy/boot-id";
-const SHOWN: &str = "/proc/sys/kernel/random/boot_id";
+const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 /// Files with random bytes that distributions keep for the next boot.
 const SEEDS: [&str; 2] = [
     "/var/lib/systemd/random-seed",
@@ -33,7 +33,7 @@ pub fn wipe_on_fork() -> io::Result<()> {
 /// is mounted over theirs, which keeps user namespaces from mounting a `/proc` of their own.
 pub fn new_boot_id() -> io::Result<()> {
     let is_mounted = std::fs::exists(BOOT_ID)?;
-    if !is_mounted && std::fs::write(SHOWN, "1").is_ok() {
+    if !is_mounted && std::fs::write(BOOT_ID_FILE, "1").is_ok() {
         return Ok(());
     }
     let hex = sys::random_id()?;
@@ -47,7 +47,7 @@ pub fn new_boot_id() -> io::Result<()> {
     );
     std::fs::write(BOOT_ID, id)?;
     if !is_mounted {
-        let shown = sys::cstring(SHOWN.as_bytes())?;
+        let shown = sys::cstring(BOOT_ID_FILE.as_bytes())?;
         raw(c"/run/jiffy/boot-id", &shown, c"", libc::MS_BIND, c"")?;
     }
     Ok(())
