@@ -1,13 +1,13 @@
 //! The command line.
 
-mod check;
+mod bench_doctor;
 mod confinement;
 mod create;
 mod engine;
 mod hints;
+mod inspect;
 mod key;
 mod list;
-mod look;
 mod network;
 #[cfg(test)]
 mod reference;
@@ -23,13 +23,15 @@ use clap::{Args, Parser, Subcommand};
 use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
-pub use check::{BenchArgs, DoctorArgs};
+pub use bench_doctor::{BenchArgs, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use engine::{EngineArgs, EngineSelection};
+pub use inspect::{
+    AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs,
+};
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use list::{Filter, LsArgs};
-pub use look::{AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs};
 pub use network::{FeatureSwitch, NetworkArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
@@ -216,7 +218,7 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
-    run::meaning(typed.split('=').next()?)
+    run::option_hint(typed.split('=').next()?)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 /// Spaces between two columns.
-const GAP: usize = 2;
+const COLUMN_GAP: usize = 2;
 
 /// Side of its column that a cell stands at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Table {
             let mut shown = String::new();
             for ((cell, width), (_, align)) in line.iter().zip(&widths).zip(&self.columns) {
                 if !shown.is_empty() {
-                    shown.push_str(&" ".repeat(GAP));
+                    shown.push_str(&" ".repeat(COLUMN_GAP));
                 }
                 // Writing to a String does not fail.
                 let _ = match align {

@@ -16,11 +16,11 @@ use std::process::ExitCode;
 use tokio::net::UnixStream;
 
 /// Exit code of `status` when none runs, as init scripts have it (LSB 5.0, 22.2).
-const NOT_RUNNING: u8 = 3;
+const NOT_RUNNING_EXIT_CODE: u8 = 3;
 /// Option that the daemon is given by whoever starts it in the background.
-const LOG_FILE: &str = "--log-file";
+const LOG_FILE_OPTION: &str = "--log-file";
 /// Option of a daemon that a command starts by itself.
-const NO_LISTEN: &str = "--no-listen";
+const NO_LISTEN_OPTION: &str = "--no-listen";
 
 /// Runs one command.
 pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
@@ -39,11 +39,11 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
 }
 
 async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
-    let wanted = check(options);
+    let wanted = parse_options(options);
     let home = Home::locate()?;
     if let Some(stream) = connect(&home).await {
         let process = process_of(&stream);
-        let status = ask(&home, stream).await?;
+        let status = query_status(&home, stream).await?;
         if status.listen.is_some() || wanted.no_listen {
             println!(
                 "runs already: process {}, version {}",
@@ -57,7 +57,7 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
         // One that a command started by itself has no address, and this one was asked to have one.
         let typed = process.map(|(_, arguments)| arguments).unwrap_or_default();
         anyhow::ensure!(
-            typed.iter().any(|word| word == LOG_FILE),
+            typed.iter().any(|word| word == LOG_FILE_OPTION),
             "process {} runs without an address, in the foreground or as a service: \
              start it there without --no-listen",
             status.pid
@@ -73,16 +73,16 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
         );
         jiffy_daemon::stop(Ending::default()).await?;
         let options = match options.is_empty() {
-            true => listening(as_typed(typed)),
+            true => without_no_listen(user_options(typed)),
             false => options.to_vec(),
         };
-        return bring_up(&home, &options).await;
+        return start_new(&home, &options).await;
     }
-    bring_up(&home, options).await
+    start_new(&home, options).await
 }
 
-async fn bring_up(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
-    let status = ask(home, spawn_and_wait(home, options).await?).await?;
+async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
+    let status = query_status(home, spawn_and_wait(home, options).await?).await?;
     println!("process {}", status.pid);
     if let Some(url) = &status.listen {
         println!("listening on {url}");
@@ -93,7 +93,7 @@ async fn bring_up(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
 
 /// Reads options of `jiffy serve`. Those that it does not take end this program here, with its
 /// words, rather than in the log.
-fn check(options: &[String]) -> ServeArgs {
+fn parse_options(options: &[String]) -> ServeArgs {
     #[derive(Parser)]
     #[command(name = "jiffy serve")]
     struct Options {
@@ -105,19 +105,19 @@ fn check(options: &[String]) -> ServeArgs {
 }
 
 /// The same options with an address.
-fn listening(mut options: Vec<String>) -> Vec<String> {
-    options.retain(|option| option != NO_LISTEN);
+fn without_no_listen(mut options: Vec<String>) -> Vec<String> {
+    options.retain(|option| option != NO_LISTEN_OPTION);
     options
 }
 
 async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
-    check(options);
+    parse_options(options);
     let home = Home::locate()?;
     let mut options = options.to_vec();
     if let Some(stream) = connect(&home).await {
         // As the kernel has them: one of another version may not be understood.
         if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
-            options = as_typed(arguments);
+            options = user_options(arguments);
         }
         jiffy_daemon::stop(Ending::default()).await?;
     }
@@ -125,11 +125,11 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
 }
 
 /// Arguments without those that only concern how the last daemon was started.
-fn as_typed(arguments: Vec<String>) -> Vec<String> {
+fn user_options(arguments: Vec<String>) -> Vec<String> {
     let mut typed = Vec::new();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
-        if argument == LOG_FILE {
+        if argument == LOG_FILE_OPTION {
             arguments.next();
         } else {
             typed.push(argument);
@@ -140,14 +140,14 @@ fn as_typed(arguments: Vec<String>) -> Vec<String> {
 
 /// Answer to its owner's question for the daemon.
 #[derive(Deserialize)]
-struct Told {
+struct HostAnswer {
     jiffy: DaemonStatus,
 }
 
-async fn ask(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonStatus> {
+async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonStatus> {
     let client = Client::over(home, stream).await?;
-    let told: Told = client.call(Method::GET, "/host", &()).await?;
-    Ok(told.jiffy)
+    let answer: HostAnswer = client.call(Method::GET, "/host", &()).await?;
+    Ok(answer.jiffy)
 }
 
 async fn status(json: bool) -> anyhow::Result<ExitCode> {
@@ -161,9 +161,9 @@ async fn status(json: bool) -> anyhow::Result<ExitCode> {
                 "not running"
             }
         );
-        return Ok(ExitCode::from(NOT_RUNNING));
+        return Ok(ExitCode::from(NOT_RUNNING_EXIT_CODE));
     };
-    let status = ask(&home, stream).await?;
+    let status = query_status(&home, stream).await?;
     if json {
         let mut value = serde_json::to_value(&status)?;
         value["running"] = true.into();
@@ -246,8 +246,14 @@ mod tests {
     fn a_restart_keeps_the_options() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let before = words("--log-file /x/jiffy.log --warm-pool 3 --log-format json");
-        assert_eq!(as_typed(before), words("--warm-pool 3 --log-format json"));
+        assert_eq!(
+            user_options(before),
+            words("--warm-pool 3 --log-format json")
+        );
         let before = words("--log-file /x/jiffy.log --no-listen --warm-pool 3");
-        assert_eq!(listening(as_typed(before)), words("--warm-pool 3"));
+        assert_eq!(
+            without_no_listen(user_options(before)),
+            words("--warm-pool 3")
+        );
     }
 }

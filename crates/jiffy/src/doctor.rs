@@ -86,8 +86,8 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         findings.push(finding);
     };
     match args.security {
-        true => security::all(&mut tell),
-        false => checks::all(&mut tell),
+        true => security::run_all(&mut tell),
+        false => checks::run_all(&mut tell),
     }
     let fit = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
     if !args.no_boot && !args.security {

@@ -28,7 +28,7 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
             match json {
                 true => println!(
                     "{}",
-                    serde_json::to_string_pretty(&listed(&found, &budgets)?)?
+                    serde_json::to_string_pretty(&with_budgets(&found, &budgets)?)?
                 ),
                 false => print!("{}", table(&found, &budgets)),
             }
@@ -43,7 +43,7 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
                 false => println!("{}", gone.id),
             }
             if *end {
-                end_now(&home, &gone)?;
+                end_on_daemon(&home, &gone)?;
             }
         }
         KeyCommand::Rotate {
@@ -81,7 +81,7 @@ fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
 }
 
 /// Has a daemon that runs end what a key has, which is marked for it: the next one does otherwise.
-fn end_now(home: &Home, key: &Key) -> anyhow::Result<()> {
+fn end_on_daemon(home: &Home, key: &Key) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -114,7 +114,7 @@ fn show(made: &NewKey, json: bool) -> anyhow::Result<()> {
 }
 
 /// The keys, each with its budget where a daemon tells it.
-fn listed(keys: &[Key], budgets: &Budgets) -> anyhow::Result<Vec<Value>> {
+fn with_budgets(keys: &[Key], budgets: &Budgets) -> anyhow::Result<Vec<Value>> {
     let with_budget = |key: &Key| {
         let mut shown = serde_json::to_value(key)?;
         if let (Some(map), Some(budget)) = (shown.as_object_mut(), budgets.get(&key.id)) {

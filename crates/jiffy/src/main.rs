@@ -18,7 +18,7 @@ use run::ephemeral;
 use std::process::ExitCode;
 
 /// Exit code when Jiffy itself failed, as `docker run` has it.
-const FAILED: u8 = 125;
+const FAILURE_EXIT_CODE: u8 = 125;
 
 fn main() -> ExitCode {
     // Started by ourselves to ask registries: before anything else exists in this process.
@@ -55,15 +55,15 @@ fn main() -> ExitCode {
     let cli = Cli::read();
     rootless::enter_for(&cli.command);
     let (result, failed) = match &cli.command {
-        Command::Run(args) => (run::run(args), FAILED),
+        Command::Run(args) => (run::run(args), FAILURE_EXIT_CODE),
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Serve(args) => (serve_command::run(args), 1),
-        Command::Shell(args) => (sandbox::shell::run(args), FAILED),
-        Command::Exec(args) => (sandbox::exec::run(args), FAILED),
+        Command::Shell(args) => (sandbox::shell::run(args), FAILURE_EXIT_CODE),
+        Command::Exec(args) => (sandbox::exec::run(args), FAILURE_EXIT_CODE),
         command => (sandbox::run(command), 1),
     };
     result.unwrap_or_else(|e| {

@@ -3,10 +3,10 @@
 //! With a daemon the guest is a sandbox of its (`remote.rs`), else it is a child of this
 //! process; `source.rs` decides.
 
+mod command_target;
 pub mod ephemeral;
+mod local;
 pub mod outcome;
-mod own;
-mod place;
 mod publish;
 mod remote;
 pub mod session;
@@ -18,11 +18,11 @@ mod volume;
 use crate::cli::EngineArgs;
 use crate::cli::{RunArgs, SizeArgs};
 use anyhow::Context;
+pub use command_target::{CommandTarget, agent};
 use jiffy_client::progress::TemplateProgress;
 use jiffy_engine::{EngineName, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate};
 use outcome::Outcome;
-pub use place::{Place, agent};
 use publish::Listeners;
 use source::GuestSource;
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     check_size(&args.size)?;
     let env = environment(&args.exec.env)?;
     let runtime = crate::runtime()?;
-    let work = Work {
+    let prepared = PreparedCommand {
         args,
         env,
         // Looked at before there is a guest: mistakes in them are the nearer ones.
@@ -46,9 +46,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     };
     let outcome = match runtime.block_on(source::choose(args))? {
         GuestSource::Daemon { client, engine } => {
-            runtime.block_on(remote::run(work, &client, engine))
+            runtime.block_on(remote::run(prepared, &client, engine))
         }
-        GuestSource::Own => own::run(work, &runtime),
+        GuestSource::ThisProcess => local::run(prepared, &runtime),
     };
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.
     runtime.shutdown_background();
@@ -56,34 +56,38 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A command with all that is to be around it.
-struct Work<'a> {
+struct PreparedCommand<'a> {
     args: &'a RunArgs,
     env: BTreeMap<String, String>,
     volumes: Volumes,
     listeners: Listeners,
 }
 
-impl Work<'_> {
+impl PreparedCommand<'_> {
     /// Runs the command in a guest that is ready: volumes are copied into it before and back
     /// afterwards, and ports lead into it meanwhile.
-    async fn run_in(self, place: &impl Place, signals: &mut Signals) -> anyhow::Result<Outcome> {
+    async fn run_in(
+        self,
+        target: &impl CommandTarget,
+        signals: &mut Signals,
+    ) -> anyhow::Result<Outcome> {
         let Self {
             args,
             env,
             volumes,
             listeners,
         } = self;
-        let (agent, user) = (place.agent(), args.exec.user.as_deref());
+        let (agent, user) = (target.agent(), args.exec.user.as_deref());
         if !volumes.is_empty() {
             tokio::select! {
                 copied = volumes.copy_in(&agent, user) => copied?,
                 number = signals.next() => return Ok(Outcome::interrupted(number)),
             }
         }
-        let published = listeners.lead(&place.ports());
-        let mut outcome = session::run(&args.exec, place, env, signals).await?;
+        let published = listeners.forward_to(&target.ports());
+        let mut outcome = session::run(&args.exec, target, env, signals).await?;
         published.close().await;
-        if !volumes.come_back() {
+        if !volumes.are_copied_back() {
             return Ok(outcome);
         }
         let back = match outcome.finished {
@@ -99,7 +103,7 @@ impl Work<'_> {
                 before.unwrap_or_else(|| format!("the command ended with {}", outcome.code));
             outcome.message = Some(format!("{before}; {e:#}"));
             if outcome.finished {
-                outcome.code = crate::FAILED;
+                outcome.code = crate::FAILURE_EXIT_CODE;
             }
         }
         Ok(outcome)

@@ -18,7 +18,7 @@ use crate::cli::{
     AtTimeout, Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, NetworkSwitch, RestartArgs,
     SnapshotsArgs,
 };
-use crate::run::Place;
+use crate::run::CommandTarget;
 use crate::run::{check_size, environment, prepare, size};
 use crate::template;
 use jiffy_client::progress::while_waiting;
@@ -41,17 +41,17 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Create(args) => return create(args).await,
         Command::Fork(args) => return fork(args).await,
-        Command::Kill(args) => return many(args, Many::Kill).await,
+        Command::Kill(args) => return run_bulk(args, BulkOperation::Kill).await,
         Command::Rm(args) => return remove::rm(args).await,
         Command::Prune(args) => return remove::prune(args).await,
-        Command::Pause(args) => return many(args, Many::Pause).await,
-        Command::Resume(args) => return many(args, Many::Resume).await,
+        Command::Pause(args) => return run_bulk(args, BulkOperation::Pause).await,
+        Command::Resume(args) => return run_bulk(args, BulkOperation::Resume).await,
         Command::Inspect(args) => return inspect::run(args).await,
         Command::Wait(args) => return wait::run(args).await,
         Command::Restart(args) => return restart(args).await,
         Command::Stats(args) => stats::run(args).await?,
         Command::Diff(args) => {
-            let remote = exec::Remote::find(&args.host, &args.id).await?;
+            let remote = exec::RemoteSandbox::find(&args.host, &args.id).await?;
             let agent = remote.agent();
             let looking = agent.changes(args.limit);
             let found = while_waiting("looking for changes", looking).await?;
@@ -128,16 +128,16 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
 
 async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let env = environment(&args.env)?;
-    let (client, wanted) = match (&args.from, &args.image) {
+    let (client, new_sandbox) = match (&args.from, &args.image) {
         (_, Some(image)) => {
             check_size(&args.size)?;
             let client = Client::open(&args.host.server()).await?;
-            let template = of_image(&client, image, args.json).await?;
+            let template = template_of_image(&client, image, args.json).await?;
             let size = &args.size;
-            let wanted = NewSandbox::of(template, env);
+            let new_sandbox = NewSandbox::of(template, env);
             (
                 client,
-                wanted.with_partial_size(size.cpus, size.memory, size.disk),
+                new_sandbox.with_partial_size(size.cpus, size.memory, size.disk),
             )
         }
         (Some(snapshot), None) => {
@@ -146,25 +146,29 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
             (client, NewSandbox::of(snapshot.id, env))
         }
         (None, None) => {
-            let wanted = of_template(args, env)?;
-            (Client::open(&args.host.server()).await?, wanted)
+            let new_sandbox = of_template(args, env)?;
+            (Client::open(&args.host.server()).await?, new_sandbox)
         }
     };
-    let wanted = wanted.with_settings(settings(args));
-    let wanted = match args.timeout {
-        Some(time) => wanted.with_timeout(time),
-        None => wanted,
+    let new_sandbox = new_sandbox.with_settings(settings(args));
+    let new_sandbox = match args.timeout {
+        Some(time) => new_sandbox.with_timeout(time),
+        None => new_sandbox,
     };
-    let wanted = wanted.with_site(args.site.read()?);
-    show(args.json, &client.create(&wanted).await?.record)?;
+    let new_sandbox = new_sandbox.with_site(args.site.read()?);
+    show(args.json, &client.create(&new_sandbox).await?.record)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The template that an image becomes. Where the registry does not answer, what it became before
 /// will do.
-pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Result<String> {
+pub async fn template_of_image(
+    client: &Client,
+    image: &str,
+    quiet: bool,
+) -> anyhow::Result<String> {
     let name = image_on_demand(image);
-    let made = template::build::of_image(client, &name, image, quiet).await;
+    let made = template::build::template_of_image(client, &name, image, quiet).await;
     let Err(e) = made else { return Ok(name) };
     if e.is::<template::build::Interrupted>() {
         return Err(e);
@@ -180,20 +184,20 @@ pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Resu
 
 /// The create request; a template of this host is built first if it is missing.
 fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Result<NewSandbox> {
-    let wanted = NewSandbox::of(&args.template, env);
+    let new_sandbox = NewSandbox::of(&args.template, env);
     if is_remote(&args.host.server())? {
         check_size(&args.size)?;
-        return Ok(wanted.with_partial_size(args.size.cpus, args.size.memory, args.size.disk));
+        return Ok(new_sandbox.with_partial_size(args.size.cpus, args.size.memory, args.size.disk));
     }
     let size = size(&args.size, &args.template)?;
     // Here, where progress can be shown, rather than in the daemon.
     prepare(&Host::open()?, args.engine.into(), &args.template)?;
-    Ok(wanted.with_size(size))
+    Ok(new_sandbox.with_size(size))
 }
 
 /// Result of a fork.
 #[derive(Serialize)]
-struct Family {
+struct ForkResult {
     /// Snapshot that all children start from.
     snapshot: Value,
     /// Those that answered.
@@ -205,7 +209,7 @@ struct Family {
 async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host.server()).await?;
     let forked = client.fork(&args.id, args.count).await?;
-    let mut family = Family {
+    let mut family = ForkResult {
         snapshot: json!({ "id": forked.first().map(|child| &child.snapshot) }),
         children: Vec::new(),
         failed: Vec::new(),
@@ -246,13 +250,13 @@ async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCod
 /// Restarts each; those that sleep are woken first.
 async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host.server()).await?;
-    let what = Many::Restart(args.grace);
-    each(&client, &args.ids, what, args.json).await
+    let what = BulkOperation::Restart(args.grace);
+    run_for_each(&client, &args.ids, what, args.json).await
 }
 
 /// Operation on each of several sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Many {
+enum BulkOperation {
     Kill,
     /// Of sandboxes and snapshots.
     Remove,
@@ -264,25 +268,31 @@ enum Many {
     Restart(Duration),
 }
 
-async fn many(args: &ManyArgs, what: Many) -> anyhow::Result<ExitCode> {
+async fn run_bulk(args: &ManyArgs, what: BulkOperation) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host.server()).await?;
-    each(&client, &args.ids, what, args.json).await
+    run_for_each(&client, &args.ids, what, args.json).await
 }
 
 /// Does the same with each of several; one that fails does not spare the others. Each is told when
 /// it is done, so that what was told is true also where this program is killed before the last.
-async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow::Result<ExitCode> {
+async fn run_for_each(
+    client: &Client,
+    ids: &[String],
+    what: BulkOperation,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
-    let mut told = Ok(());
+    let mut printed = Ok(());
     for id in ids {
-        match one_of_many(client, id, what).await {
+        match run_for_one(client, id, what).await {
             Ok(record) if json => done.push(record),
             Ok(record) => {
                 let id = record["id"].as_str().unwrap_or(id);
-                told = told.and(table::show(false, &id, |id| format!("{id}\n")));
+                printed = printed.and(table::show(false, &id, |id| format!("{id}\n")));
             }
-            Err(e) if what == Many::RemoveListed && is_refusal(&e, "sandbox_not_found") => {}
+            Err(e)
+                if what == BulkOperation::RemoveListed && is_refusal(&e, "sandbox_not_found") => {}
             Err(e) => {
                 eprintln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
@@ -292,22 +302,22 @@ async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow
     if json {
         table::show(true, &done, |_| String::new())?;
     }
-    told?;
+    printed?;
     Ok(code)
 }
 
-async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Value> {
+async fn run_for_one(client: &Client, id: &str, what: BulkOperation) -> anyhow::Result<Value> {
     let record = match what {
-        Many::Kill => client.kill(id, false).await,
-        Many::Remove | Many::RemoveListed => client.kill(id, true).await,
-        Many::Resume => client.resume(id).await,
-        Many::Restart(grace) => {
+        BulkOperation::Kill => client.kill(id, false).await,
+        BulkOperation::Remove | BulkOperation::RemoveListed => client.kill(id, true).await,
+        BulkOperation::Resume => client.resume(id).await,
+        BulkOperation::Restart(grace) => {
             if client.sandbox(id).await?.record.state == SandboxState::Paused {
                 client.resume(id).await?;
             }
             client.restart(id, grace).await
         }
-        Many::Pause => {
+        BulkOperation::Pause => {
             client.pause(id).await?;
             Ok(client.sandbox(id).await?.record)
         }
@@ -315,7 +325,7 @@ async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Va
     match record {
         Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
         // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if what == Many::Remove && is_refusal(&e, "sandbox_not_found") => {
+        Err(e) if what == BulkOperation::Remove && is_refusal(&e, "sandbox_not_found") => {
             match client.remove_snapshot(id).await {
                 Ok(record) => Ok(serde_json::to_value(record)?),
                 Err(other) if is_refusal(&other, "snapshot_not_found") => Err(e),

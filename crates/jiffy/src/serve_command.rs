@@ -16,7 +16,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let options = args.options()?;
     // The daemon removes their networks when it opens its own.
-    ephemeral::sweep(&Home::locate()?);
+    ephemeral::remove_dead_directories(&Home::locate()?);
     jiffy_daemon::run(options)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -39,7 +39,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
                 templates.set_visibility(name, visibility)?;
                 let text = format!("template {name} is {}", visibility.name());
                 let value = json!({ "name": name, "visibility": visibility });
-                say(*json, &text, value)
+                print_result(*json, &text, value)
             });
         }
         TemplateCommand::Build(args) => build(&templates, args)?,
@@ -53,7 +53,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             let manifest = templates.tag(from, to, Visibility::Private)?;
             let to = manifest.reference();
             let text = format!("{to} is {}", short(&manifest.version()));
-            say(
+            print_result(
                 *json,
                 &text,
                 json!({ "name": to, "version": manifest.version() }),
@@ -74,7 +74,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             return each(names, |name| {
                 templates.remove(name)?;
                 let text = format!("template {name} removed");
-                say(*json, &text, json!({ "removed": name }))
+                print_result(*json, &text, json!({ "removed": name }))
             });
         }
         TemplateCommand::Prune { older_than, json } => {
@@ -100,7 +100,7 @@ fn each(
 }
 
 /// Prints one or the other.
-fn say(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
+fn print_result(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
     match json {
         true => println!("{}", serde_json::to_string_pretty(&value)?),
         false => println!("{text}"),
@@ -140,7 +140,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
         mib(size)
     );
     let value = json!({ "name": manifest.reference(), "version": manifest.version(), "file": to, "bytes": size });
-    say(json, &text, value)
+    print_result(json, &text, value)
 }
 
 fn import_file(
@@ -151,12 +151,12 @@ fn import_file(
 ) -> anyhow::Result<Template> {
     let mut bar = TemplateProgress::new("import");
     let limits = UnpackLimits::default();
-    let mut told = |p: jiffy_image::Progress<'_>| bar.update(p);
+    let mut on_progress = |p: jiffy_image::Progress<'_>| bar.update(p);
     let imported = if from.as_os_str() == "-" {
-        templates.import_file(io::stdin().lock(), name, wanted, limits, &mut told)
+        templates.import_file(io::stdin().lock(), name, wanted, limits, &mut on_progress)
     } else {
         let file = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
-        templates.import_file(file, name, wanted, limits, &mut told)
+        templates.import_file(file, name, wanted, limits, &mut on_progress)
     };
     bar.finish();
     imported.with_context(|| format!("cannot import {}", from.display()))
@@ -166,7 +166,7 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
     if let Some(file) = build::dockerfile(args) {
         return build::run(args, &file);
     }
-    let template = match import::wanted(args)? {
+    let template = match import::requested(args)? {
         Some(import) => shown(&import.name, args.json, |bar| {
             templates
                 .import(&import, &mut |p| bar.update(p))
@@ -194,7 +194,7 @@ fn built(manifest: &TemplateManifest, json: bool) -> anyhow::Result<()> {
         mib(manifest.size()),
         short(&manifest.version()),
     );
-    say(json, &text, serde_json::to_value(manifest)?)
+    print_result(json, &text, serde_json::to_value(manifest)?)
 }
 
 /// Builds with a bar, or with lines if it is to be plain.

@@ -52,9 +52,9 @@ pub enum Filter {
 
 impl Filter {
     fn parse(text: &str) -> Result<Self, String> {
-        const KEYS: &str = "state, label, name, template and engine";
+        const FILTER_KEYS: &str = "state, label, name, template and engine";
         let Some((key, value)) = text.split_once('=') else {
-            return Err(format!("`{text}` is not KEY=VALUE; keys are {KEYS}"));
+            return Err(format!("`{text}` is not KEY=VALUE; keys are {FILTER_KEYS}"));
         };
         let value = value.to_owned();
         match key {
@@ -72,7 +72,9 @@ impl Filter {
             "name" => Ok(Self::Name(value)),
             "template" => Ok(Self::Template(value)),
             "engine" => Ok(Self::Engine(value)),
-            _ => Err(format!("there is no filter `{key}`: there are {KEYS}")),
+            _ => Err(format!(
+                "there is no filter `{key}`: there are {FILTER_KEYS}"
+            )),
         }
     }
 }

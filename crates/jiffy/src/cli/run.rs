@@ -82,12 +82,12 @@ pub struct Volume {
 }
 
 fn volume(text: &str) -> Result<Volume, String> {
-    const FORM: &str = "write it as HOST:GUEST or HOST:GUEST:ro, as in ./src:/work";
+    const VOLUME_FORM: &str = "write it as HOST:GUEST or HOST:GUEST:ro, as in ./src:/work";
     let (rest, read_only) = match text.strip_suffix(":ro") {
         Some(rest) => (rest, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
     };
-    let (host, guest) = rest.rsplit_once(':').ok_or(FORM)?;
+    let (host, guest) = rest.rsplit_once(':').ok_or(VOLUME_FORM)?;
     let guest = guest.trim_end_matches('/');
     let parts = guest.split('/').skip(1);
     let plain = parts.clone().count() > 0
@@ -96,7 +96,7 @@ fn volume(text: &str) -> Result<Volume, String> {
             .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'));
     if host.is_empty() || !guest.starts_with('/') || !plain {
         return Err(format!(
-            "`{text}`: {FORM}; the path in the guest is absolute, and not the root"
+            "`{text}`: {VOLUME_FORM}; the path in the guest is absolute, and not the root"
         ));
     }
     Ok(Volume {
@@ -197,7 +197,7 @@ const FOREIGN_OPTIONS: [(&[&str], &str); 13] = [
 ];
 
 /// The meaning here of an option that is known elsewhere.
-pub fn meaning(option: &str) -> Option<&'static str> {
+pub fn option_hint(option: &str) -> Option<&'static str> {
     let known = FOREIGN_OPTIONS.iter();
     let mut found = known.filter(|(options, _)| options.contains(&option));
     found.next().map(|(_, meant)| *meant)

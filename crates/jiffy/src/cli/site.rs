@@ -7,7 +7,7 @@ use jiffy_proto::agent::{Authority, ProxySettings, SiteSettings};
 use std::path::{Path, PathBuf};
 
 /// Says that there is to be no proxy, whatever the host has.
-const NO_PROXY_AT_ALL: &str = "none";
+const NO_PROXY: &str = "none";
 
 /// Options of commands that make a sandbox.
 #[derive(Debug, Clone, Default, Args)]
@@ -60,12 +60,12 @@ impl SiteArgs {
     /// Their settings, with the files read.
     pub fn read(&self) -> anyhow::Result<SiteSettings> {
         let url = self.proxy.as_deref().map(|url| match url {
-            NO_PROXY_AT_ALL => "",
+            NO_PROXY => "",
             url => url,
         });
         Ok(SiteSettings {
             authorities: files("--ca", &self.ca, MAX_AUTHORITIES_BYTES)?,
-            proxy: proxied("--proxy", url, self.no_proxy.as_deref())?,
+            proxy: proxy_settings("--proxy", url, self.no_proxy.as_deref())?,
         })
     }
 
@@ -87,12 +87,12 @@ impl GuestSiteArgs {
         }
         Ok(SiteSettings {
             authorities: files("--guest-ca", &self.guest_ca, MAX_HOST_AUTHORITIES_BYTES)?,
-            proxy: proxied("--guest-proxy", url, hosts)?,
+            proxy: proxy_settings("--guest-proxy", url, hosts)?,
         })
     }
 }
 
-fn proxied(
+fn proxy_settings(
     option: &str,
     url: Option<&str>,
     hosts: Option<&str>,

@@ -13,12 +13,12 @@ use std::path::Path;
 use std::process::Command;
 
 /// Memory below which even one small sandbox is a squeeze, in KiB.
-const LEAST_MEMORY_KIB: u64 = 512 * 1024;
+const MIN_MEMORY_KIB: u64 = 512 * 1024;
 /// Space below which templates do not fit, in bytes.
-const LEAST_SPACE: u64 = 2 << 30;
+const MIN_SPACE_BYTES: u64 = 2 << 30;
 
 /// Runs all of them in the order in which they matter.
-pub fn all(tell: &mut dyn FnMut(Finding)) {
+pub fn run_all(tell: &mut dyn FnMut(Finding)) {
     let host = Host::open();
     let facts = match &host {
         Ok(host) => EngineFacts::of(host),
@@ -206,7 +206,7 @@ fn memory() -> Finding {
     let available = meminfo("MemAvailable").unwrap_or(0);
     let total = meminfo("MemTotal").unwrap_or(0);
     let found = format!("{} MiB available of {} MiB", available / 1024, total / 1024);
-    if available < LEAST_MEMORY_KIB {
+    if available < MIN_MEMORY_KIB {
         Finding::fail(
             "memory",
             found,
@@ -267,7 +267,7 @@ fn space(home: &Path) -> Finding {
     match nix::sys::statvfs::statvfs(home) {
         Ok(s) => {
             let free = s.blocks_available() * s.fragment_size();
-            if free < LEAST_SPACE {
+            if free < MIN_SPACE_BYTES {
                 Finding::fail(
                     "data",
                     found(free),

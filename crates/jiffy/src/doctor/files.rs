@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Files with which one is somebody else: keys, what signs links, environments of sandboxes, the
 /// key of the TLS authority.
-const SECRETS: [&str; 7] = [
+const SECRET_FILES: [&str; 7] = [
     "keys.db",
     "api-key",
     "preview-key",
@@ -17,14 +17,14 @@ const SECRETS: [&str; 7] = [
     "tls/authority.pem",
 ];
 /// Files beside a database with what is not yet in it.
-const BESIDE: [&str; 3] = ["", "-wal", "-shm"];
+const DATABASE_SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 /// Directories whose entries are looked at: sockets that take orders.
-const OF_SOCKETS: [&str; 3] = ["run", "run/vmm", "run/gvisor"];
+const SOCKET_DIRECTORIES: [&str; 3] = ["run", "run/vmm", "run/gvisor"];
 /// Most paths that a finding names.
-const MAX_NAMED: usize = 5;
+const MAX_SHOWN_PATHS: usize = 5;
 
 /// Looks at the data directory and at what in it others could read, write or exchange.
-pub fn all(home: &Path, tell: &mut dyn FnMut(Finding)) {
+pub fn run_all(home: &Path, tell: &mut dyn FnMut(Finding)) {
     let data = match fs::metadata(home) {
         Ok(data) => data,
         Err(e) => {
@@ -67,10 +67,10 @@ fn entries(directory: &Path) -> Vec<(PathBuf, Metadata)> {
 }
 
 /// Some of the paths, for people and for a shell.
-fn named(paths: &[PathBuf]) -> String {
-    let shown = paths.iter().take(MAX_NAMED);
+fn path_list(paths: &[PathBuf]) -> String {
+    let shown = paths.iter().take(MAX_SHOWN_PATHS);
     let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
-    let more = paths.len().saturating_sub(MAX_NAMED);
+    let more = paths.len().saturating_sub(MAX_SHOWN_PATHS);
     match more {
         0 => shown.join(" "),
         more => format!("{} and {more} more", shown.join(" ")),
@@ -78,13 +78,19 @@ fn named(paths: &[PathBuf]) -> String {
 }
 
 /// Judges a list of paths that are not as they should be.
-fn judged(what: &'static str, fine: &str, found: &str, remedy: &str, paths: &[PathBuf]) -> Finding {
+fn finding(
+    what: &'static str,
+    fine: &str,
+    found: &str,
+    remedy: &str,
+    paths: &[PathBuf],
+) -> Finding {
     match paths.is_empty() {
         true => Finding::ok(what, fine),
         false => Finding::fail(
             what,
-            format!("{found}: {}", named(paths)),
-            format!("{remedy} {}", named(paths)),
+            format!("{found}: {}", path_list(paths)),
+            format!("{remedy} {}", path_list(paths)),
         ),
     }
 }
@@ -93,7 +99,7 @@ fn owners(home: &Path, owner: u32) -> Finding {
     let listed = entries(home).into_iter();
     let foreign = listed.filter(|(_, data)| data.uid() != owner);
     let foreign: Vec<PathBuf> = foreign.map(|(path, _)| path).collect();
-    judged(
+    finding(
         "owner",
         "all of it is the owner's",
         "another user may change this",
@@ -103,17 +109,19 @@ fn owners(home: &Path, owner: u32) -> Finding {
 }
 
 fn secrets(home: &Path) -> Finding {
-    let files = SECRETS
+    let files = SECRET_FILES
         .iter()
-        .flat_map(|name| BESIDE.map(|suffix| home.join(format!("{name}{suffix}"))));
+        .flat_map(|name| DATABASE_SUFFIXES.map(|suffix| home.join(format!("{name}{suffix}"))));
     let files = files.filter_map(|path| Some((path.clone(), fs::symlink_metadata(path).ok()?)));
-    let sockets = OF_SOCKETS.iter().flat_map(|name| entries(&home.join(name)));
+    let sockets = SOCKET_DIRECTORIES
+        .iter()
+        .flat_map(|name| entries(&home.join(name)));
     let sockets = sockets.filter(|(_, data)| data.file_type().is_socket());
     let open = files
         .chain(sockets)
         .filter(|(_, data)| data.mode() & 0o077 != 0);
     let open: Vec<PathBuf> = open.map(|(path, _)| path).collect();
-    judged(
+    finding(
         "secrets",
         "keys, databases and sockets are for their owner only",
         "others may use this as soon as they reach it",
@@ -124,7 +132,7 @@ fn secrets(home: &Path) -> Finding {
 
 fn directories(home: &Path) -> Finding {
     let below = entries(home).into_iter();
-    let sockets = OF_SOCKETS
+    let sockets = SOCKET_DIRECTORIES
         .iter()
         .filter_map(|name| Some((home.join(name), fs::symlink_metadata(home.join(name)).ok()?)));
     // That others may pass through is needed where the users of sandboxes have something.
@@ -133,7 +141,7 @@ fn directories(home: &Path) -> Finding {
         .filter(|(_, data)| data.is_dir() && data.mode() & 0o066 != 0);
     let mut open: Vec<PathBuf> = open.map(|(path, _)| path).collect();
     open.dedup();
-    judged(
+    finding(
         "directories",
         "snapshots, templates, uploads and the others are for their owner only",
         "others may list or change this as soon as they reach it",
@@ -188,7 +196,7 @@ mod tests {
 
     fn findings(home: &Path) -> Vec<Finding> {
         let mut all = Vec::new();
-        super::all(home, &mut |finding| all.push(finding));
+        super::run_all(home, &mut |finding| all.push(finding));
         all
     }
 

@@ -12,14 +12,20 @@ use jiffy_engines::{EngineFacts, Host, HostGuest};
 use std::sync::Arc;
 use std::time::Instant;
 
-const WHAT: &str = "guest";
-const NONE: [&str; 0] = [];
+const CHECK_NAME: &str = "guest";
+const NO_ARGUMENTS: [&str; 0] = [];
 
 /// Boots a guest on each engine that can be used and runs `true` in it.
 pub fn boot(tell: &mut dyn FnMut(Finding)) {
     let host = match Host::open() {
         Ok(host) => host,
-        Err(e) => return tell(Finding::fail(WHAT, e.to_string(), "check the programs")),
+        Err(e) => {
+            return tell(Finding::fail(
+                CHECK_NAME,
+                e.to_string(),
+                "check the programs",
+            ));
+        }
     };
     let facts = EngineFacts::of(&host);
     let chosen = facts.choose().engine;
@@ -29,14 +35,14 @@ pub fn boot(tell: &mut dyn FnMut(Finding)) {
         }
         let booted = runtime().and_then(|rt| rt.block_on(boot_on(engine, &host)));
         tell(match booted {
-            Ok(found) => Finding::ok(WHAT, format!("{engine}: {found}")),
+            Ok(found) => Finding::ok(CHECK_NAME, format!("{engine}: {found}")),
             Err(e) if engine == chosen => Finding::fail(
-                WHAT,
+                CHECK_NAME,
                 format!("{engine}: {e:#}"),
                 "the lines above may tell why; `jiffy run -- true` shows the guest's last words",
             ),
             Err(e) => Finding::note(
-                WHAT,
+                CHECK_NAME,
                 format!("{engine}: {e:#}"),
                 format!("works; new sandboxes come up on {chosen}"),
             ),
@@ -60,7 +66,9 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
 async fn run_true(guest: HostGuest) -> anyhow::Result<String> {
     let guest = Arc::new(guest);
     let began = Instant::now();
-    let process = agent(&guest).start(&ProcessSpec::new("true", NONE)).await?;
+    let process = agent(&guest)
+        .start(&ProcessSpec::new("true", NO_ARGUMENTS))
+        .await?;
     let (status, ..) = process.output(0).await?;
     let exec_us = u64::try_from(began.elapsed().as_micros())?;
     let report = guest.report();

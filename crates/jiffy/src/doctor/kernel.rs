@@ -6,17 +6,17 @@ use super::security::read;
 use std::path::Path;
 
 /// Connections that one sandbox may have, unless the daemon is told otherwise.
-const CONNECTIONS: u64 = 4096;
+const SANDBOX_CONNECTIONS: u64 = 4096;
 /// Memory of a sandbox of the usual size that the host has to have, in KiB: 512 MiB, promised eight
 /// times.
-const MEMORY_KIB: u64 = 512 * 1024 / 8;
+const SANDBOX_MEMORY_KIB: u64 = 512 * 1024 / 8;
 /// Most sandboxes with a network.
 const MAX_SANDBOXES: u64 = 4096;
 /// Mount with the names of sandboxes' network namespaces.
-const NAMESPACES: &str = "/run/jiffy-net/netns";
+const NAMESPACE_MOUNT: &str = "/run/jiffy-net/netns";
 
 /// Settings that close what nothing needs: name, values that do, and what is open otherwise.
-const SETTINGS: [(&str, &[&str], &str); 6] = [
+const HARDENING_SETTINGS: [(&str, &[&str], &str); 6] = [
     (
         "kernel/unprivileged_userns_clone",
         &["0"],
@@ -69,21 +69,21 @@ pub fn connections(root: &Path) -> Finding {
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:"));
     let total = total.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok());
-    let sandboxes = (total.unwrap_or(0_u64) / MEMORY_KIB).clamp(1, MAX_SANDBOXES);
-    let wanted = (sandboxes * CONNECTIONS).div_ceil(3) * 4;
+    let sandboxes = (total.unwrap_or(0_u64) / SANDBOX_MEMORY_KIB).clamp(1, MAX_SANDBOXES);
+    let wanted = (sandboxes * SANDBOX_CONNECTIONS).div_ceil(3) * 4;
     if maximum == 0 || maximum >= wanted {
         return Finding::ok(
             what,
-            format!("room for {CONNECTIONS} of each of {sandboxes} sandboxes"),
+            format!("room for {SANDBOX_CONNECTIONS} of each of {sandboxes} sandboxes"),
         );
     }
-    let full = maximum / 4 * 3 / CONNECTIONS;
+    let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
     let each = (maximum / 4 * 3 / sandboxes).max(16);
     Finding::note(
         what,
         format!(
             "the table has {maximum} entries: when {full} of the {sandboxes} sandboxes that fit this host have \
-             all of their {CONNECTIONS} connections, each gets fewer"
+             all of their {SANDBOX_CONNECTIONS} connections, each gets fewer"
         ),
         format!(
             "sysctl -w net.netfilter.nf_conntrack_max={wanted} (up to {} MiB of memory), or `jiffy serve --connections {each}`",
@@ -101,11 +101,11 @@ pub fn namespaces(root: &Path) -> Finding {
     // (proc(5)).
     let found = mounts
         .lines()
-        .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACES));
+        .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACE_MOUNT));
     let Some(mount) = found else {
         return Finding::ok(
             what,
-            format!("none: {NAMESPACES} is mounted with the first"),
+            format!("none: {NAMESPACE_MOUNT} is mounted with the first"),
         );
     };
     let tags = mount.split(" - ").next().unwrap_or_default();
@@ -115,14 +115,14 @@ pub fn namespaces(root: &Path) -> Finding {
         .skip(6)
         .any(|tag| tag.starts_with("shared:") || tag.starts_with("master:"));
     if unbindable && !shared {
-        return Finding::ok(what, format!("{NAMESPACES} is a mount of its own"));
+        return Finding::ok(what, format!("{NAMESPACE_MOUNT} is a mount of its own"));
     }
     Finding::note(
         what,
         format!(
-            "{NAMESPACES} is shared with other mount namespaces, which may keep what sandboxes leave"
+            "{NAMESPACE_MOUNT} is shared with other mount namespaces, which may keep what sandboxes leave"
         ),
-        format!("mount --make-unbindable {NAMESPACES}"),
+        format!("mount --make-unbindable {NAMESPACE_MOUNT}"),
     )
 }
 
@@ -136,11 +136,13 @@ pub fn users(root: &Path) -> Finding {
             "sysctl -w user.max_user_namespaces=16384",
         );
     }
-    let open = SETTINGS.iter().filter_map(|(name, closed, open)| {
-        let value = setting(root, name)?;
-        let name = name.replace('/', ".");
-        (!closed.contains(&value.as_str())).then(|| (format!("{name}={}", closed[0]), *open))
-    });
+    let open = HARDENING_SETTINGS
+        .iter()
+        .filter_map(|(name, closed, open)| {
+            let value = setting(root, name)?;
+            let name = name.replace('/', ".");
+            (!closed.contains(&value.as_str())).then(|| (format!("{name}={}", closed[0]), *open))
+        });
     let (remedies, found): (Vec<String>, Vec<&str>) = open.unzip();
     match found.is_empty() {
         true => Finding::ok(what, "its users may not do more than they need"),

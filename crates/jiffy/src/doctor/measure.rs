@@ -20,20 +20,20 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const WHAT: &str = "restores";
+const CHECK_NAME: &str = "restores";
 /// Rounds that are thrown away.
-const WARM_UP: usize = 2;
+const WARM_UP_ROUNDS: usize = 2;
 /// Guests whose page faults are measured, for each policy; each of them touches thousands of pages.
 const FAULT_ROUNDS: usize = 5;
 
 /// A guest as it was booted.
-const PLAIN: &str = "plain";
-/// The same with pages of random bytes in memory that nothing touches but [`TOUCH`].
-const PAGES: &str = "pages";
-const WRITE_PAGES: &str = "head -c 32M /dev/urandom > /dev/shm/pages";
+const PLAIN_SNAPSHOT_ID: &str = "plain";
+/// The same with pages of random bytes in memory that nothing touches but [`TOUCH_SCRIPT`].
+const PAGES_SNAPSHOT_ID: &str = "pages";
+const WRITE_PAGES_SCRIPT: &str = "head -c 32M /dev/urandom > /dev/shm/pages";
 /// Prints microseconds for the first touch of a page of the snapshot and of a fresh one: the first
 /// pass over each less the second, which meets no page fault and so is what the loop costs.
-const TOUCH: &str = "
+const TOUCH_SCRIPT: &str = "
 import mmap, os, time
 PAGE, SIZE = 4096, 32 << 20
 snapshot = os.open('/dev/shm/pages', os.O_RDONLY)
@@ -58,7 +58,7 @@ pub fn run(args: &DoctorArgs, tell: &mut dyn FnMut(Finding)) {
     match measure_and_keep(args) {
         Ok(findings) => findings.into_iter().for_each(tell),
         Err(e) => tell(Finding::fail(
-            WHAT,
+            CHECK_NAME,
             format!("cannot be measured: {e:#}"),
             "the lines above may tell why; what was in force before stays in force",
         )),
@@ -92,7 +92,7 @@ fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     if let Some(file) = kept {
         file.keep(host.home().path())?;
         findings.push(Finding::ok(
-            WHAT,
+            CHECK_NAME,
             format!(
                 "memory of restored sandboxes: {}, as measured now; kept in host.json; a daemon that runs takes it at its next start",
                 file.policy
@@ -134,8 +134,8 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
     // On the file system that snapshots are on.
     let dir = tempfile::tempdir_in(host.home().run())
         .context("cannot make a directory for the measurement")?;
-    let bench = match facts.check(EngineName::MicroVm) {
-        Ok(()) => Some(Bench::open(prepare()?, Store::open(dir.path())?).await?),
+    let microvms = match facts.check(EngineName::MicroVm) {
+        Ok(()) => Some(MicroVmSnapshots::open(prepare()?, Store::open(dir.path())?).await?),
         Err(_) => None,
     };
     let gvisor = match facts.check(EngineName::Gvisor) {
@@ -146,19 +146,19 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
         }
         Err(_) => None,
     };
-    let measured = in_turn(bench.as_ref(), gvisor.as_ref(), rounds).await;
+    let measured = measure_alternately(microvms.as_ref(), gvisor.as_ref(), rounds).await;
     if let Some(gvisor) = gvisor {
         gvisor.close().await;
     }
     measured
 }
 
-async fn in_turn(
-    bench: Option<&Bench>,
+async fn measure_alternately(
+    microvms: Option<&MicroVmSnapshots>,
     gvisor: Option<&EphemeralGuests>,
     rounds: usize,
 ) -> anyhow::Result<Measured> {
-    let policies = bench.map(|_| RestorePolicy::ALL).into_iter().flatten();
+    let policies = microvms.map(|_| RestorePolicy::ALL).into_iter().flatten();
     let mut all: Vec<(RestorePolicy, Samples)> = policies
         .map(|policy| (policy, Samples::default()))
         .collect();
@@ -166,24 +166,24 @@ async fn in_turn(
     if let Some(apart) = gvisor {
         let guest = Arc::new(apart.boot(SandboxSize::default()).await?);
         output(&agent(&guest), "true", &[]).await?;
-        apart.save(&guest, PLAIN).await?;
+        apart.save(&guest, PLAIN_SNAPSHOT_ID).await?;
     }
     // In turn, so that whatever else this host does meets all of them.
-    for round in 0..WARM_UP + rounds {
+    for round in 0..WARM_UP_ROUNDS + rounds {
         for (policy, samples) in &mut all {
-            let Some(bench) = bench else { continue };
-            let [create, exec, own] = bench.restore(*policy).await?;
-            if round >= WARM_UP {
+            let Some(microvms) = microvms else { continue };
+            let [create, exec, own] = microvms.restore(*policy).await?;
+            if round >= WARM_UP_ROUNDS {
                 samples.create.push(create);
                 samples.exec.push(exec);
                 samples.own.push(own);
             }
         }
         if let Some(apart) = gvisor {
-            let coming = async { Ok(Arc::new(apart.restore(PLAIN).await?)) };
-            let (times, guest) = until_used(coming, agent).await?;
+            let coming = async { Ok(Arc::new(apart.restore(PLAIN_SNAPSHOT_ID).await?)) };
+            let (times, guest) = time_to_first_exec(coming, agent).await?;
             guest.stop().await;
-            if round >= WARM_UP {
+            if round >= WARM_UP_ROUNDS {
                 on_gvisor.create.push(times[0]);
                 on_gvisor.exec.push(times[1]);
             }
@@ -191,8 +191,8 @@ async fn in_turn(
     }
     for _ in 0..FAULT_ROUNDS {
         for (policy, samples) in &mut all {
-            let Some(bench) = bench else { continue };
-            let [snapshot, fresh] = bench.touch(*policy).await?;
+            let Some(microvms) = microvms else { continue };
+            let [snapshot, fresh] = microvms.touch(*policy).await?;
             samples.snapshot_page.push(snapshot);
             samples.fresh_page.push(fresh);
         }
@@ -220,7 +220,7 @@ async fn in_turn(
 }
 
 /// Milliseconds to the agent's word and to the end of `true`, and the guest.
-async fn until_used<G>(
+async fn time_to_first_exec<G>(
     coming: impl Future<Output = anyhow::Result<G>>,
     agent: impl FnOnce(&G) -> AgentClient,
 ) -> anyhow::Result<([f64; 2], G)> {
@@ -232,17 +232,17 @@ async fn until_used<G>(
     Ok(([created, ms(began.elapsed())], guest))
 }
 
-struct Bench {
+struct MicroVmSnapshots {
     prepared: PreparedTemplate,
     store: Store,
 }
 
-impl Bench {
+impl MicroVmSnapshots {
     async fn open(prepared: PreparedTemplate, store: Store) -> anyhow::Result<Self> {
-        let bench = Self { prepared, store };
-        bench.save(PLAIN, "true").await?;
-        bench.save(PAGES, WRITE_PAGES).await?;
-        Ok(bench)
+        let microvms = Self { prepared, store };
+        microvms.save(PLAIN_SNAPSHOT_ID, "true").await?;
+        microvms.save(PAGES_SNAPSHOT_ID, WRITE_PAGES_SCRIPT).await?;
+        Ok(microvms)
     }
 
     /// Boots a guest, runs `script` in it, and makes it snapshot `id`, with the working set of its
@@ -286,16 +286,19 @@ impl Bench {
     /// Milliseconds to the agent's word and to the end of `true`, and MiB that are the sandbox's
     /// alone.
     async fn restore(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 3]> {
-        let ([created, used], vm) =
-            until_used(self.bring_up(PLAIN, policy), jiffy_engines::agent).await?;
+        let ([created, used], vm) = time_to_first_exec(
+            self.bring_up(PLAIN_SNAPSHOT_ID, policy),
+            jiffy_engines::agent,
+        )
+        .await?;
         let own = anonymous_mib(vm.vmm_pid())?;
         vm.stop_shared().await;
         Ok([created, used, own])
     }
 
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
-        let vm = self.bring_up(PAGES, policy).await?;
-        let text = output(&jiffy_engines::agent(&vm), "python3", &["-c", TOUCH]).await?;
+        let vm = self.bring_up(PAGES_SNAPSHOT_ID, policy).await?;
+        let text = output(&jiffy_engines::agent(&vm), "python3", &["-c", TOUCH_SCRIPT]).await?;
         vm.stop_shared().await;
         let mut figures = text.split_whitespace().map(str::parse);
         match (figures.next(), figures.next()) {
@@ -329,7 +332,7 @@ fn anonymous_mib(pid: u32) -> anyhow::Result<f64> {
 
 fn policies(file: &HostFile, rounds: usize) -> String {
     let mut text = format!(
-        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after {WARM_UP} (page figures: {FAULT_ROUNDS} guests each); \
+        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after {WARM_UP_ROUNDS} (page figures: {FAULT_ROUNDS} guests each); \
          min / median / p99\n      {:<12} {:>22} {:>22} {:>22} {:>22} {:>22}\n",
         "memory",
         "create, ms",

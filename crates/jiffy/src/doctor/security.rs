@@ -12,14 +12,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Runs all of them in the order in which they matter.
-pub fn all(tell: &mut dyn FnMut(Finding)) {
+pub fn run_all(tell: &mut dyn FnMut(Finding)) {
     let root = Path::new("/");
-    tell(wall());
+    tell(virtualization());
     tell(jail());
     tell(limits());
     tell(user());
     if let Ok(home) = Home::locate() {
-        files::all(home.path(), tell);
+        files::run_all(home.path(), tell);
     }
     tell(kvm_device(&root.join("dev/kvm")));
     tell(smt(root));
@@ -38,7 +38,7 @@ pub(super) fn read(root: &Path, path: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-fn wall() -> Finding {
+fn virtualization() -> Finding {
     match host_kvm::kind() {
         KvmKind::Hardware => Finding::ok("wall", "hardware virtualization"),
         KvmKind::Software => Finding::note(

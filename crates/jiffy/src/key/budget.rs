@@ -14,7 +14,7 @@ use std::collections::HashMap;
 pub type Budgets = HashMap<String, Value>;
 
 /// A limit: its name in the daemon's words, its value, and the unit as people read it.
-type Shown = (&'static str, Option<u64>, &'static str);
+type LimitRow = (&'static str, Option<u64>, &'static str);
 
 /// Budgets of `keys` as the daemon of `home` tells them; none where no daemon runs, or one that
 /// cannot tell.
@@ -38,7 +38,7 @@ pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
 /// Limits, each with what is used of it where that is known: `2/5 sandboxes`.
 pub fn shown(limits: &Limits, budget: Option<&Value>) -> String {
     let few = |limit: Option<u32>| limit.map(u64::from);
-    let all: [Shown; 9] = [
+    let all: [LimitRow; 9] = [
         ("sandboxes", few(limits.max_sandboxes), " sandboxes"),
         ("vcpus", few(limits.max_vcpus), " vCPUs"),
         ("memoryMB", few(limits.max_memory_mib), " MiB"),

@@ -25,30 +25,30 @@ use tempfile::TempDir;
 pub const REMOVER_ARGUMENT: &str = "__remove-network-of";
 
 /// Prefix of the directories of such processes.
-const PREFIX: &str = ".tmp-run-";
+const DIRECTORY_PREFIX: &str = ".tmp-run-";
 
 /// Guests of one template, and their snapshots, in a directory of their own.
 pub struct EphemeralGuests {
     engine: HostEngine,
     template: String,
-    network: Option<OwnNetwork>,
-    directory: OwnDirectory,
+    network: Option<EphemeralNetwork>,
+    directory: EphemeralDirectory,
     /// Certificate authorities and proxy of their network.
     pub site: SiteSettings,
 }
 
 /// A network of this process. When the process ends, however it does, another one removes it.
-struct OwnNetwork {
+struct EphemeralNetwork {
     network: Network,
-    remover: io::Result<Remover>,
+    remover: io::Result<NetworkRemover>,
 }
 
 /// The process that removes the network, which waits for the end of this.
-struct Remover {
+struct NetworkRemover {
     _until_closed: Option<ChildStdin>,
 }
 
-impl Remover {
+impl NetworkRemover {
     fn start(directory: &Path) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg(REMOVER_ARGUMENT)
@@ -79,7 +79,7 @@ pub fn remover() -> ExitCode {
     let _ = io::stdin().read_to_end(&mut name);
     let directory = PathBuf::from(OsString::from_vec(name));
     let ours = directory.file_name().map(OsStr::to_string_lossy);
-    if ours.is_some_and(|name| name.starts_with(PREFIX)) {
+    if ours.is_some_and(|name| name.starts_with(DIRECTORY_PREFIX)) {
         let _ = fs::remove_dir_all(&directory);
     }
     match Network::remove_dead() {
@@ -88,7 +88,7 @@ pub fn remover() -> ExitCode {
     }
 }
 
-impl OwnNetwork {
+impl EphemeralNetwork {
     /// Lets go of it. Slots and rules go behind our back, as that takes longer than many commands.
     async fn close(self) {
         if self.remover.is_err() {
@@ -100,19 +100,21 @@ impl OwnNetwork {
 
 /// A directory of this process. Networks are claimed by directories; that of one which is gone is
 /// removed by the next process that opens one.
-struct OwnDirectory {
+struct EphemeralDirectory {
     directory: TempDir,
     /// Says that the directory is in use.
     _lock: Flock<File>,
 }
 
-impl OwnDirectory {
+impl EphemeralDirectory {
     /// Makes one, and removes those of processes that were killed.
     fn make(home: &Home) -> anyhow::Result<Self> {
         let run = home.run();
-        let _turn = turn(&run)?;
+        let _lock = lock_run_directory(&run)?;
         remove_dead(&run);
-        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&run);
+        let directory = tempfile::Builder::new()
+            .prefix(DIRECTORY_PREFIX)
+            .tempdir_in(&run);
         let directory =
             directory.with_context(|| format!("cannot make a directory in {}", run.display()))?;
         let lock = Flock::lock(File::open(directory.path())?, FlockArg::LockExclusive)
@@ -125,7 +127,7 @@ impl OwnDirectory {
 }
 
 /// Held while a directory is made and locked, or looked for.
-fn turn(run: &Path) -> anyhow::Result<Flock<File>> {
+fn lock_run_directory(run: &Path) -> anyhow::Result<Flock<File>> {
     let failed = || format!("cannot lock {}", run.display());
     let file = File::open(run).with_context(failed)?;
     Flock::lock(file, FlockArg::LockExclusive)
@@ -135,16 +137,19 @@ fn turn(run: &Path) -> anyhow::Result<Flock<File>> {
 
 /// Removes the directories of processes that were killed; their networks go when the next one is
 /// opened.
-pub fn sweep(home: &Home) {
+pub fn remove_dead_directories(home: &Home) {
     let run = home.run();
-    if let Ok(_turn) = turn(&run) {
+    if let Ok(_lock) = lock_run_directory(&run) {
         remove_dead(&run);
     }
 }
 
 fn remove_dead(run: &Path) {
     for entry in fs::read_dir(run).into_iter().flatten().flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let ours = entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(DIRECTORY_PREFIX);
         let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
         if !ours || !is_directory {
             continue;
@@ -168,7 +173,7 @@ impl EphemeralGuests {
         prepared: PreparedTemplate,
         network: FeatureSwitch,
     ) -> anyhow::Result<Self> {
-        let directory = OwnDirectory::make(host.home())?;
+        let directory = EphemeralDirectory::make(host.home())?;
         let path = directory.directory.path();
         let network = open_network(path, engine, network).await?;
         let lent = network.as_ref().map(|own| own.network.clone());
@@ -241,7 +246,7 @@ async fn open_network(
     home: &Path,
     engine: EngineName,
     wanted: FeatureSwitch,
-) -> anyhow::Result<Option<OwnNetwork>> {
+) -> anyhow::Result<Option<EphemeralNetwork>> {
     if wanted == FeatureSwitch::Off {
         return Ok(None);
     }
@@ -253,9 +258,9 @@ async fn open_network(
         ..NetworkConfig::new(home)
     };
     let opening = tokio::task::spawn_blocking(move || Network::open(&config));
-    let remover = Remover::start(home);
+    let remover = NetworkRemover::start(home);
     match (opening.await?, wanted) {
-        (Ok(network), _) => Ok(Some(OwnNetwork { network, remover })),
+        (Ok(network), _) => Ok(Some(EphemeralNetwork { network, remover })),
         (Err(e), FeatureSwitch::On) => {
             Err(e).context("the guest cannot have a network on this host")
         }
@@ -274,15 +279,15 @@ mod tests {
     fn directories_of_killed_processes_are_removed_and_used_ones_stay() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path()).unwrap();
-        let used = OwnDirectory::make(&home).unwrap();
-        let dead = home.run().join(format!("{PREFIX}dead"));
+        let used = EphemeralDirectory::make(&home).unwrap();
+        let dead = home.run().join(format!("{DIRECTORY_PREFIX}dead"));
         let other = home.run().join(".tmpOther");
         fs::create_dir(&dead).unwrap();
         fs::create_dir(&other).unwrap();
-        let another = OwnDirectory::make(&home).unwrap();
+        let another = EphemeralDirectory::make(&home).unwrap();
         assert!(!dead.exists() && other.exists());
         fs::create_dir(&dead).unwrap();
-        sweep(&home);
+        remove_dead_directories(&home);
         assert!(!dead.exists());
         assert!(used.directory.path().exists() && another.directory.path().exists());
     }

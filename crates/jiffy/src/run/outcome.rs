@@ -7,21 +7,21 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 /// Console lines shown with a failure.
-const LAST_LINES: usize = 12;
+const CONSOLE_LINES: usize = 12;
 /// Most captured output of each stream, in bytes.
-const MOST_CAPTURED: usize = 64 << 20;
+const MAX_CAPTURED_BYTES: usize = 64 << 20;
 
 /// Output kept for `--json`.
 #[derive(Debug, Default)]
-pub struct Captured {
+pub struct CapturedOutput {
     bytes: Vec<u8>,
     truncated: bool,
 }
 
-impl Captured {
+impl CapturedOutput {
     /// Adds a chunk as far as there is room.
     pub fn push(&mut self, chunk: &[u8]) {
-        let room = MOST_CAPTURED - self.bytes.len();
+        let room = MAX_CAPTURED_BYTES - self.bytes.len();
         self.truncated |= chunk.len() > room;
         self.bytes
             .extend_from_slice(&chunk[..chunk.len().min(room)]);
@@ -80,13 +80,13 @@ pub struct Outcome {
     /// From asking for the process to its end, in microseconds.
     pub exec_us: u64,
     /// Captured output.
-    pub stdout: Captured,
+    pub stdout: CapturedOutput,
     /// Captured output.
-    pub stderr: Captured,
+    pub stderr: CapturedOutput,
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct RunReport<'a> {
     exit_code: u8,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'a str>,
@@ -142,8 +142,8 @@ impl Outcome {
         Ok(ExitCode::from(self.code))
     }
 
-    fn json(&self, total_us: u64) -> Json<'_> {
-        Json {
+    fn json(&self, total_us: u64) -> RunReport<'_> {
+        RunReport {
             exit_code: self.code,
             message: self.message.as_deref(),
             stdout: self.stdout.text(),
@@ -180,7 +180,7 @@ fn last_lines(console: &str) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let shown = &lines[lines.len().saturating_sub(LAST_LINES)..];
+    let shown = &lines[lines.len().saturating_sub(CONSOLE_LINES)..];
     let mut text = String::from("\n  the guest's last console output:");
     for line in shown {
         text.push_str("\n  | ");
@@ -205,11 +205,11 @@ mod tests {
 
     #[test]
     fn captured_output_is_bounded() {
-        let mut captured = Captured::default();
-        captured.push(&vec![b'x'; MOST_CAPTURED - 1]);
+        let mut captured = CapturedOutput::default();
+        captured.push(&vec![b'x'; MAX_CAPTURED_BYTES - 1]);
         assert!(!captured.truncated);
         captured.push(b"yz");
         assert!(captured.truncated);
-        assert_eq!(captured.bytes.len(), MOST_CAPTURED);
+        assert_eq!(captured.bytes.len(), MAX_CAPTURED_BYTES);
     }
 }

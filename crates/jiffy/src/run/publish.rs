@@ -39,7 +39,7 @@ impl Listeners {
     }
 
     /// Leads connections, also those that wait already, into a guest.
-    pub fn lead(self, opener: &PortOpener) -> Published {
+    pub fn forward_to(self, opener: &PortOpener) -> Published {
         let mut work = JoinSet::new();
         let (stop, stopped) = watch::channel(false);
         for (listener, port) in self.0 {

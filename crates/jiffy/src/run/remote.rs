@@ -1,11 +1,11 @@
 //! A run in a sandbox of a daemon's, which lives as long as this process holds its lease.
 
 use super::outcome::{GuestBoot, Outcome};
-use super::{Signals, Work, prepare};
+use super::{PreparedCommand, Signals, prepare};
 use crate::cli::FeatureSwitch;
 use crate::cli::RunArgs;
-use crate::sandbox::exec::Remote;
-use crate::sandbox::of_image;
+use crate::sandbox::exec::RemoteSandbox;
+use crate::sandbox::template_of_image;
 use jiffy_client::{Client, NewSandbox, SandboxSettings};
 use jiffy_engines::Host;
 use jiffy_image::Home;
@@ -14,19 +14,23 @@ use std::pin::pin;
 use std::time::Duration;
 
 /// Seconds that a sandbox has until its lease begins; the lease extends them.
-const UNLEASED_S: u32 = 60;
+const UNLEASED_TIMEOUT_S: u32 = 60;
 /// Time a create that is given up has to say which sandbox it made.
-const CREATE_END_LIMIT: Duration = Duration::from_secs(10);
+const ABANDONED_CREATE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command and says what came of it. The sandbox is removed behind the answer.
-pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyhow::Result<Outcome> {
-    let args = work.args;
+pub async fn run(
+    prepared: PreparedCommand<'_>,
+    client: &Client,
+    engine: Option<&str>,
+) -> anyhow::Result<Outcome> {
+    let args = prepared.args;
     let template = match &args.image {
-        Some(image) => of_image(client, image, args.exec.json).await?,
+        Some(image) => template_of_image(client, image, args.exec.json).await?,
         None => args.template.clone(),
     };
     if !client.is_remote() && args.image.is_none() {
-        make_ready(args)?;
+        prepare_template(args)?;
     }
     let mut signals = Signals::new()?;
     let size = &args.size;
@@ -38,7 +42,7 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
     };
     let wanted = NewSandbox::of(template, BTreeMap::new())
         .with_partial_size(size.cpus, size.memory, size.disk)
-        .with_timeout_s(UNLEASED_S)
+        .with_timeout_s(UNLEASED_TIMEOUT_S)
         .with_settings(settings)
         .with_site(args.site.read()?);
     let mut creating = pin!(client.create(&wanted));
@@ -46,7 +50,7 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
         made = &mut creating => made?,
         number = signals.next() => {
             // The daemon makes it whether we listen or not.
-            if let Ok(Ok(made)) = tokio::time::timeout(CREATE_END_LIMIT, creating).await {
+            if let Ok(Ok(made)) = tokio::time::timeout(ABANDONED_CREATE_TIMEOUT, creating).await {
                 client.delete(&made.record.id, true).await?;
             }
             return Ok(Outcome::interrupted(number));
@@ -67,9 +71,9 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
                 Err(e) => e,
             }
         };
-        let place = Remote::leased(client.clone(), sandbox)?;
+        let place = RemoteSandbox::leased(client.clone(), sandbox)?;
         tokio::select! {
-            outcome = work.run_in(&place, &mut signals) => outcome,
+            outcome = prepared.run_in(&place, &mut signals) => outcome,
             failed = lease => Err(failed.context("the sandbox cannot be held")),
         }
     };
@@ -84,7 +88,7 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
 
 /// Makes a template of this host that is missing here, where progress can be shown, rather than in
 /// the daemon.
-fn make_ready(args: &RunArgs) -> anyhow::Result<()> {
+fn prepare_template(args: &RunArgs) -> anyhow::Result<()> {
     let home = Home::locate()?;
     if home.path().join("templates").join(&args.template).exists() {
         return Ok(());

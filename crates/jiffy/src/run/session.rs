@@ -1,7 +1,7 @@
 //! One command in a booted guest: streams, signals, time limit.
 
+use super::command_target::CommandTarget;
 use super::outcome::{self, Outcome, signalled};
-use super::place::Place;
 use super::streams::{self, Output};
 use super::{Signals, terminal};
 use crate::cli::ExecArgs;
@@ -16,29 +16,29 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-const TIMED_OUT: u8 = 124;
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-const FAILED: u8 = 125;
+const TIMEOUT_EXIT_CODE: u8 = 124;
+const NOT_EXECUTABLE_EXIT_CODE: u8 = 126;
+const NOT_FOUND_EXIT_CODE: u8 = 127;
+const FAILURE_EXIT_CODE: u8 = 125;
 /// Time that the agent has to end a command that is over its time and to say so: SIGTERM, two
 /// seconds, SIGKILL, two seconds, and the way here.
-const AGENT_KILL_LIMIT: Duration = Duration::from_secs(8);
+const AGENT_KILL_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time that the agent has to pass a signal on.
-const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that a command has to end after SIGKILL.
-const KILL_LIMIT: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the command of `args` and says what came of it. The guest is the caller's to end.
 pub async fn run(
     args: &ExecArgs,
-    place: &impl Place,
+    target: &impl CommandTarget,
     env: BTreeMap<String, String>,
     signals: &mut Signals,
 ) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let process = match place.agent().start(&spec(args, env)).await {
+    let process = match target.agent().start(&spec(args, env)).await {
         Ok(process) => process,
-        Err(e) => return refused(place, e).await,
+        Err(e) => return refused(target, e).await,
     };
     let raw = if args.tty {
         Some(terminal::RawMode::enter().context("cannot switch the terminal to raw mode")?)
@@ -47,10 +47,10 @@ pub async fn run(
     };
     let mut session = Session {
         args,
-        place,
+        target,
         process,
-        stdout: Sink::new(args.json, Output::stdout),
-        stderr: Sink::new(args.json, Output::stderr),
+        stdout: OutputSink::new(args.json, Output::stdout),
+        stderr: OutputSink::new(args.json, Output::stderr),
         interrupts: 0,
     };
     let mut outcome = session.follow(signals).await?;
@@ -91,28 +91,28 @@ fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
 }
 
 /// The process did not start: was it the command, or are we to blame?
-async fn refused(place: &impl Place, error: ClientError) -> anyhow::Result<Outcome> {
+async fn refused(target: &impl CommandTarget, error: ClientError) -> anyhow::Result<Outcome> {
     let code = match &error {
-        ClientError::CommandNotFound(_) => NOT_FOUND,
-        ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE,
-        _ => FAILED,
+        ClientError::CommandNotFound(_) => NOT_FOUND_EXIT_CODE,
+        ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE_EXIT_CODE,
+        _ => FAILURE_EXIT_CODE,
     };
-    if let Some(end) = place.gone(Duration::ZERO).await {
-        return Ok(Outcome::failed(FAILED, end));
+    if let Some(end) = target.end_reason(Duration::ZERO).await {
+        return Ok(Outcome::failed(FAILURE_EXIT_CODE, end));
     }
     Ok(Outcome::failed(code, error.to_string()))
 }
 
 /// Destination of output: our own streams, or the report.
-enum Sink {
+enum OutputSink {
     Through(Output),
-    Keep(outcome::Captured),
+    Keep(outcome::CapturedOutput),
 }
 
-impl Sink {
+impl OutputSink {
     fn new(keep: bool, through: impl FnOnce() -> Output) -> Self {
         if keep {
-            Self::Keep(outcome::Captured::default())
+            Self::Keep(outcome::CapturedOutput::default())
         } else {
             Self::Through(through())
         }
@@ -128,7 +128,7 @@ impl Sink {
         }
     }
 
-    async fn finish(self) -> io::Result<outcome::Captured> {
+    async fn finish(self) -> io::Result<outcome::CapturedOutput> {
         match self {
             Self::Through(output) => output.finish().await.map(|()| Default::default()),
             Self::Keep(captured) => Ok(captured),
@@ -138,21 +138,21 @@ impl Sink {
 
 struct Session<'a, P> {
     args: &'a ExecArgs,
-    place: &'a P,
+    target: &'a P,
     process: Process,
-    stdout: Sink,
-    stderr: Sink,
+    stdout: OutputSink,
+    stderr: OutputSink,
     interrupts: u32,
 }
 
-enum Happening {
+enum SessionEvent {
     Event(Result<Option<ProcessEvent>, ClientError>),
     Signal(i32),
     Resized,
     TimedOut,
 }
 
-impl<P: Place> Session<'_, P> {
+impl<P: CommandTarget> Session<'_, P> {
     async fn follow(&mut self, signals: &mut Signals) -> anyhow::Result<Outcome> {
         let mut resized: Signal = signal(SignalKind::window_change())?;
         let with_input = self.args.interactive || self.args.tty;
@@ -164,13 +164,13 @@ impl<P: Place> Session<'_, P> {
         let deadline = self
             .args
             .timeout
-            .map(|limit| tokio::time::Instant::now() + limit + AGENT_KILL_LIMIT);
+            .map(|limit| tokio::time::Instant::now() + limit + AGENT_KILL_TIMEOUT);
         loop {
             let happening = tokio::select! {
-                event = self.process.next_event() => Happening::Event(event),
-                number = signals.next() => Happening::Signal(number),
-                _ = resized.recv(), if self.args.tty => Happening::Resized,
-                () = until(deadline) => Happening::TimedOut,
+                event = self.process.next_event() => SessionEvent::Event(event),
+                number = signals.next() => SessionEvent::Signal(number),
+                _ = resized.recv(), if self.args.tty => SessionEvent::Resized,
+                () = until(deadline) => SessionEvent::TimedOut,
                 () = &mut input, if !fed => {
                     fed = true;
                     continue;
@@ -182,19 +182,19 @@ impl<P: Place> Session<'_, P> {
         }
     }
 
-    async fn on(&mut self, happening: Happening) -> Option<Outcome> {
+    async fn on(&mut self, happening: SessionEvent) -> Option<Outcome> {
         match happening {
-            Happening::Event(Ok(Some(event))) => self.on_event(event).await,
-            Happening::Event(Err(ClientError::Rpc {
+            SessionEvent::Event(Ok(Some(event))) => self.on_event(event).await,
+            SessionEvent::Event(Err(ClientError::Rpc {
                 code: RpcCode::DeadlineExceeded,
                 message,
             })) => Some(Outcome {
                 finished: true,
                 ..self.timed_out(&message)
             }),
-            Happening::Event(end) => Some(self.lost(end.err()).await),
-            Happening::Signal(number) => self.on_signal(number).await,
-            Happening::Resized => {
+            SessionEvent::Event(end) => Some(self.lost(end.err()).await),
+            SessionEvent::Signal(number) => self.on_signal(number).await,
+            SessionEvent::Resized => {
                 let size = terminal::size();
                 let size = PtySize {
                     cols: size.cols,
@@ -204,7 +204,7 @@ impl<P: Place> Session<'_, P> {
                 let _ = self.process.client().resize(self.process.pid(), size).await;
                 None
             }
-            Happening::TimedOut => {
+            SessionEvent::TimedOut => {
                 Some(self.timed_out("the agent does not answer, so the command may go on"))
             }
         }
@@ -228,7 +228,7 @@ impl<P: Place> Session<'_, P> {
     /// no error: its stream says how.
     async fn signal(&self, number: i32) -> Result<(), String> {
         let (client, pid) = (self.process.client(), self.process.pid());
-        match tokio::time::timeout(SIGNAL_LIMIT, client.signal(pid, number)).await {
+        match tokio::time::timeout(SIGNAL_TIMEOUT, client.signal(pid, number)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(e)) if e.is_not_found() => Ok(()),
             Ok(Err(e)) => Err(e.to_string()),
@@ -239,7 +239,7 @@ impl<P: Place> Session<'_, P> {
     /// Tells a command whose sandbox stays that its output has no reader, as a pipe or a terminal
     /// would: it goes on without end otherwise, and its output goes nowhere.
     async fn hang_up(&self) {
-        if !self.place.ends_with_client() {
+        if !self.target.ends_with_client() {
             for number in [libc::SIGPIPE, libc::SIGHUP] {
                 let _ = self.signal(number).await;
             }
@@ -260,7 +260,7 @@ impl<P: Place> Session<'_, P> {
     /// Outcome of an interrupt that the command did not get.
     fn interrupted(&self, number: i32, error: &str) -> Outcome {
         let outcome = Outcome::interrupted(number);
-        if self.place.ends_with_client() {
+        if self.target.ends_with_client() {
             return outcome;
         }
         let pid = self.process.pid();
@@ -274,7 +274,7 @@ impl<P: Place> Session<'_, P> {
 
     /// Ends the command: with its sandbox, or by SIGKILL where that stays.
     async fn end(&mut self, number: i32) -> Outcome {
-        if self.place.ends_with_client() {
+        if self.target.ends_with_client() {
             return Outcome::interrupted(number);
         }
         if let Err(error) = self.signal(libc::SIGKILL).await {
@@ -289,7 +289,7 @@ impl<P: Place> Session<'_, P> {
                 }
             }
         };
-        match tokio::time::timeout(KILL_LIMIT, ended).await {
+        match tokio::time::timeout(KILL_TIMEOUT, ended).await {
             Ok(true) => Outcome::interrupted(number),
             _ => self.interrupted(number, "it was sent SIGKILL, and has not ended yet"),
         }
@@ -298,13 +298,16 @@ impl<P: Place> Session<'_, P> {
     /// `how` is what became of the command.
     fn timed_out(&self, how: &str) -> Outcome {
         let limit = self.args.timeout.unwrap_or_default().as_secs_f64();
-        Outcome::failed(TIMED_OUT, format!("timed out after {limit} s: {how}"))
+        Outcome::failed(
+            TIMEOUT_EXIT_CODE,
+            format!("timed out after {limit} s: {how}"),
+        )
     }
 
     fn ended(&self, status: &ExitStatus) -> Outcome {
         let code = u8::try_from(status.exit_code).unwrap_or(u8::MAX);
         if status.oom_killed {
-            let mib = self.place.memory_mib();
+            let mib = self.target.memory_mib();
             let why = format!(
                 "the command was killed: the guest ran out of memory ({mib} MiB); give it more with --memory"
             );
@@ -322,15 +325,15 @@ impl<P: Place> Session<'_, P> {
 
     /// The connection broke. If the whole guest is gone, that is the news.
     async fn lost(&self, error: Option<ClientError>) -> Outcome {
-        if let Some(end) = self.place.gone(Duration::from_secs(2)).await {
-            return Outcome::failed(FAILED, end);
+        if let Some(end) = self.target.end_reason(Duration::from_secs(2)).await {
+            return Outcome::failed(FAILURE_EXIT_CODE, end);
         }
         let why = error.map_or_else(
             || "the agent closed the stream before the command ended".to_owned(),
             |e| e.to_string(),
         );
         Outcome::failed(
-            FAILED,
+            FAILURE_EXIT_CODE,
             format!("lost the connection to the guest agent: {why}"),
         )
     }
@@ -345,7 +348,7 @@ fn unwritable(error: &io::Error) -> Outcome {
         };
     }
     Outcome::failed(
-        FAILED,
+        FAILURE_EXIT_CODE,
         format!("cannot write the command's output: {error}"),
     )
 }

@@ -17,32 +17,34 @@ pub enum GuestSource {
         engine: Option<&'static str>,
     },
     /// This process.
-    Own,
+    ThisProcess,
 }
 
 /// The daemon that is asked for, or this host's if one runs and has the engine that is wanted;
 /// else this process. An image is imported by a daemon, which is started for it.
 pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     if args.no_daemon {
-        return Ok(GuestSource::Own);
+        return Ok(GuestSource::ThisProcess);
     }
     if is_remote(&args.host.server())? || args.image.is_some() {
         let client = Client::open(&args.host.server()).await?;
-        let found = of_daemon(args, client).await?;
+        let found = from_daemon(args, client).await?;
         return found.context(
             "that daemon cannot make sandboxes on this engine: `jiffy engines` shows which it can",
         );
     }
     let home = Home::locate()?;
     let Some(stream) = local_daemon::connect(&home).await else {
-        return Ok(GuestSource::Own);
+        return Ok(GuestSource::ThisProcess);
     };
     let client = Client::over(&home, stream).await?;
-    Ok(of_daemon(args, client).await?.unwrap_or(GuestSource::Own))
+    Ok(from_daemon(args, client)
+        .await?
+        .unwrap_or(GuestSource::ThisProcess))
 }
 
 /// The daemon, if it can make sandboxes on the engine that is wanted.
-async fn of_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<GuestSource>> {
+async fn from_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<GuestSource>> {
     let wanted = match args.engine.engine {
         EngineSelection::Auto => {
             let engine = None;

@@ -6,15 +6,15 @@ use std::thread;
 use tokio::sync::{mpsc, oneshot};
 
 /// Chunks that wait between a thread and the event loop.
-const DEPTH: usize = 8;
-const CHUNK: usize = 32 * 1024;
+const QUEUED_CHUNKS: usize = 8;
+const CHUNK_BYTES: usize = 32 * 1024;
 
 /// Standard input, chunk by chunk; closes at its end.
 pub fn input() -> mpsc::Receiver<Vec<u8>> {
-    let (tell, chunks) = mpsc::channel(DEPTH);
+    let (tell, chunks) = mpsc::channel(QUEUED_CHUNKS);
     thread::spawn(move || {
         let mut stdin = io::stdin().lock();
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; CHUNK_BYTES];
         loop {
             match stdin.read(&mut buffer) {
                 Ok(0) => break,
@@ -50,7 +50,7 @@ impl Output {
     }
 
     fn new(mut to: impl Write + Send + 'static) -> Self {
-        let (chunks, mut waiting) = mpsc::channel::<Vec<u8>>(DEPTH);
+        let (chunks, mut waiting) = mpsc::channel::<Vec<u8>>(QUEUED_CHUNKS);
         let (tell, done) = oneshot::channel();
         thread::spawn(move || {
             let mut result = Ok(());

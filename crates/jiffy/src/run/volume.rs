@@ -24,7 +24,7 @@ const MAX_BYTES: u64 = 8 << 30;
 /// Files and directories in one volume, either way.
 const MAX_ENTRIES: usize = 500_000;
 /// Name of a volume that is a file, while it is compared.
-const FILE: &str = "file";
+const FILE_NAME: &str = "file";
 
 /// The volumes of a run.
 pub struct Volumes(Vec<HostTree>);
@@ -77,7 +77,7 @@ impl Volumes {
     }
 
     /// True if changes of any of them are copied back.
-    pub fn come_back(&self) -> bool {
+    pub fn are_copied_back(&self) -> bool {
         self.0.iter().any(|tree| tree.sent.is_some())
     }
 
@@ -125,7 +125,7 @@ impl HostTree {
         let staging = tempfile::tempdir_in(Home::locate()?.run())?;
         let (from, rename) = match self.is_dir {
             true => (format!("{}/.", self.guest), None),
-            false => (self.guest.clone(), Some(FILE.into())),
+            false => (self.guest.clone(), Some(FILE_NAME.into())),
         };
         let reader = agent.archive_read(&[&from], user).await?;
         receive(reader, File::open(staging.path())?, rename, Some(MAX_BYTES)).await?;
@@ -146,7 +146,7 @@ fn carry_over(staging: &Path, path: &Path, is_dir: bool, sent: &Survey) -> anyho
         false => {
             let above = path.parent().context("it has no directory")?;
             let name = path.file_name().context("it has no name")?;
-            apply.file(&staged, FILE.as_ref(), &File::open(above)?, name)
+            apply.file(&staged, FILE_NAME.as_ref(), &File::open(above)?, name)
         }
     }
 }

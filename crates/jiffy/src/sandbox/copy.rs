@@ -1,9 +1,9 @@
 //! `jiffy cp`: one file into a sandbox or out of it; directories are in `tree.rs`.
 
-use super::exec::Remote;
+use super::exec::RemoteSandbox;
 use super::tree;
 use crate::cli::CpArgs;
-use crate::run::Place;
+use crate::run::CommandTarget;
 use anyhow::Context;
 use jiffy_agent_client::ClientError;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use std::process::ExitCode;
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-const CHUNK: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 
 /// One end of a copy.
 #[derive(Debug, PartialEq)]
-enum End<'a> {
+enum CopyEndpoint<'a> {
     Here(&'a str),
     There { sandbox: &'a str, path: &'a str },
 }
 
-impl<'a> End<'a> {
+impl<'a> CopyEndpoint<'a> {
     /// `SANDBOX:PATH` unless a `/` comes before the colon.
     fn parse(text: &'a str) -> Self {
         match text.split_once(':') {
@@ -35,20 +35,25 @@ impl<'a> End<'a> {
 
 /// Copies.
 pub async fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
-    match (End::parse(&args.from), End::parse(&args.to)) {
-        (End::Here(from), End::There { sandbox, path }) if args.recursive => {
-            let agent = Remote::find(&args.host, sandbox).await?.agent();
+    match (
+        CopyEndpoint::parse(&args.from),
+        CopyEndpoint::parse(&args.to),
+    ) {
+        (CopyEndpoint::Here(from), CopyEndpoint::There { sandbox, path }) if args.recursive => {
+            let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
             tree::upload(args, &agent, from, path).await?;
         }
-        (End::There { sandbox, path }, End::Here(to)) if args.recursive => {
-            let agent = Remote::find(&args.host, sandbox).await?.agent();
+        (CopyEndpoint::There { sandbox, path }, CopyEndpoint::Here(to)) if args.recursive => {
+            let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
             tree::download(args, &agent, path, to).await?;
         }
-        (End::Here(from), End::There { sandbox, path }) => {
+        (CopyEndpoint::Here(from), CopyEndpoint::There { sandbox, path }) => {
             let path = with_name(path, from)?;
             upload(args, from, sandbox, &path).await?;
         }
-        (End::There { sandbox, path }, End::Here(to)) => download(args, sandbox, path, to).await?,
+        (CopyEndpoint::There { sandbox, path }, CopyEndpoint::Here(to)) => {
+            download(args, sandbox, path, to).await?
+        }
         _ => anyhow::bail!("one of the two must be SANDBOX:PATH, as in `jiffy cp file k3x9:/tmp/`"),
     }
     Ok(ExitCode::SUCCESS)
@@ -80,7 +85,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
             Box::pin(file)
         }
     };
-    let agent = Remote::find(&args.host, sandbox).await?.agent();
+    let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let mut writer = agent.write_stream(path, args.user.as_deref());
     let mut sent: u64 = 0;
     let failed = |e: ClientError, sent: u64| {
@@ -88,7 +93,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
         incomplete(e, sent)
     };
     loop {
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; CHUNK_BYTES];
         let n = source.read(&mut chunk).await;
         let n = n
             .with_context(|| format!("cannot read {from}"))
@@ -111,7 +116,7 @@ fn incomplete(error: anyhow::Error, sent: u64) -> anyhow::Error {
 }
 
 async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow::Result<()> {
-    let agent = Remote::find(&args.host, sandbox).await?.agent();
+    let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let failed = || format!("cannot read {path} in sandbox {sandbox}");
     let reader = agent.read_stream(path, args.user.as_deref()).await;
     let mut reader = reader.with_context(failed)?;
@@ -153,13 +158,13 @@ mod tests {
 
     #[test]
     fn a_colon_names_a_sandbox_unless_the_word_is_a_path() {
-        let there = End::There {
+        let there = CopyEndpoint::There {
             sandbox: "k3",
             path: "/a:b",
         };
-        assert_eq!(End::parse("k3:/a:b"), there);
-        assert_eq!(End::parse("./k3:x"), End::Here("./k3:x"));
-        assert_eq!(End::parse("file"), End::Here("file"));
+        assert_eq!(CopyEndpoint::parse("k3:/a:b"), there);
+        assert_eq!(CopyEndpoint::parse("./k3:x"), CopyEndpoint::Here("./k3:x"));
+        assert_eq!(CopyEndpoint::parse("file"), CopyEndpoint::Here("file"));
         assert_eq!(with_name("/tmp/", "a/b.txt").unwrap(), "/tmp/b.txt");
         assert_eq!(with_name("", "b.txt").unwrap(), "b.txt");
         assert!(with_name("", "-").is_err());

@@ -18,11 +18,11 @@ pub fn table(all: &Vec<EngineDescription>) -> String {
     for (name, why) in all.iter().filter_map(|e| Some((&e.name, e.why.as_ref()?))) {
         let _ = writeln!(text, "{name} cannot be used: {why}");
     }
-    let columns: Vec<_> = all.iter().map(|e| abilities(e.capabilities)).collect();
+    let columns: Vec<_> = all.iter().map(|e| capabilities(e.capabilities)).collect();
     let names = all.iter().map(|e| e.name.to_uppercase());
     text.push('\n');
     text += &row("CAPABILITY", names);
-    for (at, (what, _)) in abilities(Capabilities::default()).iter().enumerate() {
+    for (at, (what, _)) in capabilities(Capabilities::default()).iter().enumerate() {
         text += &row(what, columns.iter().map(|c| yes(c[at].1).to_owned()));
     }
     text
@@ -38,10 +38,10 @@ fn row(what: &str, cells: impl Iterator<Item = String>) -> String {
 }
 
 /// Number of engines.
-const ABILITIES: usize = 13;
+const CAPABILITIES: usize = 13;
 
 /// Capabilities, in words.
-fn abilities(capabilities: Capabilities) -> [(&'static str, bool); ABILITIES] {
+fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITIES] {
     let Capabilities {
         snapshot,
         live_snapshot,

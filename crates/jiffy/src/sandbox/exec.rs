@@ -4,7 +4,7 @@ use super::forward::{PortOpener, opener};
 use super::logs::Console;
 use crate::cli::{HostArgs, SandboxExecArgs};
 use crate::run::outcome::with_last_lines;
-use crate::run::{Place, Signals, environment, session};
+use crate::run::{CommandTarget, Signals, environment, session};
 use jiffy_agent_client::AgentClient;
 use jiffy_client::{Client, Sandbox};
 use jiffy_host::SandboxState;
@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 
 /// Interval at which the daemon is asked whether a sandbox is gone, while a lost connection is
 /// explained.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Lines of a console that are shown with the end of a guest.
-const LAST_LINES: u16 = 20;
+const CONSOLE_LINES: u16 = 20;
 
 /// A sandbox of the daemon's.
-pub struct Remote {
+pub struct RemoteSandbox {
     client: Client,
     agent: AgentClient,
     sandbox: Sandbox,
     leased: bool,
 }
 
-impl Remote {
+impl RemoteSandbox {
     /// One that runs, and stays.
     fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
         Ok(Self {
@@ -63,13 +63,13 @@ impl Remote {
     }
 }
 
-impl Remote {
+impl RemoteSandbox {
     /// The cause of its end, with the last lines of its console.
-    async fn last_words(&self, cause: &str) -> String {
+    async fn last_console_lines(&self, cause: &str) -> String {
         let id = &self.sandbox.record.id;
         let console = self
             .client
-            .last_lines::<Console>(id, "logs", LAST_LINES)
+            .last_lines::<Console>(id, "logs", CONSOLE_LINES)
             .await;
         let lines = console.map_or_else(|_| Vec::new(), |console| console.logs);
         // The last one tells the cause once more.
@@ -79,7 +79,7 @@ impl Remote {
     }
 }
 
-impl Place for Remote {
+impl CommandTarget for RemoteSandbox {
     fn agent(&self) -> AgentClient {
         self.agent.clone()
     }
@@ -96,15 +96,15 @@ impl Place for Remote {
         self.leased
     }
 
-    async fn gone(&self, patience: Duration) -> Option<String> {
+    async fn end_reason(&self, limit: Duration) -> Option<String> {
         let id = &self.sandbox.record.id;
-        let limit = Instant::now() + patience;
+        let limit = Instant::now() + limit;
         loop {
             match self.client.sandbox(id).await {
                 Ok(now) if now.record.state == SandboxState::Running => {}
                 Ok(now) => {
                     return Some(match now.record.state {
-                        SandboxState::Broken { cause } => self.last_words(&cause).await,
+                        SandboxState::Broken { cause } => self.last_console_lines(&cause).await,
                         state => format!("sandbox {id} is {} now", state.name()),
                     });
                 }
@@ -113,7 +113,7 @@ impl Place for Remote {
             if Instant::now() >= limit {
                 return None;
             }
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(STATE_POLL_INTERVAL).await;
         }
     }
 }
@@ -125,7 +125,7 @@ pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
     let runtime = crate::runtime()?;
     let outcome = runtime.block_on(async {
         let mut signals = Signals::new()?;
-        let remote = Remote::find(&args.host, &args.id).await?;
+        let remote = RemoteSandbox::find(&args.host, &args.id).await?;
         session::run(&args.exec, &remote, env, &mut signals).await
     });
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.

@@ -24,9 +24,9 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Time for open connections to hand on what is under way, once no more are accepted.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time of one question for the end of the sandbox.
-const END_POLL: Duration = Duration::from_secs(10);
+const END_POLL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two such questions where the first was not answered.
-const UNREACHED_PAUSE: Duration = Duration::from_secs(1);
+const END_POLL_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A stream to a port of a guest.
 pub trait PortStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -77,7 +77,7 @@ async fn ended(client: &Client, id: &str) -> String {
     loop {
         let began = Instant::now();
         match client
-            .wait(id, "ended", END_POLL)
+            .wait(id, "ended", END_POLL_TIMEOUT)
             .await
             .map(|now| now.state)
         {
@@ -91,8 +91,8 @@ async fn ended(client: &Client, id: &str) -> String {
             }
             Err(_) => {}
         }
-        if began.elapsed() < UNREACHED_PAUSE {
-            tokio::time::sleep(UNREACHED_PAUSE).await;
+        if began.elapsed() < END_POLL_RETRY_DELAY {
+            tokio::time::sleep(END_POLL_RETRY_DELAY).await;
         }
     }
 }

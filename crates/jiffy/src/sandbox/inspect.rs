@@ -10,10 +10,10 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 /// Width of the column of names.
-const WIDTH: usize = 12;
+const NAME_COLUMN_WIDTH: usize = 12;
 
 /// Something that is known.
-enum Found {
+enum Inspected {
     Sandbox(Box<SandboxRecord>),
     Snapshot(Box<SnapshotRecord>),
 }
@@ -33,8 +33,8 @@ pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let values = all.iter().map(|found| match found {
-        Found::Sandbox(record) => serde_json::to_value(record),
-        Found::Snapshot(record) => serde_json::to_value(record),
+        Inspected::Sandbox(record) => serde_json::to_value(record),
+        Inspected::Snapshot(record) => serde_json::to_value(record),
     });
     let values: Vec<Value> = values.collect::<Result<_, _>>()?;
     let texts: Vec<String> = all.iter().map(text).collect();
@@ -42,15 +42,15 @@ pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-async fn find(client: &Client, id: &str) -> anyhow::Result<Found> {
+async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
     match client.sandbox(id).await {
         Ok(found) => {
             let record = table::without_tokens(found.record);
-            Ok(Found::Sandbox(Box::new(record)))
+            Ok(Inspected::Sandbox(Box::new(record)))
         }
         // No sandbox: then it is a snapshot, or nothing.
         Err(e) if is_refusal(&e, "sandbox_not_found") => match client.snapshot(id).await {
-            Ok(record) => Ok(Found::Snapshot(Box::new(record))),
+            Ok(record) => Ok(Inspected::Snapshot(Box::new(record))),
             Err(other) if is_refusal(&other, "snapshot_not_found") => Err(e),
             Err(other) => Err(other),
         },
@@ -60,14 +60,14 @@ async fn find(client: &Client, id: &str) -> anyhow::Result<Found> {
 
 /// Lines of a name and a value.
 #[derive(Default)]
-struct Lines(String);
+struct DetailLines(String);
 
-impl Lines {
+impl DetailLines {
     fn add(&mut self, name: &str, value: impl std::fmt::Display) {
         let value = value.to_string();
         if !value.is_empty() {
             // Writing to a String does not fail.
-            let _ = writeln!(self.0, "{name:<WIDTH$} {value}");
+            let _ = writeln!(self.0, "{name:<NAME_COLUMN_WIDTH$} {value}");
         }
     }
 
@@ -80,11 +80,11 @@ impl Lines {
     }
 }
 
-fn text(found: &Found) -> String {
-    let mut lines = Lines::default();
+fn text(found: &Inspected) -> String {
+    let mut lines = DetailLines::default();
     match found {
-        Found::Sandbox(record) => sandbox(&mut lines, record),
-        Found::Snapshot(record) => snapshot(&mut lines, record),
+        Inspected::Sandbox(record) => sandbox(&mut lines, record),
+        Inspected::Snapshot(record) => snapshot(&mut lines, record),
     }
     lines.0
 }
@@ -99,7 +99,7 @@ fn size(size: &jiffy_engine::SandboxSize) -> String {
     )
 }
 
-fn sandbox(lines: &mut Lines, s: &SandboxRecord) {
+fn sandbox(lines: &mut DetailLines, s: &SandboxRecord) {
     lines.add("sandbox", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
     let state = match &s.state {
@@ -141,13 +141,13 @@ fn time_limit(s: &SandboxRecord) -> String {
     };
     match (&s.state, s.deadline_ms) {
         (SandboxState::Running, Some(at)) => {
-            format!("{seconds} s, over {}; {then}", table::until(at))
+            format!("{seconds} s, over {}; {then}", table::time_left(at))
         }
         _ => format!("{seconds} s once it runs; {then}"),
     }
 }
 
-fn snapshot(lines: &mut Lines, s: &SnapshotRecord) {
+fn snapshot(lines: &mut DetailLines, s: &SnapshotRecord) {
     lines.add("snapshot", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
     lines.add("taken", table::reason(s));

@@ -14,7 +14,7 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
         .await?
         .sandboxes(all)
         .await?;
-    let found = found.into_iter().filter(|s| fits(&args.filters, s));
+    let found = found.into_iter().filter(|s| matches_all(&args.filters, s));
     let found: Vec<SandboxRecord> = found.map(table::without_tokens).collect();
     if args.quiet {
         let ids = |all: &Vec<SandboxRecord>| all.iter().map(|s| format!("{}\n", s.id)).collect();
@@ -34,37 +34,45 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
 }
 
 /// Several conditions of one kind are one that any of them meets; each label is one of its own.
-fn fits(filters: &[Filter], sandbox: &SandboxRecord) -> bool {
+fn matches_all(filters: &[Filter], sandbox: &SandboxRecord) -> bool {
     filters.iter().all(|filter| match filter {
-        Filter::Label(..) => meets(filter, sandbox),
+        Filter::Label(..) => matches_filter(filter, sandbox),
         _ => {
             let same = |other: &&Filter| discriminant(*other) == discriminant(filter);
-            filters.iter().filter(same).any(|f| meets(f, sandbox))
+            filters
+                .iter()
+                .filter(same)
+                .any(|f| matches_filter(f, sandbox))
         }
     })
 }
 
-fn meets(filter: &Filter, sandbox: &SandboxRecord) -> bool {
+fn matches_filter(filter: &Filter, sandbox: &SandboxRecord) -> bool {
     match filter {
         Filter::State(name) => sandbox.state.name() == *name,
         Filter::Label(key, value) => {
             let found = sandbox.terms.metadata.get(key);
             found.is_some_and(|found| value.as_ref().is_none_or(|value| value == found))
         }
-        Filter::Name(pattern) => sandbox.name.as_ref().is_some_and(|n| like(pattern, n)),
+        Filter::Name(pattern) => sandbox
+            .name
+            .as_ref()
+            .is_some_and(|n| matches_pattern(pattern, n)),
         Filter::Template(pattern) => {
             // `[KEY/]name[:tag]`.
             let whole = &sandbox.template;
             let called = whole.rsplit_once('/').map_or(&whole[..], |(_, name)| name);
             let untagged = called.split(':').next().unwrap_or_default();
-            [whole, called, untagged].iter().any(|n| like(pattern, n))
+            [whole, called, untagged]
+                .iter()
+                .any(|n| matches_pattern(pattern, n))
         }
         Filter::Engine(name) => sandbox.engine.as_ref() == Some(name),
     }
 }
 
 /// True if `text` matches `pattern`, in which `*` stands for any text.
-fn like(pattern: &str, text: &str) -> bool {
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == text;
     };
@@ -121,7 +129,7 @@ mod tests {
             (vec![Filter::Template("app:v2".into())], true),
             (vec![Filter::Template("app:v1".into())], false),
         ] {
-            assert_eq!(fits(&filters, &sandbox()), expected, "{filters:?}");
+            assert_eq!(matches_all(&filters, &sandbox()), expected, "{filters:?}");
         }
     }
 
@@ -138,7 +146,7 @@ mod tests {
             ("a*a", "a", false),
             ("a*ab", "aab", true),
         ] {
-            assert_eq!(like(pattern, text), expected, "{pattern} {text}");
+            assert_eq!(matches_pattern(pattern, text), expected, "{pattern} {text}");
         }
     }
 }

@@ -11,19 +11,19 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Console {
     /// Oldest first.
-    pub logs: Vec<Line>,
+    pub logs: Vec<ConsoleLine>,
 }
 
 /// One of them.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Line {
+pub struct ConsoleLine {
     /// Without its end.
     pub line: String,
 }
 
 /// Connection record of a sandbox, as the API has it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Reached {
+pub struct ConnectionRecord {
     since: Option<String>,
     connections: Vec<Connection>,
     missing: u64,
@@ -50,10 +50,10 @@ struct Connection {
 pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
     let client = Client::open(&args.host.server()).await?;
     if args.network {
-        let reached: Reached = client
+        let record: ConnectionRecord = client
             .last_lines(&args.id, "connections", args.lines)
             .await?;
-        return table::show(args.json, &reached, text);
+        return table::show(args.json, &record, text);
     }
     let console: Console = client.last_lines(&args.id, "logs", args.lines).await?;
     table::show(args.json, &console.logs, |lines| {
@@ -88,8 +88,8 @@ impl Connection {
     }
 }
 
-fn text(reached: &Reached) -> String {
-    let Some(since) = &reached.since else {
+fn text(record: &ConnectionRecord) -> String {
+    let Some(since) = &record.since else {
         return "nothing is recorded of this sandbox: it has no network, was killed, or has slept since before this daemon began\n"
             .to_owned();
     };
@@ -97,7 +97,7 @@ fn text(reached: &Reached) -> String {
         "{:<24} {:<6} {:<16} {:<21} {:>9} {:>9} {:>6}  NAME\n",
         "TIME", "PROTO", "VERDICT", "TO", "OUT", "IN", "TIMES"
     );
-    for c in &reached.connections {
+    for c in &record.connections {
         // Writing to a String does not fail.
         let _ = writeln!(
             text,
@@ -113,11 +113,11 @@ fn text(reached: &Reached) -> String {
         );
     }
     let _ = writeln!(text, "recorded since {since}");
-    if reached.missing > 0 {
-        let _ = writeln!(text, "{} more not recorded", reached.missing);
+    if record.missing > 0 {
+        let _ = writeln!(text, "{} more not recorded", record.missing);
     }
-    if !reached.untold.is_empty() {
-        let what = reached.untold.join(", ");
+    if !record.untold.is_empty() {
+        let what = record.untold.join(", ");
         let _ = writeln!(text, "the kernel of this host does not tell: {what}");
     }
     text
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_connection_record_shows_its_start_and_its_gaps() {
-        let reached = serde_json::json!({
+        let record = serde_json::json!({
             "since": "2026-01-01T00:00:00.000Z",
             "connections": [
                 { "timestamp": "2026-01-01T00:00:01.000Z", "protocol": "tcp", "address": "192.0.2.1", "port": 443,
@@ -145,7 +145,7 @@ mod tests {
             "missing": 7,
             "untold": ["bytes"],
         });
-        let text = text(&serde_json::from_value(reached).unwrap());
+        let text = text(&serde_json::from_value(record).unwrap());
         for part in [
             "tcp    allowed          192.0.2.1:443              10 B    123 kB      1  a.example",
             "dns    refused (rules)  A                             -         -      3  b.example",

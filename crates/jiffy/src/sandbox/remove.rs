@@ -1,7 +1,7 @@
 //! `jiffy rm` and `jiffy prune`: what goes, after a look and a yes.
 
 use super::table;
-use super::{Many, each};
+use super::{BulkOperation, run_for_each};
 use crate::cli::{PruneArgs, RmArgs};
 use crate::columns::{Align, Table};
 use anyhow::bail;
@@ -12,24 +12,24 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 /// Letters of an id that are shown.
-const SHORT: usize = 12;
+const SHOWN_ID_LENGTH: usize = 12;
 
 /// Removes sandboxes and snapshots.
 pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host.server()).await?;
     if !args.all {
-        return each(&client, &args.ids, Many::Remove, args.json).await;
+        return run_for_each(&client, &args.ids, BulkOperation::Remove, args.json).await;
     }
     let all = client.sandboxes(true).await?;
     let ids: Vec<String> = all.iter().map(|s| s.id.clone()).collect();
     if ids.is_empty() {
-        return each(&client, &ids, Many::RemoveListed, args.json).await;
+        return run_for_each(&client, &ids, BulkOperation::RemoveListed, args.json).await;
     }
     let question = format!("remove {} with all in them?", sandboxes(ids.len()));
-    if !agreed(&question, args.yes)? {
+    if !confirmed(&question, args.yes)? {
         return Ok(ExitCode::FAILURE);
     }
-    each(&client, &ids, Many::RemoveListed, args.json).await
+    run_for_each(&client, &ids, BulkOperation::RemoveListed, args.json).await
 }
 
 fn sandboxes(count: usize) -> String {
@@ -40,7 +40,7 @@ fn sandboxes(count: usize) -> String {
 }
 
 /// True if the question is answered with yes, or need not be asked.
-fn agreed(question: &str, yes: bool) -> anyhow::Result<bool> {
+fn confirmed(question: &str, yes: bool) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);
     }
@@ -72,7 +72,7 @@ pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
         }
         let count = found.items.len();
         let things = if count == 1 { "thing" } else { "things" };
-        if !agreed(&format!("remove {count} {things}?"), false)? {
+        if !confirmed(&format!("remove {count} {things}?"), false)? {
             return Ok(ExitCode::FAILURE);
         }
         let gone = client.prune(unused, false);
@@ -100,7 +100,7 @@ fn text(pruned: &Pruned, freed: &str) -> String {
         let id = match &item.kind[..] {
             // Names are shown whole.
             "template" => &item.id,
-            _ => item.id.get(..SHORT).unwrap_or(&item.id),
+            _ => item.id.get(..SHOWN_ID_LENGTH).unwrap_or(&item.id),
         };
         table.row([
             item.kind.clone(),

@@ -10,7 +10,7 @@ use std::io::{IsTerminal, Write};
 
 /// Usage of one sandbox.
 #[derive(Debug, Serialize)]
-struct Line {
+struct UsageLine {
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -47,7 +47,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<Line>> {
+async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>> {
     let records: Vec<SandboxRecord> = match ids {
         [] => {
             let mut all = client.sandboxes(false).await?;
@@ -64,7 +64,7 @@ async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<Line>> {
     };
     let wanted: Vec<&str> = records.iter().map(|s| &s.id[..]).collect();
     let mut metrics = client.metrics(&wanted).await?;
-    let line = |s: SandboxRecord| Line {
+    let line = |s: SandboxRecord| UsageLine {
         metric: metrics.remove(&s.id),
         state: s.state.name(),
         id: s.id,
@@ -73,7 +73,7 @@ async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<Line>> {
     Ok(records.into_iter().map(line).collect())
 }
 
-fn text(lines: &Vec<Line>) -> String {
+fn text(lines: &Vec<UsageLine>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
         ("NAME", Align::Left),

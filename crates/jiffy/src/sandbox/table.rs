@@ -10,7 +10,7 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Letters of an id that are shown; they are enough to name it.
-const SHORT: usize = 8;
+const SHOWN_ID_LENGTH: usize = 8;
 
 /// Prints as JSON or as `text` has it.
 pub fn show<T: Serialize>(
@@ -40,7 +40,7 @@ pub fn without_tokens(sandbox: SandboxRecord) -> SandboxRecord {
 }
 
 pub fn short(id: &str) -> &str {
-    &id[..id.len().min(SHORT)]
+    &id[..id.len().min(SHOWN_ID_LENGTH)]
 }
 
 /// Milliseconds since 1970.
@@ -50,7 +50,7 @@ fn now_ms() -> u64 {
 }
 
 /// Seconds in the largest unit that tells them apart.
-fn span(seconds: u64) -> String {
+fn duration_text(seconds: u64) -> String {
     match seconds {
         s @ 0..=119 => format!("{s} s"),
         s @ 120..=7199 => format!("{} min", s / 60),
@@ -61,15 +61,15 @@ fn span(seconds: u64) -> String {
 
 /// Age of a moment given in milliseconds since 1970.
 pub fn age(since_ms: u64) -> String {
-    span(now_ms().saturating_sub(since_ms) / 1000)
+    duration_text(now_ms().saturating_sub(since_ms) / 1000)
 }
 
 /// Time from now to a moment, in milliseconds since 1970.
-pub fn until(moment_ms: u64) -> String {
+pub fn time_left(moment_ms: u64) -> String {
     let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
     let left = i64::try_from(moment_ms).unwrap_or(i64::MAX) - now;
     match u64::try_from(left / 1000) {
-        Ok(s) if s > 0 => format!("in {}", span(s)),
+        Ok(s) if s > 0 => format!("in {}", duration_text(s)),
         _ => "now".to_owned(),
     }
 }
@@ -98,7 +98,7 @@ pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
     ]);
     for s in all {
         let ends = match (&s.state, s.deadline_ms) {
-            (SandboxState::Running, Some(at)) => until(at),
+            (SandboxState::Running, Some(at)) => time_left(at),
             _ => String::new(),
         };
         table.row([

@@ -17,9 +17,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-const CHUNK: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 /// Pieces under way between files and connection.
-const PIECES: usize = 4;
+const QUEUED_CHUNKS: usize = 4;
 
 /// Sends the tree at `from`, or the archive on standard input if that is `-`.
 pub async fn upload(
@@ -33,7 +33,7 @@ pub async fn upload(
         from => {
             let found = std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
             let contents = from.ends_with("/.") || from == "." || !has_name(from);
-            let (directory, name) = place_there(args, agent, to, from, contents).await?;
+            let (directory, name) = target_in_sandbox(args, agent, to, from, contents).await?;
             anyhow::ensure!(found.is_dir() || name != b".", "{from} is not a directory");
             (directory, from_tree(PathBuf::from(from), name))
         }
@@ -66,7 +66,7 @@ pub async fn send(
 
 /// The directory of the sandbox that the archive is unpacked in, and the tree's name there; `.` for
 /// what is in it alone.
-async fn place_there(
+async fn target_in_sandbox(
     args: &CpArgs,
     agent: &AgentClient,
     to: &str,
@@ -110,7 +110,7 @@ pub async fn download(
         }
         return Ok(out.flush().await?);
     }
-    let (directory, rename) = place_here(path, to)?;
+    let (directory, rename) = target_on_host(path, to)?;
     let root =
         File::open(&directory).with_context(|| format!("cannot open {}", directory.display()))?;
     let unpacked = receive(reader, root, rename, None).await;
@@ -132,7 +132,7 @@ pub async fn receive(
         rename,
         max_bytes,
     };
-    let (sender, receiver) = mpsc::channel(PIECES);
+    let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let work = tokio::task::spawn_blocking(move || {
         unpack(Received::new(receiver), root.as_fd(), &rules).map(drop)
     });
@@ -150,7 +150,7 @@ pub async fn receive(
 
 /// The directory here that is unpacked in, and the one name that everything is put beneath,
 /// whatever the sandbox calls it; none if what is in a directory is asked for.
-fn place_here(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)> {
+fn target_on_host(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)> {
     let contents = path.ends_with("/.") || !has_name(path);
     let target = Path::new(to);
     let name = |path: &Path| path.file_name().map(|name| name.as_bytes().to_vec());
@@ -179,11 +179,11 @@ fn has_name(path: &str) -> bool {
 pub type Source = (mpsc::Receiver<Bytes>, JoinHandle<anyhow::Result<()>>);
 
 fn from_stdin() -> Source {
-    let (sender, receiver) = mpsc::channel(PIECES);
+    let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let work = tokio::spawn(async move {
         let mut input = tokio::io::stdin();
         loop {
-            let mut chunk = vec![0; CHUNK];
+            let mut chunk = vec![0; CHUNK_BYTES];
             let n = input.read(&mut chunk).await?;
             chunk.truncate(n);
             if n == 0 || sender.send(chunk.into()).await.is_err() {
@@ -196,9 +196,9 @@ fn from_stdin() -> Source {
 
 /// The tree at `path`, called `name` in the archive.
 pub fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
-    let (sender, receiver) = mpsc::channel(PIECES);
+    let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let work = tokio::task::spawn_blocking(move || {
-        let pieces = io::BufWriter::with_capacity(CHUNK, Sent(sender));
+        let pieces = io::BufWriter::with_capacity(CHUNK_BYTES, Sent(sender));
         let mut packer = Packer::new(pieces, PackOptions::TREE);
         packer.add(&path, &name)?;
         packer.finish()?;
@@ -277,13 +277,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let there = dir.path().to_str().unwrap();
         let new = format!("{there}/new");
-        let place = |path, to| place_here(path, to).unwrap();
+        let place = |path, to| target_on_host(path, to).unwrap();
         let renamed = |name: &str| Some(name.as_bytes().to_vec());
         assert_eq!(place("/a/b", there), (there.into(), renamed("b")));
         assert_eq!(place("/a/b", &new), (there.into(), renamed("new")));
         assert_eq!(place("/", there), (there.into(), None));
         assert_eq!(place("/a/b/.", &new), ((&new).into(), None));
         assert!(Path::new(&new).is_dir());
-        assert!(place_here("/a/b/.", &format!("{there}/x/y")).is_err());
+        assert!(target_on_host("/a/b/.", &format!("{there}/x/y")).is_err());
     }
 }

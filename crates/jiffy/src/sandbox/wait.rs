@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Exit code when the time is over, as that of timeout(1).
-const TIMED_OUT: u8 = 124;
+const TIMEOUT_EXIT_CODE: u8 = 124;
 /// Longest time of one question.
-const TURN: Duration = Duration::from_secs(10);
+const MAX_WAIT_PER_CALL: Duration = Duration::from_secs(10);
 
 /// Outcome of waiting for a sandbox.
 #[derive(Debug, Serialize)]
@@ -42,7 +42,7 @@ pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
         };
         if !outcome.reached {
             let ended = matches!(outcome.state, "killed" | "broken");
-            code = if ended { 1 } else { TIMED_OUT };
+            code = if ended { 1 } else { TIMEOUT_EXIT_CODE };
         }
         all.push(outcome);
     }
@@ -60,13 +60,15 @@ async fn wait(
 ) -> anyhow::Result<Outcome> {
     let id = client.sandbox(id).await?.record.id;
     loop {
-        let left = end.map_or(TURN, |end| end.saturating_duration_since(Instant::now()));
+        let left = end.map_or(MAX_WAIT_PER_CALL, |end| {
+            end.saturating_duration_since(Instant::now())
+        });
         let name = match wanted {
             AwaitedState::Ended => "ended",
             AwaitedState::Running => "running",
             AwaitedState::Paused => "paused",
         };
-        let record = match client.wait(&id, name, left.min(TURN)).await {
+        let record = match client.wait(&id, name, left.min(MAX_WAIT_PER_CALL)).await {
             Ok(record) => record,
             // It was there: it ended, and its record went.
             Err(e) if is_refusal(&e, "sandbox_not_found") => {

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
 /// Interval at which progress is polled.
-const LOOK: Duration = Duration::from_millis(200);
-const CHUNK: usize = 256 * 1024;
+const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
+const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Path of the Dockerfile, if there is one to build.
 pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
@@ -150,7 +150,12 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
 }
 
 /// Makes the template `name` of an image of a registry, unless it is that already and unchanged.
-pub async fn of_image(client: &Client, name: &str, image: &str, quiet: bool) -> anyhow::Result<()> {
+pub async fn template_of_image(
+    client: &Client,
+    name: &str,
+    image: &str,
+    quiet: bool,
+) -> anyhow::Result<()> {
     let asked = json!({ "name": name });
     let asked: Requested = client.call(Method::POST, "/v3/templates", &asked).await?;
     let (template, build) = (&asked.template, &asked.build);
@@ -199,7 +204,7 @@ fn name(args: &TemplateBuildArgs, context: &Path) -> anyhow::Result<String> {
     let full = context.canonicalize();
     let full = full.with_context(|| format!("cannot read {}", context.display()))?;
     let name = full.file_name().map(|n| n.to_string_lossy().into_owned());
-    let name = super::import::fitting(&name.unwrap_or_default());
+    let name = super::import::valid_name(&name.unwrap_or_default());
     anyhow::ensure!(!name.is_empty(), "the template needs a name: say --name");
     Ok(name)
 }
@@ -270,7 +275,7 @@ async fn send_files(
         let (pieces, call) = client.upload(&link.url[at..])?;
         let mut file = tokio::fs::File::from_std(file);
         loop {
-            let mut chunk = vec![0; CHUNK];
+            let mut chunk = vec![0; CHUNK_BYTES];
             let n = file.read(&mut chunk).await?;
             chunk.truncate(n);
             sent += n as u64;
@@ -334,7 +339,7 @@ async fn follow(
                     why.unwrap_or_else(|| "the host does not say why".to_owned())
                 )
             }
-            _ => tokio::time::sleep(LOOK).await,
+            _ => tokio::time::sleep(STATUS_POLL_INTERVAL).await,
         }
     }
 }

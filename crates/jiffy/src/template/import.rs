@@ -14,7 +14,7 @@ const NOTHING_LISTENS: &str = "nothing would listen on the port of --ready-port:
      with --start COMMAND or --start-image-command";
 
 /// Image to import, if any.
-pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
+pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     let TemplateSource {
         image,
         from_tar,
@@ -96,18 +96,18 @@ fn name_of_image(reference: &str) -> String {
         Some((name, tag)) => format!("{name}-{tag}"),
         None => last.to_owned(),
     };
-    fitting(&name)
+    valid_name(&name)
 }
 
 /// `dist/App.tar.gz` becomes `app`.
 fn name_of_file(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.split(".tar").next().unwrap_or_default();
-    fitting(name.strip_suffix(".tgz").unwrap_or(name))
+    valid_name(name.strip_suffix(".tgz").unwrap_or(name))
 }
 
 /// As near as a template's name can be; the importer refuses what still is none.
-pub fn fitting(name: &str) -> String {
+pub fn valid_name(name: &str) -> String {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     let name = name.to_ascii_lowercase();
     name.chars()

@@ -23,15 +23,15 @@ struct Removed {
 /// Removes what nobody needs, and what builds did not use for `unused_for`.
 pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> {
     // First what builds keep: it keeps images.
-    let of_builds = match home.path().join("builds.db").exists() {
-        true => of_builds(unused_for)?,
+    let prune_build_cache = match home.path().join("builds.db").exists() {
+        true => prune_build_cache(unused_for)?,
         // There was no daemon yet, so nothing was built.
         false => PrunedBuildCache::default(),
     };
     let removed = Removed {
         needless: Templates::new(home).prune()?,
-        steps: of_builds.steps,
-        upload_bytes: of_builds.upload_bytes,
+        steps: prune_build_cache.steps,
+        upload_bytes: prune_build_cache.upload_bytes,
     };
     if json {
         println!("{}", serde_json::to_string_pretty(&removed)?);
@@ -42,7 +42,7 @@ pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> 
 }
 
 /// The daemon's own records say what that is.
-fn of_builds(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
+fn prune_build_cache(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -143,7 +143,7 @@ impl<'a> Apply<'a> {
                 if !same_kind {
                     self.clear(target, name, path, before.as_ref())?;
                     mkdirat(target, name, Mode::RWXU)?;
-                    own_as(target, name, &fstat(target)?);
+                    copy_owner(target, name, &fstat(target)?);
                 }
                 let inner = enter(target, name)?;
                 self.pair(&Pair {
@@ -173,7 +173,7 @@ impl<'a> Apply<'a> {
                 }
                 let new = temporary()?;
                 symlinkat(&to, target, &new)?;
-                own_as(
+                copy_owner(
                     target,
                     &new,
                     &before
@@ -281,7 +281,7 @@ impl<'a> Apply<'a> {
 }
 
 /// Gives an entry the owner of another, as far as this process may.
-fn own_as(directory: impl AsFd, name: &OsStr, owner: &Stat) {
+fn copy_owner(directory: impl AsFd, name: &OsStr, owner: &Stat) {
     let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
     let _ = chownat(
         directory,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A guest that commands run in.
-pub trait Place {
+pub trait CommandTarget {
     /// A client of its agent.
     fn agent(&self) -> AgentClient;
 
@@ -26,7 +26,7 @@ pub trait Place {
     fn ends_with_client(&self) -> bool;
 
     /// Why it is gone, if it is or goes within `patience`.
-    async fn gone(&self, patience: Duration) -> Option<String>;
+    async fn end_reason(&self, limit: Duration) -> Option<String>;
 }
 
 /// A client of the agent in `guest`.
@@ -39,19 +39,19 @@ pub fn agent(guest: &Arc<HostGuest>) -> AgentClient {
 }
 
 /// A guest of our own as a place for commands.
-pub struct Local {
+pub struct LocalGuest {
     guest: Arc<HostGuest>,
     memory_mib: u32,
 }
 
-impl Local {
+impl LocalGuest {
     /// The guest, which has so much memory.
     pub fn new(guest: Arc<HostGuest>, memory_mib: u32) -> Self {
         Self { guest, memory_mib }
     }
 }
 
-impl Place for Local {
+impl CommandTarget for LocalGuest {
     fn agent(&self) -> AgentClient {
         agent(&self.guest)
     }
@@ -77,10 +77,8 @@ impl Place for Local {
         true
     }
 
-    async fn gone(&self, patience: Duration) -> Option<String> {
-        let end = tokio::time::timeout(patience, self.guest.ended())
-            .await
-            .ok()?;
+    async fn end_reason(&self, limit: Duration) -> Option<String> {
+        let end = tokio::time::timeout(limit, self.guest.ended()).await.ok()?;
         Some(outcome::end(&end, &self.guest.console_tail()))
     }
 }

@@ -1,9 +1,9 @@
 //! A run in a guest of this process.
 
+use super::command_target::LocalGuest;
 use super::ephemeral::EphemeralGuests;
 use super::outcome::{self, Outcome};
-use super::place::Local;
-use super::{Signals, Work, prepare, size};
+use super::{PreparedCommand, Signals, prepare, size};
 use anyhow::Context;
 use jiffy_engine::{EngineError, Guest, SandboxSize, Startup};
 use jiffy_engines::{Host, HostGuest};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 /// Runs the command and says what came of it; nothing of the guest is left then.
-pub fn run(work: Work<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
+pub fn run(work: PreparedCommand<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
     let args = work.args;
     let host = Host::open()?;
     let size = size(&args.size, &args.template)?;
@@ -25,7 +25,7 @@ pub fn run(work: Work<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
         let opened = EphemeralGuests::open(&host, engine, &args.template, prepared, args.network);
         let mut guests = opened.await?;
         guests.site = site;
-        let run = Run {
+        let run = LocalRun {
             work,
             startup,
             size,
@@ -37,13 +37,13 @@ pub fn run(work: Work<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
 }
 
 /// A command and the guest that it is to have.
-struct Run<'a> {
-    work: Work<'a>,
+struct LocalRun<'a> {
+    work: PreparedCommand<'a>,
     startup: Startup,
     size: SandboxSize,
 }
 
-impl Run<'_> {
+impl LocalRun<'_> {
     /// Boots a guest, runs the command in it, and ends it.
     async fn within(
         self,
@@ -51,7 +51,7 @@ impl Run<'_> {
         mut signals: Signals,
     ) -> anyhow::Result<Outcome> {
         let guest = tokio::select! {
-            booted = guests.boot(self.size) => Arc::new(booted.map_err(told)?),
+            booted = guests.boot(self.size) => Arc::new(booted.map_err(boot_error)?),
             // Nothing runs yet that could handle it: dropping the boot ends the guest.
             number = signals.next() => return Ok(Outcome::interrupted(number)),
         };
@@ -79,7 +79,7 @@ impl Run<'_> {
             started
                 .with_context(|| format!("cannot start template `{}`", self.work.args.template))?;
         }
-        let place = Local::new(guest.clone(), self.size.memory_mib);
+        let place = LocalGuest::new(guest.clone(), self.size.memory_mib);
         let mut outcome = self.work.run_in(&place, &mut signals).await?;
         outcome.boot = Some(guest.report().into());
         Ok(outcome)
@@ -87,7 +87,7 @@ impl Run<'_> {
 }
 
 /// A guest that did not come up, with its last words.
-fn told(error: EngineError) -> anyhow::Error {
+fn boot_error(error: EngineError) -> anyhow::Error {
     match error {
         EngineError::Boot { reason, console } => {
             anyhow::Error::msg(outcome::with_last_lines(&reason, &console))
