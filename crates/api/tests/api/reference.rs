@@ -14,22 +14,13 @@ const WIDTH: usize = 100;
 /// Appends `text` wrapped to [`WIDTH`] columns, its first line after `first`, the others after
 /// `rest`.
 fn wrap(out: &mut String, first: &str, rest: &str, text: &str) {
-    let mut line = first.to_owned();
-    let mut empty = true;
-    for word in text.split_whitespace() {
-        if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            out.push_str(&line);
-            out.push('\n');
-            line = rest.to_owned();
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        empty = false;
-    }
-    out.push_str(&line);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let options = textwrap::Options::new(WIDTH)
+        .initial_indent(first)
+        .subsequent_indent(rest)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .break_words(false);
+    out.push_str(&textwrap::fill(&words.join(" "), options));
     out.push('\n');
 }
 
