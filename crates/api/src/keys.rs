@@ -97,7 +97,8 @@ pub enum KeyError {
         source: io::Error,
     },
     /// From another version.
-    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
+    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the \
+        version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// The file.
         path: PathBuf,

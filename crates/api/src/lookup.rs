@@ -270,7 +270,8 @@ fn alive(
 }
 
 /// Tells where templates and snapshots are listed.
-const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`";
+const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` \
+    and `GET /snapshots`";
 
 fn missing(id: &str, why: &str) -> ApiError {
     let message = format!("there is no template or snapshot `{}`{why}", short(id));

@@ -86,7 +86,8 @@ impl NetworkBody {
         let unsupported = [
             (
                 &self.rules,
-                "`rules` cannot be kept: this host does not look into connections, so it can neither add headers nor match requests; use `allowOut` and `denyOut`",
+                "`rules` cannot be kept: this host does not look into connections, so it can \
+                 neither add headers nor match requests; use `allowOut` and `denyOut`",
             ),
             (
                 &self.egress_proxy,

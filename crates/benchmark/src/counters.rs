@@ -98,7 +98,8 @@ impl Meter {
         uncounted
             .map(|(operation, _)| {
                 format!(
-                    "{operation}: KVM exits: not available: this kernel's KVM gives no statistics (KVM_GET_STATS_FD, Linux 5.14)"
+                    "{operation}: KVM exits: not available: this kernel's KVM gives no statistics \
+                     (KVM_GET_STATS_FD, Linux 5.14)"
                 )
             })
             .collect()

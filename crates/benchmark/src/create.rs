@@ -78,7 +78,10 @@ pub async fn create(
         vec![each],
     ));
     Ok(Measured {
-        method: "POST /v2/sandboxes to the daemon, on its socket or at the address that the command names, until the answer, which comes after the agent of that sandbox has; then `true` in it ten times, through the gateway on the same connection; then DELETE, not timed; C at a time; counters are those of the VMM from its beginning to the answer",
+        method: "POST /v2/sandboxes to the daemon, on its socket or at the address that the \
+            command names, until the answer, which comes after the agent of that sandbox has; then \
+            `true` in it ten times, through the gateway on the same connection; then DELETE, not \
+            timed; C at a time; counters are those of the VMM from its beginning to the answer",
         limits: "TLS and a network in between; cold page cache; larger guests",
         ..Measured::new("create", series, &meter)
     })
@@ -166,7 +169,8 @@ pub async fn density(n: usize, server: &ServerOptions) -> anyhow::Result<Measure
         .against(Some(34.0)),
     ];
     Ok(Measured {
-        method: "fall of MemAvailable while N idle sandboxes of 2 vCPUs and 512 MiB were created, divided by N: when the last had answered, and 60 s later",
+        method: "fall of MemAvailable while N idle sandboxes of 2 vCPUs and 512 MiB were created, \
+            divided by N: when the last had answered, and 60 s later",
         limits: "sandboxes that work; other users of this host's memory in between",
         ..Measured::new("density", series, &meter)
     })

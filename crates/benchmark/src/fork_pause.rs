@@ -61,7 +61,9 @@ pub async fn fork(
         daemon.remove(id).await?;
     }
     Ok(Measured {
-        method: "one POST fork of a live sandbox with 10 MB written, until N more sandboxes have answered; C such sandboxes at once; counters of each child's VMM from its beginning to the answer",
+        method: "one POST fork of a live sandbox with 10 MB written, until N more sandboxes have \
+            answered; C such sandboxes at once; counters of each child's VMM from its beginning to \
+            the answer",
         limits: "the children's later work",
         ..Measured::new("clone", series, &meter)
     })
@@ -129,7 +131,9 @@ pub async fn pause(
             .against(goals::resume_reference(c)),
     ];
     let mut measured = Measured {
-        method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no memory; POST resume until their agents have answered; `true` in each in between, not timed; counters of the new VMM from its beginning to the answer",
+        method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no \
+            memory; POST resume until their agents have answered; `true` in each in between, not \
+            timed; counters of the new VMM from its beginning to the answer",
         limits: "storage that is synced; guests that have written much",
         ..Measured::new("pause", series, &meter)
     };

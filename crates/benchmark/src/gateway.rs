@@ -78,7 +78,10 @@ pub async fn gateway(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow
     series.extend(streams(&daemon, &sandbox, &routes.through, n).await?);
     daemon.remove(&sandbox.record.id).await?;
     Ok(Measured {
-        method: "one sandbox behind the gateway and one guest whose socket we hold, same size, in turn: `true` from sending process.Start to having read the exit code; one file of 1 GiB up into the guest's memory and a hole of 1 GiB down; 500 requests to a server in the guest that answers one line and then is silent",
+        method: "one sandbox behind the gateway and one guest whose socket we hold, same size, in \
+            turn: `true` from sending process.Start to having read the exit code; one file of 1 \
+            GiB up into the guest's memory and a hole of 1 GiB down; 500 requests to a server in \
+            the guest that answers one line and then is silent",
         limits: "several clients at once; a network in between; TLS; data from a disk",
         ..Measured::new("gateway", series, &Meter::new())
     })
@@ -182,7 +185,8 @@ async fn streams(
     n: usize,
 ) -> anyhow::Result<Vec<Series>> {
     agent.write("/tmp/server.py", None, SERVER_SCRIPT).await?;
-    let start = "nohup python3 /tmp/server.py >/tmp/server.log 2>&1 & until [ -e /tmp/listening ]; do sleep 0.02; done";
+    let start = "nohup python3 /tmp/server.py >/tmp/server.log 2>&1 & until [ -e /tmp/listening ]; \
+        do sleep 0.02; done";
     sh(agent, start).await?;
     let before = daemon.daemon_memory().await?;
     let began = Instant::now();
@@ -257,7 +261,9 @@ pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
         Series::new("second run_code('1+1')", "ms", None, second),
     ];
     Ok(Measured {
-        method: "template code-interpreter-v1 of its own size, one sandbox after the other: create; then POST /execute to port 49999 through the gateway, from sending it to the end of its answer, twice",
+        method: "template code-interpreter-v1 of its own size, one sandbox after the other: \
+            create; then POST /execute to port 49999 through the gateway, from sending it to the \
+            end of its answer, twice",
         limits: "code that imports, draws or computes; a client's own start",
         ..Measured::new("code", series, &Meter::new())
     })

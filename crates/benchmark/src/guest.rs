@@ -53,7 +53,8 @@ pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         phase("agent: identity taken", None, |r| r.agent_us),
     ];
     Ok(Measured {
-        method: "one guest at a time, template base, 2 vCPUs, 512 MiB: from asking for the sandbox to its agent's word that it is ready",
+        method: "one guest at a time, template base, 2 vCPUs, 512 MiB: from asking for the sandbox \
+            to its agent's word that it is ready",
         limits: "images are in the page cache after the warm-up; nothing else runs in the guest; concurrent boots",
         ..Measured::new("boot", series, &meter)
     })
@@ -86,7 +87,8 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         Series::new("request without a process", "ms", None, health),
     ];
     Ok(Measured {
-        method: "one running guest, one request at a time over one kept connection: from sending process.Start to having read the exit code; and GET /health for comparison",
+        method: "one running guest, one request at a time over one kept connection: from sending \
+            process.Start to having read the exit code; and GET /health for comparison",
         limits: "a process with output or input; several at once; a guest under load",
         ..Measured::new("exec", series, &meter)
     })
@@ -115,7 +117,8 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
         Series::new("in use as the guest sees it", "MiB", None, used),
     ];
     Ok(Measured {
-        method: "after boot, nothing run: private memory of the VMM process outside guest memory (smaps), host memory behind the guest's, and MemTotal - MemAvailable inside",
+        method: "after boot, nothing run: private memory of the VMM process outside guest memory \
+            (smaps), host memory behind the guest's, and MemTotal - MemAvailable inside",
         limits: "growth after boot; what siblings share",
         ..Measured::new("memory", series, &meter)
     })

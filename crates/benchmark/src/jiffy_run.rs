@@ -57,10 +57,14 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
     daemon.set_pool_size(before).await?;
     Ok(Measured {
         name: "run",
-        method: "the command `jiffy run -- echo hello`, from before its process is created to after it has exited; a sandbox of the daemon, and the network of one that has none, are removed behind the answer; before a run out of the warm pool (2) one waits there",
+        method: "the command `jiffy run -- echo hello`, from before its process is created to \
+            after it has exited; a sandbox of the daemon, and the network of one that has none, \
+            are removed behind the answer; before a run out of the warm pool (2) one waits there",
         limits: "the first run on a host, which unpacks the kernel and builds the template; several at once",
         not_available: vec![
-            "KVM exits and page faults of a run: not available: the process ends with it (`boot`, `create` and `exec` have them)".to_owned(),
+            "KVM exits and page faults of a run: not available: the process ends with it (`boot`, \
+             `create` and `exec` have them)"
+                .to_owned(),
         ],
         series: series?,
     })

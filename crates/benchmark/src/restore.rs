@@ -106,7 +106,10 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         Series::new("`true` after it", "ms", None, exec),
     ];
     Ok(Measured {
-        method: "no daemon: a snapshot of a booted guest (2 vCPUs, 512 MiB, 8 MB written) restored C at once, from the call to the agent's word that its new identity is in force; under the memory policy in force on this host; then `true`, one guest after the other; counters of the VMM from its beginning to that word",
+        method: "no daemon: a snapshot of a booted guest (2 vCPUs, 512 MiB, 8 MB written) restored \
+            C at once, from the call to the agent's word that its new identity is in force; under \
+            the memory policy in force on this host; then `true`, one guest after the other; \
+            counters of the VMM from its beginning to that word",
         limits: "cold page cache; long lineages; guests that have written much",
         ..Measured::new("restore", series, &meter)
     })

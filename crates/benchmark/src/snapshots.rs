@@ -75,7 +75,11 @@ pub async fn snapshot(
             .against(goals::restore_reference(c)),
     ];
     Ok(Measured {
-        method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written before) until the answer, which comes when it is complete in the page cache (not synced); how long the guest stood still; POST /v2/sandboxes from those snapshots, C at once; counters of the VMM during the snapshot, and of a new VMM from its beginning to the answer",
+        method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written \
+            before) until the answer, which comes when it is complete in the page cache (not \
+            synced); how long the guest stood still; POST /v2/sandboxes from those snapshots, C at \
+            once; counters of the VMM during the snapshot, and of a new VMM from its beginning to \
+            the answer",
         limits: "storage that is synced; long lineages",
         ..Measured::new("snapshot", series, &meter)
     })
@@ -197,7 +201,9 @@ pub async fn rollback(
             .against(goals::rollback_reference(c)),
     ];
     Ok(Measured {
-        method: "C running sandboxes at once: POST snapshot, then POST rollback to it until its agent has answered; the rollback alone, both together, and the wall of all C; counters of the new VMM from its beginning to the answer",
+        method: "C running sandboxes at once: POST snapshot, then POST rollback to it until its \
+            agent has answered; the rollback alone, both together, and the wall of all C; counters \
+            of the new VMM from its beginning to the answer",
         limits: "snapshots far back in a long lineage",
         ..Measured::new("rollback", series, &meter)
     })

@@ -243,7 +243,8 @@ fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<O
     }
     if keys.list()?.iter().all(|k| k.revoked_ms.is_some()) {
         bail!(
-            "there is no API key, and {address} can be reached from other machines: make one with `jiffy key create` first"
+            "there is no API key, and {address} can be reached from other machines: make one with \
+             `jiffy key create` first"
         );
     }
     Ok(None)

@@ -227,7 +227,8 @@ async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let json = format!(r#"{{"message":"{full}","code":503}}"#);
     let answer = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{json}",
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: \
+         {}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{json}",
         json.len()
     );
     if stream.write_all(answer.as_bytes()).await.is_err() || stream.shutdown().await.is_err() {

@@ -53,7 +53,8 @@ pub enum LinkError {
     },
     /// Host names have at most 63 characters per label.
     #[error(
-        "sandbox id '{id}' is too long for a signed host name ({length} of {MAX_LABEL_BYTES} characters): use a link by path"
+        "sandbox id '{id}' is too long for a signed host name ({length} of {MAX_LABEL_BYTES} \
+         characters): use a link by path"
     )]
     TooLong {
         /// The id given.

@@ -142,9 +142,10 @@ impl RequestError {
             format!("<p>Sandbox <code>{}</code>, port {port}", escaped(id))
         });
         format!(
-            "<!doctype html><meta charset=utf-8><meta name=viewport content=\"width=device-width\"><title>{status}</title>\
-             <style>body{{font:1rem/1.5 system-ui,sans-serif;max-width:40rem;margin:15vh auto;padding:0 1rem}}</style>\
-             <h1>{status}</h1><p>{message}.{about}\n"
+            "<!doctype html><meta charset=utf-8><meta name=viewport \
+             content=\"width=device-width\"><title>{status}</title><style>body{{font:1rem/1.5 \
+             system-ui,sans-serif;max-width:40rem;margin:15vh auto;padding:0 \
+             1rem}}</style><h1>{status}</h1><p>{message}.{about}\n"
         )
     }
 }

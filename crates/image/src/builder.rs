@@ -29,9 +29,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     #[error(
-        "building a template installs packages, whose files belong to several users: it needs root, or subordinate users (`apt-get install \
-         uidmap`, a range in /etc/subuid and /etc/subgid); or take one along that was built elsewhere: `jiffy template export NAME FILE` there, \
-         `jiffy template import FILE` here"
+        "building a template installs packages, whose files belong to several users: it needs \
+         root, or subordinate users (`apt-get install uidmap`, a range in /etc/subuid and \
+         /etc/subgid); or take one along that was built elsewhere: `jiffy template export NAME \
+         FILE` there, `jiffy template import FILE` here"
     )]
     NotRoot,
     #[error("a recipe adds to templates of one image; `{name}` has {images}")]

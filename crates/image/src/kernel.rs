@@ -38,7 +38,8 @@ pub enum KernelError {
     )]
     OwnModules(#[source] FileError),
     #[error(
-        "the kernel modules {sha256} that this snapshot was taken with are not in this data directory: use the version of jiffy that took it, or make the sandbox anew"
+        "the kernel modules {sha256} that this snapshot was taken with are not in this data \
+         directory: use the version of jiffy that took it, or make the sandbox anew"
     )]
     NoSuchModules { sha256: String },
     #[error(transparent)]

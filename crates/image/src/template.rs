@@ -42,7 +42,9 @@ pub struct Templates {
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error(
-        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63; a tag (`{{name}}:{{tag}}`) may have upper case too, and `{{owner}}/{{name}}` begins with the id of an API key"
+        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter \
+         or digit, at most 63; a tag (`{{name}}:{{tag}}`) may have upper case too, and \
+         `{{owner}}/{{name}}` begins with the id of an API key"
     )]
     Name { name: String },
     #[error(

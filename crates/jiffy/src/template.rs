@@ -175,7 +175,8 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
         None => {
             anyhow::ensure!(
                 !args.describes(),
-                "what a recipe makes is said in its recipe.toml: leave out the options, or name a directory with a Dockerfile"
+                "what a recipe makes is said in its recipe.toml: leave out the options, or name a \
+                 directory with a Dockerfile"
             );
             let recipe = recipe(args.recipe.as_deref().unwrap_or("base"))?;
             shown(recipe.name(), args.json, |bar| {

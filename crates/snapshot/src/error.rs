@@ -34,8 +34,8 @@ pub enum SnapshotError {
     },
     /// The snapshot has another format.
     #[error(
-        "snapshot {id} has format {found} and this jiffy reads format {loaded}: use the version of jiffy that made it, or \
-         build its template anew"
+        "snapshot {id} has format {found} and this jiffy reads format {loaded}: use the version of \
+         jiffy that made it, or build its template anew"
     )]
     Format {
         /// Id of the snapshot.

@@ -132,7 +132,10 @@ impl<E: Engine> Builder<E> {
     ) -> Result<Self, BuilderError> {
         let records = Arc::new(BuildRecords::open(home.path())?);
         records.fail_unfinished(&FailureReason {
-            message: "the daemon was stopped while it built: build again, and it goes on after the last step that was done".to_owned(),
+            message:
+                "the daemon was stopped while it built: build again, and it goes on after the \
+                last step that was done"
+                    .to_owned(),
             step: None,
         })?;
         let uploads = home.path().join("uploads");

@@ -31,7 +31,8 @@ pub struct PreparedBuild {
 #[derive(Debug, thiserror::Error)]
 pub enum ContextError {
     /// Source outside of the context.
-    #[error("line {line}: '{path}' is outside of the build's context {}: copy it there first, or build from a directory above", context.display())]
+    #[error("line {line}: '{path}' is outside of the build's context {}: copy it there first, or \
+        build from a directory above", context.display())]
     Outside {
         /// Line of the Dockerfile.
         line: u32,
@@ -70,7 +71,8 @@ pub enum ContextError {
     },
     /// Variable whose value only the image has.
     #[error(
-        "line {line}: what '{path}' means depends on '{name}', which the image may set: give it a value with ARG or ENV before"
+        "line {line}: what '{path}' means depends on '{name}', which the image may set: give it a \
+         value with ARG or ENV before"
     )]
     Variable {
         /// Line of the Dockerfile.

@@ -148,7 +148,8 @@ impl CountedKills {
             let of = guest_memory_text();
             write_console(&match command {
                 Some(command) => format!(
-                    "{now} out of memory: process {pid} ({command}), or one that it waited for, was killed; {of} had none left"
+                    "{now} out of memory: process {pid} ({command}), or one that it waited for, \
+                     was killed; {of} had none left"
                 ),
                 None => format!("{now} out of memory: a process was killed; {of} had none left"),
             });
@@ -162,7 +163,9 @@ mod tests {
 
     #[test]
     fn a_kill_is_recognised_by_the_kernels_own_record_only() {
-        let text = "Killed process 212 (my (odd) name) total-vm:527552kB, anon-rss:476160kB, file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:984kB oom_score_adj:0\n SUBSYSTEM=x\n";
+        let text = "Killed process 212 (my (odd) name) total-vm:527552kB, anon-rss:476160kB, \
+            file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:984kB oom_score_adj:0\n \
+            SUBSYSTEM=x\n";
         let whole = format!("3,512,4711,-;Out of memory: {text}");
         let victim = OomVictim::parse(&whole).unwrap();
         assert_eq!(
@@ -176,7 +179,10 @@ mod tests {
         );
         let line = victim.line(Timestamp::from_second(1_795_444_999).unwrap());
         assert!(
-            line.starts_with("2026-11-23T14:43:19Z out of memory: the kernel killed process 212 (my (odd) name), which used 467 MiB; the guest"),
+            line.starts_with(
+                "2026-11-23T14:43:19Z out of memory: the kernel killed process 212 \
+                (my (odd) name), which used 467 MiB; the guest"
+            ),
             "{line}"
         );
         let group = format!("3,512,4711,-;Memory cgroup out of memory: {text}");

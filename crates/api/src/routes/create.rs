@@ -145,7 +145,8 @@ async fn make<E: Engine>(
         }
         Origin::Snapshot(_) if asked_size != (None, None, None) => {
             return Err(ApiError::invalid(
-                "a sandbox made from a snapshot has the snapshot's size: leave `cpuCount`, `memoryMB` and `diskSizeMB` out",
+                "a sandbox made from a snapshot has the snapshot's size: leave `cpuCount`, \
+                 `memoryMB` and `diskSizeMB` out",
             ));
         }
         Origin::Snapshot(snapshot) => (SandboxSource::Snapshot(snapshot.id), None, snapshot.size),
@@ -255,7 +256,8 @@ fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, Strin
     for (name, value) in &pairs {
         if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
             return Err(ApiError::invalid(format!(
-                "`envVars`: `{}` cannot be an environment variable: names are not empty and have no `=`, and nothing has a NUL",
+                "`envVars`: `{}` cannot be an environment variable: names are not empty and have \
+                 no `=`, and nothing has a NUL",
                 crate::lookup::short(name)
             )));
         }

@@ -53,7 +53,8 @@ pub(super) async fn take<E: Engine>(
         && !is_name(name)
     {
         return Err(ApiError::invalid(format!(
-            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_NAME} at most; what reads as an id is no name"
+            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_NAME} \
+             at most; what reads as an id is no name"
         )));
     }
     let taken = app.sandboxes.snapshot(&record.id, body.name).await?;

@@ -113,7 +113,8 @@ fn key(options: &ServerOptions, url: &Url) -> anyhow::Result<HeaderValue> {
         }
         (None, Some(key)) => (key, KEY_VARIABLE.to_owned()),
         (None, None) => bail!(
-            "{url} wants an API key: set {KEY_VARIABLE}, or name a file that holds it with --key-file; `jiffy key create` on that host makes one"
+            "{url} wants an API key: set {KEY_VARIABLE}, or name a file that holds it with \
+             --key-file; `jiffy key create` on that host makes one"
         ),
     };
     let key = key.trim();

@@ -50,12 +50,14 @@ pub fn unknown_server(server: &Server, status: StatusCode, body: &[u8]) -> anyho
     let body: RefusalBody = serde_json::from_slice(body).unwrap_or_default();
     UnknownServer(match server.url() {
         None => format!(
-            "{} is of an older version, which this command ({VERSION}) cannot talk to: `jiffy daemon restart` replaces it, and its sandboxes run on",
+            "{} is of an older version, which this command ({VERSION}) cannot talk to: `jiffy \
+             daemon restart` replaces it, and its sandboxes run on",
             server.name()
         ),
         Some(url) if !body.message.is_empty() => format!("{url} refuses: {}", body.message),
         Some(url) => format!(
-            "{url} answers ({status}), but it is no Jiffy daemon: give the address that `jiffy daemon status` shows on its host"
+            "{url} answers ({status}), but it is no Jiffy daemon: give the address that `jiffy \
+             daemon status` shows on its host"
         ),
     })
     .into()
@@ -84,7 +86,8 @@ pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -
             return incompatible(server, theirs, "it does not know this call");
         }
         (StatusCode::UNAUTHORIZED, _) => format!(
-            "{name} does not accept the API key: it is not known there, or was revoked; `jiffy key ls` on that host shows those there are, `jiffy key create` makes one"
+            "{name} does not accept the API key: it is not known there, or was revoked; `jiffy key \
+             ls` on that host shows those there are, `jiffy key create` makes one"
         ),
         (StatusCode::FORBIDDEN, _) if body.message.contains("scope `read`") => format!(
             "{}: `jiffy key create --scope create` on the host of {name} makes one that may do this",

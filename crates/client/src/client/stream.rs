@@ -103,16 +103,19 @@ pub fn unreachable(url: &Url, error: &io::Error) -> String {
         Some(TlsError::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         )) => format!(
-            "the certificate of {url} is for another name: use one that it is for (`jiffy serve --domain NAME` adds one)"
+            "the certificate of {url} is for another name: use one that it is for (`jiffy serve \
+             --domain NAME` adds one)"
         ),
         Some(TlsError::InvalidCertificate(why)) => format!(
-            "the certificate of {url} is not trusted ({why}): set JIFFY_CA to the PEM file of its authority, which `jiffy serve --tls` names when it starts"
+            "the certificate of {url} is not trusted ({why}): set JIFFY_CA to the PEM file of its \
+             authority, which `jiffy serve --tls` names when it starts"
         ),
         Some(TlsError::InvalidMessage(_)) => {
             format!("{url} does not speak TLS: write it with http://")
         }
         _ => format!(
-            "cannot reach {url} ({error}): does a daemon run there and listen at this address? `jiffy daemon status` says so"
+            "cannot reach {url} ({error}): does a daemon run there and listen at this address? \
+             `jiffy daemon status` says so"
         ),
     }
 }

@@ -12,8 +12,9 @@ pub enum ImportError {
     #[error("`{name}` is the name of a stock template: choose another one with --name")]
     Stock { name: String },
     #[error(
-        "making a template of an image, or of what a sandbox changed, needs root of this host, to give files to their owners and to mark \
-         what was removed: run it with sudo, or take the template along (`jiffy template export` as root, `jiffy template import` as this user)"
+        "making a template of an image, or of what a sandbox changed, needs root of this host, to \
+         give files to their owners and to mark what was removed: run it with sudo, or take the \
+         template along (`jiffy template export` as root, `jiffy template import` as this user)"
     )]
     NotRoot,
     #[error("the import was cancelled")]
@@ -56,13 +57,15 @@ pub enum RegistryError {
     #[error("there is no image {image}: check name and tag")]
     NotFound { image: String },
     #[error(
-        "{registry} does not let us read {image}: it does not exist, or needs credentials; run `docker login {registry}`, or set JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD"
+        "{registry} does not let us read {image}: it does not exist, or needs credentials; run \
+         `docker login {registry}`, or set JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD"
     )]
     Auth { image: String, registry: String },
     #[error("{registry} wants us to ask less often: wait, or log in, which raises the limit")]
     RateLimit { registry: String },
     #[error(
-        "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must be named with --plain-http)"
+        "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must \
+         be named with --plain-http)"
     )]
     Unreachable { registry: String, reason: String },
     /// Error for keys that reveals nothing of the host's network.
@@ -73,7 +76,8 @@ pub enum RegistryError {
         detail: String,
     },
     #[error(
-        "this host lets keys reach no registry but those that its owner names with --registry-allow, and {registry} is not among them"
+        "this host lets keys reach no registry but those that its owner names with \
+         --registry-allow, and {registry} is not among them"
     )]
     NotAllowed { registry: String },
     #[error("{registry} is too slow: {reason}")]

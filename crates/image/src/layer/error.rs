@@ -33,7 +33,8 @@ pub enum LayerError {
     #[error(transparent)]
     Image(#[from] LayerOfImageError),
     #[error(
-        "the disk is full at `{entry}`: free some space (`jiffy template rm` gives back what templates hold) and run again"
+        "the disk is full at `{entry}`: free some space (`jiffy template rm` gives back what \
+         templates hold) and run again"
     )]
     DiskFull { entry: String },
     #[error("cannot {action} `{entry}`")]

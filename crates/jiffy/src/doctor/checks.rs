@@ -62,7 +62,8 @@ fn kvm(facts: &EngineFacts) -> Finding {
             KvmKind::Hardware => Finding::ok("kvm", "/dev/kvm, with hardware virtualization"),
             KvmKind::Software => Finding::note(
                 "kvm",
-                "/dev/kvm without hardware virtualization: guests run on shadow page tables, exits cost tens of microseconds",
+                "/dev/kvm without hardware virtualization: guests run on shadow page tables, exits \
+                 cost tens of microseconds",
                 "works; for full speed use a host with VT-x or AMD-V, or turn nested virtualization on",
             ),
         },

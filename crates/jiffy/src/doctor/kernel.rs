@@ -86,7 +86,8 @@ pub fn connections(root: &Path) -> Finding {
              all of their {SANDBOX_CONNECTIONS} connections, each gets fewer"
         ),
         format!(
-            "sysctl -w net.netfilter.nf_conntrack_max={wanted} (up to {} MiB of memory), or `jiffy serve --connections {each}`",
+            "sysctl -w net.netfilter.nf_conntrack_max={wanted} (up to {} MiB of memory), or `jiffy \
+             serve --connections {each}`",
             (wanted * 320) >> 20
         ),
     )

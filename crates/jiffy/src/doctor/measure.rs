@@ -94,7 +94,8 @@ fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
         findings.push(Finding::ok(
             CHECK_NAME,
             format!(
-                "memory of restored sandboxes: {}, as measured now; kept in host.json; a daemon that runs takes it at its next start",
+                "memory of restored sandboxes: {}, as measured now; kept in host.json; a daemon \
+                 that runs takes it at its next start",
                 file.policy
             ),
         ));
@@ -332,8 +333,9 @@ fn anonymous_mib(pid: u32) -> anyhow::Result<f64> {
 
 fn policies(file: &HostFile, rounds: usize) -> String {
     let mut text = format!(
-        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after {WARM_UP_ROUNDS} (page figures: {FAULT_ROUNDS} guests each); \
-         min / median / p99\n      {:<12} {:>22} {:>22} {:>22} {:>22} {:>22}\n",
+        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after \
+         {WARM_UP_ROUNDS} (page figures: {FAULT_ROUNDS} guests each); min / median / p99\n      \
+         {:<12} {:>22} {:>22} {:>22} {:>22} {:>22}\n",
         "memory",
         "create, ms",
         "create + exec, ms",

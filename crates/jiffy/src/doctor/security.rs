@@ -115,7 +115,8 @@ fn smt(root: &Path) -> Finding {
         Some("1") => Finding::note(
             "smt",
             "on: two guests may share a core at the same time, and learn from its caches and buffers",
-            "where tenants do not trust each other: boot with `nosmt`, or `echo off > /sys/devices/system/cpu/smt/control`",
+            "where tenants do not trust each other: boot with `nosmt`, or `echo off > \
+             /sys/devices/system/cpu/smt/control`",
         ),
         _ => Finding::note(
             "smt",

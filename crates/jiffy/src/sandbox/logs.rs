@@ -90,7 +90,8 @@ impl Connection {
 
 fn text(record: &ConnectionRecord) -> String {
     let Some(since) = &record.since else {
-        return "nothing is recorded of this sandbox: it has no network, was killed, or has slept since before this daemon began\n"
+        return "nothing is recorded of this sandbox: it has no network, was killed, or has slept \
+            since before this daemon began\n"
             .to_owned();
     };
     let mut text = format!(

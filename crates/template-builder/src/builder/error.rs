@@ -13,7 +13,8 @@ use std::io;
 pub enum BuilderError {
     /// Invalid template name.
     #[error(
-        "`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63, and `name:tag` for a tag"
+        "`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or \
+         digit, at most 63, and `name:tag` for a tag"
     )]
     Name(String),
     /// Too many tags.
@@ -29,7 +30,8 @@ pub enum BuilderError {
     Reserved(String),
     /// Too many builds that were not started.
     #[error(
-        "{MAX_WAITING_BUILDS} builds of this key wait to be started: start or cancel one; each is given up {} minutes after it was asked for",
+        "{MAX_WAITING_BUILDS} builds of this key wait to be started: start or cancel one; each is \
+         given up {} minutes after it was asked for",
         WAITING_BUILD_TIMEOUT.as_secs() / 60
     )]
     Waiting,

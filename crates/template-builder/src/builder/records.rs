@@ -28,7 +28,8 @@ pub enum RecordError {
         source: rusqlite::Error,
     },
     /// Schema of a newer program.
-    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
+    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the \
+        version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// The file.
         path: PathBuf,

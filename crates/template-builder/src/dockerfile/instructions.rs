@@ -234,7 +234,8 @@ mod tests {
 
     #[test]
     fn here_documents_belong_to_their_instruction() {
-        let text = "RUN cat <<A >/a && cat <<-'B' 3<<C\n$x \\\n# no comment\nA\n\tin B\n\tB\nC\nRUN echo $((1<<2)) <<<x\n";
+        let text = "RUN cat <<A >/a && cat <<-'B' 3<<C\n$x \\\n# no comment\nA\n\tin \
+            B\n\tB\nC\nRUN echo $((1<<2)) <<<x\n";
         let lines = read(text).unwrap().lines;
         assert_eq!(lines.len(), 2);
         let seen: Vec<_> = (lines[0].documents.iter())

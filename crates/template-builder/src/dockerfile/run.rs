@@ -38,7 +38,8 @@ impl StageParser<'_> {
                 "cache" => {
                     self.warn(
                         line,
-                        "--mount=type=cache is ignored: what is written there stays in the template, and nothing is kept between builds",
+                        "--mount=type=cache is ignored: what is written there stays in the \
+                         template, and nothing is kept between builds",
                     );
                     Ok(())
                 }
@@ -54,7 +55,8 @@ impl StageParser<'_> {
             },
             "network" if flag.value(line)? == "default" => Ok(()),
             "network" => Err(flag.refused(line, ": commands of builds have the sandbox's network")),
-            "security" => Err(flag.refused(line, ": commands run in a virtual machine of their own, as root unless USER says otherwise")),
+            "security" => Err(flag.refused(line, ": commands run in a virtual machine of their \
+                own, as root unless USER says otherwise")),
             _ => Err(flag.refused(line, "; write -- before a command that begins with dashes")),
         }
     }

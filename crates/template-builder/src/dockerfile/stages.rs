@@ -251,7 +251,8 @@ impl<'o> StageParser<'o> {
         let beginning = self.expand_global(line, image)?;
         if beginning.is_empty() || beginning.contains(char::is_whitespace) {
             return Err(line.error(format!(
-                "'{image}' gives '{beginning}', which is no image: give its ARG, before the first FROM, a default or a value"
+                "'{image}' gives '{beginning}', which is no image: give its ARG, before the first \
+                 FROM, a default or a value"
             )));
         }
         let from = match self.stage_named(&beginning) {

@@ -12,7 +12,9 @@ pub(super) fn host() -> Vec<Operation> {
         Operation::post(
             "/prune",
             "prune",
-            "Remove what nothing needs, or tell what that would be: ended sandboxes, snapshots of booted templates, images that were imported for sandboxes, what builds left; the caller's own, or all for whoever manages the host",
+            "Remove what nothing needs, or tell what that would be: ended sandboxes, snapshots of \
+             booted templates, images that were imported for sandboxes, what builds left; the \
+             caller's own, or all for whoever manages the host",
         )
         .may_take("PruneHost")
         .answers(200, "What is gone, or would be", schema("PrunedHost")),
@@ -32,14 +34,21 @@ pub(super) fn host() -> Vec<Operation> {
             json!({ "type": "array", "items": { "type": "object" } }),
         )
         .refuses(&[409, 501]),
-        Operation::get("/engines", "listEngines", "How sandboxes are isolated here")
-            .answers(200, "All there are", list("Engine")),
+        Operation::get("/engines", "listEngines", "How sandboxes are isolated here").answers(
+            200,
+            "All there are",
+            list("Engine"),
+        ),
         Operation::get(
             "/limits",
             "getLimits",
-            "Limits of a key, and what is used of them: the caller's own, or those of `key` for whoever manages the host",
+            "Limits of a key, and what is used of them: the caller's own, or those of `key` for \
+             whoever manages the host",
         )
-        .with(vec![query("key", json!({ "type": "string", "maxLength": 256 }))])
+        .with(vec![query(
+            "key",
+            json!({ "type": "string", "maxLength": 256 }),
+        )])
         .answers(200, "Its budget", schema("Budget"))
         .refuses(&[403, 404]),
         Operation::get(

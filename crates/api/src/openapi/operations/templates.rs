@@ -135,7 +135,8 @@ pub(super) fn templates() -> Vec<Operation> {
         Operation::post(
             "/templates/prune",
             "pruneTemplates",
-            "Remove what only makes later builds faster: snapshots of steps, and uploads; the caller's own, or all for whoever manages the host",
+            "Remove what only makes later builds faster: snapshots of steps, and uploads; the \
+             caller's own, or all for whoever manages the host",
         )
         .may_take("Prune")
         .answers(200, "What is gone", schema("Pruned"))

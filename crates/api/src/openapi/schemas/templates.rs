@@ -90,7 +90,8 @@ pub(super) fn templates() -> Value {
             "startCmd": text(),
             "readyCmd": text(),
             "force": flag(),
-            "spec": { "type": "object", "description": "Instead of all others: stages as `jiffy template build` sends them" },
+            "spec": { "type": "object", "description": "Instead of all others: stages as `jiffy \
+                template build` sends them" },
         })),
         "BuildLogs": object(&["logs"], json!({ "logs": entries })),
         "AddTags": object(&["target", "tags"], json!({ "target": text(), "tags": strings })),

@@ -70,7 +70,9 @@ impl Loopback {
         });
         // Debian's build lacks a default configuration.
         let config = format!(
-            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}\n  maintenance:\n    uploadpurging:\n      enabled: false\nhttp:\n  addr: {host}\n{auth}",
+            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}\n  \
+             maintenance:\n    uploadpurging:\n      enabled: false\nhttp:\n  addr: \
+             {host}\n{auth}",
             path("data")
         );
         fs::write(dir.path().join("config.yml"), config).unwrap();

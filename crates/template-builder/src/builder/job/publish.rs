@@ -81,8 +81,8 @@ impl<E: Engine> BuildJob<E> {
         match most.filter(|most| bytes > *most) {
             Some(most) => {
                 let why = format!(
-                    "the template's image has {}, and {} are left of this key's disk budget: remove snapshots, templates \
-                     or paused sandboxes, or raise the limit",
+                    "the template's image has {}, and {} are left of this key's disk budget: \
+                     remove snapshots, templates or paused sandboxes, or raise the limit",
                     Bytes(bytes),
                     Bytes(most)
                 );
