@@ -47,6 +47,7 @@ pub fn prepare(jailed: bool) -> std::io::Result<Engine> {
         jail::confine(&ProcessLimits {
             descriptors: MAX_DESCRIPTORS,
             cpu_s: Some(MAX_CPU_S),
+            ends_with_starter: true,
             address_space: Some(MAX_COMPILER_BYTES),
         })?;
         seccomp::confine_compiler()?;

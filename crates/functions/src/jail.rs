@@ -23,6 +23,9 @@ pub struct ProcessLimits {
     pub descriptors: u64,
     /// Processor time in seconds.
     pub cpu_s: Option<u64>,
+    /// True to end with the thread that started it. A server ends with its control socket instead:
+    /// the starter's thread may end long before the starter.
+    pub ends_with_starter: bool,
     /// Address space in bytes. None where a pool reserves terabytes of it.
     pub address_space: Option<u64>,
 }
@@ -64,8 +67,10 @@ pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
     prctl::set_no_new_privs()?;
     // No core dumps, no debugger.
     prctl::set_dumpable(false)?;
-    // Set last, since a change of user clears it.
-    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    if limits.ends_with_starter {
+        // Set last, since a change of user clears it.
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+    }
     Ok(())
 }
 

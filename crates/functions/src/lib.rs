@@ -27,5 +27,5 @@ mod http_world;
 mod memory_limiter;
 mod request_body;
 mod seccomp;
-mod server;
+pub mod server;
 mod write_timeout;

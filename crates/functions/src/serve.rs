@@ -52,6 +52,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         jail::confine(&ProcessLimits {
             descriptors: u64::from(settings.limits.connections) + OTHER_DESCRIPTORS,
             cpu_s: None,
+            ends_with_starter: false,
             address_space: None,
         })?;
     }

@@ -14,11 +14,11 @@ use crate::{core_world, request_body};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::pin::pin;
@@ -149,6 +149,12 @@ impl FunctionServer {
             return Err(RequestFault::Disabled);
         }
         let (mut head, body) = request.into_parts();
+        if head.method == Method::CONNECT {
+            return Err(RequestFault::BadRequest("it is a CONNECT"));
+        }
+        if head.uri.authority().is_none() && !head.headers.contains_key(HOST) {
+            return Err(RequestFault::BadRequest("it names no host"));
+        }
         head.headers.remove(FUNCTION_HEADER);
         let mut reservation = MemoryReservation::empty(self.tenant.budget());
         let body = request_body::read(body, &deployment.limits, &mut reservation).await?;
@@ -301,6 +307,13 @@ impl GuestRequest {
             }
             Err(_) => return Err(task.fault().await),
         };
+        if response.status().is_informational() {
+            // An upgrade would take the connection out of HTTP's hands.
+            let status = response.status();
+            return Err(RequestFault::Trap(format!(
+                "the response has the status {status}"
+            )));
+        }
         head_sent.store(true, Ordering::Release);
         let (head, body) = response.into_parts();
         let body = GuestBody::new(body, max, usage, task)?;

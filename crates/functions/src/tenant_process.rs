@@ -44,7 +44,9 @@ pub enum ProcessError {
 /// Process of a tenant. It ends with this value.
 #[derive(Debug)]
 pub struct TenantProcess {
-    child: Child,
+    /// Present until the value is taken apart.
+    child: Option<Child>,
+    id: u32,
     control: Channel,
     engine: String,
 }
@@ -88,7 +90,8 @@ impl TenantProcess {
         let timeout = TimeVal::new(ANSWER_TIMEOUT_S, 0);
         setsockopt(&control, sockopt::ReceiveTimeout, &timeout).map_err(io::Error::from)?;
         let mut process = Self {
-            child,
+            id: child.id(),
+            child: Some(child),
             control,
             engine: String::new(),
         };
@@ -112,7 +115,12 @@ impl TenantProcess {
     /// Process id.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.id
+    }
+
+    /// Closes the control socket, at which the process ends, and returns it to be waited for.
+    pub fn close(mut self) -> Option<Child> {
+        self.child.take()
     }
 
     /// Carries out an order.
@@ -157,9 +165,11 @@ impl TenantProcess {
 
 impl Drop for TenantProcess {
     fn drop(&mut self) {
-        // Already ended, or ends now.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(mut child) = self.child.take() {
+            // Already ended, or ends now.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 

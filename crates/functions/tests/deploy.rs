@@ -170,3 +170,38 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
         "{seen:?}"
     );
 }
+
+#[test]
+fn a_process_outlives_the_thread_that_started_it_and_ends_with_its_control_socket() {
+    let tenant = std::thread::spawn(TestTenant::start).join().unwrap();
+    tenant.deploy("one", &constant("first"), FunctionLimits::default());
+    assert_eq!(tenant.connect().get("one", "/").text(), "first");
+    let mut process = tenant.process.close().unwrap();
+    let start = Instant::now();
+    while process.try_wait().unwrap().is_none() {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "the process goes on"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_request_that_is_not_one_to_a_function_is_refused() {
+    let tenant = TestTenant::start();
+    tenant.deploy("one", &constant("first"), FunctionLimits::default());
+    for head in [
+        "CONNECT one:80 HTTP/1.1\r\nhost: one\r\njiffy-function: one\r\n\r\n",
+        "GET / HTTP/1.1\r\njiffy-function: one\r\n\r\n",
+    ] {
+        let mut client = tenant.connect();
+        client.send(head.as_bytes());
+        let answer = client.response().unwrap();
+        assert_eq!(
+            answer.fault(),
+            (400, "invalid_request".to_owned()),
+            "{head}"
+        );
+    }
+}
