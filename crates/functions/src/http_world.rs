@@ -194,7 +194,9 @@ impl wasmtime_wasi::p2::OutputStream for LogOutput {
 /// Links a component. Fails for an import that the world does not have.
 pub(crate) fn prepare(component: &Component) -> wasmtime::Result<HttpFunction> {
     let mut linker: Linker<HttpState> = Linker::new(component.engine());
-    wasmtime_wasi_http::p2::add_to_linker_async(&mut linker)?;
+    // All of WASI 0.2, as standard libraries import it: files and sockets are there to be refused.
+    wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
     ProxyPre::new(linker.instantiate_pre(component)?).map(HttpFunction)
 }
 
