@@ -1,0 +1,30 @@
+#![no_main]
+//! Modules of functions: what is compiled, and the header of what was.
+
+use jiffy_functions::artifact;
+use jiffy_functions::compile::compile;
+use jiffy_functions::engine;
+use libfuzzer_sys::fuzz_target;
+use std::sync::LazyLock;
+use wasmtime::Engine;
+
+/// Larger modules take long to compile, and find nothing more.
+const MAX_MODULE_BYTES: usize = 16 << 10;
+
+static ENGINE: LazyLock<Engine> = LazyLock::new(|| engine::compiling().expect("an engine"));
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok((header, code)) = artifact::parse(data) {
+        assert_eq!(artifact::seal(&header, code), data);
+    }
+    if data.len() > MAX_MODULE_BYTES {
+        return;
+    }
+    if let Ok(file) = compile(&ENGINE, data, "owner") {
+        let digest = *blake3::hash(&file).as_bytes();
+        let fingerprint = engine::fingerprint(&ENGINE);
+        let owner = artifact::owner_digest("owner");
+        artifact::check(&file, &digest, &fingerprint, &owner).expect("its own file");
+        assert!(artifact::check(&file, &digest, &fingerprint, &[0; 32]).is_err());
+    }
+});
