@@ -44,6 +44,14 @@ fn a_component_answers_and_its_output_is_in_the_log() {
 }
 
 #[test]
+fn a_request_to_elsewhere_is_denied() {
+    let tenant = TestTenant::start();
+    tenant.deploy("http", HTTP, FunctionLimits::default());
+    let answer = tenant.connect().get("http", "/elsewhere");
+    assert_eq!(answer.text(), "hello from a component");
+}
+
+#[test]
 fn a_component_that_fails_is_ended_with_its_answer() {
     let tenant = TestTenant::start();
     tenant.deploy("http", HTTP, FunctionLimits::default());

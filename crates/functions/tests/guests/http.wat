@@ -1,8 +1,13 @@
 ;; Component of wasi:http/proxy@0.2. What it does is told by the first byte of the path:
-;; t trap, n no response, s spin, l endless response; otherwise it logs a line and says hello.
+;; t trap, n no response, s spin, l endless response, e a request to elsewhere that is not denied
+;; traps; otherwise it logs a line and says hello.
 (component $C
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))
+  (import "wasi:io/poll@0.2.0" (instance $poll
+    (export "pollable" (type $pollable (sub resource)))
+    (export "[method]pollable.block" (func (param "self" (borrow $pollable))))))
+  (alias export $poll "pollable" (type $pollable))
   (import "wasi:io/streams@0.2.0" (instance $streams
     (alias outer $C $error-type (type $error-outer))
     (export "error" (type $error (eq $error-outer)))
@@ -21,7 +26,13 @@
   (import "wasi:http/types@0.2.0" (instance $types
     (alias outer $C $stream (type $stream-outer))
     (export "output-stream" (type $stream (eq $stream-outer)))
+    (alias outer $C $pollable (type $pollable-outer))
+    (export "pollable" (type $pollable (eq $pollable-outer)))
     (export "fields" (type $fields (sub resource)))
+    (export "outgoing-request" (type $elsewhere (sub resource)))
+    (export "request-options" (type $options (sub resource)))
+    (export "incoming-response" (type $incoming (sub resource)))
+    (export "future-incoming-response" (type $future (sub resource)))
     (export "incoming-request" (type $request (sub resource)))
     (export "outgoing-response" (type $response (sub resource)))
     (export "outgoing-body" (type $body (sub resource)))
@@ -58,6 +69,18 @@
       (case "HTTP-upgrade-failed") (case "HTTP-protocol-error") (case "loop-detected")
       (case "configuration-error") (case "internal-error" (option string))))
     (export "error-code" (type $code (eq $code-type)))
+    (export "[constructor]outgoing-request" (func
+      (param "headers" (own $fields)) (result (own $elsewhere))))
+    (export "[method]outgoing-request.set-authority" (func
+      (param "self" (borrow $elsewhere)) (param "authority" (option string)) (result (result))))
+    (export "[method]outgoing-request.set-path-with-query" (func
+      (param "self" (borrow $elsewhere)) (param "path-with-query" (option string))
+      (result (result))))
+    (export "[method]future-incoming-response.subscribe" (func
+      (param "self" (borrow $future)) (result (own $pollable))))
+    (export "[method]future-incoming-response.get" (func
+      (param "self" (borrow $future))
+      (result (option (result (result (own $incoming) (error $code)))))))
     (export "[constructor]fields" (func (result (own $fields))))
     (export "[constructor]outgoing-response" (func
       (param "headers" (own $fields)) (result (own $response))))
@@ -73,6 +96,22 @@
     (export "[static]response-outparam.set" (func
       (param "param" (own $outparam))
       (param "response" (result (own $response) (error $code)))))))
+  (alias export $types "outgoing-request" (type $elsewhere))
+  (alias export $types "request-options" (type $options))
+  (alias export $types "future-incoming-response" (type $future))
+  (alias export $types "error-code" (type $code))
+  (import "wasi:http/outgoing-handler@0.2.0" (instance $outgoing
+    (alias outer $C $elsewhere (type $elsewhere-outer))
+    (export "outgoing-request" (type $elsewhere (eq $elsewhere-outer)))
+    (alias outer $C $options (type $options-outer))
+    (export "request-options" (type $options (eq $options-outer)))
+    (alias outer $C $future (type $future-outer))
+    (export "future-incoming-response" (type $future (eq $future-outer)))
+    (alias outer $C $code (type $code-outer))
+    (export "error-code" (type $code (eq $code-outer)))
+    (export "handle" (func
+      (param "request" (own $elsewhere)) (param "options" (option (own $options)))
+      (result (result (own $future) (error $code)))))))
   (alias export $types "incoming-request" (type $request))
   (alias export $types "response-outparam" (type $outparam))
 
@@ -92,6 +131,20 @@
   (alias export $types "[static]response-outparam.set" (func $set))
   (alias export $streams "[method]output-stream.blocking-write-and-flush" (func $write))
   (alias export $stdout "get-stdout" (func $get-stdout))
+  (alias export $types "[constructor]outgoing-request" (func $elsewhere))
+  (alias export $types "[method]outgoing-request.set-authority" (func $authority))
+  (alias export $types "[method]outgoing-request.set-path-with-query" (func $target))
+  (alias export $types "[method]future-incoming-response.subscribe" (func $subscribe))
+  (alias export $types "[method]future-incoming-response.get" (func $get))
+  (alias export $outgoing "handle" (func $send))
+  (alias export $poll "[method]pollable.block" (func $block))
+  (core func $elsewhere' (canon lower (func $elsewhere)))
+  (core func $authority' (canon lower (func $authority) (memory $mem)))
+  (core func $target' (canon lower (func $target) (memory $mem)))
+  (core func $subscribe' (canon lower (func $subscribe)))
+  (core func $get' (canon lower (func $get) (memory $mem) (realloc $realloc)))
+  (core func $send' (canon lower (func $send) (memory $mem) (realloc $realloc)))
+  (core func $block' (canon lower (func $block)))
   (core func $fields' (canon lower (func $fields)))
   (core func $response' (canon lower (func $response)))
   (core func $path'
@@ -116,6 +169,28 @@
     (import "h" "write" (func $write (param i32 i32 i32 i32)))
     (import "h" "stdout" (func $stdout (result i32)))
     (import "h" "drop-stream" (func $drop-stream (param i32)))
+    (import "h" "elsewhere" (func $elsewhere (param i32) (result i32)))
+    (import "h" "authority" (func $authority (param i32 i32 i32 i32) (result i32)))
+    (import "h" "target" (func $target (param i32 i32 i32 i32) (result i32)))
+    (import "h" "subscribe" (func $subscribe (param i32) (result i32)))
+    (import "h" "get" (func $get (param i32 i32)))
+    (import "h" "send" (func $send (param i32 i32 i32 i32)))
+    (import "h" "block" (func $block (param i32)))
+    (data (i32.const 1088) "127.0.0.1")
+    (data (i32.const 1104) "/")
+    ;; Traps unless a request to elsewhere is denied: case 15 of error-code.
+    (func $denied (local $request i32) (local $future i32)
+      (local.set $request (call $elsewhere (call $fields)))
+      (drop (call $authority (local.get $request) (i32.const 1) (i32.const 1088) (i32.const 9)))
+      (drop (call $target (local.get $request) (i32.const 1) (i32.const 1104) (i32.const 1)))
+      (call $send (local.get $request) (i32.const 0) (i32.const 0) (i32.const 128))
+      (if (i32.load8_u (i32.const 128)) (then (unreachable)))
+      (local.set $future (i32.load (i32.const 136)))
+      (call $block (call $subscribe (local.get $future)))
+      (call $get (local.get $future) (i32.const 192))
+      (if (i32.ne (i32.load8_u (i32.const 192)) (i32.const 1)) (then (unreachable)))
+      (if (i32.ne (i32.load8_u (i32.const 208)) (i32.const 1)) (then (unreachable)))
+      (if (i32.ne (i32.load8_u (i32.const 216)) (i32.const 15)) (then (unreachable))))
     (data (i32.const 1024) "hello from a component")
     (data (i32.const 1056) "a line of output\n")
     (func (export "handle") (param $request i32) (param $out i32)
@@ -125,6 +200,7 @@
       (if (i32.eq (local.get $what) (i32.const 116)) (then (unreachable)))
       (if (i32.eq (local.get $what) (i32.const 110)) (then (return)))
       (if (i32.eq (local.get $what) (i32.const 115)) (then (loop $forever (br $forever))))
+      (if (i32.eq (local.get $what) (i32.const 101)) (then (call $denied)))
       (local.set $stream (call $stdout))
       (call $write (local.get $stream) (i32.const 1056) (i32.const 17) (i32.const 64))
       (call $drop-stream (local.get $stream))
@@ -145,6 +221,13 @@
   (core instance $main (instantiate $Main
     (with "m" (instance $memory))
     (with "h" (instance
+      (export "elsewhere" (func $elsewhere'))
+      (export "authority" (func $authority'))
+      (export "target" (func $target'))
+      (export "subscribe" (func $subscribe'))
+      (export "get" (func $get'))
+      (export "send" (func $send'))
+      (export "block" (func $block'))
       (export "fields" (func $fields'))
       (export "response" (func $response'))
       (export "path" (func $path'))
