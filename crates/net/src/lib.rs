@@ -23,6 +23,7 @@ mod network;
 mod network_state;
 mod outbound;
 mod policy;
+mod policy_tables;
 mod program;
 mod proxy;
 mod rate_limiter;
@@ -36,6 +37,8 @@ mod slot_rules;
 mod slot_worker;
 mod sniff;
 mod special_ranges;
+#[cfg(test)]
+mod test_slot;
 mod upstream;
 mod veth;
 

@@ -158,6 +158,7 @@ impl Network {
             mtu: host::mtu_out(),
             connections,
             rules: Arc::new(SlotRules::new(&usual, connections, logs_refusals)),
+            policies: Arc::default(),
             usual,
             logs_refusals,
         };

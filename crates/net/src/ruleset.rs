@@ -74,6 +74,9 @@ impl RecordedRuleset {
     /// Puts it in force in the network namespace of this thread, as a whole or not at all. There it
     /// replaces the `inet` table named `replaced`, if there is one.
     pub fn apply(&self, replaced: Option<&str>) -> Result<(), NetError> {
+        if self.objects.is_empty() {
+            return Err(NetError::Unable("the recorded ruleset is empty".to_owned()));
+        }
         let mut batch = NetlinkBatch::default();
         let edge = header(0, SUBSYSTEM.into());
         batch.push("beginning a transaction", BATCH_BEGIN, 0, &edge);

@@ -19,7 +19,7 @@ use crate::forwarding;
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6};
 use crate::namespace;
 use crate::policy::EgressPolicy;
-use crate::program;
+use crate::policy_tables::PolicyTables;
 use crate::proxy::ProxyListeners;
 use crate::rtnetlink::{LOOPBACK_INDEX, LinkChange, RouteBatch, VethEnd};
 use crate::slot_layout::{self, IPV6_SYSCTL_DIR, TAP, UPLINK, knows_ipv6, prefix, range6, set};
@@ -70,6 +70,8 @@ pub(crate) struct SlotConfig {
     pub logs_refusals: bool,
     /// Rules of a new slot.
     pub rules: Arc<SlotRules>,
+    /// Tables of policies that are not the usual one.
+    pub policies: Arc<PolicyTables>,
 }
 
 impl SlotConfig {
@@ -334,7 +336,7 @@ pub(crate) fn enforce(
     policy: &EgressPolicy,
 ) -> Result<(), NetError> {
     let script = config.script(policy);
-    namespace::enter(&config.name(number), || program::nft(&script))
+    namespace::enter(&config.name(number), || config.policies.enforce(&script))
 }
 
 /// Opens the uplink of slot `number`; only the host's end is switched, so the state in the
@@ -393,3 +395,7 @@ pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
         tracing::warn!("removing the devices of network slots: {e}");
     }
 }
+
+#[cfg(test)]
+#[path = "slot_tests.rs"]
+mod tests;

@@ -55,8 +55,9 @@ impl SlotRules {
             }
             Recording::Made { ruleset, proven } => match replay(&ruleset, proven) {
                 Ok(()) => {
-                    let proven = true;
-                    *self.recording.lock() = Recording::Made { ruleset, proven };
+                    if let Recording::Made { proven, .. } = &mut *self.recording.lock() {
+                        *proven = true;
+                    }
                     Ok(())
                 }
                 Err(why) => {
@@ -87,9 +88,9 @@ impl SlotRules {
     }
 }
 
-/// Rules of every slot, whatever its policy: packets from the guest's interface must have its own addresses; of the
-/// namespace itself they reach DNS only, and the kernel does not track that: every question would
-/// be an entry in a table for a while.
+/// Rules of every slot, whatever its policy: packets from the guest's interface must have its own
+/// addresses; of the namespace itself they reach DNS only, and the kernel does not track that: every
+/// question would be an entry in a table for a while.
 fn script(logs_refusals: bool, connections: u32) -> String {
     let mac = guest::text(MAC);
     let [http, tls] = PROXY_PORTS;

@@ -1,54 +1,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 use super::*;
 use crate::device;
-use crate::policy::HostReachability;
+use crate::test_slot::{in_slot, list, policy};
 use jiffy_engine::NetworkRules;
-use nix::sched::{CloneFlags, unshare};
-use std::thread;
-
-/// Runs `work` on a thread in a network namespace of its own with the devices of a slot, if this
-/// machine and user can make one.
-fn in_slot<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
-    let able = nix::unistd::Uid::effective().is_root() && program::find("nft").is_some();
-    if !able {
-        eprintln!("skipped: network namespaces and `nft` are needed");
-        return None;
-    }
-    thread::scope(|scope| {
-        let inside = || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            let _tap = device::tap(TAP).unwrap();
-            work()
-        };
-        Some(scope.spawn(inside).join().unwrap())
-    })
-}
-
-fn policy(rules: &NetworkRules, ipv6: bool) -> EgressPolicy {
-    let reach = HostReachability {
-        ipv6,
-        ..HostReachability::default()
-    };
-    EgressPolicy::new(rules, &reach).unwrap()
-}
 
 fn usual(ipv6: bool) -> SlotRules {
     SlotRules::new(&policy(&NetworkRules::default(), ipv6), 4096, true)
-}
-
-fn listed() -> String {
-    program::run("nft", &["-j", "list", "ruleset"], "").unwrap()
-}
-
-/// `nft`'s list without the numbers that differ from slot to slot.
-fn without_handles(list: &str) -> String {
-    let mut value: serde_json::Value = serde_json::from_str(list).unwrap();
-    for object in value["nftables"].as_array_mut().unwrap() {
-        for (_, object) in object.as_object_mut().unwrap() {
-            object.as_object_mut().unwrap().remove("handle");
-        }
-    }
-    serde_json::to_string_pretty(&value).unwrap()
 }
 
 fn is_proven(rules: &SlotRules) -> bool {
@@ -64,7 +21,7 @@ fn replayed_rules_are_those_that_nft_makes() {
         let rules = usual(ipv6);
         let apply = || {
             rules.apply().unwrap();
-            without_handles(&listed())
+            list()
         };
         let Some(by_nft) = in_slot(apply) else {
             return;
@@ -82,7 +39,7 @@ fn replayed_rules_are_those_that_nft_makes() {
 fn rules_that_cannot_be_replayed_are_made_by_nft() {
     let expected = in_slot(|| {
         usual(true).apply().unwrap();
-        without_handles(&listed())
+        list()
     });
     let Some(expected) = expected else {
         return;
@@ -109,13 +66,13 @@ fn rules_that_cannot_be_replayed_are_made_by_nft() {
         let made = in_slot(|| {
             program::nft("table inet before { chain c { }; }").unwrap();
             rules.apply().unwrap();
-            without_handles(&listed())
+            list()
         });
         assert_eq!(made.unwrap(), expected, "{:?}", rules.recording);
         assert!(matches!(&*rules.recording.lock(), Recording::Useless));
         let again = in_slot(|| {
             rules.apply().unwrap();
-            without_handles(&listed())
+            list()
         });
         assert_eq!(again.unwrap(), expected);
     }
