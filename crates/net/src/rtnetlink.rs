@@ -84,13 +84,7 @@ impl RouteBatch {
 
     /// Changes the link of that index.
     pub fn set_link(&mut self, index: u32, change: &LinkChange) {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        if change.up {
-            message.header.flags = LinkFlags::Up;
-            message.header.change_mask = LinkFlags::Up;
-        }
-        let attributes = &mut message.attributes;
+        let mut attributes: Vec<LinkAttribute> = Vec::new();
         attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         attributes.extend(change.mtu.map(LinkAttribute::Mtu));
         if change.no_link_local {
@@ -98,8 +92,23 @@ impl RouteBatch {
             let inet6 = AfSpecUnspec::Inet6(vec![inet6]);
             attributes.push(LinkAttribute::AfSpecUnspec(vec![inet6]));
         }
-        let message = RouteNetlinkMessage::NewLink(message);
-        self.push(format!("changing link {index}"), 0, &message);
+        if !attributes.is_empty() {
+            let mut message = LinkMessage::default();
+            message.header.index = index;
+            message.attributes = attributes;
+            let message = RouteNetlinkMessage::NewLink(message);
+            self.push(format!("changing link {index}"), 0, &message);
+        }
+        if change.up {
+            // By itself: in one request the kernel switches the link on first, and gives it a
+            // link-local address then.
+            let mut message = LinkMessage::default();
+            message.header.index = index;
+            message.header.flags = LinkFlags::Up;
+            message.header.change_mask = LinkFlags::Up;
+            let message = RouteNetlinkMessage::NewLink(message);
+            self.push(format!("switching link {index} on"), 0, &message);
+        }
     }
 
     /// Makes a veth pair: `own`, of that index, in the namespace of this thread, and `peer` in

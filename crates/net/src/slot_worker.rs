@@ -32,8 +32,8 @@ pub(crate) struct ReleasedSlot {
     pub number: u32,
     /// Completed before the slot is removed.
     pub record: Option<Arc<ConnectionRecorder>>,
-    /// The daemon's descriptor of the tap. Closing the last one waits for the removal of the device:
-    /// if that were a VMM's, it would end later.
+    /// The daemon's descriptor of the tap. Closing the last one waits for the removal of the
+    /// device: if that were a VMM's, it would end later.
     pub tap: Option<File>,
 }
 
@@ -46,6 +46,11 @@ impl ReleasedSlot {
             tap: None,
         }
     }
+}
+
+/// Moment at which work is due that was asked for then, after that last use of the network.
+fn due(asked: Instant, last_use: Option<Instant>) -> Instant {
+    last_use.map_or(asked, |used| (used + QUIET_TIME).min(asked + MAX_DEFERRAL))
 }
 
 impl NetworkState {
@@ -92,7 +97,10 @@ impl NetworkState {
         loop {
             let woken = match asked {
                 None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(asked) => inbox.recv_timeout(self.time_until_due(asked)),
+                Some(asked) => {
+                    let due = due(asked, *self.last_use.lock());
+                    inbox.recv_timeout(due.saturating_duration_since(Instant::now()))
+                }
             };
             match woken {
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -123,14 +131,6 @@ impl NetworkState {
         });
         self.remove(unused.collect(), true);
         self.tear_down_if_unused();
-    }
-
-    /// Time until work that was asked for then is due.
-    fn time_until_due(&self, asked: Instant) -> Duration {
-        let latest = asked + MAX_DEFERRAL;
-        let quiet = self.last_use.lock().map(|used| used + QUIET_TIME);
-        let due = quiet.map_or(asked, |quiet| quiet.min(latest));
-        due.saturating_duration_since(Instant::now())
     }
 
     /// Makes one slot in advance. Returns true if that succeeded.
@@ -198,5 +198,21 @@ impl NetworkState {
                 self.claim.display()
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_waits_for_a_pause_but_not_for_long() {
+        let asked = Instant::now();
+        assert_eq!(due(asked, None), asked);
+        assert_eq!(due(asked, Some(asked)), asked + QUIET_TIME);
+        let long_after = asked + Duration::from_millis(500);
+        assert_eq!(due(asked, Some(long_after)), long_after + QUIET_TIME);
+        let later = asked + Duration::from_secs(5);
+        assert_eq!(due(asked, Some(later)), asked + MAX_DEFERRAL);
     }
 }
