@@ -11,6 +11,7 @@
 
 pub mod body;
 pub mod boot;
+pub mod calendar;
 pub mod cpu_sample;
 pub mod filesystem;
 pub mod link_socket;

@@ -2,8 +2,8 @@
 
 use super::message::EntryInfo;
 use super::metadata;
+use crate::calendar::format_time;
 use crate::users::Users;
-use jiff::Timestamp;
 use std::fs::{FileType, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -88,37 +88,4 @@ fn permissions(found: &Metadata) -> String {
         });
     }
     text
-}
-
-/// Time since 1970 in RFC 3339, in UTC and nanoseconds. Times that no calendar has are the last one.
-pub fn format_time(seconds: i64, nanoseconds: i64) -> String {
-    let nanoseconds = i32::try_from(nanoseconds).unwrap_or(0);
-    let time = Timestamp::new(seconds, nanoseconds).unwrap_or(Timestamp::MAX);
-    format!("{time:.9}")
-}
-
-/// Nanoseconds since the epoch of an RFC 3339 time.
-pub fn parse_time(text: &str) -> Option<u64> {
-    let time: Timestamp = text.parse().ok()?;
-    u64::try_from(time.as_nanosecond()).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_rfc_3339_both_ways() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00.000000000Z"),
-            (951_782_400, "2000-02-29T00:00:00.000000000Z"),
-            (4_107_542_399, "2100-02-28T23:59:59.000000000Z"),
-        ] {
-            assert_eq!(format_time(seconds, 0), text);
-            assert_eq!(parse_time(text), Some(seconds as u64 * 1_000_000_000));
-        }
-        assert_eq!(format_time(-1, 5), "1969-12-31T23:59:59.000000005Z");
-        assert_eq!(parse_time("1970-01-01T02:00:00.5+02:00"), Some(500_000_000));
-        assert_eq!(parse_time("yesterday"), None);
-    }
 }

@@ -2,12 +2,13 @@
 //! the level that the console shows.
 
 use super::oom::OomWatch;
+use crate::calendar::format_seconds;
 use crate::sys;
-use jiff::Timestamp;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::Interest;
 
 /// The kernel's log, read a record at a time.
@@ -60,13 +61,14 @@ impl OomVictim {
         })
     }
 
-    fn line(&self, at: Timestamp) -> String {
+    fn line(&self, at: SystemTime) -> String {
         let of = match self.in_group {
             true => "a control group of the guest".to_owned(),
             false => guest_memory_text(),
         };
         format!(
-            "{at:.0} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",
+            "{} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",
+            format_utc(at),
             self.pid,
             self.name,
             self.kib / 1024,
@@ -120,7 +122,7 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
                 on_kill();
                 if told < MAX_LINES {
                     told += 1;
-                    write_console(&victim.line(Timestamp::now()));
+                    write_console(&victim.line(SystemTime::now()));
                 }
             }
             // Records that were overwritten before they were read, or one that is too long.
@@ -144,7 +146,7 @@ impl CountedKills {
     pub fn child_ended(&mut self, pid: u32, command: Option<&str>) {
         if self.watch.happened() && self.told < MAX_LINES {
             self.told += 1;
-            let now = format!("{:.0}", Timestamp::now());
+            let now = format_utc(SystemTime::now());
             let of = guest_memory_text();
             write_console(&match command {
                 Some(command) => format!(
@@ -157,9 +159,16 @@ impl CountedKills {
     }
 }
 
+/// RFC 3339 in UTC, in seconds.
+fn format_utc(at: SystemTime) -> String {
+    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    format_seconds(i64::try_from(seconds).unwrap_or(i64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn a_kill_is_recognised_by_the_kernels_own_record_only() {
@@ -177,7 +186,7 @@ mod tests {
             ),
             (212, "my (odd) name", 478_208, false)
         );
-        let line = victim.line(Timestamp::from_second(1_795_444_999).unwrap());
+        let line = victim.line(UNIX_EPOCH + Duration::from_secs(1_795_444_999));
         assert!(
             line.starts_with(
                 "2026-11-23T14:43:19Z out of memory: the kernel killed process 212 \

@@ -31,7 +31,7 @@ pub async fn answer(
     let body = collect(request.into_body(), 1024 * 1024).await?;
     let init: InitRequest = request::parse(&body)?;
     if let Some(timestamp) = &init.timestamp {
-        let time = crate::filesystem::entry::parse_time(timestamp)
+        let time = crate::calendar::parse_time(timestamp)
             .ok_or_else(|| RestError::bad(format!("'{timestamp}' is no RFC 3339 time")))?;
         set_clock(time).map_err(|e| RestError::io("cannot set the clock", &e))?;
     }
