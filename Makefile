@@ -75,6 +75,11 @@ fuzz-brief: ## fuzz each target for 20 s
 lint: ## check formatting and lints; warnings are errors
 	@scripts/lint
 
+.PHONY: deny
+deny: ## check dependencies with cargo-deny (compiled first if it is missing, which takes minutes)
+	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
+	@cargo deny check
+
 .PHONY: docs
 docs: ## write the generated references anew, and the book (mdBook is built once)
 	@scripts/docs
