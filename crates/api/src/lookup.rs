@@ -117,7 +117,7 @@ impl<E: Engine> App<E> {
 
     fn snapshot_by_id(&self, caller: &Caller, id: &str) -> Option<SnapshotRecord> {
         let wanted = |s: &SnapshotRecord| s.id == id && self.shows(caller, s);
-        let all = self.sandboxes.snapshots_like(id);
+        let all = self.sandboxes.snapshots().like(id);
         all.into_iter().find(wanted)
     }
 
@@ -128,7 +128,7 @@ impl<E: Engine> App<E> {
         name: &str,
     ) -> Result<Option<SnapshotRecord>, ApiError> {
         let named = |s: &SnapshotRecord| s.name.as_deref() == Some(name) && self.shows(caller, s);
-        let all = self.sandboxes.snapshots_like(name).into_iter().rev();
+        let all = self.sandboxes.snapshots().like(name).into_iter().rev();
         for found in all.filter(named) {
             let own = match caller.bounds() {
                 Some(key) => found.owner.as_deref() == Some(key),
@@ -142,7 +142,7 @@ impl<E: Engine> App<E> {
     }
 
     fn snapshot_by_prefix(&self, id: &str) -> Option<SnapshotRecord> {
-        let mut all = self.sandboxes.snapshots_like(id);
+        let mut all = self.sandboxes.snapshots().like(id);
         all.retain(|s| s.id.starts_with(id));
         match (id.is_empty(), all.len()) {
             (false, 1) => all.pop(),
@@ -168,7 +168,7 @@ impl<E: Engine> App<E> {
         sandbox: &SandboxRecord,
         id: &str,
     ) -> Result<SnapshotRecord, ApiError> {
-        let lineage = self.sandboxes.snapshots(Some(&sandbox.id))?;
+        let lineage = self.sandboxes.snapshots().list(Some(&sandbox.id))?;
         match choose(&lineage, id, caller.is_owner()) {
             Some(found) => Ok(found),
             None => self.snapshot(caller, id),

@@ -135,10 +135,10 @@ impl Quota {
         let weak = sandboxes.downgrade();
         let host = move |owner: &str| {
             let sandboxes = weak.upgrade();
-            sandboxes.map_or_else(OwnerUsage::default, |s| s.usage_of(owner))
+            sandboxes.map_or_else(OwnerUsage::default, |s| s.budgets().usage(owner))
         };
         let weak = sandboxes.downgrade();
-        let disk_to_write = move || weak.upgrade()?.disk_to_write();
+        let disk_to_write = move || weak.upgrade()?.figures().disk_to_write();
         let quota = Arc::new(Self {
             keys,
             default_disk_mib,
@@ -151,7 +151,7 @@ impl Quota {
             exchange_share: OnceLock::new(),
             exchange_limits: Mutex::default(),
         });
-        sandboxes.limit_owners(Arc::new(Budgets(quota.clone())));
+        sandboxes.budgets().limit(Arc::new(Budgets(quota.clone())));
         quota
     }
 

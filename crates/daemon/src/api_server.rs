@@ -142,7 +142,7 @@ impl<E: Engine> ApiServer<E> {
             serde_json::to_value(status).unwrap_or_default()
         });
         let budgets = app.clone();
-        sandboxes.show_families(move || budgets.figures());
+        sandboxes.figures().show_families(move || budgets.figures());
         let guests = GatewaySandboxes::new(sandboxes.clone(), AutoResume::new(app.clone()), keys);
         let app = app.with_ports(Arc::new(guests.clone()));
         let shown = metrics::routes(&app, sandboxes.clone());

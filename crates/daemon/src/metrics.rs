@@ -20,7 +20,7 @@ const MAX_SCRAPER_CONNECTIONS: usize = 64;
 
 /// Adds the gateway's counters to the host's metrics.
 pub fn add_gateway_counters<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<GatewayCounters>) {
-    sandboxes.show_also(move || {
+    sandboxes.figures().show_also(move || {
         let counts = counters.totals();
         counts
             .each()
@@ -54,7 +54,7 @@ pub fn routes<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
 }
 
 fn render<E: Engine>(sandboxes: &Sandboxes<E>) -> Response {
-    let text = sandboxes.render_metrics();
+    let text = sandboxes.figures().render();
     ([(header::CONTENT_TYPE, OPEN_METRICS_TYPE)], text).into_response()
 }
 

@@ -49,9 +49,9 @@ impl DaemonStatus {
         began: Instant,
         listen: Option<String>,
     ) -> Self {
-        let promised = sandboxes.promised();
-        let (figures, limit) = sandboxes.host_figures();
-        let states = sandboxes.states().into_iter();
+        let promised = sandboxes.figures().promised();
+        let (figures, limit) = sandboxes.figures().host();
+        let states = sandboxes.figures().states().into_iter();
         let refused = promised.refused.into_iter();
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -60,10 +60,10 @@ impl DaemonStatus {
             listen,
             arguments: std::env::args().skip(2).collect(),
             sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
-            warm: sandboxes.warm(),
+            warm: sandboxes.pool().waiting(),
             rootless: missing_protections(),
             network: sandboxes.network(),
-            snapshots: sandboxes.snapshot_count(),
+            snapshots: sandboxes.snapshots().count(),
             memory_committed_mib: promised.memory_mib,
             memory_limit_mib: limit,
             memory_available_mib: figures.memory_available_mib,

@@ -76,12 +76,19 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     };
     let made = host.create(spec).await.unwrap();
     let id = made.id.clone();
-    let last = async || *host.metrics(&id, None, None).unwrap().last().unwrap();
+    let last = async || {
+        *host
+            .figures()
+            .history(&id, None, None)
+            .unwrap()
+            .last()
+            .unwrap()
+    };
     let idle = support::until("samples", last, |s| s.at_ms > made.changed_ms + 1000).await;
     assert!((1 << 20..100 << 20).contains(&idle.mem_used), "{idle:?}");
     assert_eq!((idle.mem_total, idle.cpu_count), (512 << 20, 2));
 
-    let asked = host.measure(&id).await.unwrap();
+    let asked = host.figures().measure(&id).await.unwrap();
     assert!(
         (256 << 20..=512 << 20).contains(&asked.mem_total),
         "{asked:?}"
@@ -110,9 +117,9 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     };
     let seen = support::until("work to show", last, busy).await;
     assert!(seen.cpu_used_pct <= 100.0, "{seen:?}");
-    let history = host.metrics(&id, None, None).unwrap();
+    let history = host.figures().history(&id, None, None).unwrap();
     assert!(history.is_sorted_by_key(|s| s.at_ms));
-    let text = host.render_metrics();
+    let text = host.figures().render();
     assert!(
         text.contains("jiffy_sandboxes{state=\"running\"} 1.0"),
         "{text}"

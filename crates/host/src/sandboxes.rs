@@ -8,6 +8,7 @@
 mod adopt;
 mod build_steps;
 mod change_settings;
+mod concerns;
 mod connection_history;
 mod create;
 mod entry;
@@ -25,11 +26,16 @@ mod removal;
 mod restart;
 mod rollback;
 mod snapshot_index;
+mod snapshot_removal;
 mod snapshot_upkeep;
 mod take_snapshot;
+mod template_retirement;
 mod template_snapshots;
 mod timeout;
 
+pub use concerns::{
+    BuildSteps, OwnerBudgets, SandboxFigures, Snapshots, TemplateSnapshots, WarmPool,
+};
 pub use create::{CreateSpec, SandboxSource};
 pub use error::{ErrorKind, OperationError};
 pub use fork::{ForkChild, ForkReport};
@@ -46,7 +52,7 @@ use crate::admission::{
 use crate::journal::{Journal, JournalChange, JournalError};
 use crate::metrics::Metrics;
 use crate::quota::OwnerQuota;
-use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
+use crate::records::{SandboxRecord, SandboxState};
 use entry::{EntryIndexes, SandboxEntry, lock};
 use gc::file_remover::{self, FileRemover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
@@ -100,7 +106,7 @@ struct SandboxesInner<E: Engine> {
     journal: Journal,
     entries: Mutex<BTreeMap<String, Arc<SandboxEntry<E::Guest>>>>,
     /// Complete snapshots. Locked before `entries` where both are.
-    snapshots: Mutex<SnapshotIndex>,
+    snapshot_index: Mutex<SnapshotIndex>,
     /// Held from a change of snapshots' records in memory or in the journal to that in the other,
     /// so that both see changes in one order, and no reader waits for the disk. Locked before
     /// `snapshots`.
@@ -195,7 +201,7 @@ impl<E: Engine> Sandboxes<E> {
             engine,
             journal,
             entries: Mutex::new(recovered.sandboxes.into_iter().map(entry).collect()),
-            snapshots: Mutex::new(recovered.snapshots.into_iter().collect()),
+            snapshot_index: Mutex::new(recovered.snapshots.into_iter().collect()),
             snapshot_changes: Mutex::default(),
             indexes,
             file_remover,
@@ -217,14 +223,14 @@ impl<E: Engine> Sandboxes<E> {
             site: options.site,
         }));
         file_remover::begin(Arc::downgrade(&this.0), removals);
-        this.gc_all_snapshots();
+        this.snapshots().gc_all();
         this.adopt(recovered.orphans).await?;
         this.keep_time();
         this.keep_samples(options.sample);
         this.spawn_gc(options.sweep);
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
         // Those that a daemon left before it came to it; sealed ones stay as they are.
-        for snapshot in lock(&this.0.snapshots).values().filter(|s| s.kept) {
+        for snapshot in lock(&this.0.snapshot_index).values().filter(|s| s.kept) {
             this.0.upkeep.seal(&snapshot.id);
         }
         Ok(this)
@@ -239,12 +245,12 @@ impl<E: Engine> Sandboxes<E> {
 
     /// One sandbox by its id or the beginning of it.
     pub fn get(&self, id: &str) -> Result<SandboxRecord, OperationError> {
-        Ok(self.entry(id)?.record())
+        Ok(self.0.entry(id)?.record())
     }
 
     /// One sandbox by its whole id.
     pub fn find(&self, id: &str) -> Option<SandboxRecord> {
-        lock(&self.0.entries).get(id).map(|e| e.record())
+        self.0.find(id)
     }
 
     /// Ids of the sandboxes of a key that were not killed.
@@ -280,7 +286,7 @@ impl<E: Engine> Sandboxes<E> {
         limit: Duration,
         wanted: impl Fn(&SandboxState) -> bool,
     ) -> Result<SandboxRecord, OperationError> {
-        let entry = self.entry(id)?;
+        let entry = self.0.entry(id)?;
         // One that is being killed may look broken for a moment.
         let settled = |state: &SandboxState| *state == SandboxState::Killed || !entry.is_ending();
         let until = entry.until(|record| settled(&record.state) && wanted(&record.state));
@@ -288,43 +294,6 @@ impl<E: Engine> Sandboxes<E> {
             Ok(record) => Ok(record),
             Err(_) => Ok(entry.record()),
         }
-    }
-
-    /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
-    /// from.
-    pub fn snapshots(&self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
-        let of = match sandbox {
-            Some(id) => {
-                let record = self.get(id)?;
-                Some((self.lineage(record.snapshot.as_deref()), record.id))
-            }
-            None => None,
-        };
-        let wanted = |s: &&SnapshotRecord| {
-            let mut of = of.iter();
-            of.all(|(lineage, sandbox)| s.sandbox == *sandbox || lineage.contains(&s.id))
-        };
-        let snapshots = lock(&self.0.snapshots);
-        let mut all: Vec<_> = snapshots.values().filter(wanted).cloned().collect();
-        drop(snapshots);
-        all.sort_by_key(|s| s.created_ms);
-        Ok(all)
-    }
-
-    /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
-    pub fn snapshots_like(&self, id: &str) -> Vec<SnapshotRecord> {
-        let snapshots = lock(&self.0.snapshots);
-        let by_id = snapshots.beginning_with(id);
-        let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
-        let mut found: Vec<_> = by_id.chain(by_name).cloned().collect();
-        drop(snapshots);
-        found.sort_by_key(|s| s.created_ms);
-        found
-    }
-
-    /// Returns the count of snapshots.
-    pub fn snapshot_count(&self) -> usize {
-        lock(&self.0.snapshots).len()
     }
 
     /// Describes the network of sandboxes on this host, in a few words.
@@ -335,22 +304,6 @@ impl<E: Engine> Sandboxes<E> {
     /// The engines that sandboxes can have here.
     pub fn engines(&self) -> Vec<EngineDescription> {
         self.0.engine.engines()
-    }
-
-    /// Returns the count of restored sandboxes in the warm pool.
-    pub fn warm(&self) -> usize {
-        self.0.pool.len()
-    }
-
-    /// Returns what was promised to sandboxes and the warm pool, and what was refused.
-    pub fn promised(&self) -> PromisedResources {
-        self.0.admission.promised()
-    }
-
-    /// Returns the free resources of the host, and what all guests together may grow to, in MiB.
-    pub fn host_figures(&self) -> (HostFigures, Option<u64>) {
-        let figures = self.0.admission.figures();
-        (figures, self.0.admission.memory_limit_mib(&figures))
     }
 
     /// A place for a guest of `size`. Those that only wait in the warm pool give way.
@@ -373,7 +326,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         port: u32,
     ) -> Result<tokio::net::UnixStream, OperationError> {
-        let entry = self.entry(id)?;
+        let entry = self.0.entry(id)?;
         let guest = entry.running(crate::records::SandboxOperation::Connect, "connect to")?;
         guest
             .connect(port)
@@ -388,7 +341,7 @@ impl<E: Engine> Sandboxes<E> {
     /// The process that isolates a running sandbox, and how often the processor left its guest for
     /// the host.
     pub async fn process(&self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
-        let entry = self.entry(id)?;
+        let entry = self.0.entry(id)?;
         let guest = entry.running(crate::records::SandboxOperation::Connect, "look at")?;
         let none = || EngineError::Unsupported {
             engine: guest.engine(),
@@ -403,7 +356,7 @@ impl<E: Engine> Sandboxes<E> {
     /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
     /// this process was there.
     pub fn console_tail(&self, id: &str) -> Result<Option<String>, OperationError> {
-        Ok(self.entry(id)?.console())
+        Ok(self.0.entry(id)?.console())
     }
 
     /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
@@ -478,6 +431,26 @@ impl<E: Engine> Sandboxes<E> {
             let record = entry.record_in(SandboxState::Broken { cause });
             Self(inner).record_write_behind(&entry, record);
         });
+    }
+}
+
+impl<E: Engine> WarmPool<'_, E> {
+    /// Returns the count of restored sandboxes in the warm pool.
+    pub fn waiting(self) -> usize {
+        self.0.pool.len()
+    }
+}
+
+impl<E: Engine> SandboxFigures<'_, E> {
+    /// Returns what was promised to sandboxes and the warm pool, and what was refused.
+    pub fn promised(self) -> PromisedResources {
+        self.0.admission.promised()
+    }
+
+    /// Returns the free resources of the host, and what all guests together may grow to, in MiB.
+    pub fn host(self) -> (HostFigures, Option<u64>) {
+        let figures = self.0.admission.figures();
+        (figures, self.0.admission.memory_limit_mib(&figures))
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) async fn metrics<E: Engine>(
     let since = start.map(|s| s * 1000);
     // To the end of that second.
     let until = end.map(|s| s * 1000 + 999);
-    let samples = app.sandboxes.metrics(&record.id, since, until)?;
+    let samples = app.sandboxes.figures().history(&record.id, since, until)?;
     Ok(Json(samples.iter().map(metric).collect()))
 }
 
@@ -103,13 +103,14 @@ pub(super) async fn all_metrics<E: Engine>(
             continue;
         };
         let fresh = match now {
-            true => app.sandboxes.usage_now(&record.id)?,
+            true => app.sandboxes.figures().now(&record.id)?,
             false => None,
         };
         let latest = match fresh {
             None => app
                 .sandboxes
-                .metrics(&record.id, None, None)?
+                .figures()
+                .history(&record.id, None, None)?
                 .last()
                 .copied(),
             fresh => fresh,

@@ -19,7 +19,7 @@ pub(super) async fn host<E: Engine>(
     if !caller.only_reads() {
         caller.require_admin("looking at the host")?;
     }
-    let (figures, limit) = app.sandboxes.host_figures();
+    let (figures, limit) = app.sandboxes.figures().host();
     let running = app.sandboxes.list();
     let running = running
         .iter()
@@ -28,7 +28,7 @@ pub(super) async fn host<E: Engine>(
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "running": running.count(),
-        "warm": app.sandboxes.warm(),
+        "warm": app.sandboxes.pool().waiting(),
         "network": app.sandboxes.network(),
         "memoryTotalMB": figures.memory_total_mib,
         "memoryAvailableMB": figures.memory_available_mib,
@@ -98,7 +98,7 @@ pub(super) async fn verify<E: Engine>(
 ) -> Result<Json<Value>, ApiError> {
     caller.require_admin("verifying a snapshot")?;
     let snapshot = app.snapshot(&caller, &id)?;
-    let found = app.sandboxes.verify_snapshot(&snapshot.id).await?;
+    let found = app.sandboxes.snapshots().verify(&snapshot.id).await?;
     let shown = serde_json::to_value(found);
     shown
         .map(Json)

@@ -32,7 +32,9 @@ pub(super) async fn list<E: Engine>(
     if !caller.only_reads() {
         caller.require_admin("looking at pools")?;
     }
-    Ok(Json(app.sandboxes.pools().iter().map(shown).collect()))
+    Ok(Json(
+        app.sandboxes.pool().sizes().iter().map(shown).collect(),
+    ))
 }
 
 /// `PUT /pools/{templateID}`: how many are to wait. They come up in the background.
@@ -48,6 +50,6 @@ pub(super) async fn set<E: Engine>(
     let wanted = wanted.ok_or_else(|| ApiError::invalid(format!("`size` must be 0 to {most}")))?;
     let info = app.template(&caller, &id)?;
     let name = info.reference();
-    let set = app.sandboxes.set_pool(&name, info.size, wanted);
+    let set = app.sandboxes.pool().set(&name, info.size, wanted);
     Ok(Json(shown(&set.await?)))
 }

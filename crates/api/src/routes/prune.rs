@@ -102,7 +102,7 @@ impl PrunePlan {
         }
         let alive = all.iter().filter(|s| s.state != SandboxState::Killed);
         let mut used: HashSet<String> = alive.map(|s| s.template.clone()).collect();
-        let snapshots = app.sandboxes.snapshots(None)?;
+        let snapshots = app.sandboxes.snapshots().list(None)?;
         let lasting = snapshots
             .iter()
             .filter(|s| s.purpose != SnapshotPurpose::Template);
@@ -122,7 +122,7 @@ impl PrunePlan {
             });
         }
         if plan.of.is_none() {
-            let idle = app.sandboxes.idle_template_snapshots(unused);
+            let idle = app.sandboxes.templates().idle(unused);
             let idle = idle
                 .into_iter()
                 .map(|s| of_snapshot(PruneKind::Snapshot, s));
@@ -200,7 +200,8 @@ impl PrunePlan {
             }
         }
         app.sandboxes
-            .retire_templates(&self.ids(PruneKind::Snapshot));
+            .templates()
+            .retire(&self.ids(PruneKind::Snapshot));
         self.items.retain(|item| item.kind != PruneKind::Image);
         self.items.retain(|item| !stayed.contains(&item.id));
         let Some(builder) = app.builder.clone() else {
@@ -226,13 +227,13 @@ impl PrunePlan {
 
     /// The same without snapshots that are still there, once the files of the others are gone.
     async fn without_what_stayed<E: Engine>(mut self, app: &App<E>) -> Result<Self, ApiError> {
-        let left = app.sandboxes.snapshots(None)?;
+        let left = app.sandboxes.snapshots().list(None)?;
         let left: HashSet<String> = left.into_iter().map(|s| s.id).collect();
         self.items.retain(|item| match item.kind {
             PruneKind::Snapshot | PruneKind::Step => !left.contains(&item.id),
             _ => true,
         });
-        app.sandboxes.removed_files().await;
+        app.sandboxes.snapshots().removed_files().await;
         Ok(self)
     }
 }

@@ -70,7 +70,7 @@ pub(super) async fn list<E: Engine>(
 ) -> Result<Response, ApiError> {
     let page = Page::from_query(&query)?;
     let everything = query.flag("all")? && caller.is_owner();
-    let mut found = app.sandboxes.snapshots(None)?;
+    let mut found = app.sandboxes.snapshots().list(None)?;
     found.retain(|s| match everything {
         true => true,
         false => s.purpose == jiffy_host::SnapshotPurpose::Asked && s.kept && app.shows(&caller, s),
@@ -79,7 +79,7 @@ pub(super) async fn list<E: Engine>(
         // Those taken of it, and those it descends from. A snapshot outlives its sandbox.
         let sandbox = app.sandbox(&caller, id, Liveness::Mendable).ok();
         let lineage = match &sandbox {
-            Some(sandbox) => app.sandboxes.snapshots(Some(&sandbox.id))?,
+            Some(sandbox) => app.sandboxes.snapshots().list(Some(&sandbox.id))?,
             None => Vec::new(),
         };
         let id = sandbox.as_ref().map_or(id, |sandbox| &sandbox.id);

@@ -161,8 +161,8 @@ pub(super) async fn delete<E: Engine>(
     };
     // Its owner is told what still needs it; clients expect that it is simply gone.
     match caller.is_owner() {
-        true => app.sandboxes.remove_snapshot(&snapshot.id)?,
-        false => app.sandboxes.release_snapshot(&snapshot.id)?,
+        true => app.sandboxes.snapshots().remove(&snapshot.id)?,
+        false => app.sandboxes.snapshots().release(&snapshot.id)?,
     };
     Ok(StatusCode::NO_CONTENT)
 }

@@ -291,13 +291,13 @@ async fn unused_build_data_expires() {
     let records = BuildRecords::open(home.path()).unwrap();
     let id = api.sandbox().await;
     for (key, days) in [("used", 2), ("unused", 8), ("forgotten", 15)] {
-        api.host.snapshot_step(&id, key).await.unwrap();
+        api.host.build_steps().snapshot(&id, key).await.unwrap();
         records.touch_step(key, now_ms() - days * DAY_MS).unwrap();
     }
     // Made now, by whoever does not write that down.
-    api.host.snapshot_step(&id, "new").await.unwrap();
+    api.host.build_steps().snapshot(&id, "new").await.unwrap();
     let keys = || -> Vec<String> {
-        let steps = api.host.steps().into_iter();
+        let steps = api.host.build_steps().list().into_iter();
         let mut keys: Vec<String> = steps.map(|s| s.fingerprint).collect();
         // They may be of the same millisecond.
         keys.sort();

@@ -330,7 +330,7 @@ async fn admins_set_the_size_of_pools() {
         (&set.body["templateID"], &set.body["size"]),
         (&json!("base"), &json!(2))
     );
-    until("the pool to fill", || api.host.warm() == 2).await;
+    until("the pool to fill", || api.host.pool().waiting() == 2).await;
     assert_eq!(api.get("/pools").await.expect(200).body[0]["ready"], 2);
     let made = api
         .post("/v2/sandboxes", json!({ "templateID": "base" }))
@@ -340,7 +340,7 @@ async fn admins_set_the_size_of_pools() {
     api.put("/pools/base", json!({ "size": 0 }))
         .await
         .expect(200);
-    assert_eq!(api.host.warm(), 0);
+    assert_eq!(api.host.pool().waiting(), 0);
     api.put("/pools/nope", json!({ "size": 1 }))
         .await
         .expect(404);

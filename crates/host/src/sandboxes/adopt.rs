@@ -36,7 +36,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         guest: Result<E::Guest, EngineError>,
     ) -> Result<(), OperationError> {
-        let entry = self.entry(id)?;
+        let entry = self.0.entry(id)?;
         match guest {
             Ok(guest) => {
                 let guest = Arc::new(guest);

@@ -13,7 +13,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         change: impl FnOnce(&mut SandboxSettings) + Send + 'static,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("change_terms", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             let mut record = entry.record();

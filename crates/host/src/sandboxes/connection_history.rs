@@ -36,7 +36,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Returns the connections that a sandbox made or tried while this daemon has had it: the
     /// newest, oldest first.
     pub async fn connections(&self, id: &str) -> Result<ConnectionRecords, OperationError> {
-        let entry = self.entry(id)?;
+        let entry = self.0.entry(id)?;
         // Guests are asked in the order in which they lived.
         let (mut all, last) = lock(&entry.reached).all();
         let logs = [last, entry.connections()];

@@ -3,7 +3,7 @@
 use super::entry::{SandboxEntry, lock};
 use super::pause_resume::WakeOptions;
 use super::timeout::deadline_in;
-use super::{OperationError, Sandboxes};
+use super::{OperationError, Sandboxes, Snapshots};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
@@ -121,13 +121,13 @@ impl<E: Engine> Sandboxes<E> {
                     forked_from: None,
                 };
                 let new = self.enter(reservation, new)?;
-                let origin = self.origin_in_template(engine, &template, size);
+                let origin = self.templates().origin(engine, &template, size);
                 let origin = origin.await;
                 self.bring_up(new, asked, origin).await
             }
             SandboxSource::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
             SandboxSource::Snapshot(id) => {
-                let (snapshot, _pin) = self.pin(&id)?;
+                let (snapshot, _pin) = self.snapshots().pin(&id)?;
                 if let (Some(wanted), Some(own)) = (spec.engine, &snapshot.engine)
                     && wanted != *own
                 {
@@ -156,7 +156,8 @@ impl<E: Engine> Sandboxes<E> {
                 };
                 let new = self.enter(reservation, new)?;
                 let origin = self
-                    .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
+                    .snapshots()
+                    .origin(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;
                 self.bring_up(new, asked, origin).await
             }
@@ -185,23 +186,6 @@ impl<E: Engine> Sandboxes<E> {
     async fn default_size(&self, template: &str) -> Result<SandboxSize, OperationError> {
         let size = self.0.engine.default_size(template).await;
         size.map_err(OperationError::engine(format!("use template `{template}`")))
-    }
-
-    pub(super) async fn origin_in_snapshot(
-        &self,
-        template: &str,
-        id: &str,
-        mode: BootMode,
-    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
-        self.shorten_lineage(id).await?;
-        let unassigned = self.0.engine.restore(template, id).await;
-        Ok(GuestOrigin {
-            unassigned: unassigned
-                .map_err(OperationError::engine(format!("restore snapshot {id}")))?,
-            mode,
-            snapshot: Some(id.to_owned()),
-            revive_reason: None,
-        })
     }
 
     /// Enters a sandbox that is being made. The journal hears of it when it is up: until then there
@@ -281,7 +265,7 @@ impl<E: Engine> Sandboxes<E> {
         revive_reason: ReviveReason,
     ) -> Result<SandboxRecord, OperationError> {
         let mode = BootMode::Snapshot;
-        let result = match self.origin_in_snapshot(template, snapshot, mode).await {
+        let result = match self.snapshots().origin(template, snapshot, mode).await {
             Ok(origin) => {
                 let origin = GuestOrigin {
                     revive_reason: Some(revive_reason),
@@ -321,7 +305,10 @@ impl<E: Engine> Sandboxes<E> {
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;
         let guest = Arc::new(guest);
         if origin.mode == BootMode::Cold {
-            let started = self.start_up(&entry.record().template, &guest).await;
+            let started = self
+                .templates()
+                .start_up(&entry.record().template, &guest)
+                .await;
             if let Err(e) = started {
                 guest.stop().await;
                 return Err(e);
@@ -373,5 +360,25 @@ impl<E: Engine> Sandboxes<E> {
             before.stop().await;
         }
         Ok(record)
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// A guest of snapshot `id` that waits for its identity.
+    pub(super) async fn origin(
+        self,
+        template: &str,
+        id: &str,
+        mode: BootMode,
+    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
+        self.shorten_lineage(id).await?;
+        let unassigned = self.0.engine.restore(template, id).await;
+        Ok(GuestOrigin {
+            unassigned: unassigned
+                .map_err(OperationError::engine(format!("restore snapshot {id}")))?,
+            mode,
+            snapshot: Some(id.to_owned()),
+            revive_reason: None,
+        })
     }
 }

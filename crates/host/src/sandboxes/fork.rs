@@ -40,7 +40,7 @@ impl<E: Engine> Sandboxes<E> {
                 most: MAX_FORK_CHILDREN,
             });
         }
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("fork", &entry.id(), async move {
             let (mut sandbox, snapshot, _pin) = {
                 let _op_guard = entry.op_lock.lock().await;
@@ -48,7 +48,7 @@ impl<E: Engine> Sandboxes<E> {
                     .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork")
                     .await?;
                 // The parent itself holds on to the snapshot as long as its turn is ours.
-                let (snapshot, pin) = this.pin(&taken.id)?;
+                let (snapshot, pin) = this.snapshots().pin(&taken.id)?;
                 (entry.record(), snapshot, pin)
             };
             if let Some(timeout) = timeout {
@@ -99,7 +99,8 @@ impl<E: Engine> Sandboxes<E> {
         };
         let new = self.enter(reservation, new)?;
         let origin = self
-            .origin_in_snapshot(template, snapshot, BootMode::Fork)
+            .snapshots()
+            .origin(template, snapshot, BootMode::Fork)
             .await;
         self.bring_up(new, asked, origin).await
     }

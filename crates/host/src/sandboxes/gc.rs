@@ -4,17 +4,17 @@
 //! their own ([`file_remover`]). What a daemon that ends does not come to is removed by the sweep
 //! of the next ([`periodic`]), which runs while that one serves.
 
-use super::Sandboxes;
+use super::Snapshots;
 use jiffy_engine::Engine;
 
 pub(super) mod file_remover;
 mod periodic;
 mod unneeded;
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> Snapshots<'_, E> {
     /// Waits until the files of all snapshots that were removed are gone, as far as they can be
     /// removed now.
-    pub async fn removed_files(&self) {
+    pub async fn removed_files(self) {
         self.0.file_remover.done().await;
     }
 }

@@ -1,8 +1,8 @@
 //! Finding sandboxes and snapshots by id, and holding on to snapshots.
 
 use super::entry::{SandboxEntry, lock};
-use super::{OperationError, Sandboxes, SandboxesInner};
-use crate::records::SnapshotRecord;
+use super::{OperationError, SandboxesInner, Snapshots};
+use crate::records::{SandboxRecord, SnapshotRecord};
 use jiffy_engine::Engine;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -67,9 +67,10 @@ fn beginning_with<'a, T>(
     keys.take_while(move |key| key.starts_with(prefix))
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> SandboxesInner<E> {
+    /// One sandbox by its id or the beginning of it.
     pub(super) fn entry(&self, id: &str) -> Result<Arc<SandboxEntry<E::Guest>>, OperationError> {
-        let entries = lock(&self.0.entries);
+        let entries = lock(&self.entries);
         if let Some(entry) = entries.get(id) {
             return Ok(entry.clone());
         }
@@ -82,10 +83,61 @@ impl<E: Engine> Sandboxes<E> {
         })
     }
 
+    /// Record of one sandbox by its whole id.
+    pub(super) fn find(&self, id: &str) -> Option<SandboxRecord> {
+        lock(&self.entries).get(id).map(|entry| entry.record())
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
+    /// from.
+    pub fn list(self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
+        let of = match sandbox {
+            Some(id) => {
+                let record = self.0.entry(id)?.record();
+                Some((self.lineage(record.snapshot.as_deref()), record.id))
+            }
+            None => None,
+        };
+        let wanted = |s: &&SnapshotRecord| {
+            let mut of = of.iter();
+            of.all(|(lineage, sandbox)| s.sandbox == *sandbox || lineage.contains(&s.id))
+        };
+        let snapshots = lock(&self.0.snapshot_index);
+        let mut all: Vec<_> = snapshots.values().filter(wanted).cloned().collect();
+        drop(snapshots);
+        all.sort_by_key(|s| s.created_ms);
+        Ok(all)
+    }
+
+    /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
+    pub fn like(self, id: &str) -> Vec<SnapshotRecord> {
+        let snapshots = lock(&self.0.snapshot_index);
+        let by_id = snapshots.beginning_with(id);
+        let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
+        let mut found: Vec<_> = by_id.chain(by_name).cloned().collect();
+        drop(snapshots);
+        found.sort_by_key(|s| s.created_ms);
+        found
+    }
+
+    /// Returns the count of snapshots.
+    pub fn count(self) -> usize {
+        lock(&self.0.snapshot_index).len()
+    }
+
+    /// Ids of the snapshots that are `wanted`.
+    pub(super) fn ids_of(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
+        let snapshots = lock(&self.0.snapshot_index);
+        let wanted = snapshots.values().filter(|s| wanted(s));
+        wanted.map(|s| s.id.clone()).collect()
+    }
+
     /// A snapshot by its id, the beginning of it, or its name, held on to.
-    pub(super) fn pin(&self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+    pub(super) fn pin(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
         const LIST: &str = "jiffy snapshots";
-        let snapshots = lock(&self.0.snapshots);
+        let snapshots = lock(&self.0.snapshot_index);
         // An id first: a name that somebody made like another one's id does not stand in for it.
         let named: Vec<_> = match snapshots.get(id) {
             Some(exact) => vec![exact],
@@ -117,7 +169,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Holds on to a snapshot, also to one that is only being taken: between its completion and the
     /// record of the sandbox that it is of, nothing else says that it is needed.
-    pub(super) fn hold(&self, id: &str) -> SnapshotPin<E> {
+    pub(super) fn hold(self, id: &str) -> SnapshotPin<E> {
         *lock(&self.0.pins).entry(id.to_owned()).or_insert(0) += 1;
         SnapshotPin {
             inner: self.0.clone(),
@@ -126,8 +178,8 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// `id` and everything below it.
-    pub(super) fn lineage(&self, id: Option<&str>) -> HashSet<String> {
-        let snapshots = lock(&self.0.snapshots);
+    pub(super) fn lineage(self, id: Option<&str>) -> HashSet<String> {
+        let snapshots = lock(&self.0.snapshot_index);
         let mut lineage = HashSet::new();
         let mut next = id.map(str::to_owned);
         while let Some(id) = next {

@@ -95,7 +95,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         name: Option<String>,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("rename", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             let mut record = entry.record();

@@ -1,7 +1,9 @@
 //! Operations under way and their durations, and resources that sandboxes use.
 
 use super::entry::{SandboxEntry, lock};
-use super::{OperationError, Sandboxes, SandboxesInner, detached};
+use super::{
+    OperationError, SandboxFigures, Sandboxes, SandboxesInner, Snapshots, WarmPool, detached,
+};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::records::SandboxState;
 use crate::usage::UsageSample;
@@ -101,21 +103,36 @@ impl<E: Engine> Sandboxes<E> {
         idle
     }
 
+    /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
+    pub(super) fn keep_samples(&self, every: Duration) {
+        let inner = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                if sample_all(&inner).await.is_none() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+impl<E: Engine> SandboxFigures<'_, E> {
     /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the
     /// host saw it, oldest first.
-    pub fn metrics(
-        &self,
+    pub fn history(
+        self,
         id: &str,
         start_ms: Option<u64>,
         end_ms: Option<u64>,
     ) -> Result<Vec<UsageSample>, OperationError> {
-        Ok(lock(&self.entry(id)?.history).between(start_ms, end_ms))
+        Ok(lock(&self.0.entry(id)?.history).between(start_ms, end_ms))
     }
 
     /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a
     /// moment.
-    pub async fn measure(&self, id: &str) -> Result<UsageSample, OperationError> {
-        let entry = self.entry(id)?;
+    pub async fn measure(self, id: &str) -> Result<UsageSample, OperationError> {
+        let entry = self.0.entry(id)?;
         let guest = entry.running(crate::records::SandboxOperation::Connect, "measure")?;
         let record = entry.record();
         let agent = AgentClient::new(move || {
@@ -150,20 +167,20 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Returns what a sandbox uses now, as the host sees it; none: it does not run. Wakes no guest.
-    pub fn usage_now(&self, id: &str) -> Result<Option<UsageSample>, OperationError> {
-        let entry = self.entry(id)?;
+    pub fn now(self, id: &str) -> Result<Option<UsageSample>, OperationError> {
+        let entry = self.0.entry(id)?;
         let usage = entry.guest().and_then(|guest| guest.usage());
         let history = lock(&entry.history);
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
 
     /// Returns the durations of boots, by mode.
-    pub fn boot_times(&self) -> Vec<BootTimes> {
+    pub fn boot_times(self) -> Vec<BootTimes> {
         self.0.metrics.boots()
     }
 
     /// Returns the count of sandboxes in each state that is in use.
-    pub fn states(&self) -> BTreeMap<&'static str, usize> {
+    pub fn states(self) -> BTreeMap<&'static str, usize> {
         let mut states = BTreeMap::new();
         for entry in lock(&self.0.entries).values() {
             *states.entry(entry.state_name()).or_insert(0) += 1;
@@ -172,18 +189,18 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Shows what `source` tells beside the figures of this host, at every scrape.
-    pub fn show_also(&self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
+    pub fn show_also(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
         lock(&self.0.sources).push(Box::new(source));
     }
 
     /// Shows the families that `source` tells, at every scrape.
-    pub fn show_families(&self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
+    pub fn show_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
         lock(&self.0.families).push(Box::new(source));
     }
 
     /// All figures in the text that Prometheus scrapes
     /// (`application/openmetrics-text; version=1.0.0`).
-    pub fn render_metrics(&self) -> String {
+    pub fn render(self) -> String {
         let mut now = CurrentFigures::new();
         let mut states: BTreeMap<&'static str, usize> = SandboxState::NAMES
             .into_iter()
@@ -195,7 +212,7 @@ impl<E: Engine> Sandboxes<E> {
         now.add(
             "warm_pool",
             "Restored sandboxes that wait for their creator",
-            self.warm() as f64,
+            WarmPool(self.0).waiting() as f64,
         );
         let promised = self.promised();
         now.add(
@@ -209,7 +226,7 @@ impl<E: Engine> Sandboxes<E> {
             "reason",
             promised.refused.iter().map(|(why, n)| (why.name(), *n)),
         );
-        let (figures, limit) = self.host_figures();
+        let (figures, limit) = self.host();
         let mut mib = |name, help, value: Option<u64>| {
             if let Some(value) = value {
                 now.add(name, help, value.saturating_mul(1 << 20) as f64);
@@ -250,7 +267,7 @@ impl<E: Engine> Sandboxes<E> {
         now.add(
             "snapshots",
             "Snapshots there are",
-            self.snapshot_count() as f64,
+            Snapshots(self.0).count() as f64,
         );
         let bytes = self.0.snapshot_bytes.load(Ordering::Relaxed);
         now.add(
@@ -265,19 +282,6 @@ impl<E: Engine> Sandboxes<E> {
             source().iter().for_each(|family| now.family(family));
         }
         self.0.metrics.render(now)
-    }
-
-    /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
-    pub(super) fn keep_samples(&self, every: Duration) {
-        let inner = Arc::downgrade(&self.0);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                if sample_all(&inner).await.is_none() {
-                    return;
-                }
-            }
-        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! Shares of the host that one owner's sandboxes and snapshots have.
 
 use super::entry::lock;
-use super::{OperationError, Sandboxes};
+use super::{OperationError, OwnerBudgets, SandboxFigures, Snapshots};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::sandbox_settings::OnTimeout;
@@ -63,31 +63,24 @@ fn most_bytes(size: SandboxSize) -> u64 {
     guest + guest / 512 + SNAPSHOT_OVERHEAD
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> OwnerBudgets<'_, E> {
     /// Limits what is made for owners by their budgets from now on.
-    pub fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
+    pub fn limit(self, quota: Arc<dyn OwnerQuota>) {
         *lock(&self.0.quota) = Some(quota);
     }
 
-    /// Bytes that may be written to the data directory's disk beside what guests were promised;
-    /// none: the host does not tell.
-    pub fn disk_to_write(&self) -> Option<u64> {
-        let mib = self.0.admission.disk_to_write_mib()?;
-        Some(mib.saturating_mul(1 << 20))
-    }
-
-    fn quota(&self) -> Option<Arc<dyn OwnerQuota>> {
+    fn quota(self) -> Option<Arc<dyn OwnerQuota>> {
         lock(&self.0.quota).clone()
     }
 
     /// Returns what sandboxes and snapshots of `owner` take. It is counted from the records
     /// themselves, a few microseconds for a thousand of them, so that it cannot drift from what
     /// there is.
-    pub fn usage_of(&self, owner: &str) -> OwnerUsage {
+    pub fn usage(self, owner: &str) -> OwnerUsage {
         let mut used = OwnerUsage::default();
         let owned_by = |of: &Option<String>| of.as_deref() == Some(owner);
         {
-            let snapshots = lock(&self.0.snapshots);
+            let snapshots = lock(&self.0.snapshot_index);
             for snapshot in snapshots.values().filter(|s| owned_by(&s.owner)) {
                 used.snapshots += u64::from(snapshot.is_counted());
                 let bytes = match snapshot.purpose {
@@ -119,7 +112,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Room for `amount` in the budget of `owner`.
     pub(super) async fn reserve(
-        &self,
+        self,
         owner: Option<&str>,
         request: QuotaRequest,
     ) -> Result<QuotaPermit, OperationError> {
@@ -131,7 +124,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Room for the snapshot `draft` of `sandbox`, which pauses it if that is its purpose.
     pub(super) async fn reserve_snapshot(
-        &self,
+        self,
         draft: &SnapshotRecord,
         sandbox: &SandboxRecord,
     ) -> Result<QuotaPermit, OperationError> {
@@ -148,11 +141,22 @@ impl<E: Engine> Sandboxes<E> {
         };
         self.reserve(draft.owner.as_deref(), request).await
     }
+}
 
+impl<E: Engine> SandboxFigures<'_, E> {
+    /// Bytes that may be written to the data directory's disk beside what guests were promised;
+    /// none: the host does not tell.
+    pub fn disk_to_write(self) -> Option<u64> {
+        let mib = self.0.admission.disk_to_write_mib()?;
+        Some(mib.saturating_mul(1 << 20))
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
     /// Makes a snapshot with a long lineage independent of it, so that it is restored fast, if its
     /// owner's budget has room for how much larger that makes it. Without room it is restored as it
     /// is.
-    pub(super) async fn shorten_lineage(&self, id: &str) -> Result<(), OperationError> {
+    pub(super) async fn shorten_lineage(self, id: &str) -> Result<(), OperationError> {
         // A look at the disk that almost no restore needs.
         if self.lineage(Some(id)).len() <= LOOK_AT_LINEAGE {
             return Ok(());
@@ -161,7 +165,7 @@ impl<E: Engine> Sandboxes<E> {
         let Some(growth) = engine.merge_growth(id) else {
             return Ok(());
         };
-        let owner = lock(&self.0.snapshots)
+        let owner = lock(&self.0.snapshot_index)
             .get(id)
             .and_then(|s| s.owner.clone());
         let request = QuotaRequest {
@@ -171,7 +175,7 @@ impl<E: Engine> Sandboxes<E> {
             },
             disk_floor: None,
         };
-        let permit = match (&owner, self.quota()) {
+        let permit = match (&owner, OwnerBudgets(self.0).quota()) {
             (Some(owner), Some(quota)) => quota.try_reserve(owner, request),
             _ => Ok(QuotaPermit::unlimited()),
         };
@@ -184,20 +188,20 @@ impl<E: Engine> Sandboxes<E> {
         };
         let merged = engine.merge(id).await;
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
-        self.measure_snapshot(id);
+        self.measure(id);
         // The snapshot below may have no owner now.
-        let parent = lock(&self.0.snapshots)
+        let parent = lock(&self.0.snapshot_index)
             .get(id)
             .and_then(|s| s.parent.clone());
-        self.gc_snapshots(parent);
+        self.gc(parent);
         Ok(())
     }
 
     /// Notes how large a snapshot has become.
-    fn measure_snapshot(&self, id: &str) {
+    fn measure(self, id: &str) {
         let Some(bytes) = self.0.engine.snapshot_size(id) else {
             return;
         };
-        self.update_snapshot(id, |snapshot| snapshot.bytes = bytes);
+        self.update(id, |snapshot| snapshot.bytes = bytes);
     }
 }

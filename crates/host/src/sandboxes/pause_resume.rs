@@ -49,7 +49,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory
     /// is free afterwards.
     pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("pause", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             this.pause_held(&entry).await
@@ -64,24 +64,27 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
-        let draft = self.draft(&sandbox, SnapshotPurpose::Pause, None)?;
+        let draft = self
+            .snapshots()
+            .draft(&sandbox, SnapshotPurpose::Pause, None)?;
         let left = draft.parent.clone();
         // Held until it counts as paused.
-        let permit = self.reserve_snapshot(&draft, &sandbox).await?;
-        let pin = self.hold(&draft.id);
+        let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
+        let pin = self.snapshots().hold(&draft.id);
         let paused = SandboxRecord {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(SandboxState::Paused)
         };
-        self.take(&guest, draft, AfterSnapshot::Stop, &permit, |_| {
-            vec![JournalChange::Sandbox(paused.clone())]
-        })
-        .await?;
+        self.snapshots()
+            .take(&guest, draft, AfterSnapshot::Stop, &permit, |_| {
+                vec![JournalChange::Sandbox(paused.clone())]
+            })
+            .await?;
         entry.replace_guest(None);
         entry.set_record(paused.clone());
         drop((pin, permit));
         guest.stop().await;
-        self.gc_snapshots(left);
+        self.snapshots().gc(left);
         Ok(paused)
     }
 
@@ -96,7 +99,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         options: WakeOptions,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("resume", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             entry.allow(SandboxOperation::Resume, "resume")?;
@@ -108,7 +111,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran
     /// stays.
     pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             let record = entry.record();
@@ -129,7 +132,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         time: AwakeTime,
     ) -> Result<(SandboxRecord, bool), OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             if entry.record().state == SandboxState::Running {
@@ -151,7 +154,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         time: AwakeTime,
     ) -> Result<Option<SandboxRecord>, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("keep_awake", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             match entry.record().state {

@@ -4,7 +4,7 @@
 //! handed out, and what was handed out never comes back.
 
 use super::entry::lock;
-use super::{OperationError, Sandboxes, detached};
+use super::{OperationError, Sandboxes, WarmPool, detached};
 use crate::admission::{Occupant, Reservation};
 use crate::site;
 use jiffy_engine::{Engine, EngineError, SandboxSize, UnassignedGuest};
@@ -200,32 +200,36 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> WarmPool<'_, E> {
     /// Returns the counts of sandboxes, for each template that has a pool.
-    pub fn pools(&self) -> Vec<PoolSize> {
+    pub fn sizes(self) -> Vec<PoolSize> {
         self.0.pool.sizes()
     }
 
     /// Has `wanted` sandboxes of `template` wait, for each size in use and for `size`. They come up
     /// in the background; those that are too many end. The choice is not kept beyond the daemon's
     /// life.
-    pub async fn set_pool(
-        &self,
+    pub async fn set(
+        self,
         template: &str,
         size: SandboxSize,
         wanted: usize,
     ) -> Result<PoolSize, OperationError> {
         size.check()?;
-        let (this, template) = (self.clone(), template.to_owned());
+        let (this, template) = (Sandboxes(self.0.clone()), template.to_owned());
         detached(async move {
             let buckets = this.0.pool.choose(&template, wanted);
             for (fingerprint, snapshot) in buckets {
-                this.refill(&fingerprint, &template, &snapshot);
+                this.pool().refill(&fingerprint, &template, &snapshot);
             }
             if wanted > 0 {
-                this.cache_template_snapshot(&template, size).await?;
+                this.templates().cache(&template, size).await?;
             }
-            let own = this.pools().into_iter().find(|p| p.template == template);
+            let own = this
+                .pool()
+                .sizes()
+                .into_iter()
+                .find(|p| p.template == template);
             Ok(own.unwrap_or_default())
         })
         .await
@@ -233,7 +237,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// A guest of a template's snapshot that has been used once, and waits.
     async fn restore_to_wait(
-        &self,
+        self,
         template: &str,
         snapshot: &str,
     ) -> Result<E::UnassignedGuest, EngineError> {
@@ -243,7 +247,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Fills the shelf in the background, once it is quiet.
-    pub(super) fn refill(&self, fingerprint: &str, template: &str, snapshot: &str) {
+    pub(super) fn refill(self, fingerprint: &str, template: &str, snapshot: &str) {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
@@ -256,14 +260,14 @@ impl<E: Engine> Sandboxes<E> {
             };
             this.0.pool.quiet(&fingerprint).await;
             loop {
-                let Ok((record, _pin)) = this.pin(&snapshot) else {
+                let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
                     break;
                 };
                 // A refusal is no error here: the next create looks again.
                 let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
-                let more = match this.restore_to_wait(&template, &snapshot).await {
+                let more = match this.pool().restore_to_wait(&template, &snapshot).await {
                     Ok(unassigned) => {
                         let unassigned = (unassigned, reservation);
                         this.0

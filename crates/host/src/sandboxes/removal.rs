@@ -3,18 +3,15 @@
 use super::entry::{SandboxEntry, lock};
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
-use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
+use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, Guest};
 use std::collections::HashSet;
-
-/// Users of a snapshot that the refusal to remove it names.
-const MAX_NAMED_USERS: usize = 5;
 
 impl<E: Engine> Sandboxes<E> {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
     /// twice is no error.
     pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("kill", &entry.id(), async move {
             entry.set_ending(true);
             // Before its turn: an operation that waits for this guest fails at once.
@@ -54,13 +51,13 @@ impl<E: Engine> Sandboxes<E> {
             // Its making failed, or its record was removed: the journal hears no more of it.
             entry.set_record(record.clone());
         }
-        self.gc_snapshots(record.snapshot.clone());
+        self.snapshots().gc(record.snapshot.clone());
         Ok(record)
     }
 
     /// Kills a sandbox and forgets it. Snapshots that were asked for stay.
     pub async fn remove(&self, id: &str) -> Result<SandboxRecord, OperationError> {
-        let entry = self.entry(id)?;
+        let entry = self.0.entry(id)?;
         let record = self.kill(&entry.id()).await?;
         // Another kill that is under way must not write it down again.
         let _op_guard = entry.op_lock.lock().await;
@@ -68,65 +65,6 @@ impl<E: Engine> Sandboxes<E> {
         self.0.journal.commit_write_behind(&[change]);
         lock(&self.0.entries).remove(&record.id);
         Ok(record)
-    }
-
-    /// Removes a snapshot that nothing runs from and nothing descends from.
-    pub fn remove_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
-        let (record, pin) = self.pin(id)?;
-        if let Some(user) = self.user_of(&record.id) {
-            return Err(OperationError::InUse {
-                id: record.id,
-                user,
-            });
-        }
-        if let Some(dropped) = self.update_snapshot(&record.id, |s| s.kept = false) {
-            self.0.pool.drop_bucket(&dropped.fingerprint);
-        }
-        drop(pin);
-        self.gc_snapshots([record.id.clone()]);
-        Ok(record)
-    }
-
-    /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs,
-    /// sleeps or descends from it.
-    pub fn release_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
-        let (record, pin) = self.pin(id)?;
-        self.update_snapshot(&record.id, |s| {
-            s.kept = false;
-            s.name = None;
-        });
-        drop(pin);
-        self.gc_snapshots([record.id.clone()]);
-        Ok(record)
-    }
-
-    /// Describes what needs a snapshot: sandboxes with their names, and snapshots.
-    fn user_of(&self, id: &str) -> Option<String> {
-        let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
-        let sandboxes = sandboxes.into_iter().map(|id| {
-            let name = self.find(&id).and_then(|record| record.name);
-            match name {
-                Some(name) => format!("sandbox {id} ({name})"),
-                None => format!("sandbox {id}"),
-            }
-        });
-        let mut users: Vec<String> = sandboxes.collect();
-        {
-            let snapshots = lock(&self.0.snapshots);
-            let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
-            for child in snapshots.children(id).take(room) {
-                let name = snapshots.get(child).and_then(|s| s.name.as_ref());
-                users.push(match name {
-                    Some(name) => format!("snapshot {child} ({name})"),
-                    None => format!("snapshot {child}"),
-                });
-            }
-        }
-        if users.len() > MAX_NAMED_USERS {
-            users.truncate(MAX_NAMED_USERS);
-            users.push("others".to_owned());
-        }
-        (!users.is_empty()).then(|| users.join(", "))
     }
 
     /// Keeps one child of a fork and removes its siblings with everything that was forked from

@@ -20,7 +20,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         grace: Duration,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("restart", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             let guest = entry.running(SandboxOperation::Connect, "restart")?;
@@ -42,7 +42,7 @@ impl<E: Engine> Sandboxes<E> {
             let asked = tokio::time::timeout(grace + ANSWER_LIMIT, agent.end_processes(grace));
             let ended = asked.await.map_err(|e| failed(e.to_string()))?;
             ended.map_err(|e| failed(e.to_string()))?;
-            this.start_up(&record.template, &guest).await?;
+            this.templates().start_up(&record.template, &guest).await?;
             Ok(entry.record())
         })
         .await

@@ -15,8 +15,8 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         snapshot: &str,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
-        let (snapshot, pin) = self.pin(snapshot)?;
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        let (snapshot, pin) = self.snapshots().pin(snapshot)?;
         self.perform("rollback", &entry.id(), async move {
             let _pin = pin;
             let _op_guard = entry.op_lock.lock().await;
@@ -41,7 +41,7 @@ impl<E: Engine> Sandboxes<E> {
             let record = this
                 .revive(&entry, asked, template, id, ReviveReason::Rollback)
                 .await?;
-            this.gc_snapshots(left);
+            this.snapshots().gc(left);
             Ok(record)
         })
         .await

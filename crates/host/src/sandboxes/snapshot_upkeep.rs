@@ -2,7 +2,7 @@
 //! keeps in memory what the warm pool was restored from.
 
 use super::entry::lock;
-use super::{OperationError, Sandboxes, SandboxesInner, detached};
+use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use jiffy_engine::{Engine, VerifiedSnapshot};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, Weak};
@@ -76,7 +76,7 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
 fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
     for id in sandboxes.0.pool.snapshots() {
         // Held on to, or it could be removed under our hands.
-        let Ok((snapshot, _pin)) = sandboxes.pin(&id) else {
+        let Ok((snapshot, _pin)) = sandboxes.snapshots().pin(&id) else {
             continue;
         };
         if let Err(e) = sandboxes.0.engine.prefetch(&snapshot.id) {
@@ -98,15 +98,15 @@ fn yield_to_everybody() {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> Snapshots<'_, E> {
     /// Compares a snapshot, and all it needs, with their seals. Reads all of it.
-    pub async fn verify_snapshot(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
-        let (this, (snapshot, pin)) = (self.clone(), self.pin(id)?);
+    pub async fn verify(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
+        let (inner, (snapshot, pin)) = (self.0.clone(), self.pin(id)?);
         detached(async move {
             let _pin = pin;
             let id = snapshot.id;
             let what = format!("verify snapshot {id}");
-            let work = tokio::task::spawn_blocking(move || this.0.engine.verify(&id));
+            let work = tokio::task::spawn_blocking(move || inner.engine.verify(&id));
             let done = work
                 .await
                 .map_err(|e| OperationError::Lost(e.to_string()))?;

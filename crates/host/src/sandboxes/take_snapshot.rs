@@ -1,7 +1,7 @@
 //! `snapshot`: a sandbox at one instant, while it runs on.
 
 use super::entry::{SandboxEntry, lock};
-use super::{OperationError, Sandboxes};
+use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{
@@ -16,7 +16,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             this.snapshot_for(&entry, SnapshotPurpose::Asked, name, "snapshot")
@@ -42,16 +42,17 @@ impl<E: Engine> Sandboxes<E> {
             return self.snapshot_of_sleeper(&sandbox, purpose, name).await;
         }
         let guest = entry.running(operation, verb)?;
-        let record = self.draft(&sandbox, purpose, name)?;
-        let permit = self.reserve_snapshot(&record, &sandbox).await?;
-        let _pin = self.hold(&record.id);
+        let record = self.snapshots().draft(&sandbox, purpose, name)?;
+        let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
+        let _pin = self.snapshots().hold(&record.id);
         let snapshot = self
+            .snapshots()
             .take(&guest, record, AfterSnapshot::Resume, &permit, |snapshot| {
                 vec![JournalChange::Sandbox(descended(&sandbox, snapshot))]
             })
             .await?;
         entry.set_record(descended(&sandbox, &snapshot));
-        self.gc_snapshots(sandbox.snapshot);
+        self.snapshots().gc(sandbox.snapshot);
         Ok(snapshot)
     }
 
@@ -62,7 +63,7 @@ impl<E: Engine> Sandboxes<E> {
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
-        let (mut snapshot, _pin) = self.pin(id)?;
+        let (mut snapshot, _pin) = self.snapshots().pin(id)?;
         if purpose == SnapshotPurpose::Asked {
             // One that was asked for before is counted already.
             let counted = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;
@@ -74,10 +75,13 @@ impl<E: Engine> Sandboxes<E> {
                 amount,
                 disk_floor: None,
             };
-            let _permit = self.reserve(snapshot.owner.as_deref(), request).await?;
+            let _permit = self
+                .budgets()
+                .reserve(snapshot.owner.as_deref(), request)
+                .await?;
             let _order = lock(&self.0.snapshot_changes);
             // Its parent may be another one by now.
-            if let Some(current) = lock(&self.0.snapshots).get(&snapshot.id) {
+            if let Some(current) = lock(&self.0.snapshot_index).get(&snapshot.id) {
                 snapshot = current.clone();
             }
             snapshot.name = name.or(snapshot.name);
@@ -86,31 +90,33 @@ impl<E: Engine> Sandboxes<E> {
             self.0
                 .journal
                 .commit(&[JournalChange::Snapshot(snapshot.clone())])?;
-            lock(&self.0.snapshots).insert(snapshot.clone());
+            lock(&self.0.snapshot_index).insert(snapshot.clone());
             self.0.upkeep.seal(&snapshot.id);
         }
         Ok(snapshot)
     }
+}
 
+impl<E: Engine> Snapshots<'_, E> {
     /// Changes what is known of a snapshot, in the journal and in memory; none: it is gone.
-    pub(super) fn update_snapshot(
-        &self,
+    pub(super) fn update(
+        self,
         id: &str,
         change: impl FnOnce(&mut SnapshotRecord),
     ) -> Option<SnapshotRecord> {
         let _order = lock(&self.0.snapshot_changes);
-        let mut record = lock(&self.0.snapshots).get(id).cloned()?;
+        let mut record = lock(&self.0.snapshot_index).get(id).cloned()?;
         change(&mut record);
         self.0
             .journal
             .commit_write_behind(&[JournalChange::Snapshot(record.clone())]);
-        lock(&self.0.snapshots).insert(record.clone());
+        lock(&self.0.snapshot_index).insert(record.clone());
         Some(record)
     }
 
     /// A snapshot of `sandbox` to be.
     pub(super) fn draft(
-        &self,
+        self,
         sandbox: &SandboxRecord,
         purpose: SnapshotPurpose,
         name: Option<String>,
@@ -139,7 +145,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Has the engine write `draft`, no larger than `permit` says; `with` is committed together
     /// with its completion.
     pub(super) async fn take(
-        &self,
+        self,
         guest: &E::Guest,
         draft: SnapshotRecord,
         then: AfterSnapshot,
@@ -184,7 +190,7 @@ impl<E: Engine> Sandboxes<E> {
         changes.extend(with(&snapshot));
         let order = lock(&self.0.snapshot_changes);
         self.0.journal.commit_write_behind(&changes);
-        lock(&self.0.snapshots).insert(snapshot.clone());
+        lock(&self.0.snapshot_index).insert(snapshot.clone());
         drop(order);
         if snapshot.kept {
             self.0.upkeep.seal(&snapshot.id);

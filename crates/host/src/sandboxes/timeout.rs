@@ -32,7 +32,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         timeout: Option<Duration>,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("set_timeout", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             if matches!(entry.record().state, SandboxState::Killed) {
@@ -49,7 +49,7 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         timeout: Duration,
     ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("extend_timeout", &entry.id(), async move {
             let _op_guard = entry.op_lock.lock().await;
             match entry.record().state {

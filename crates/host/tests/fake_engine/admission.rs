@@ -77,7 +77,7 @@ async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer
     assert_eq!((made, refused.count()), (39, 961));
     assert_eq!(bench.world.running().len(), 40);
     assert_eq!(host.list().len(), 40, "what was refused is not there");
-    let promised = host.promised();
+    let promised = host.figures().promised();
     assert_eq!((promised.sandboxes, promised.coming_up), (40, 0));
     assert_eq!(promised.refused[&Shortage::Sandboxes], 961);
 }
@@ -103,11 +103,11 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     // A running sandbox needs no room for a rollback.
     let own = host.snapshot(&a, None).await.unwrap().id;
     host.rollback(&a, &own).await.unwrap();
-    assert_eq!(host.promised().sandboxes, 2);
+    assert_eq!(host.figures().promised().sandboxes, 2);
 
     bench.world.panic_guest(&b);
     until("the broken one to be noticed", || {
-        host.promised().sandboxes == 1
+        host.figures().promised().sandboxes == 1
     })
     .await;
     host.resume(&sleeper).await.unwrap();
@@ -122,7 +122,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     // A failure keeps no place.
     host.create(base()).await.unwrap();
     host.stop_all().await;
-    let promised = host.promised();
+    let promised = host.figures().promised();
     assert_eq!((promised.sandboxes, promised.memory_mib), (0, 0));
 }
 
@@ -137,8 +137,8 @@ async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
     let (host, dial) = open(&bench, 2, limits).await;
     dial.memory(2048, 2048);
     host.create(base()).await.unwrap();
-    until("the pool to fill", || host.warm() == 2).await;
-    assert_eq!(host.promised().memory_mib, 3 * 512);
+    until("the pool to fill", || host.pool().waiting() == 2).await;
+    assert_eq!(host.figures().promised().memory_mib, 3 * 512);
     let large = CreateSpec {
         size: Some(SandboxSize {
             memory_mib: 1536,
@@ -147,7 +147,10 @@ async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
         ..base()
     };
     host.create(large).await.unwrap();
-    assert_eq!((host.warm(), host.promised().memory_mib), (0, 2048));
+    assert_eq!(
+        (host.pool().waiting(), host.figures().promised().memory_mib),
+        (0, 2048)
+    );
     busy(host.create(base()).await);
 }
 

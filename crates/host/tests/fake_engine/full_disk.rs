@@ -100,6 +100,6 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     small.empty();
     host.snapshot(&sleeper, None).await.unwrap();
     let files = bench.file_names();
-    let listed = host.snapshots(None).unwrap();
+    let listed = host.snapshots().list(None).unwrap();
     assert!(listed.iter().all(|s| files.contains(&s.id)));
 }

@@ -39,7 +39,8 @@ async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), Opera
         6 => host.snapshot(&id, None).await.map(drop),
         7 => {
             let all: Vec<_> = host
-                .snapshots(Some(&id))?
+                .snapshots()
+                .list(Some(&id))?
                 .into_iter()
                 .map(|s| s.id)
                 .collect();
@@ -114,10 +115,11 @@ async fn all_is_well(bench: &Bench) {
     };
     let guests: HashSet<String> = bench.world.running().into_iter().collect();
     assert_eq!(guests, ids(&host));
-    assert_eq!(host.promised().sandboxes, guests.len());
+    assert_eq!(host.figures().promised().sandboxes, guests.len());
     // Files and journal say the same.
     let known: HashSet<String> = host
-        .snapshots(None)
+        .snapshots()
+        .list(None)
         .unwrap()
         .into_iter()
         .map(|s| s.id)
@@ -150,7 +152,7 @@ async fn all_is_well(bench: &Bench) {
         assert!(lived.is_ok(), "{id} is wedged");
     }
     assert!(host.list().is_empty() && bench.world.running().is_empty());
-    let promised = host.promised();
+    let promised = host.figures().promised();
     assert_eq!(
         (promised.sandboxes, promised.coming_up, promised.memory_mib),
         (0, 0, 0)

@@ -100,12 +100,12 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     let other = host.create(on(OTHER)).await.unwrap();
     assert_eq!(usual.engine.as_deref(), Some("fake"));
     assert_eq!(other.engine.as_deref(), Some(OTHER));
-    until("the pool to fill", || host.warm() == 1).await;
+    until("the pool to fill", || host.pool().waiting() == 1).await;
     // Both booted templates stay, and only the default engine's has a pool.
     host.create(on(OTHER)).await.unwrap();
     host.create(base()).await.unwrap();
     assert_eq!(*bench.world.boots.lock().unwrap(), 2);
-    until("the pool to fill again", || host.warm() == 1).await;
+    until("the pool to fill again", || host.pool().waiting() == 1).await;
 
     let snapshot = host.snapshot(&other.id, None).await.unwrap();
     assert_eq!(snapshot.engine.as_deref(), Some(OTHER));

@@ -19,7 +19,7 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
     let bench = Bench::new();
     let host = bench.open_with(sampled(Duration::from_millis(5))).await;
     let id = host.create(base()).await.unwrap().id;
-    let samples = |from| host.metrics(&id, from, None).unwrap();
+    let samples = |from| host.figures().history(&id, from, None).unwrap();
     until("some samples", || samples(None).len() > 5).await;
     let last = *samples(None).last().unwrap();
     assert_eq!((last.mem_used, last.mem_total), (3 << 20, 512 << 20));
@@ -47,7 +47,7 @@ async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
     host.fork(&id, 2, None).await.unwrap();
     host.pause(&id).await.unwrap();
     assert!(host.pause(&id).await.is_err());
-    host.show_also(|| {
+    host.figures().show_also(|| {
         let (name, help) = ("gateway_requests", "Requests");
         vec![Figure {
             name,
@@ -56,7 +56,7 @@ async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
             value: 7.0,
         }]
     });
-    let text = host.render_metrics();
+    let text = host.figures().render();
     for line in [
         "jiffy_sandboxes{state=\"running\"} 2.0",
         "jiffy_sandboxes{state=\"paused\"} 1.0",
@@ -70,7 +70,7 @@ async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
     ] {
         assert!(text.lines().any(|l| l == line), "no {line} in {text}");
     }
-    let boots = host.boot_times();
+    let boots = host.figures().boot_times();
     let modes: Vec<_> = boots.iter().map(|b| (b.mode, b.count)).collect();
     assert_eq!(modes, [(BootMode::Fork, 2), (BootMode::Snapshot, 1)]);
 }
@@ -131,6 +131,6 @@ async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     }
     let orphans = || bench.file_names().iter().any(|n| n.starts_with("orphan"));
     until("the orphans to go", || !orphans()).await;
-    let known = host.snapshots(None).unwrap().len();
+    let known = host.snapshots().list(None).unwrap().len();
     assert_eq!(bench.file_names().len(), known);
 }

@@ -98,7 +98,7 @@ async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
     assert!(host.pause(&id).await.is_err());
     assert!(host.fork(&id, 2, None).await.is_err());
     assert_eq!(host.get(&id).unwrap(), before);
-    assert_eq!(host.snapshots(None).unwrap().len(), 1);
+    assert_eq!(host.snapshots().list(None).unwrap().len(), 1);
     bench.world.mend();
     host.snapshot(&id, None).await.unwrap();
 }
@@ -295,7 +295,7 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     host.remove(&child.id).await.unwrap();
     host.remove(&id).await.unwrap();
     assert!(bench.file_names().contains(&snapshot.id));
-    host.remove_snapshot("kept").unwrap();
+    host.snapshots().remove("kept").unwrap();
     // The template's.
     bench.until_files(1).await;
 }
@@ -417,7 +417,7 @@ async fn a_snapshot_that_is_needed_cannot_be_removed_and_says_by_what() {
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
     host.rename(&id, Some("web".to_owned())).await.unwrap();
-    let refused = |snapshot: &str| match host.remove_snapshot(snapshot) {
+    let refused = |snapshot: &str| match host.snapshots().remove(snapshot) {
         Err(OperationError::InUse { user, .. }) => user,
         other => panic!("{other:?}"),
     };
@@ -425,8 +425,8 @@ async fn a_snapshot_that_is_needed_cannot_be_removed_and_says_by_what() {
     assert_eq!(refused(&second), format!("sandbox {id} (web)"));
     host.kill(&id).await.unwrap();
     host.kill(&id).await.unwrap();
-    host.remove_snapshot(&second).unwrap();
-    host.remove_snapshot(&first).unwrap();
+    host.snapshots().remove(&second).unwrap();
+    host.snapshots().remove(&first).unwrap();
     // The template's.
     bench.until_files(1).await;
 }
@@ -456,10 +456,10 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
     // No id has a dash, so none begins with this name.
     let name = "some-name";
     let snapshot = host.snapshot(&parent, Some(name.into())).await.unwrap().id;
-    host.release_snapshot(name).unwrap();
+    host.snapshots().release(name).unwrap();
     // The sandbox descends from it.
     assert!(bench.file_names().contains(&snapshot));
-    assert!(host.release_snapshot(name).is_err(), "its name is free");
+    assert!(host.snapshots().release(name).is_err(), "its name is free");
     host.kill(&parent).await.unwrap();
     until("its files to go", || {
         !bench.file_names().contains(&snapshot)

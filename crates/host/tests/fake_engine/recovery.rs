@@ -73,7 +73,8 @@ fn runs_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
 
 fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
     let known: Vec<String> = host
-        .snapshots(None)
+        .snapshots()
+        .list(None)
         .unwrap()
         .into_iter()
         .map(|s| s.id)
@@ -104,7 +105,11 @@ fn killed_in_a_snapshot_there_is_no_half_of_it_and_the_sandbox_runs_on() {
             Box::pin(async move { drop(host.snapshot(&id, None).await) })
         });
         whole(&bench, &host);
-        assert_eq!(host.snapshots(None).unwrap().len(), snapshots, "{step}");
+        assert_eq!(
+            host.snapshots().list(None).unwrap().len(),
+            snapshots,
+            "{step}"
+        );
         runs_on(&bench, &host, &id);
     }
 }

@@ -46,7 +46,7 @@ async fn cost(others: usize) -> (usize, usize) {
     let bench = Bench::new();
     fabricate(&bench, others);
     let host = bench.open().await;
-    assert_eq!(host.snapshot_count(), others);
+    assert_eq!(host.snapshots().count(), others);
     let id = host.create(base()).await.unwrap().id;
     let kept = host.snapshot(&id, None).await.unwrap().id;
     host.pause(&id).await.unwrap();
@@ -58,7 +58,7 @@ async fn cost(others: usize) -> (usize, usize) {
     assert_eq!(bench.file_names().len(), others + 3);
     let before = *bench.world.asked.lock().unwrap();
     host.kill(&id).await.unwrap();
-    host.remove_snapshot(&kept).unwrap();
+    host.snapshots().remove(&kept).unwrap();
     let asked = *bench.world.asked.lock().unwrap() - before;
     bench.until_files(others + 1).await;
     let removed = bench.world.removed.lock().unwrap().len();
@@ -80,7 +80,7 @@ async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can(
     host.pause(&id).await.unwrap();
     bench.world.hang("remove");
     host.remove(&id).await.unwrap();
-    assert_eq!((host.snapshot_count(), bench.file_names().len()), (1, 2));
+    assert_eq!((host.snapshots().count(), bench.file_names().len()), (1, 2));
     bench.world.mend();
     bench.until_files(1).await;
 }
@@ -111,9 +111,9 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     let template = host.get(&id).unwrap().snapshot.unwrap();
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
-    host.release_snapshot(&first).unwrap();
+    host.snapshots().release(&first).unwrap();
     let parent = |host: &Sandboxes<FakeEngine>| {
-        let found = host.snapshots_like(&second);
+        let found = host.snapshots().like(&second);
         found[0].parent.clone()
     };
     assert_eq!(parent(&host), Some(first.clone()));
@@ -125,7 +125,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     drop(host);
     let host = bench.open().await;
     assert_eq!(parent(&host), Some(template.clone()));
-    assert_eq!(host.snapshots(Some(&id)).unwrap().len(), 2);
-    let held = host.remove_snapshot(&template);
+    assert_eq!(host.snapshots().list(Some(&id)).unwrap().len(), 2);
+    let held = host.snapshots().remove(&template);
     assert!(matches!(held, Err(OperationError::InUse { .. })));
 }

@@ -22,7 +22,7 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
         host.create(base()).await.unwrap().boot_mode,
         Some(BootMode::Snapshot)
     );
-    until("the pool to fill", || host.warm() == 2).await;
+    until("the pool to fill", || host.pool().waiting() == 2).await;
     // Those that wait are nobody.
     let nobodies = bench
         .world
@@ -46,9 +46,9 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
         host.create(base()).await.unwrap().boot_mode,
         Some(BootMode::Snapshot)
     );
-    until("the pool to fill again", || host.warm() == 2).await;
+    until("the pool to fill again", || host.pool().waiting() == 2).await;
     host.kill(&a.id).await.unwrap();
-    assert_eq!(host.warm(), 2, "a used one does not come back");
+    assert_eq!(host.pool().waiting(), 2, "a used one does not come back");
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() 
     let bench = Bench::new();
     let host = bench.open_with(warm(1)).await;
     host.create(base()).await.unwrap();
-    until("the pool to fill", || host.warm() == 1).await;
+    until("the pool to fill", || host.pool().waiting() == 1).await;
     let rehearsed = || *bench.world.rehearsed.lock().unwrap();
     assert_eq!(
         rehearsed(),
@@ -68,11 +68,11 @@ async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() 
     assert_eq!(taken.boot_mode, Some(BootMode::WarmPool));
     until("the failure", || rehearsed() == 2).await;
     until("its guest to end", || bench.world.running().len() == 2).await;
-    assert_eq!(host.warm(), 0);
+    assert_eq!(host.pool().waiting(), 0);
     bench.world.mend();
     let next = host.create(base()).await.unwrap();
     assert_eq!(next.boot_mode, Some(BootMode::Snapshot));
-    until("the pool to fill again", || host.warm() == 1).await;
+    until("the pool to fill again", || host.pool().waiting() == 1).await;
     assert_eq!(rehearsed(), 3);
 }
 
@@ -81,14 +81,14 @@ async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
     let bench = Bench::new();
     let host = bench.open_with(warm(1)).await;
     host.create(base()).await.unwrap();
-    until("the pool to fill", || host.warm() == 1).await;
+    until("the pool to fill", || host.pool().waiting() == 1).await;
     *bench.world.version.lock().unwrap() += 1;
     assert_eq!(
         host.create(base()).await.unwrap().boot_mode,
         Some(BootMode::Snapshot)
     );
-    assert_eq!(host.warm(), 0);
-    until("the pool to fill", || host.warm() == 1).await;
+    assert_eq!(host.pool().waiting(), 0);
+    until("the pool to fill", || host.pool().waiting() == 1).await;
     host.stop_all().await;
     assert!(bench.world.running().is_empty());
 }
@@ -103,14 +103,14 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
         })
         .await;
     host.create(base()).await.unwrap();
-    until("the pool to fill", || host.warm() == 1).await;
-    let snapshot = host.snapshots(None).unwrap().remove(0);
+    until("the pool to fill", || host.pool().waiting() == 1).await;
+    let snapshot = host.snapshots().list(None).unwrap().remove(0);
     let warmed = || bench.world.warmed.lock().unwrap().clone();
     until("two rounds", || warmed().len() >= 2).await;
     assert!(warmed().iter().all(|id| *id == snapshot.id));
     // An empty pool leaves its snapshots to the kernel.
     host.stop_all().await;
-    assert_eq!(host.warm(), 0);
+    assert_eq!(host.pool().waiting(), 0);
     let rounds = || {
         bench.world.warmed.lock().unwrap().clear();
         std::thread::sleep(Duration::from_millis(100));
@@ -125,7 +125,7 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
     let host = bench.open().await;
     host.create(base()).await.unwrap();
     host.create(base()).await.unwrap();
-    let template = host.snapshots(None).unwrap().remove(0);
+    let template = host.snapshots().list(None).unwrap().remove(0);
     assert_eq!(template.purpose, SnapshotPurpose::Template);
     assert_eq!(*bench.world.learned.lock().unwrap(), [template.id]);
     *bench.world.version.lock().unwrap() += 1;
@@ -146,7 +146,7 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     let asked = host.snapshot(&sandbox.id, None).await.unwrap();
     let forked = host.fork(&sandbox.id, 1, None).await.unwrap();
     let (fork, child) = (forked.snapshot, forked.children[0].as_ref().unwrap());
-    let mut all = host.snapshots(None).unwrap().into_iter();
+    let mut all = host.snapshots().list(None).unwrap().into_iter();
     let template = all
         .find(|s| s.purpose == SnapshotPurpose::Template)
         .unwrap();
@@ -161,7 +161,7 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     // One that is removed before its turn is nobody's failure.
     host.remove(&child.id).await.unwrap();
     host.remove(&sandbox.id).await.unwrap();
-    host.remove_snapshot(&asked.id).unwrap();
+    host.snapshots().remove(&asked.id).unwrap();
     until("its files to go", || {
         !bench.file_names().contains(&asked.id)
     })
@@ -173,22 +173,22 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
     let bench = Bench::new();
     let host = bench.open_with(warm(0)).await;
     let size = SandboxSize::default();
-    let pool = host.set_pool("base", size, 3).await.unwrap();
+    let pool = host.pool().set("base", size, 3).await.unwrap();
     assert_eq!((pool.template.as_str(), pool.wanted), ("base", 3));
-    until("the pool to fill", || host.warm() == 3).await;
+    until("the pool to fill", || host.pool().waiting() == 3).await;
     let first = host.create(base()).await.unwrap();
     assert_eq!(first.boot_mode, Some(BootMode::WarmPool));
-    let pool = host.set_pool("base", size, 1).await.unwrap();
+    let pool = host.pool().set("base", size, 1).await.unwrap();
     assert_eq!((pool.wanted, pool.waiting), (1, 1));
-    host.set_pool("base", size, 0).await.unwrap();
-    assert_eq!(host.warm(), 0);
+    host.pool().set("base", size, 0).await.unwrap();
+    assert_eq!(host.pool().waiting(), 0);
     until("those too many to end", || {
         bench.world.running() == [first.id.clone()]
     })
     .await;
-    assert_eq!(host.pools().len(), 1);
+    assert_eq!(host.pool().sizes().len(), 1);
     bench.world.fail("boot");
-    assert!(host.set_pool("other", size, 1).await.is_err());
+    assert!(host.pool().set("other", size, 1).await.is_err());
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
         let made = host.create(base()).await.unwrap();
         assert_eq!(made.snapshot, usual);
         host.remove(&made.id).await.unwrap();
-        let all = host.snapshots(None).unwrap();
+        let all = host.snapshots().list(None).unwrap();
         let of_template = all
             .iter()
             .filter(|s| s.purpose == SnapshotPurpose::Template);

@@ -66,7 +66,7 @@ impl<E: Engine> Builder<E> {
         for moved in blocking(work).await?? {
             let (from, to) = (moved.from.to_string(), moved.to.to_string());
             tracing::info!(from, to, "the template is its key's now");
-            self.0.sandboxes.hand_over_template(&from, &to);
+            self.0.sandboxes.templates().hand_over(&from, &to);
         }
         Ok(records.set_migrated(OWNER_NAMESPACES)?)
     }

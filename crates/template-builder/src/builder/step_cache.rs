@@ -104,7 +104,7 @@ impl<E: Engine> BuilderInner<E> {
         let now = now_ms();
         let oldest = self.prune_cutoff_ms(now, unused_for)?;
         let last_uses = self.records.last_uses()?;
-        let mut steps = self.sandboxes.steps();
+        let mut steps = self.sandboxes.build_steps().list();
         steps.retain(|step| {
             let used = last_uses.get(&step.fingerprint).copied();
             let of_owner = of.is_none() || step.owner.as_deref() == of;
@@ -136,14 +136,14 @@ impl<E: Engine> BuilderInner<E> {
         let oldest = self.prune_cutoff_ms(now, unused_for)?;
         let mut last_uses = self.records.last_uses()?;
         let mut pruned = PrunedBuildCache::default();
-        for step in self.sandboxes.steps() {
+        for step in self.sandboxes.build_steps().list() {
             if of.is_some() && step.owner.as_deref() != of {
                 last_uses.remove(&step.fingerprint);
                 continue;
             }
             let used = last_uses.get(&step.fingerprint).copied();
             let gone = used.unwrap_or(step.created_ms) <= oldest
-                && self.sandboxes.release_snapshot(&step.id).is_ok();
+                && self.sandboxes.snapshots().release(&step.id).is_ok();
             match gone {
                 true => pruned.steps += 1,
                 false => drop(last_uses.remove(&step.fingerprint)),
@@ -248,10 +248,10 @@ impl<E: Engine> Builder<E> {
                     }
                 }
             }
-            for step in self.0.sandboxes.steps() {
+            for step in self.0.sandboxes.build_steps().list() {
                 let key = &step.fingerprint;
                 if older.contains(key) && !current.contains(key) {
-                    let _ = self.0.sandboxes.release_snapshot(&step.id);
+                    let _ = self.0.sandboxes.snapshots().release(&step.id);
                 }
             }
             Ok(())

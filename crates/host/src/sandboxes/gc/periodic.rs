@@ -32,15 +32,15 @@ impl<E: Engine> Sandboxes<E> {
     /// else was never finished. Returns how many things went. Blocks, and holds no lock while it
     /// looks at the disk.
     pub fn sweep(&self) -> Result<usize, OperationError> {
-        self.retire_unused();
-        self.gc_all_snapshots();
+        self.templates().retire_outdated();
+        self.snapshots().gc_all();
         let engine = &self.0.engine;
         let failed = || OperationError::engine("look for what belongs to nobody");
         // In this order: a snapshot is held from before its first byte is on the disk until it has
         // its record.
         let mut unknown = engine.snapshots().map_err(failed())?;
         let pins: Vec<String> = lock(&self.0.pins).keys().cloned().collect();
-        let snapshots = lock(&self.0.snapshots);
+        let snapshots = lock(&self.0.snapshot_index);
         unknown.retain(|id| snapshots.get(id).is_none() && !pins.contains(id));
         drop(snapshots);
         let found = unknown.len();

@@ -1,6 +1,6 @@
 //! Snapshots that nothing needs any more.
 
-use super::super::Sandboxes;
+use super::super::Snapshots;
 use super::super::entry::lock;
 use super::super::snapshot_index::SnapshotIndex;
 use crate::journal::JournalChange;
@@ -17,13 +17,13 @@ struct UnneededSnapshots {
     moved: BTreeMap<String, SnapshotRecord>,
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> Snapshots<'_, E> {
     /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
     /// else needed. Costs as much as goes, however much there is.
-    pub(in super::super) fn gc_snapshots(&self, candidates: impl IntoIterator<Item = String>) {
+    pub(in super::super) fn gc(self, candidates: impl IntoIterator<Item = String>) {
         let _order = lock(&self.0.snapshot_changes);
         let collected = {
-            let mut snapshots = lock(&self.0.snapshots);
+            let mut snapshots = lock(&self.0.snapshot_index);
             self.take_unneeded(&mut snapshots, candidates.into_iter().collect())
         };
         if collected.gone.is_empty() {
@@ -44,13 +44,13 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Looks at every snapshot there is.
-    pub(in super::super) fn gc_all_snapshots(&self) {
-        let all: Vec<String> = lock(&self.0.snapshots).ids().cloned().collect();
-        self.gc_snapshots(all);
+    pub(in super::super) fn gc_all(self) {
+        let all: Vec<String> = lock(&self.0.snapshot_index).ids().cloned().collect();
+        self.gc(all);
     }
 
     fn take_unneeded(
-        &self,
+        self,
         snapshots: &mut SnapshotIndex,
         mut queue: Vec<String>,
     ) -> UnneededSnapshots {
@@ -82,12 +82,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// True if a snapshot is kept, something is or is being made from it, or one that is there lies
     /// on its files.
-    fn is_needed(
-        &self,
-        snapshots: &SnapshotIndex,
-        pins: &HashMap<String, usize>,
-        id: &str,
-    ) -> bool {
+    fn is_needed(self, snapshots: &SnapshotIndex, pins: &HashMap<String, usize>, id: &str) -> bool {
         let lies_on_it = |child: &String| !self.0.engine.is_independent(child);
         snapshots.get(id).is_some_and(|s| s.kept)
             || pins.contains_key(id)

@@ -224,7 +224,12 @@ impl<E: Engine> BuildJob<E> {
         if !manifest.startup.is_empty() {
             self.log.info(Some("finalize"), "starting what it starts");
         }
-        let ready = self.inner.sandboxes.make_ready(&reference, at.size).await;
+        let ready = self
+            .inner
+            .sandboxes
+            .templates()
+            .make_ready(&reference, at.size)
+            .await;
         let publish = || -> Result<(), String> {
             let record = self.inner.records.template(&self.template.id);
             let public = record.ok().flatten().is_some_and(|t| t.public);
@@ -245,7 +250,9 @@ impl<E: Engine> BuildJob<E> {
             Err(e) => Err(e.to_string()),
         };
         if let (true, Ok(()), Some(name)) = (hidden, &published, names.first()) {
-            (self.inner.sandboxes).hand_over_template(&reference, name);
+            (self.inner.sandboxes)
+                .templates()
+                .hand_over(&reference, name);
         }
         if hidden && let Err(e) = self.inner.templates.remove(&reference) {
             tracing::warn!("template {reference} stays: {e}");

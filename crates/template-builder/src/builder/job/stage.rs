@@ -109,7 +109,12 @@ impl<E: Engine> BuildJob<E> {
         let base = self.base_template(&stage.from).await?;
         let size = self.sandbox_size(&base.defaults)?;
         let name = base.reference();
-        let word = self.inner.sandboxes.fingerprint(&name, size).await;
+        let word = self
+            .inner
+            .sandboxes
+            .templates()
+            .fingerprint(&name, size)
+            .await;
         let word = word.map_err(|e| BuildFailure::new(e.to_string()))?;
         let origin = base.origin.clone().unwrap_or_default();
         let mut config = StageConfig::from_defaults(&base.defaults);
@@ -182,7 +187,12 @@ impl<E: Engine> BuildJob<E> {
         let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;
         // Builds a stock template that is not built yet.
         let usual = SandboxSize::default();
-        let built = self.inner.sandboxes.fingerprint(&name, usual).await;
+        let built = self
+            .inner
+            .sandboxes
+            .templates()
+            .fingerprint(&name, usual)
+            .await;
         built.map_err(|e| BuildFailure::new(e.to_string()))?;
         let manifest = self.inner.templates.manifest(&name);
         manifest.map_err(|e| BuildFailure::new(e.to_string()))

@@ -49,7 +49,7 @@ impl<E: Engine> BuildJob<E> {
         at.steps.push(at.key.clone());
         let known = match *fresh {
             true => None,
-            false => self.inner.sandboxes.step(&at.key),
+            false => self.inner.sandboxes.build_steps().newest(&at.key),
         };
         if let Some(snapshot) = known {
             self.inner.touch_step(&at.key);
@@ -82,7 +82,12 @@ impl<E: Engine> BuildJob<E> {
             }
         }
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
-        let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
+        let snapshot = self
+            .inner
+            .sandboxes
+            .build_steps()
+            .snapshot(sandbox, &at.key)
+            .await;
         let snapshot = snapshot.map_err(|e| BuildFailure::new(e.to_string()))?;
         self.inner.touch_step(&at.key);
         at.source = SandboxSource::Snapshot(snapshot.id);

@@ -1,0 +1,70 @@
+//! Removal of snapshots that were asked for.
+
+use super::entry::lock;
+use super::{OperationError, Snapshots};
+use crate::records::SnapshotRecord;
+use jiffy_engine::Engine;
+
+/// Users of a snapshot that the refusal to remove it names.
+const MAX_NAMED_USERS: usize = 5;
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Removes a snapshot that nothing runs from and nothing descends from.
+    pub fn remove(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        let (record, pin) = self.pin(id)?;
+        if let Some(user) = self.user_of(&record.id) {
+            return Err(OperationError::InUse {
+                id: record.id,
+                user,
+            });
+        }
+        if let Some(dropped) = self.update(&record.id, |s| s.kept = false) {
+            self.0.pool.drop_bucket(&dropped.fingerprint);
+        }
+        drop(pin);
+        self.gc([record.id.clone()]);
+        Ok(record)
+    }
+
+    /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs,
+    /// sleeps or descends from it.
+    pub fn release(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        let (record, pin) = self.pin(id)?;
+        self.update(&record.id, |s| {
+            s.kept = false;
+            s.name = None;
+        });
+        drop(pin);
+        self.gc([record.id.clone()]);
+        Ok(record)
+    }
+
+    /// Describes what needs a snapshot: sandboxes with their names, and snapshots.
+    fn user_of(self, id: &str) -> Option<String> {
+        let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
+        let sandboxes = sandboxes.into_iter().map(|id| {
+            let name = self.0.find(&id).and_then(|record| record.name);
+            match name {
+                Some(name) => format!("sandbox {id} ({name})"),
+                None => format!("sandbox {id}"),
+            }
+        });
+        let mut users: Vec<String> = sandboxes.collect();
+        {
+            let snapshots = lock(&self.0.snapshot_index);
+            let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
+            for child in snapshots.children(id).take(room) {
+                let name = snapshots.get(child).and_then(|s| s.name.as_ref());
+                users.push(match name {
+                    Some(name) => format!("snapshot {child} ({name})"),
+                    None => format!("snapshot {child}"),
+                });
+            }
+        }
+        if users.len() > MAX_NAMED_USERS {
+            users.truncate(MAX_NAMED_USERS);
+            users.push("others".to_owned());
+        }
+        (!users.is_empty()).then(|| users.join(", "))
+    }
+}
