@@ -66,7 +66,7 @@ impl<E: Engine> AutoResume<E> {
         if record.state == SandboxState::Running {
             return Ok(());
         }
-        let owner = record.terms.owner.as_deref();
+        let owner = record.settings.owner.as_deref();
         let key = owner.map(|owner| app.keys.in_force(owner)).transpose();
         let key = key.map_err(|e| WakeError::Limit(e.to_string()))?.flatten();
         let _room = match key {

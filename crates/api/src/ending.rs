@@ -30,7 +30,7 @@ impl<E: Engine> App<E> {
     pub(crate) async fn kill_all_of(&self, key: &str) -> Result<usize, ApiError> {
         let mut killed = 0;
         let mut failed = None;
-        for id in self.sandboxes.alive_of(key) {
+        for id in self.sandboxes.index().of_owner(key) {
             match self.sandboxes.kill(&id).await {
                 Ok(_) => killed += 1,
                 // One of a build went with it.

@@ -62,7 +62,7 @@ impl<E: Engine> App<E> {
             return Ok(record);
         }
         let whole = record.id == id || (caller.only_reads() && id.len() >= SHORT_ID);
-        if !whole || !caller.sees(record.terms.owner.as_deref()) {
+        if !whole || !caller.sees(record.settings.owner.as_deref()) {
             return Err(unknown());
         }
         alive(record, caller, wanted).ok_or_else(unknown)?
@@ -74,10 +74,10 @@ impl<E: Engine> App<E> {
         caller: &Caller,
         name: &str,
     ) -> Result<Option<SandboxRecord>, ApiError> {
-        let mut found = self.sandboxes.named(name);
-        found.retain(|r| caller.sees(r.terms.owner.as_deref()));
+        let mut found = self.sandboxes.index().named(name);
+        found.retain(|r| caller.sees(r.settings.owner.as_deref()));
         let own = caller.owner_id();
-        if let Some(at) = found.iter().position(|r| r.terms.owner == own) {
+        if let Some(at) = found.iter().position(|r| r.settings.owner == own) {
             return Ok(Some(found.swap_remove(at)));
         }
         if found.len() > 1 {

@@ -27,7 +27,7 @@ impl<E: Engine> Clone for GatewaySandboxes<E> {
 impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         let record = self.0.find(id)?;
-        let standing = self.2.standing(record.terms.owner.as_deref());
+        let standing = self.2.standing(record.settings.owner.as_deref());
         // Sandboxes that the end of a key kills are gone from the moment of the request.
         if matches!(record.state, SandboxState::Killed | SandboxState::Creating)
             || standing == KeyStatus::Ended
@@ -37,8 +37,8 @@ impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
         Some(SandboxAccess {
             links_closed: standing != KeyStatus::InForce,
             traffic_token: record.traffic_token,
-            mask_request_host: record.terms.network.mask_request_host,
-            owner: record.terms.owner,
+            mask_request_host: record.settings.network.mask_request_host,
+            owner: record.settings.owner,
         })
     }
 
@@ -50,12 +50,12 @@ impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
     }
 
     fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        self.0.find_by_token(fits)
+        self.0.index().by_token(fits)
     }
 
     async fn links_closed(&self, id: &str) {
         if let Some(record) = self.0.find(id) {
-            self.2.over(record.terms.owner.as_deref()).await;
+            self.2.over(record.settings.owner.as_deref()).await;
         }
     }
 
@@ -72,7 +72,8 @@ impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
             Err(error) if error != OpenError::PortClosed => {
                 // One that was put to sleep at that moment is woken like one that slept before.
                 let now = self.0.wait_decided(id).await;
-                match now.is_some_and(|r| r.state == SandboxState::Paused && r.terms.auto_resume) {
+                match now.is_some_and(|r| r.state == SandboxState::Paused && r.settings.auto_resume)
+                {
                     true => self.try_open(id, port).await,
                     false => Err(error),
                 }
@@ -87,7 +88,7 @@ impl<E: Engine> GatewaySandboxes<E> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
         match record.state {
             SandboxState::Running => {}
-            SandboxState::Paused if record.terms.auto_resume => {
+            SandboxState::Paused if record.settings.auto_resume => {
                 self.1.wake(id).await.map_err(not_woken)?;
             }
             _ => return Err(OpenError::NotRunning),

@@ -113,7 +113,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let _ = serving.await;
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
     if !asked.kill_sandboxes {
-        let running = sandboxes.kept();
+        let running = sandboxes.figures().kept();
         tracing::info!(
             running,
             "sandboxes run on without a daemon; the next one takes them over"

@@ -326,8 +326,8 @@ impl Engine for HostEngine {
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
-        let swept = self.gvisor_store.gc();
-        Ok(self.microvm.gc()? + swept.map_err(EngineError::failed)?)
+        let collected = self.gvisor_store.gc();
+        Ok(self.microvm.gc()? + collected.map_err(EngineError::failed)?)
     }
 
     fn snapshot_bytes(&self) -> Option<u64> {

@@ -505,7 +505,7 @@ impl Engine for MicroVmEngine {
 
     async fn close(&self) {
         let vmm = self.host().programs().vmm.clone();
-        // A sweep that is lost leaves groups to the next daemon.
+        // A gc that is lost leaves groups to the next daemon.
         let _ = tokio::task::spawn_blocking(move || vmm.close()).await;
     }
 
@@ -525,8 +525,8 @@ impl Engine for MicroVmEngine {
         for path in &removed {
             tracing::info!("removed {}, which nobody uses", path.display());
         }
-        let swept = self.store.gc(now);
-        Ok(swept.map_err(EngineError::failed)? + removed.len())
+        let collected = self.store.gc(now);
+        Ok(collected.map_err(EngineError::failed)? + removed.len())
     }
 
     fn snapshot_bytes(&self) -> Option<u64> {

@@ -67,7 +67,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         source: SandboxSource::Template("base".into()),
         size: None,
         env: BTreeMap::new(),
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             secure: true,
             ..SandboxSettings::default()
         },
@@ -78,7 +78,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     let id = made.id.clone();
     let last = async || {
         *host
-            .figures()
+            .observe()
             .history(&id, None, None)
             .unwrap()
             .last()
@@ -88,7 +88,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     assert!((1 << 20..100 << 20).contains(&idle.mem_used), "{idle:?}");
     assert_eq!((idle.mem_total, idle.cpu_count), (512 << 20, 2));
 
-    let asked = host.figures().measure(&id).await.unwrap();
+    let asked = host.observe().measure(&id).await.unwrap();
     assert!(
         (256 << 20..=512 << 20).contains(&asked.mem_total),
         "{asked:?}"
@@ -117,7 +117,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     };
     let seen = support::until("work to show", last, busy).await;
     assert!(seen.cpu_used_pct <= 100.0, "{seen:?}");
-    let history = host.figures().history(&id, None, None).unwrap();
+    let history = host.observe().history(&id, None, None).unwrap();
     assert!(history.is_sorted_by_key(|s| s.at_ms));
     let text = host.figures().render();
     assert!(

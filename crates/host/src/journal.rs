@@ -346,7 +346,7 @@ mod tests {
             template: "base".into(),
             size: SandboxSize::default(),
             env: BTreeMap::from([("A".into(), "1".into())]),
-            terms: SandboxSettings {
+            settings: SandboxSettings {
                 owner: Some("k".into()),
                 ..SandboxSettings::default()
             },

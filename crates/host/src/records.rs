@@ -88,8 +88,8 @@ pub struct SandboxRecord {
     /// Environment beside the template's.
     pub env: BTreeMap<String, String>,
     /// Settings that its creator chose.
-    #[serde(default)]
-    pub terms: SandboxSettings,
+    #[serde(default, rename = "terms")]
+    pub settings: SandboxSettings,
     /// When its time is over, in milliseconds since 1970; none: never.
     #[serde(default)]
     pub deadline_ms: Option<u64>,

@@ -34,7 +34,8 @@ mod template_snapshots;
 mod timeout;
 
 pub use concerns::{
-    BuildSteps, OwnerBudgets, SandboxFigures, Snapshots, TemplateSnapshots, WarmPool,
+    BuildSteps, Observation, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshots,
+    TemplateSnapshots, Timeouts, WarmPool,
 };
 pub use create::{CreateSpec, SandboxSource};
 pub use error::{ErrorKind, OperationError};
@@ -80,7 +81,7 @@ pub struct HostOptions {
     /// Time between two looks at what each sandbox uses.
     pub sample: Duration,
     /// Time between two looks for what belongs to nobody.
-    pub sweep: Duration,
+    pub gc_interval: Duration,
     /// Tells what the host has left; none: the machine this program runs on.
     pub reader: Option<Arc<dyn HostReader>>,
     /// Certificate authorities and proxy of all sandboxes.
@@ -94,7 +95,7 @@ impl Default for HostOptions {
             tend: Duration::from_secs(60),
             limits: HostLimits::default(),
             sample: Duration::from_secs(10),
-            sweep: Duration::from_secs(60),
+            gc_interval: Duration::from_secs(60),
             reader: None,
             site: SiteSettings::default(),
         }
@@ -184,7 +185,7 @@ impl<E: Engine> Sandboxes<E> {
         for r in &recovered.sandboxes {
             if let Some(name) = r.name.as_ref().filter(|_| r.state != SandboxState::Killed) {
                 // Unique when it was given.
-                let _ = indexes.names.claim(&r.terms.owner, name, &r.id);
+                let _ = indexes.names.claim(&r.settings.owner, name, &r.id);
             }
         }
         let entry = |r: SandboxRecord| {
@@ -227,7 +228,7 @@ impl<E: Engine> Sandboxes<E> {
         this.adopt(recovered.orphans).await?;
         this.keep_time();
         this.keep_samples(options.sample);
-        this.spawn_gc(options.sweep);
+        this.spawn_gc(options.gc_interval);
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
         // Those that a daemon left before it came to it; sealed ones stay as they are.
         for snapshot in lock(&this.0.snapshot_index).values().filter(|s| s.kept) {
@@ -251,20 +252,6 @@ impl<E: Engine> Sandboxes<E> {
     /// One sandbox by its whole id.
     pub fn find(&self, id: &str) -> Option<SandboxRecord> {
         self.0.find(id)
-    }
-
-    /// Ids of the sandboxes of a key that were not killed.
-    pub fn alive_of(&self, owner: &str) -> Vec<String> {
-        let entries = lock(&self.0.entries);
-        let alive = entries.iter().filter(|(_, e)| e.is_alive_of(owner));
-        alive.map(|(id, _)| id.clone()).collect()
-    }
-
-    /// The sandbox, alive, whose agent's token fits. Looks at every one.
-    pub fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        let entries = lock(&self.0.entries);
-        let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
-        found.next().map(|(id, _)| id.clone())
     }
 
     /// One sandbox by its exact id, as it is once what is under way with it has been decided. One
@@ -338,34 +325,6 @@ impl<E: Engine> Sandboxes<E> {
             })
     }
 
-    /// The process that isolates a running sandbox, and how often the processor left its guest for
-    /// the host.
-    pub async fn process(&self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
-        let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::records::SandboxOperation::Connect, "look at")?;
-        let none = || EngineError::Unsupported {
-            engine: guest.engine(),
-            what: "name the process of a sandbox",
-            instead: None,
-        };
-        let process = guest.pid().ok_or_else(none);
-        let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;
-        Ok((pid, guest.exits().await))
-    }
-
-    /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
-    /// this process was there.
-    pub fn console_tail(&self, id: &str) -> Result<Option<String>, OperationError> {
-        Ok(self.0.entry(id)?.console())
-    }
-
-    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
-    /// up.
-    pub fn disk_failure(&self, id: &str) -> Option<String> {
-        let entry = lock(&self.0.entries).get(id).cloned();
-        entry?.guest()?.disk_failure()
-    }
-
     /// Ends every guest. The journal says so.
     pub async fn stop_all(&self) {
         self.0.pool.clear();
@@ -431,6 +390,52 @@ impl<E: Engine> Sandboxes<E> {
             let record = entry.record_in(SandboxState::Broken { cause });
             Self(inner).record_write_behind(&entry, record);
         });
+    }
+}
+
+impl<E: Engine> SandboxIndex<'_, E> {
+    /// Ids of the sandboxes of a key that were not killed.
+    pub fn of_owner(self, owner: &str) -> Vec<String> {
+        let entries = lock(&self.0.entries);
+        let alive = entries.iter().filter(|(_, e)| e.is_alive_of(owner));
+        alive.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The sandbox, alive, whose agent's token fits. Looks at every one.
+    pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
+        let entries = lock(&self.0.entries);
+        let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
+        found.next().map(|(id, _)| id.clone())
+    }
+}
+
+impl<E: Engine> Observation<'_, E> {
+    /// The process that isolates a running sandbox, and how often the processor left its guest for
+    /// the host.
+    pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
+        let entry = self.0.entry(id)?;
+        let guest = entry.running(crate::records::SandboxOperation::Connect, "look at")?;
+        let none = || EngineError::Unsupported {
+            engine: guest.engine(),
+            what: "name the process of a sandbox",
+            instead: None,
+        };
+        let process = guest.pid().ok_or_else(none);
+        let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;
+        Ok((pid, guest.exits().await))
+    }
+
+    /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
+    /// this process was there.
+    pub fn console_tail(self, id: &str) -> Result<Option<String>, OperationError> {
+        Ok(self.0.entry(id)?.console())
+    }
+
+    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
+    /// up.
+    pub fn disk_failure(self, id: &str) -> Option<String> {
+        let entry = lock(&self.0.entries).get(id).cloned();
+        entry?.guest()?.disk_failure()
     }
 }
 

@@ -48,7 +48,7 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
         let host = bench.open().await;
         let spec = CreateSpec {
             env: [("API_KEY".to_owned(), "hunter2-in-env".to_owned())].into(),
-            terms: SandboxSettings {
+            settings: SandboxSettings {
                 secure: true,
                 owner: Some("key-of-the-owner".into()),
                 metadata: [("note".to_owned(), "private-note".to_owned())].into(),

@@ -154,7 +154,7 @@ impl<E: Engine> Builder<E> {
             sandboxes,
         }));
         for left in builder.0.sandboxes.list() {
-            if left.terms.metadata.contains_key(BUILD_METADATA_KEY)
+            if left.settings.metadata.contains_key(BUILD_METADATA_KEY)
                 && let Err(e) = builder.0.sandboxes.remove(&left.id).await
             {
                 tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);

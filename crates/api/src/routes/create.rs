@@ -157,7 +157,7 @@ async fn make<E: Engine>(
         name: wanted.name,
         engine: wanted.engine,
         env: env(wanted.env_vars.or(wanted.envs))?,
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             owner: caller.owner_id(),
             metadata: metadata(wanted.metadata)?,
             timeout_s: app.config.timeout_or_default(wanted.timeout)?,
@@ -169,7 +169,7 @@ async fn make<E: Engine>(
             site: site(wanted.ca_certificates, wanted.proxy)?,
         },
     };
-    let then = spec.terms.on_timeout;
+    let then = spec.settings.on_timeout;
     let _room = app.room(caller, room_for, 1, then).await?;
     let made = app.sandboxes.create(spec).await?;
     Ok((StatusCode::CREATED, Json(app.answer(caller, &made))).into_response())

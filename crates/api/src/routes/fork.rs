@@ -58,7 +58,7 @@ pub(super) async fn fork<E: Engine>(
         return Err(ApiError::invalid(format!("`count` must be 1 to {most}")));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let then = record.terms.on_timeout;
+    let then = record.settings.on_timeout;
     let _room = app.room(&caller, record.size, count, then).await?;
     let limit = timeout.map(|t| t.map(Duration::from_secs));
     let report = app.sandboxes.fork(&record.id, count, limit).await?;

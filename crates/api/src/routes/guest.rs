@@ -37,8 +37,8 @@ pub(super) async fn network<E: Engine>(
 ) -> Result<StatusCode, ApiError> {
     let change = body.check()?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let change = move |terms: &mut SandboxSettings| change(&mut terms.network);
-    app.sandboxes.change_terms(&record.id, change).await?;
+    let change = move |settings: &mut SandboxSettings| change(&mut settings.network);
+    app.sandboxes.change_settings(&record.id, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn metrics<E: Engine>(
     let since = start.map(|s| s * 1000);
     // To the end of that second.
     let until = end.map(|s| s * 1000 + 999);
-    let samples = app.sandboxes.figures().history(&record.id, since, until)?;
+    let samples = app.sandboxes.observe().history(&record.id, since, until)?;
     Ok(Json(samples.iter().map(metric).collect()))
 }
 
@@ -103,13 +103,13 @@ pub(super) async fn all_metrics<E: Engine>(
             continue;
         };
         let fresh = match now {
-            true => app.sandboxes.figures().now(&record.id)?,
+            true => app.sandboxes.observe().now(&record.id)?,
             false => None,
         };
         let latest = match fresh {
             None => app
                 .sandboxes
-                .figures()
+                .observe()
                 .history(&record.id, None, None)?
                 .last()
                 .copied(),
@@ -133,7 +133,11 @@ struct Console {
 impl Console {
     fn of<E: Engine>(app: &App<E>, caller: &Caller, id: &str) -> Result<Self, ApiError> {
         let record = app.sandbox(caller, id, Liveness::Mendable)?;
-        let text = app.sandboxes.console_tail(&record.id)?.unwrap_or_default();
+        let text = app
+            .sandboxes
+            .observe()
+            .console_tail(&record.id)?
+            .unwrap_or_default();
         let most = usize::try_from(MAX_LINES).unwrap_or(usize::MAX);
         // A guest's host name is its id.
         let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
@@ -237,7 +241,7 @@ pub(super) async fn connections<E: Engine>(
 ) -> Result<Json<Value>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
-    let mut all = app.sandboxes.connections(&record.id).await?;
+    let mut all = app.sandboxes.observe().connections(&record.id).await?;
     keep_last(&mut all.list, limit);
     let list: Vec<Value> = all.list.iter().map(connection).collect();
     Ok(Json(json!({
@@ -265,7 +269,7 @@ pub(super) async fn preview<E: Engine>(
             "a link lets its holder change the sandbox: a key with the scope `read` gets none",
         ));
     }
-    if app.keys.standing(record.terms.owner.as_deref()) != KeyStatus::InForce {
+    if app.keys.standing(record.settings.owner.as_deref()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",
             "the key that made this sandbox was revoked or has expired: links to it open nothing",

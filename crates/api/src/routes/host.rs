@@ -68,7 +68,7 @@ pub(super) async fn process<E: Engine>(
         ));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
-    let (pid, exits) = app.sandboxes.process(&record.id).await?;
+    let (pid, exits) = app.sandboxes.observe().process(&record.id).await?;
     Ok(Json(json!({ "pid": pid, "exits": exits })))
 }
 

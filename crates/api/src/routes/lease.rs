@@ -41,7 +41,7 @@ pub(super) async fn lease<E: Engine>(
         ));
     }
     // An open connection counts like a request through the gateway.
-    let owner = record.terms.owner.as_deref();
+    let owner = record.settings.owner.as_deref();
     let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
     let client = hyper::upgrade::on(&mut request);
     let (keys, key) = (app.keys.clone(), caller.owner_id());
@@ -79,7 +79,7 @@ async fn renew<E: Engine>(sandboxes: &Sandboxes<E>, id: &str) {
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        match sandboxes.extend_timeout(id, TERM).await {
+        match sandboxes.timeouts().extend(id, TERM).await {
             Ok(_) => {}
             // Killed or removed by somebody: there is nothing to hold any more.
             Err(OperationError::Unknown { .. } | OperationError::State { .. }) => return,

@@ -39,7 +39,7 @@ impl Filter {
     }
 
     fn wants(&self, record: &SandboxRecord) -> bool {
-        let has = |(k, v): (&String, &String)| record.terms.metadata.get(k) == Some(v);
+        let has = |(k, v): (&String, &String)| record.settings.metadata.get(k) == Some(v);
         let started = i64::try_from(record.created_ms).unwrap_or(i64::MAX);
         self.states.contains(&record.state.name())
             && (self.name.is_none() || self.name == record.name)
@@ -54,7 +54,7 @@ fn wanted<E: Engine>(app: &App<E>, caller: &Caller, filter: &Filter) -> Vec<Sand
         Some(t) => *t == r.template || *t == caller.called(&r.template),
         None => true,
     };
-    all.retain(|r| caller.sees(r.terms.owner.as_deref()) && filter.wants(r) && of_template(r));
+    all.retain(|r| caller.sees(r.settings.owner.as_deref()) && filter.wants(r) && of_template(r));
     all
 }
 

@@ -97,13 +97,13 @@ impl<E: Engine> App<E> {
         record: &SandboxRecord,
         time: AwakeTime,
     ) -> Result<(SandboxRecord, bool), ApiError> {
-        if let Some(now) = self.sandboxes.keep_awake(&record.id, time).await? {
+        if let Some(now) = self.sandboxes.timeouts().renew(&record.id, time).await? {
             return Ok((now, false));
         }
         // Only one that does not run takes room of its key; another request may wake it meanwhile.
         let _room = match self.room_again(caller, record.size).await {
             Ok(room) => room,
-            Err(refusal) => match self.sandboxes.keep_awake(&record.id, time).await? {
+            Err(refusal) => match self.sandboxes.timeouts().renew(&record.id, time).await? {
                 Some(now) => return Ok((now, false)),
                 None => return Err(refusal),
             },
@@ -117,7 +117,7 @@ impl<E: Engine> App<E> {
         record: &SandboxRecord,
         timeout: Option<Option<u64>>,
     ) -> AwakeTime {
-        match (timeout, record.terms.timeout_s) {
+        match (timeout, record.settings.timeout_s) {
             (Some(None), _) => AwakeTime::Unlimited,
             (Some(Some(seconds)), _) => AwakeTime::AtLeast(Duration::from_secs(seconds)),
             // One that was made with no time at all would be put to sleep before it is of use.

@@ -56,7 +56,7 @@ pub(super) async fn stream<E: Engine>(
         ));
     };
     // A stream counts like a request through the gateway, for as long as it is open.
-    let owner = record.terms.owner.as_deref();
+    let owner = record.settings.owner.as_deref();
     let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
     let opened = timeout(OPEN_LIMIT, ports.open(&record.id, port)).await;
     let too_late = |_| PortRefusal::Unavailable("it could not be opened in time".to_owned());

@@ -91,7 +91,9 @@ impl PrunePlan {
         let mut plan = Self { of, unused, items };
         let all = app.sandboxes.list();
         for sandbox in &all {
-            if sandbox.state == SandboxState::Killed && plan.is_of(sandbox.terms.owner.as_deref()) {
+            if sandbox.state == SandboxState::Killed
+                && plan.is_of(sandbox.settings.owner.as_deref())
+            {
                 plan.items.push(PruneItem {
                     kind: PruneKind::Sandbox,
                     id: sandbox.id.clone(),

@@ -60,7 +60,7 @@ pub(super) async fn timeout<E: Engine>(
     let timeout = app.config.timeout(body.timeout)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let timeout = timeout.map(Duration::from_secs);
-    app.sandboxes.set_timeout(&record.id, timeout).await?;
+    app.sandboxes.timeouts().set(&record.id, timeout).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -79,6 +79,6 @@ pub(super) async fn refresh<E: Engine>(
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let more = Duration::from_secs(seconds);
-    app.sandboxes.extend_timeout(&record.id, more).await?;
+    app.sandboxes.timeouts().extend(&record.id, more).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -136,7 +136,7 @@ pub(crate) fn whole(caller: &Caller, mut record: SandboxRecord) -> SandboxRecord
         record.traffic_token = None;
     }
     // Certificates are long, and a proxy's password is a secret.
-    record.terms.site = SiteSettings::default();
+    record.settings.site = SiteSettings::default();
     record.id = caller.shown_id(&record.id).to_owned();
     record.forked_from = shown(caller, record.forked_from);
     record
@@ -196,29 +196,29 @@ impl<E: Engine> App<E> {
             disk_size_mb: record.size.disk_mib,
             state: record.state.name(),
             envd_version: ENVD_VERSION,
-            metadata: record.terms.metadata.clone(),
+            metadata: record.settings.metadata.clone(),
             volume_mounts: [],
             ours: ours(caller, record),
         }
     }
 
     pub(crate) fn detail(&self, caller: &Caller, record: &SandboxRecord) -> SandboxDetail {
-        let terms = &record.terms;
+        let settings = &record.settings;
         SandboxDetail {
             listed: self.listed(caller, record),
             envd_access_token: record.agent_token.clone().filter(|_| !caller.only_reads()),
             domain: self.config.domain.clone(),
-            allow_internet_access: terms.network.allow_internet_access,
-            network: network(&terms.network),
+            allow_internet_access: settings.network.allow_internet_access,
+            network: network(&settings.network),
             lifecycle: Lifecycle {
-                on_timeout: match terms.on_timeout {
+                on_timeout: match settings.on_timeout {
                     OnTimeout::Kill => "kill",
                     OnTimeout::Pause => "pause",
                 },
-                auto_resume: terms.auto_resume,
+                auto_resume: settings.auto_resume,
             },
             pause_mode: (record.state == SandboxState::Paused).then_some("full"),
-            disk_failure: self.sandboxes.disk_failure(&record.id),
+            disk_failure: self.sandboxes.observe().disk_failure(&record.id),
         }
     }
 }

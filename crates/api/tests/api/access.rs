@@ -351,8 +351,8 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     // One that was being made meanwhile ends, too.
     let late = api.sandbox().await;
     let owner = made.key.id.clone();
-    let change = move |terms: &mut jiffy_host::SandboxSettings| terms.owner = Some(owner);
-    api.host.change_terms(&late, change).await.unwrap();
+    let change = move |settings: &mut jiffy_host::SandboxSettings| settings.owner = Some(owner);
+    api.host.change_settings(&late, change).await.unwrap();
     tokio::time::timeout(limit, killed(&late)).await.unwrap();
     daemon.abort();
 }

@@ -47,16 +47,16 @@ async fn settings_are_kept_in_either_api_dialect() {
     });
     let made = api.post("/v2/sandboxes", e2b).await.expect(201);
     let record = api.host.get(&made.id()).unwrap();
-    let terms = &record.terms;
+    let settings = &record.settings;
     assert_eq!(
-        (terms.timeout_s, terms.on_timeout),
+        (settings.timeout_s, settings.on_timeout),
         (Some(60), OnTimeout::Pause)
     );
-    assert!(terms.auto_resume && terms.secure && terms.network.restrict_traffic);
-    assert_eq!(terms.network.allow_internet_access, Some(false));
-    assert_eq!(terms.network.deny_out, ["0.0.0.0/0"]);
+    assert!(settings.auto_resume && settings.secure && settings.network.restrict_traffic);
+    assert_eq!(settings.network.allow_internet_access, Some(false));
+    assert_eq!(settings.network.deny_out, ["0.0.0.0/0"]);
     assert_eq!(
-        (&terms.metadata["a"], &record.env["X"]),
+        (&settings.metadata["a"], &record.env["X"]),
         (&"b c".into(), &"1".into())
     );
     assert_eq!(
@@ -79,9 +79,12 @@ async fn settings_are_kept_in_either_api_dialect() {
     });
     let made = api.post("/sandboxes", cube).await.expect(201);
     let record = api.host.get(&made.id()).unwrap();
-    assert_eq!((record.terms.timeout_s, record.deadline_ms), (None, None));
     assert_eq!(
-        (record.terms.on_timeout, record.terms.auto_resume),
+        (record.settings.timeout_s, record.deadline_ms),
+        (None, None)
+    );
+    assert_eq!(
+        (record.settings.on_timeout, record.settings.auto_resume),
         (OnTimeout::Pause, true)
     );
     assert_eq!(record.env["X"], "2");
@@ -93,7 +96,7 @@ async fn settings_are_kept_in_either_api_dialect() {
 async fn the_default_timeout_is_300_seconds() {
     let api = Api::new();
     let id = api.sandbox().await;
-    assert_eq!(api.host.get(&id).unwrap().terms.timeout_s, Some(300));
+    assert_eq!(api.host.get(&id).unwrap().settings.timeout_s, Some(300));
 }
 
 #[tokio::test]
@@ -280,7 +283,7 @@ async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
         "proxy": { "url": "http://me:secret@proxy:3128", "noProxy": ".corp" },
     });
     let made = api.post("/v2/sandboxes", body).await.expect(201);
-    let site = |id: &str| api.host.get(id).unwrap().terms.site;
+    let site = |id: &str| api.host.get(id).unwrap().settings.site;
     let kept = site(&made.id());
     assert_eq!(kept.authorities[0].pem, pem);
     assert_eq!(kept.proxy.as_ref().unwrap().no_proxy, ".corp");

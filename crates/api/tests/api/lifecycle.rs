@@ -71,9 +71,9 @@ async fn a_sandbox_pauses_and_resumes_under_the_same_id() {
         .expect(204);
     let body = json!({ "timeout": 77, "autoPause": true });
     api.post(&path(&id, "resume"), body).await.expect(201);
-    let terms = api.host.get(&id).unwrap().terms;
+    let settings = api.host.get(&id).unwrap().settings;
     assert_eq!(
-        (terms.timeout_s, terms.on_timeout),
+        (settings.timeout_s, settings.on_timeout),
         (Some(77), OnTimeout::Pause)
     );
 }
@@ -348,8 +348,8 @@ async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
-    let change = |terms: &mut jiffy_host::SandboxSettings| terms.timeout_s = Some(0);
-    api.host.change_terms(&id, change).await.unwrap();
+    let change = |settings: &mut jiffy_host::SandboxSettings| settings.timeout_s = Some(0);
+    api.host.change_settings(&id, change).await.unwrap();
     for _ in 0..10 {
         let forked = api.post(&path(&id, "fork"), json!({ "timeout": -1 })).await;
         let child = forked.expect(201).body[0]["sandbox"]["sandboxID"].clone();

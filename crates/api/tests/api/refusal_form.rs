@@ -268,7 +268,7 @@ async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
 async fn metrics_are_the_hosts_samples_of_the_requested_period() {
     let api = Api::sampled();
     let id = api.sandbox().await;
-    let samples = || api.host.figures().history(&id, None, None).unwrap();
+    let samples = || api.host.observe().history(&id, None, None).unwrap();
     support::fake::until("samples", || samples().len() > 3).await;
     // A sleeper gets no more of them.
     api.post(&format!("/sandboxes/{id}/pause"), Value::Null)

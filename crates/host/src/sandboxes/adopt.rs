@@ -1,7 +1,7 @@
 //! Guests that ran on while there was no daemon.
 
 use super::entry::lock;
-use super::{OperationError, Sandboxes};
+use super::{OperationError, SandboxFigures, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, EngineError, Guest, KeptGuest};
 use std::sync::Arc;
@@ -59,15 +59,17 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// Returns the count of guests that run on when this process ends, for the next daemon to find.
-    pub fn kept(&self) -> usize {
-        let entries = lock(&self.0.entries);
-        entries.values().filter(|e| e.guest().is_some()).count()
-    }
-
     /// Ends what waits to be somebody, and returns when nothing is left of it.
     pub async fn close(&self) {
         self.0.pool.clear();
         self.0.engine.close().await;
+    }
+}
+
+impl<E: Engine> SandboxFigures<'_, E> {
+    /// Returns the count of guests that run on when this process ends, for the next daemon to find.
+    pub fn kept(self) -> usize {
+        let entries = lock(&self.0.entries);
+        entries.values().filter(|e| e.guest().is_some()).count()
     }
 }

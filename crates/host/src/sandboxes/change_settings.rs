@@ -6,9 +6,9 @@ use crate::sandbox_settings::SandboxSettings;
 use jiffy_engine::{Engine, Guest};
 
 impl<E: Engine> Sandboxes<E> {
-    /// Changes the terms of a sandbox by `change`, which sees those in force. Its time and its
+    /// Changes the settings of a sandbox by `change`, which sees those in force. Its time and its
     /// secrets are not changed by this.
-    pub async fn change_terms(
+    pub async fn change_settings(
         &self,
         id: &str,
         change: impl FnOnce(&mut SandboxSettings) + Send + 'static,
@@ -20,9 +20,9 @@ impl<E: Engine> Sandboxes<E> {
             if record.state == SandboxState::Killed {
                 return Err(entry.refuse("change the terms of"));
             }
-            let before = record.terms.network.rules();
-            change(&mut record.terms);
-            let rules = record.terms.network.rules();
+            let before = record.settings.network.rules();
+            change(&mut record.settings);
+            let rules = record.settings.network.rules();
             this.0
                 .engine
                 .check_network(&rules)

@@ -44,10 +44,22 @@ concern! {
     WarmPool, pool
 }
 concern! {
-    /// Figures of sandboxes and their host: usage, durations, promised resources.
+    /// Figures of all sandboxes and their host: states, durations, promised resources.
     SandboxFigures, figures
 }
 concern! {
     /// Budgets of owners, and what of them is used.
     OwnerBudgets, budgets
+}
+concern! {
+    /// One sandbox as it can be seen: use of resources, process, console, connections.
+    Observation, observe
+}
+concern! {
+    /// Sandboxes by owner, name or token.
+    SandboxIndex, index
+}
+concern! {
+    /// Timeouts of sandboxes.
+    Timeouts, timeouts
 }

@@ -1,7 +1,7 @@
 //! Connections of sandboxes, also those from before they last slept.
 
 use super::entry::lock;
-use super::{OperationError, Sandboxes};
+use super::{Observation, OperationError};
 use jiffy_engine::{ConnectionLog, ConnectionRecords, Engine};
 use std::sync::Arc;
 
@@ -32,10 +32,10 @@ impl ConnectionHistory {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl<E: Engine> Observation<'_, E> {
     /// Returns the connections that a sandbox made or tried while this daemon has had it: the
     /// newest, oldest first.
-    pub async fn connections(&self, id: &str) -> Result<ConnectionRecords, OperationError> {
+    pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
         let entry = self.0.entry(id)?;
         // Guests are asked in the order in which they lived.
         let (mut all, last) = lock(&entry.reached).all();

@@ -40,8 +40,8 @@ pub struct CreateSpec {
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Settings that its creator chose.
-    #[serde(default)]
-    pub terms: SandboxSettings,
+    #[serde(default, rename = "terms")]
+    pub settings: SandboxSettings,
     /// Name that it is called by, unique among its owner's.
     #[serde(default)]
     pub name: Option<String>,
@@ -55,7 +55,7 @@ pub(super) struct NewSandboxEntry {
     pub template: String,
     pub size: SandboxSize,
     pub env: BTreeMap<String, String>,
-    pub terms: SandboxSettings,
+    pub settings: SandboxSettings,
     pub name: Option<String>,
     pub forked_from: Option<String>,
 }
@@ -95,7 +95,7 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn create_now(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
-        let rules = spec.terms.network.rules();
+        let rules = spec.settings.network.rules();
         self.0
             .engine
             .check_network(&rules)
@@ -116,7 +116,7 @@ impl<E: Engine> Sandboxes<E> {
                     template: template.clone(),
                     size,
                     env: spec.env,
-                    terms: spec.terms,
+                    settings: spec.settings,
                     name: spec.name,
                     forked_from: None,
                 };
@@ -142,15 +142,15 @@ impl<E: Engine> Sandboxes<E> {
                     true => snapshot.env.clone(),
                     false => spec.env,
                 };
-                let mut terms = spec.terms;
-                if terms.site.is_empty() {
-                    terms.site = snapshot.site.clone();
+                let mut settings = spec.settings;
+                if settings.site.is_empty() {
+                    settings.site = snapshot.site.clone();
                 }
                 let new = NewSandboxEntry {
                     template: snapshot.template.clone(),
                     size: snapshot.size,
                     env,
-                    terms,
+                    settings,
                     name: spec.name,
                     forked_from: None,
                 };
@@ -205,9 +205,9 @@ impl<E: Engine> Sandboxes<E> {
             size: new.size,
             env: new.env,
             deadline_ms: None,
-            agent_token: secret(new.terms.secure)?,
-            traffic_token: secret(new.terms.network.restrict_traffic)?,
-            terms: new.terms,
+            agent_token: secret(new.settings.secure)?,
+            traffic_token: secret(new.settings.network.restrict_traffic)?,
+            settings: new.settings,
             snapshot: None,
             forked_from: new.forked_from,
             boot_mode: None,
@@ -218,7 +218,7 @@ impl<E: Engine> Sandboxes<E> {
         };
         if let Some(name) = &record.name {
             // It goes with the entry.
-            self.claim_name(&record.terms.owner, name, &record.id)?;
+            self.claim_name(&record.settings.owner, name, &record.id)?;
         }
         let entry = Arc::new(SandboxEntry::new(record, self.0.indexes.clone()));
         entry.set_reservation(Some(reservation));
@@ -296,8 +296,8 @@ impl<E: Engine> Sandboxes<E> {
                 env: record.env,
                 access_token: record.agent_token,
                 rewound: matches!(origin.revive_reason, Some(ReviveReason::Rollback)),
-                network: record.terms.network.rules(),
-                site: site::joined(&self.0.site, &record.terms.site),
+                network: record.settings.network.rules(),
+                site: site::joined(&self.0.site, &record.settings.site),
             }
         };
         let id = &sandbox_identity.id;
@@ -322,17 +322,19 @@ impl<E: Engine> Sandboxes<E> {
             }
         };
         let before = entry.record();
-        let mut terms = before.terms;
+        let mut settings = before.settings;
         if let Some(ReviveReason::Wake(options)) = origin.revive_reason {
-            options.apply(&mut terms);
+            options.apply(&mut settings);
         }
         // Time runs from the moment there is something to use. A rollback changes nothing about it.
         let deadline = match before.state {
             SandboxState::Running => before.deadline_ms,
-            _ => terms.timeout_s.map(|s| deadline_in(Duration::from_secs(s))),
+            _ => settings
+                .timeout_s
+                .map(|s| deadline_in(Duration::from_secs(s))),
         };
         let record = SandboxRecord {
-            terms,
+            settings,
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
             engine: Some(guest.engine().to_owned()),

@@ -31,7 +31,7 @@ impl EntryIndexes {
             .change(&now.id, needed_by(before), needed_by(now));
         let name = held_by(before);
         if let Some(name) = name.filter(|_| name != held_by(now)) {
-            self.names.release(&before.terms.owner, name, &before.id);
+            self.names.release(&before.settings.owner, name, &before.id);
         }
     }
 }
@@ -69,7 +69,7 @@ impl<G> Drop for SandboxEntry<G> {
         let (id, name) = (&record.id, held_by(&record));
         self.indexes.users.change(id, needed_by(&record), None);
         if let Some(name) = name {
-            self.indexes.names.release(&record.terms.owner, name, id);
+            self.indexes.names.release(&record.settings.owner, name, id);
         }
     }
 }
@@ -153,7 +153,7 @@ impl<G: Guest> SandboxEntry<G> {
     /// True if it belongs to this key and was not killed.
     pub fn is_alive_of(&self, owner: &str) -> bool {
         let record = lock(&self.record);
-        record.state != SandboxState::Killed && record.terms.owner.as_deref() == Some(owner)
+        record.state != SandboxState::Killed && record.settings.owner.as_deref() == Some(owner)
     }
 
     /// True if it is alive, and its agent's token fits.

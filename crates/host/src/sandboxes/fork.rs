@@ -26,7 +26,7 @@ pub struct ForkReport {
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only
     /// if there is no snapshot; each child succeeds or fails for itself. Children have their
-    /// parent's terms, tokens of their own, and the same time from now on that the parent was
+    /// parent's settings, tokens of their own, and the same time from now on that the parent was
     /// given, unless `timeout` says otherwise: another time, or none for no limit.
     pub async fn fork(
         &self,
@@ -52,7 +52,7 @@ impl<E: Engine> Sandboxes<E> {
                 (entry.record(), snapshot, pin)
             };
             if let Some(timeout) = timeout {
-                sandbox.terms.timeout_s = timeout.map(|t| t.as_secs());
+                sandbox.settings.timeout_s = timeout.map(|t| t.as_secs());
             }
             let mut work = JoinSet::new();
             for _ in 0..count {
@@ -86,13 +86,13 @@ impl<E: Engine> Sandboxes<E> {
     async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
         let asked = Instant::now();
         let template = &parent.template;
-        let terms = parent.terms.clone();
+        let settings = parent.settings.clone();
         let reservation = self.admit(parent.size)?;
         let new = NewSandboxEntry {
             template: template.clone(),
             size: parent.size,
             env: parent.env.clone(),
-            terms,
+            settings,
             // A name is one sandbox's.
             name: None,
             forked_from: Some(parent.id.clone()),

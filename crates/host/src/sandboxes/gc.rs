@@ -1,7 +1,7 @@
 //! Garbage collection: snapshots that nothing needs, and files that belong to nothing.
 //!
 //! Records go at once, in memory and in the journal; files go behind the answer, on a thread of
-//! their own ([`file_remover`]). What a daemon that ends does not come to is removed by the sweep
+//! their own ([`file_remover`]). What a daemon that ends does not come to is removed by that
 //! of the next ([`periodic`]), which runs while that one serves.
 
 use super::Snapshots;

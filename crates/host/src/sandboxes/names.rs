@@ -1,7 +1,7 @@
 //! Names that people give to sandboxes, each unique among those of one owner.
 
 use super::entry::lock;
-use super::{OperationError, Sandboxes};
+use super::{OperationError, SandboxIndex, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, is_reserved};
 use std::collections::{BTreeMap, HashMap};
@@ -68,12 +68,6 @@ fn check(name: &str) -> Result<(), OperationError> {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Sandboxes with this name that are not killed, at most one of each owner.
-    pub fn named(&self, name: &str) -> Vec<SandboxRecord> {
-        let ids = self.0.indexes.names.ids(name);
-        ids.iter().filter_map(|id| self.find(id)).collect()
-    }
-
     /// Gives `name` to a sandbox that is being made, or to none of `owner` if another has it.
     pub(super) fn claim_name(
         &self,
@@ -105,7 +99,7 @@ impl<E: Engine> Sandboxes<E> {
             if record.name == name {
                 return Ok(record);
             }
-            let owner = record.terms.owner.clone();
+            let owner = record.settings.owner.clone();
             if let Some(name) = &name {
                 this.claim_name(&owner, name, &record.id)?;
             }
@@ -120,6 +114,16 @@ impl<E: Engine> Sandboxes<E> {
             Ok(record)
         })
         .await
+    }
+}
+
+impl<E: Engine> SandboxIndex<'_, E> {
+    /// Sandboxes with this name that are not killed, at most one of each owner.
+    pub fn named(self, name: &str) -> Vec<SandboxRecord> {
+        let ids = self.0.indexes.names.ids(name);
+        ids.iter()
+            .filter_map(|id| Sandboxes(self.0.clone()).find(id))
+            .collect()
     }
 }
 

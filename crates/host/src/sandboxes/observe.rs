@@ -2,7 +2,8 @@
 
 use super::entry::{SandboxEntry, lock};
 use super::{
-    OperationError, SandboxFigures, Sandboxes, SandboxesInner, Snapshots, WarmPool, detached,
+    Observation, OperationError, SandboxFigures, Sandboxes, SandboxesInner, Snapshots, WarmPool,
+    detached,
 };
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::records::SandboxState;
@@ -117,7 +118,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> SandboxFigures<'_, E> {
+impl<E: Engine> Observation<'_, E> {
     /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the
     /// host saw it, oldest first.
     pub fn history(
@@ -173,7 +174,9 @@ impl<E: Engine> SandboxFigures<'_, E> {
         let history = lock(&entry.history);
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
+}
 
+impl<E: Engine> SandboxFigures<'_, E> {
     /// Returns the durations of boots, by mode.
     pub fn boot_times(self) -> Vec<BootTimes> {
         self.0.metrics.boots()

@@ -45,7 +45,7 @@ impl SandboxRecord {
         match self.state {
             SandboxState::Killed => false,
             SandboxState::Paused => true,
-            _ => self.terms.on_timeout == OnTimeout::Pause,
+            _ => self.settings.on_timeout == OnTimeout::Pause,
         }
     }
 }
@@ -96,7 +96,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
         let entries: Vec<_> = lock(&self.0.entries).values().cloned().collect();
         for entry in entries {
             entry.look(|record| {
-                if !owned_by(&record.terms.owner) {
+                if !owned_by(&record.settings.owner) {
                     return;
                 }
                 used.paused += u64::from(record.has_paused_place());

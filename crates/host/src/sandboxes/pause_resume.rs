@@ -2,7 +2,7 @@
 
 use super::create::ReviveReason;
 use super::entry::SandboxEntry;
-use super::{OperationError, Sandboxes};
+use super::{OperationError, Sandboxes, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose};
 use crate::sandbox_settings::{OnTimeout, SandboxSettings};
@@ -32,15 +32,15 @@ pub struct WakeOptions {
 }
 
 impl WakeOptions {
-    /// Changes the terms of a sandbox that is about to wake.
-    pub(super) fn apply(self, terms: &mut SandboxSettings) {
+    /// Changes the settings of a sandbox that is about to wake.
+    pub(super) fn apply(self, settings: &mut SandboxSettings) {
         match self.time {
             AwakeTime::Own => {}
-            AwakeTime::AtLeast(time) => terms.timeout_s = Some(time.as_secs()),
-            AwakeTime::Unlimited => terms.timeout_s = None,
+            AwakeTime::AtLeast(time) => settings.timeout_s = Some(time.as_secs()),
+            AwakeTime::Unlimited => settings.timeout_s = None,
         }
         if let Some(action) = self.on_timeout {
-            terms.on_timeout = action;
+            settings.on_timeout = action;
         }
     }
 }
@@ -148,23 +148,6 @@ impl<E: Engine> Sandboxes<E> {
         .await
     }
 
-    /// Gives a running sandbox its time; none if it does not run.
-    pub async fn keep_awake(
-        &self,
-        id: &str,
-        time: AwakeTime,
-    ) -> Result<Option<SandboxRecord>, OperationError> {
-        let (this, entry) = (self.clone(), self.0.entry(id)?);
-        self.perform("keep_awake", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
-            match entry.record().state {
-                SandboxState::Running => this.give_time(&entry, time).map(Some),
-                _ => Ok(None),
-            }
-        })
-        .await
-    }
-
     async fn resume_held(
         &self,
         entry: &Arc<SandboxEntry<E::Guest>>,
@@ -182,5 +165,26 @@ impl<E: Engine> Sandboxes<E> {
             ReviveReason::Wake(options),
         )
         .await
+    }
+}
+
+impl<E: Engine> Timeouts<'_, E> {
+    /// Gives a running sandbox its time; none if it does not run.
+    pub async fn renew(
+        self,
+        id: &str,
+        time: AwakeTime,
+    ) -> Result<Option<SandboxRecord>, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let entry = self.0.entry(id)?;
+        this.clone()
+            .perform("keep_awake", &entry.id(), async move {
+                let _op_guard = entry.op_lock.lock().await;
+                match entry.record().state {
+                    SandboxState::Running => this.give_time(&entry, time).map(Some),
+                    _ => Ok(None),
+                }
+            })
+            .await
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct RecoveredState {
 }
 
 /// Decides for everything that was under way whether it happened or not, and has the journal say
-/// what the disk does. Files that belong to nothing are left to the sweep, which needs time.
+/// what the disk does. Files that belong to nothing are left to gc, which needs time.
 pub(super) fn recover<E: Engine>(
     engine: &E,
     journal: &Journal,
@@ -80,7 +80,7 @@ pub(super) fn recover<E: Engine>(
                     KeptGuest {
                         handle,
                         snapshot,
-                        network: sandbox.terms.network.rules(),
+                        network: sandbox.settings.network.rules(),
                     },
                 ));
                 continue;

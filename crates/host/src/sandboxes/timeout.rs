@@ -3,7 +3,7 @@
 
 use super::entry::{SandboxEntry, lock};
 use super::pause_resume::AwakeTime;
-use super::{OperationError, Sandboxes, SandboxesInner};
+use super::{OperationError, Sandboxes, SandboxesInner, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::OnTimeout;
@@ -26,46 +26,6 @@ pub(super) fn deadline_in(timeout: Duration) -> u64 {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Ends a sandbox's time `timeout` from now, or never. What happens then is in its terms.
-    pub async fn set_timeout(
-        &self,
-        id: &str,
-        timeout: Option<Duration>,
-    ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.0.entry(id)?);
-        self.perform("set_timeout", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
-            if matches!(entry.record().state, SandboxState::Killed) {
-                return Err(entry.refuse("set the time limit of"));
-            }
-            this.limit(&entry, timeout)
-        })
-        .await
-    }
-
-    /// Gives a sandbox at least `timeout` from now; one that has more, or no limit, keeps it.
-    pub async fn extend_timeout(
-        &self,
-        id: &str,
-        timeout: Duration,
-    ) -> Result<SandboxRecord, OperationError> {
-        let (this, entry) = (self.clone(), self.0.entry(id)?);
-        self.perform("extend_timeout", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
-            match entry.record().state {
-                SandboxState::Killed => Err(entry.refuse("extend the time of")),
-                // A deadline counts only while it runs: asleep, the time it wakes to is what there
-                // is.
-                SandboxState::Running => this.extend(&entry, timeout),
-                _ => match entry.record().terms.timeout_s {
-                    Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),
-                    _ => Ok(entry.record()),
-                },
-            }
-        })
-        .await
-    }
-
     /// Gives a running sandbox its time. Needs the turn.
     pub(super) fn give_time(
         &self,
@@ -75,7 +35,7 @@ impl<E: Engine> Sandboxes<E> {
         match time {
             AwakeTime::Unlimited => self.limit(entry, None),
             AwakeTime::AtLeast(time) => self.extend(entry, time),
-            AwakeTime::Own => match entry.record().terms.timeout_s {
+            AwakeTime::Own => match entry.record().settings.timeout_s {
                 Some(own) => self.extend(entry, Duration::from_secs(own)),
                 None => Ok(entry.record()),
             },
@@ -104,7 +64,7 @@ impl<E: Engine> Sandboxes<E> {
         let mut record = entry.record();
         // No time at all ends it now; what it wakes to afterwards is the time it had before.
         if timeout != Some(Duration::ZERO) {
-            record.terms.timeout_s = timeout.map(|t| t.as_secs());
+            record.settings.timeout_s = timeout.map(|t| t.as_secs());
         }
         record.deadline_ms = timeout.map(deadline_in);
         self.commit(entry, record.clone(), &[])?;
@@ -150,7 +110,7 @@ impl<E: Engine> Sandboxes<E> {
         if record.state != SandboxState::Running || !over {
             return;
         }
-        let done = match record.terms.on_timeout {
+        let done = match record.settings.on_timeout {
             OnTimeout::Kill => self.kill_held(entry).await,
             OnTimeout::Pause => self.pause_held(entry).await,
         };
@@ -179,6 +139,52 @@ impl<E: Engine> Sandboxes<E> {
         for id in &old {
             entries.remove(id);
         }
+    }
+}
+
+impl<E: Engine> Timeouts<'_, E> {
+    /// Ends a sandbox's time `timeout` from now, or never. What happens then is in its settings.
+    pub async fn set(
+        self,
+        id: &str,
+        timeout: Option<Duration>,
+    ) -> Result<SandboxRecord, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let entry = self.0.entry(id)?;
+        this.clone()
+            .perform("set_timeout", &entry.id(), async move {
+                let _op_guard = entry.op_lock.lock().await;
+                if matches!(entry.record().state, SandboxState::Killed) {
+                    return Err(entry.refuse("set the time limit of"));
+                }
+                this.limit(&entry, timeout)
+            })
+            .await
+    }
+
+    /// Gives a sandbox at least `timeout` from now; one that has more, or no limit, keeps it.
+    pub async fn extend(
+        self,
+        id: &str,
+        timeout: Duration,
+    ) -> Result<SandboxRecord, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let entry = self.0.entry(id)?;
+        this.clone()
+            .perform("extend_timeout", &entry.id(), async move {
+                let _op_guard = entry.op_lock.lock().await;
+                match entry.record().state {
+                    SandboxState::Killed => Err(entry.refuse("extend the time of")),
+                    // A deadline counts only while it runs: asleep, the time it wakes to is what there
+                    // is.
+                    SandboxState::Running => this.extend(&entry, timeout),
+                    _ => match entry.record().settings.timeout_s {
+                        Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),
+                        _ => Ok(entry.record()),
+                    },
+                }
+            })
+            .await
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
     CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             timeout_s: Some(timeout_s),
             on_timeout,
             ..SandboxSettings::default()
@@ -45,10 +45,14 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .unwrap()
         .id;
     let first = host.get(&id).unwrap().deadline_ms.unwrap();
-    let longer = host.set_timeout(&id, Some(Duration::from_secs(7200)));
+    let longer = host.timeouts().set(&id, Some(Duration::from_secs(7200)));
     assert!(longer.await.unwrap().deadline_ms.unwrap() > first + 3_500_000);
-    assert_eq!(host.set_timeout(&id, None).await.unwrap().deadline_ms, None);
-    host.set_timeout(&id, Some(Duration::from_millis(1)))
+    assert_eq!(
+        host.timeouts().set(&id, None).await.unwrap().deadline_ms,
+        None
+    );
+    host.timeouts()
+        .set(&id, Some(Duration::from_millis(1)))
         .await
         .unwrap();
     until("its sleep", || {
@@ -57,7 +61,8 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
     .await;
     // Time does not run out on a sleeper.
     let far = host
-        .set_timeout(&id, Some(Duration::from_secs(60)))
+        .timeouts()
+        .set(&id, Some(Duration::from_secs(60)))
         .await
         .unwrap();
     assert_eq!(far.state, SandboxState::Paused);
@@ -65,7 +70,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
     assert!(woken && awake.deadline_ms.unwrap() >= far.deadline_ms.unwrap());
     assert!(!host.wake(&id).await.unwrap().1);
     host.kill(&id).await.unwrap();
-    let refused = host.set_timeout(&id, None).await;
+    let refused = host.timeouts().set(&id, None).await;
     assert!(matches!(refused, Err(OperationError::State { .. })));
 }
 
@@ -79,7 +84,11 @@ async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() 
         .unwrap()
         .id;
     bench.world.fail("snapshot");
-    let now = host.set_timeout(&id, Some(Duration::ZERO)).await.unwrap();
+    let now = host
+        .timeouts()
+        .set(&id, Some(Duration::ZERO))
+        .await
+        .unwrap();
     let soon = now.deadline_ms.unwrap();
     until("the failure", || {
         host.get(&id).unwrap().deadline_ms.unwrap() > soon
@@ -93,10 +102,10 @@ async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agre
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             owner: Some("key".into()),
             metadata: [("a".into(), "1".into())].into(),
-            ..limited(60, OnTimeout::Kill).terms
+            ..limited(60, OnTimeout::Kill).settings
         },
         ..base()
     };
@@ -105,8 +114,8 @@ async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agre
     drop(host);
     let record = bench.open().await.get(&id).unwrap();
     assert_eq!(
-        (record.terms, record.state),
-        (spec.terms, SandboxState::Paused)
+        (record.settings, record.state),
+        (spec.settings, SandboxState::Paused)
     );
     assert!(record.deadline_ms.is_some());
 }
@@ -116,7 +125,7 @@ async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             secure: true,
             network: NetworkSettings {
                 restrict_traffic: true,
@@ -151,12 +160,12 @@ async fn time_is_extended_and_never_shortened_by_an_extension() {
     let host = bench.open().await;
     let hour = Duration::from_secs(3600);
     let made = host.create(limited(3600, OnTimeout::Kill)).await.unwrap();
-    let same = host.extend_timeout(&made.id, hour / 2).await.unwrap();
+    let same = host.timeouts().extend(&made.id, hour / 2).await.unwrap();
     assert_eq!(same.deadline_ms, made.deadline_ms);
-    let more = host.extend_timeout(&made.id, hour * 2).await.unwrap();
+    let more = host.timeouts().extend(&made.id, hour * 2).await.unwrap();
     assert!(more.deadline_ms > made.deadline_ms);
     let endless = host.create(base()).await.unwrap();
-    let endless = host.extend_timeout(&endless.id, hour).await.unwrap();
+    let endless = host.timeouts().extend(&endless.id, hour).await.unwrap();
     assert_eq!(endless.deadline_ms, None);
 }
 
@@ -166,13 +175,13 @@ async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let deny = |t: &mut SandboxSettings| t.network.deny_out = vec!["0.0.0.0/0".into()];
-    host.change_terms(&id, deny).await.unwrap();
+    host.change_settings(&id, deny).await.unwrap();
     host.pause(&id).await.unwrap();
     drop(host);
     let host = bench.open().await;
-    let terms = host.get(&id).unwrap().terms;
-    assert_eq!(terms.network.deny_out, ["0.0.0.0/0"]);
+    let settings = host.get(&id).unwrap().settings;
+    assert_eq!(settings.network.deny_out, ["0.0.0.0/0"]);
     host.kill(&id).await.unwrap();
-    let refused = host.change_terms(&id, |_| ()).await;
+    let refused = host.change_settings(&id, |_| ()).await;
     assert!(matches!(refused, Err(OperationError::State { .. })));
 }

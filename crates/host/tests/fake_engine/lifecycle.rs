@@ -52,7 +52,8 @@ async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), Opera
         8 => host.kill(&id).await.map(drop),
         9 => host.remove(&id).await.map(drop),
         10 => host
-            .set_timeout(&id, Some(Duration::from_secs(600)))
+            .timeouts()
+            .set(&id, Some(Duration::from_secs(600)))
             .await
             .map(drop),
         _ => host.promote(&id).await.map(drop),

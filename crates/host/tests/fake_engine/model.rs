@@ -185,8 +185,8 @@ async fn ask(host: &Sandboxes<FakeEngine>, id: &str, snapshot: &str, call: Call)
         }
     };
     match call {
-        Call::SetTimeout(time) => done(host.set_timeout(id, time).await.map(drop)),
-        Call::Extend(time) => done(host.extend_timeout(id, time).await.map(drop)),
+        Call::SetTimeout(time) => done(host.timeouts().set(id, time).await.map(drop)),
+        Call::Extend(time) => done(host.timeouts().extend(id, time).await.map(drop)),
         Call::Connect(time) => match host.wake_for(id, time).await {
             Ok((_, true)) => Reply::Woken,
             other => done(other.map(drop)),
@@ -265,8 +265,8 @@ fn compare(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, model: &Model)
     let alive = life == Life::Running;
     life == model.life
         && (!alive || deadline_fits)
-        && (life == Life::Killed || record.terms.timeout_s == model.own.map(|t| t.as_secs()))
-        && record.terms.on_timeout == model.on_timeout
+        && (life == Life::Killed || record.settings.timeout_s == model.own.map(|t| t.as_secs()))
+        && record.settings.on_timeout == model.on_timeout
 }
 
 fn ms(time: Duration) -> u64 {
@@ -290,7 +290,7 @@ async fn one_history(seed: u64) {
         .pick(&[OnTimeout::Pause, OnTimeout::Pause, OnTimeout::Kill])
         .unwrap();
     let spec = CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             timeout_s: Some(LONG.as_secs()),
             on_timeout,
             ..SandboxSettings::default()
@@ -352,7 +352,7 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             timeout_s: Some(0),
             on_timeout: OnTimeout::Pause,
             ..SandboxSettings::default()
@@ -368,9 +368,9 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
         quiet(&host, &id).await;
         assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
         let end = Some(Duration::ZERO);
-        let ended = host.set_timeout(&id, end).await.unwrap();
+        let ended = host.timeouts().set(&id, end).await.unwrap();
         // The end of its time is no time to wake to.
-        assert_eq!(ended.terms.timeout_s, Some(LONG.as_secs()));
+        assert_eq!(ended.settings.timeout_s, Some(LONG.as_secs()));
     }
 }
 

@@ -30,23 +30,30 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     let bench = Bench::new();
     let host = bench.open().await;
     let web = host.create(named("web")).await.unwrap();
-    assert_eq!(ids(host.named("web")), std::slice::from_ref(&web.id));
+    assert_eq!(
+        ids(host.index().named("web")),
+        std::slice::from_ref(&web.id)
+    );
     let taken = host.create(named("web")).await.unwrap_err();
     let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id);
     assert!(holder, "{taken}");
     assert_eq!(host.list().len(), 1);
     // Another owner's names are another owner's.
     let theirs = CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             owner: Some("k".to_owned()),
             ..SandboxSettings::default()
         },
         ..named("web")
     };
     let theirs = host.create(theirs).await.unwrap();
-    assert_eq!(ids(host.named("web")).len(), 2);
+    assert_eq!(ids(host.index().named("web")).len(), 2);
     assert_eq!(host.fork(&web.id, 1, None).await.unwrap().children.len(), 1);
-    assert_eq!(ids(host.named("web")).len(), 2, "a fork has no name");
+    assert_eq!(
+        ids(host.index().named("web")).len(),
+        2,
+        "a fork has no name"
+    );
     host.remove(&theirs.id).await.unwrap();
 
     let renamed = host.rename(&web.id, Some("api".to_owned())).await.unwrap();
@@ -58,11 +65,14 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
             .await
             .is_err()
     );
-    assert_eq!(ids(host.named("api")), std::slice::from_ref(&web.id));
+    assert_eq!(
+        ids(host.index().named("api")),
+        std::slice::from_ref(&web.id)
+    );
     host.kill(&second.id).await.unwrap();
-    assert!(host.named("web").is_empty());
+    assert!(host.index().named("web").is_empty());
     host.rename(&web.id, None).await.unwrap();
-    assert!(host.named("api").is_empty());
+    assert!(host.index().named("api").is_empty());
     host.create(named("api")).await.unwrap();
 }
 
@@ -84,7 +94,7 @@ async fn names_outlive_the_daemon() {
         host.create(named("web")).await.unwrap().id
     };
     let host = bench.open().await;
-    assert_eq!(ids(host.named("web")), [id]);
+    assert_eq!(ids(host.index().named("web")), [id]);
     assert!(host.create(named("web")).await.is_err());
 }
 

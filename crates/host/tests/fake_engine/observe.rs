@@ -19,7 +19,7 @@ async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
     let bench = Bench::new();
     let host = bench.open_with(sampled(Duration::from_millis(5))).await;
     let id = host.create(base()).await.unwrap().id;
-    let samples = |from| host.figures().history(&id, from, None).unwrap();
+    let samples = |from| host.observe().history(&id, from, None).unwrap();
     until("some samples", || samples(None).len() > 5).await;
     let last = *samples(None).last().unwrap();
     assert_eq!((last.mem_used, last.mem_total), (3 << 20, 512 << 20));
@@ -112,7 +112,7 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
 async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     let bench = Bench::new();
     let options = HostOptions {
-        sweep: Duration::from_millis(2),
+        gc_interval: Duration::from_millis(2),
         ..HostOptions::default()
     };
     let host = bench.open_with(options).await;

@@ -390,7 +390,7 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
     let bench = Bench::new();
     let host = bench.open().await;
     let secure = || CreateSpec {
-        terms: SandboxSettings {
+        settings: SandboxSettings {
             secure: true,
             ..SandboxSettings::default()
         },
@@ -402,9 +402,9 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
     );
     let token = one.agent_token.unwrap();
     assert_ne!(Some(&token), other.agent_token.as_ref());
-    let find = || host.find_by_token(|t| t == token);
+    let find = || host.index().by_token(|t| t == token);
     assert_eq!(find(), Some(one.id.clone()));
-    assert_eq!(host.find_by_token(|_| false), None);
+    assert_eq!(host.index().by_token(|_| false), None);
     host.kill(&one.id).await.unwrap();
     assert_eq!(find(), None);
 }

@@ -81,7 +81,7 @@ fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
         .collect();
     let mut known: Vec<_> = known.into_iter().collect();
     known.sort();
-    host.sweep().unwrap();
+    host.gc().unwrap();
     let files: Vec<String> = bench.file_names().into_iter().collect();
     assert_eq!(files, known, "files and journal tell the same");
 }

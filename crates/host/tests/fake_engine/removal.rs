@@ -52,7 +52,7 @@ async fn cost(others: usize) -> (usize, usize) {
     host.pause(&id).await.unwrap();
     // From here on nothing is looked at but what these two calls are about.
     until("the first sweep", || {
-        *bench.world.sweeps.lock().unwrap() == 1
+        *bench.world.gc_runs.lock().unwrap() == 1
     })
     .await;
     assert_eq!(bench.file_names().len(), others + 3);
@@ -99,7 +99,7 @@ async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
     host.create(base()).await.unwrap();
     assert_eq!(bench.file_names().len(), 1001);
     bench.world.mend();
-    assert!(host.sweep().unwrap() <= 1000);
+    assert!(host.gc().unwrap() <= 1000);
     bench.until_files(1).await;
 }
 
@@ -118,7 +118,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     };
     assert_eq!(parent(&host), Some(first.clone()));
     bench.world.merged.lock().unwrap().insert(second.clone());
-    host.sweep().unwrap();
+    host.gc().unwrap();
     assert_eq!(parent(&host), Some(template.clone()));
     until("its files to go", || !bench.file_names().contains(&first)).await;
     // So the next daemon finds it.

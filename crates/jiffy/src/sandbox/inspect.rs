@@ -117,25 +117,25 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxRecord) {
         lines.add("came up", format!("{mode}, in {ms:.1} ms"));
     }
     lines.add("time limit", time_limit(s));
-    let network = match s.terms.network.allow_internet_access {
+    let network = match s.settings.network.allow_internet_access {
         Some(false) => "no way to the internet",
         _ => "reaches the internet",
     };
     lines.add("network", network);
-    lines.add("allowed", s.terms.network.allow_out.join(", "));
-    lines.add("denied", s.terms.network.deny_out.join(", "));
+    lines.add("allowed", s.settings.network.allow_out.join(", "));
+    lines.add("denied", s.settings.network.deny_out.join(", "));
     lines.add("forked from", s.forked_from.as_deref().unwrap_or_default());
     lines.add("snapshot", s.snapshot.as_deref().unwrap_or_default());
-    lines.add("key", s.terms.owner.as_deref().unwrap_or_default());
-    lines.pairs("labels", &s.terms.metadata);
+    lines.add("key", s.settings.owner.as_deref().unwrap_or_default());
+    lines.pairs("labels", &s.settings.metadata);
     lines.pairs("environment", &s.env);
 }
 
 fn time_limit(s: &SandboxRecord) -> String {
-    let Some(seconds) = s.terms.timeout_s else {
+    let Some(seconds) = s.settings.timeout_s else {
         return "none".to_owned();
     };
-    let then = match s.terms.on_timeout {
+    let then = match s.settings.on_timeout {
         OnTimeout::Kill => "then it is killed",
         OnTimeout::Pause => "then it is paused",
     };

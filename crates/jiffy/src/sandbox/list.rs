@@ -51,7 +51,7 @@ fn matches_filter(filter: &Filter, sandbox: &SandboxRecord) -> bool {
     match filter {
         Filter::State(name) => sandbox.state.name() == *name,
         Filter::Label(key, value) => {
-            let found = sandbox.terms.metadata.get(key);
+            let found = sandbox.settings.metadata.get(key);
             found.is_some_and(|found| value.as_ref().is_none_or(|value| value == found))
         }
         Filter::Name(pattern) => sandbox

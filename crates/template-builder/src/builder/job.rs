@@ -135,7 +135,7 @@ impl<E: Engine> BuildJob<E> {
                 name: None,
                 engine: None,
                 env: BTreeMap::new(),
-                terms: SandboxSettings {
+                settings: SandboxSettings {
                     owner: self.build.caller.clone(),
                     metadata: [(BUILD_METADATA_KEY.to_owned(), self.build.id.clone())].into(),
                     timeout_s: Some(SANDBOX_TIMEOUT.as_secs()),

@@ -102,7 +102,7 @@ impl<E: Engine> Builder<E> {
     /// Removes warm sandboxes and snapshots of removed templates now instead of at the next gc.
     async fn gc(&self) -> Result<(), BuilderError> {
         let sandboxes = self.0.sandboxes.clone();
-        if let Err(e) = blocking(move || sandboxes.sweep()).await? {
+        if let Err(e) = blocking(move || sandboxes.gc()).await? {
             tracing::warn!("what removed templates leave stays for now: {e}");
         }
         Ok(())

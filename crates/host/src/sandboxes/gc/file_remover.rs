@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 /// Time until files that could not be removed are tried again; doubled each time.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Longest time between two tries. Files that stay longer are left to the sweep.
+/// Longest time between two tries. Files that stay longer are left to periodic gc.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// The way to the thread, which ends with the sandboxes.
@@ -36,7 +36,7 @@ impl FileRemover {
 
     /// Has the files of snapshots removed that have no record any more.
     pub fn remove(&self, ids: Vec<String>) {
-        // Without the thread the sweep removes them.
+        // Without the thread periodic gc removes them.
         let _ = lock(&self.0).send(Order::Files(ids));
     }
 
@@ -53,7 +53,7 @@ impl FileRemover {
 pub(in super::super) fn begin<E: Engine>(inner: Weak<SandboxesInner<E>>, orders: RemovalQueue) {
     let thread = std::thread::Builder::new().name("remover".to_owned());
     if let Err(e) = thread.spawn(move || serve(&inner, &orders)) {
-        tracing::warn!("files of removed snapshots go at the next sweep only: no thread: {e}");
+        tracing::warn!("files of removed snapshots go with the next gc only: no thread: {e}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl<E: Engine> Sandboxes<E> {
-    /// Sweeps now and then every `every`, for as long as the sandboxes are there.
+    /// Collects garbage every `every`, for as long as the sandboxes are there.
     pub(in super::super) fn spawn_gc(&self, every: Duration) {
         let inner = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -16,12 +16,12 @@ impl<E: Engine> Sandboxes<E> {
                 let Some(this) = inner.upgrade().map(Sandboxes) else {
                     return;
                 };
-                let swept = tokio::task::spawn_blocking(move || this.sweep()).await;
-                match swept {
+                let collected = tokio::task::spawn_blocking(move || this.gc()).await;
+                match collected {
                     Ok(Ok(0)) => {}
-                    Ok(Ok(removed)) => tracing::info!(removed, "swept what belonged to nobody"),
-                    Ok(Err(e)) => tracing::warn!("cannot sweep: {e}"),
-                    Err(e) => tracing::error!("the sweep was lost: {e}"),
+                    Ok(Ok(removed)) => tracing::info!(removed, "removed what belonged to nobody"),
+                    Ok(Err(e)) => tracing::warn!("cannot collect garbage: {e}"),
+                    Err(e) => tracing::error!("gc was lost: {e}"),
                 }
                 tokio::time::sleep(every).await;
             }
@@ -31,7 +31,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Removes snapshots that nothing needs, files of snapshots that have no record, and whatever
     /// else was never finished. Returns how many things went. Blocks, and holds no lock while it
     /// looks at the disk.
-    pub fn sweep(&self) -> Result<usize, OperationError> {
+    pub fn gc(&self) -> Result<usize, OperationError> {
         self.templates().retire_outdated();
         self.snapshots().gc_all();
         let engine = &self.0.engine;

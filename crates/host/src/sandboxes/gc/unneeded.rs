@@ -29,7 +29,7 @@ impl<E: Engine> Snapshots<'_, E> {
         if collected.gone.is_empty() {
             return;
         }
-        // The journal before the files: files without a record are removed by a sweep, a record
+        // The journal before the files: files without a record are removed by gc, a record
         // without files would be a lie.
         let gone = collected
             .gone

@@ -61,7 +61,7 @@ pub struct World {
     /// Count of requests for that.
     pub asked: Mutex<usize>,
     /// Count of its looks for what was not finished.
-    pub sweeps: Mutex<usize>,
+    pub gc_runs: Mutex<usize>,
     /// Snapshots that were taken with [`OTHER`].
     pub of_other: Mutex<BTreeSet<String>>,
     /// Snapshots whose files it was told to remove.
@@ -391,7 +391,7 @@ impl Engine for FakeEngine {
         for name in &left {
             fs::remove_file(self.dir.join(name)).unwrap();
         }
-        *self.world.sweeps.lock().unwrap() += 1;
+        *self.world.gc_runs.lock().unwrap() += 1;
         Ok(left.len())
     }
 
@@ -630,7 +630,7 @@ pub fn base() -> CreateSpec {
         source: SandboxSource::Template("base".into()),
         size: None,
         env: BTreeMap::new(),
-        terms: SandboxSettings::default(),
+        settings: SandboxSettings::default(),
         name: None,
         engine: None,
     }
