@@ -13,6 +13,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+/// Longest reason of a failure that is shown.
+const MAX_REASON_CHARS: usize = 300;
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// Limits of the requests to a store.
@@ -114,9 +116,8 @@ impl Backend {
                     Err(_) => generic("it did not answer in time"),
                 };
                 let error = classify(key, number, &failure);
-                if !matches!(error, StoreError::Unavailable { .. })
-                    || number >= self.settings.attempts
-                {
+                let again = matches!(error, StoreError::Unavailable { .. }) && is_passing(&failure);
+                if !again || number >= self.settings.attempts {
                     return Err(error);
                 }
                 tracing::debug!("asking the store again for {key}: {failure}");
@@ -330,6 +331,32 @@ fn generic(reason: &'static str) -> Error {
     }
 }
 
+/// Status in the message of a request: listings have no other.
+fn status(e: &Error) -> Option<u16> {
+    let text = e.to_string();
+    let (_, rest) = text.split_once("status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+/// Returns true if the same request may succeed later.
+fn is_passing(e: &Error) -> bool {
+    !matches!(status(e), Some(400..=407 | 409..=428 | 430..=499))
+}
+
+/// Message of a failure: what an S3 server says in XML, or the beginning of all of it.
+fn reason(e: &(impl std::fmt::Display + ?Sized)) -> String {
+    let text = e.to_string();
+    let inner = |tag: &str| {
+        let (_, rest) = text.split_once(&format!("<{tag}>"))?;
+        Some(rest.split_once('<')?.0)
+    };
+    let told = match (inner("Code"), inner("Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        _ => text.clone(),
+    };
+    told.chars().take(MAX_REASON_CHARS).collect()
+}
+
 fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
     let object = key.to_owned();
     match e {
@@ -338,13 +365,17 @@ fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
         Error::PermissionDenied { source, .. } | Error::Unauthenticated { source, .. } => {
             StoreError::Denied {
                 object,
-                reason: source.to_string(),
+                reason: reason(source),
             }
         }
+        e if matches!(status(e), Some(401 | 403)) => StoreError::Denied {
+            object,
+            reason: reason(e),
+        },
         e => StoreError::Unavailable {
             object,
             attempts,
-            reason: e.to_string(),
+            reason: reason(e),
         },
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! `<root>.present`: magic (8 bytes), version (4), bytes per chunk (4), length of the layer (8), 8
 //! zero bytes, then the bitmap, chunk `n` at bit `n % 8` of byte `n / 8`. A bit is written when its
-//! chunk is on storage. Users hold a shared lock on this file, so that a layer in use is not evicted;
-//! one that fills the layer holds `<root>.fill`.
+//! chunk is on storage. Users hold a shared lock on this file, so that a layer in use is not
+//! evicted; one that fills the layer holds `<root>.fill`.
 
 use crate::layer::{Layer, RunKind, chunks_of};
 use crate::manifest::CHUNK_BYTES;
@@ -245,16 +245,6 @@ impl CachedLayer {
         written
             .and_then(|()| self.present.sync_data())
             .map_err(StoreError::io(&self.path))
-    }
-
-    /// Marks a chunk as absent, because it is not what it was.
-    pub(crate) fn unmark(&self, number: u64) -> Result<(), StoreError> {
-        let mut bits = self.bits();
-        if let Some(byte) = bits.get_mut((number / 8) as usize) {
-            *byte &= !(1 << (number % 8));
-        }
-        let written = self.present.write_all_at(&bits, HEADER_BYTES as u64);
-        written.map_err(StoreError::io(&self.path))
     }
 
     /// Makes a file with the content of the layer at `to`, which must not exist: it shares storage

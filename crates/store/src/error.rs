@@ -108,7 +108,7 @@ pub enum StoreError {
         /// Defect.
         reason: String,
     },
-    /// What was to be pushed cannot be.
+    /// The source of a push is unusable.
     #[error("the snapshot cannot be pushed: {0}")]
     Source(String),
     /// A push took longer than its lease.

@@ -1,9 +1,9 @@
 //! Leases: objects that keep a collection from what a push writes and reuses.
 //!
-//! `leases/<id>` is written first; nothing written after it is collected. `leases/<id>.reused` lists
-//! the keys of the objects that the push counts on, encrypted. A push writes that list, then reads
-//! what is condemned: what was condemned before it does not reuse, what would be condemned later is
-//! on a list that the collection reads first.
+//! `leases/<id>` is written first; nothing written after it is collected. `leases/<id>.reused`
+//! lists the keys of the objects that the push counts on, encrypted. A push writes that list, then
+//! reads what is condemned: what was condemned before it does not reuse, what would be condemned
+//! later is on a list that the collection reads first.
 
 use crate::data_keys::{random, to_hex};
 use crate::tenant::{SharedStore, Tenant};

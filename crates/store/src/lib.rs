@@ -1,12 +1,13 @@
 //! Snapshots by content. A store is an S3 bucket or a directory that many hosts share.
 //!
 //! A snapshot is cut into chunks of 64 KiB, each named by its keyed hash. Chunks lie in packs
-//! ([`pack`]); a [`StoredManifest`] has the hashes, [`Locations`] say in which packs the chunks are. All of
-//! it is encrypted under keys of the tenant.
+//! ([`pack`]); a [`StoredManifest`] has the hashes, [`Locations`] say in which packs the chunks
+//! are. All of it is encrypted under keys of the tenant.
 
 mod backend;
 mod cache;
 mod codec;
+mod collection;
 mod data_keys;
 pub mod envelope;
 mod error;
@@ -25,9 +26,11 @@ mod source;
 mod store_url;
 mod tenant;
 mod traffic;
+mod verify;
 
 pub use backend::{Backend, BackendSettings, Listed};
 pub use cache::{CachedLayer, LayerCache};
+pub use collection::{GcOptions, GcReport};
 pub use data_keys::{DataKeys, HASH_BYTES, Hash, SEAL_BYTES};
 pub use error::{FormatError, StoreError};
 pub use keyring::Keyring;
@@ -44,3 +47,4 @@ pub use source::{PartSource, SnapshotSource};
 pub use store_url::StoreUrl;
 pub use tenant::{SHARED_TENANT, SharedStore, Tenant};
 pub use traffic::Traffic;
+pub use verify::{DamagedFrame, StoreStats};

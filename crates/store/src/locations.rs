@@ -1,9 +1,9 @@
-//! Locations of a snapshot's chunks: pack and frame of each. Apart from the manifest, so that frames
-//! can move without another manifest.
+//! Locations of a snapshot's chunks: pack and frame of each. Apart from the manifest, so that
+//! frames can move without another manifest.
 //!
-//! Body, encrypted in an [`Envelope`](crate::envelope) named by the snapshot's root: number of packs
-//! (4) and their ids (16 each), number of chunks (4), then for each stored chunk, part by part: number
-//! of the pack (4), offset (4) and bytes (4) of the frame.
+//! Body, encrypted in an [`Envelope`](crate::envelope) named by the snapshot's root: number of
+//! packs (4) and their ids (16 each), number of chunks (4), then for each stored chunk, part by
+//! part: number of the pack (4), offset (4) and bytes (4) of the frame.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

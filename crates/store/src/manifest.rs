@@ -34,7 +34,7 @@ pub const MAX_PARTS: usize = 1024;
 pub const MAX_WORKING_SET: usize = 1 << 20;
 pub(crate) const MANIFEST_MAGIC: [u8; 8] = *b"JIFFYMAN";
 
-/// What isolated the guest.
+/// Engine that isolated the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {

@@ -8,7 +8,7 @@ use crate::remote::RemoteSnapshot;
 use crate::tenant::SharedStore;
 use crate::{CHUNK_BYTES, FormatError, Hash, StoreError};
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl RemoteSnapshot {
                     .filter(|wanted| seen.insert(wanted.number))
                     .collect()
             }
-            // What is not memory is read as a whole.
+            // Other parts are read as a whole.
             Selection::WorkingSet | Selection::All => all,
         }
     }
@@ -202,28 +202,34 @@ impl SharedStore {
             .iter()
             .map(|range| range.end - range.start)
             .sum::<u64>();
-        let fetched = futures_util::stream::iter(ranges)
+        // After a failure those that are under way are waited for, and no more are begun.
+        let failed = std::cell::Cell::new(None);
+        let begun = ranges.into_iter().take_while(|_| {
+            let failure = failed.take();
+            let go_on = failure.is_none();
+            failed.set(failure);
+            go_on
+        });
+        let fetched = futures_util::stream::iter(begun)
             .map(|range| self.fetch(snapshot, range, cached.clone()))
             .buffer_unordered(RANGES_AT_ONCE);
         let mut fetched = std::pin::pin!(fetched);
         let mut written = Vec::new();
-        let ended = loop {
-            match fetched.try_next().await {
-                Ok(Some((numbers, bytes))) => {
+        while let Some(arrived) = fetched.next().await {
+            match arrived {
+                Ok((numbers, bytes)) => {
                     report.fetched += numbers.len() as u64;
                     report.fetched_bytes += bytes;
                     written.extend(numbers);
-                    if written.len() >= CHUNKS_PER_SYNC {
-                        mark(cached, std::mem::take(&mut written)).await?;
-                    }
                 }
-                Ok(None) => break Ok(()),
-                Err(e) => break Err(e),
+                Err(e) => failed.set(Some(failed.take().unwrap_or(e))),
             }
-        };
-        // What did arrive stays.
+            if written.len() >= CHUNKS_PER_SYNC {
+                mark(cached, std::mem::take(&mut written)).await?;
+            }
+        }
         mark(cached, written).await?;
-        ended
+        failed.take().map_or(Ok(()), Err)
     }
 
     async fn fetch(

@@ -155,7 +155,7 @@ impl SharedStore {
                 .await?;
         }
         self.write(name, version + 1, &record).await?;
-        // What the old master key opens is removed at once.
+        // Records that the old master key opens are removed at once.
         for old in self.backend.list(&self.prefix(name)).await? {
             if version_of(&old.key) <= Some(version) {
                 self.backend.delete(&old.key).await?;

@@ -1,4 +1,5 @@
 //! Push and pull: only what is lacking is moved, and what arrives is what was pushed.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Tenants: nothing of one can be read by another or by the owner of the bucket; keys can change.
+#![allow(clippy::unwrap_used)]
 
 use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreError, StoreUrl};
 use std::fs;

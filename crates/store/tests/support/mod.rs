@@ -1,5 +1,6 @@
-//! What the tests share: a store that fails as it is told to, and snapshots to push.
+//! Shared by the tests: a store that fails as it is told to, and snapshots to push.
 #![allow(dead_code, reason = "each test uses a part")]
+#![allow(clippy::unimplemented, reason = "the store makes no such request")]
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -28,7 +29,7 @@ pub enum Op {
     List,
 }
 
-/// What becomes of a request.
+/// Fate of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -53,6 +54,8 @@ pub struct FaultyStore {
     inner: Arc<dyn ObjectStore>,
     decide: Mutex<Box<Decide>>,
     pub requests: AtomicU64,
+    /// Told when a request was met with [`Fault::Never`].
+    pub died: tokio::sync::Notify,
 }
 
 impl std::fmt::Debug for FaultyStore {
@@ -73,6 +76,7 @@ impl FaultyStore {
             inner,
             decide: Mutex::new(Box::new(|_, _| Fault::None)),
             requests: AtomicU64::new(0),
+            died: tokio::sync::Notify::new(),
         })
     }
 
@@ -92,6 +96,15 @@ impl FaultyStore {
         });
     }
 
+    /// Runs `work` until it ends, or dies by [`Self::die_at`]: then it returns none.
+    pub async fn until_death<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = self.died.notified() => None,
+        }
+    }
+
     pub fn heal(&self) {
         self.on(|_, _| Fault::None);
     }
@@ -104,7 +117,10 @@ impl FaultyStore {
             Fault::Unavailable => Err(unavailable()),
             Fault::Denied => Err(Error::PermissionDenied { path, source }),
             Fault::Precondition => Err(Error::Precondition { path, source }),
-            Fault::Never => std::future::pending().await,
+            Fault::Never => {
+                self.died.notify_one();
+                std::future::pending().await
+            }
             Fault::Slow(time) => {
                 tokio::time::sleep(time).await;
                 Ok(fault)
@@ -159,10 +175,11 @@ impl ObjectStore for FaultyStore {
         );
         let extensions = std::mem::take(&mut found.extensions);
         let mut bytes = found.bytes().await?.to_vec();
-        let middle = bytes.len() / 2;
+        // In the index of a pack, if that is what is read.
+        let at = bytes.len().saturating_sub(60);
         match fault {
             Fault::Cut => bytes.truncate(bytes.len().saturating_sub(1)),
-            _ => bytes[middle] ^= 1,
+            _ => bytes[at] ^= 1,
         }
         let stream = futures_util::stream::once(async move { Ok(bytes.into()) });
         Ok(GetResult {
@@ -185,7 +202,10 @@ impl ObjectStore for FaultyStore {
             (self.decide.lock().unwrap())(Op::Delete, "")
         };
         match fault {
-            Fault::Never => futures_util::stream::pending().boxed(),
+            Fault::Never => {
+                self.died.notify_one();
+                futures_util::stream::pending().boxed()
+            }
             Fault::Unavailable => futures_util::stream::once(async { Err(unavailable()) }).boxed(),
             _ => inner.delete_stream(keys),
         }
@@ -195,7 +215,10 @@ impl ObjectStore for FaultyStore {
         self.requests.fetch_add(1, Ordering::SeqCst);
         let key = prefix.map(ToString::to_string).unwrap_or_default();
         match (self.decide.lock().unwrap())(Op::List, &key) {
-            Fault::Never => futures_util::stream::pending().boxed(),
+            Fault::Never => {
+                self.died.notify_one();
+                futures_util::stream::pending().boxed()
+            }
             Fault::Unavailable => futures_util::stream::once(async { Err(unavailable()) }).boxed(),
             _ => self.inner.list(prefix),
         }

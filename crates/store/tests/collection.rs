@@ -1,0 +1,337 @@
+//! Collection: what is not needed goes, what is needed stays, whatever happens meanwhile.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use jiffy_store::*;
+use std::sync::Arc;
+use std::time::Duration;
+use support::*;
+
+/// No grace: two collections remove what is not needed.
+const AT_ONCE: GcOptions = GcOptions {
+    grace: Duration::ZERO,
+    lock_time: Duration::from_secs(3600),
+};
+
+/// Waits until the clock of the store, which has milliseconds here, has gone on.
+async fn tick() {
+    tokio::time::sleep(Duration::from_millis(3)).await;
+}
+
+async fn collect_twice(store: &SharedStore, tenant: &Tenant) -> GcReport {
+    let mut report = GcReport::default();
+    for _ in 0..2 {
+        tick().await;
+        report = store.collect(tenant, AT_ONCE).await.unwrap();
+    }
+    report
+}
+
+#[tokio::test]
+async fn a_removed_snapshot_goes_with_what_only_it_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let (kept, gone) = (
+        snapshot(dir.path(), &[1, 2, 3]),
+        snapshot(dir.path(), &[3, 4, 5]),
+    );
+    let (kept_name, _) = store.push(&tenant, &kept, &options).await.unwrap();
+    let (gone_name, _) = store.push(&tenant, &gone, &options).await.unwrap();
+    collect_twice(&store, &tenant).await;
+    assert_eq!(store.stats(&tenant).await.unwrap().packs, 2);
+    store.remove(&tenant, gone_name.root).await.unwrap();
+    tick().await;
+    let first = store.collect(&tenant, AT_ONCE).await.unwrap();
+    assert_eq!((first.condemned, first.removed), (3, 0));
+    tick().await;
+    let second = store.collect(&tenant, AT_ONCE).await.unwrap();
+    assert_eq!((second.condemned, second.removed), (0, 3));
+    assert!(matches!(
+        store.open(&tenant, gone_name.root).await,
+        Err(StoreError::Missing { .. })
+    ));
+    assert_same(&store, &tenant, kept_name.root, &kept).await;
+    // It can be pushed again.
+    let (again, _) = store.push(&tenant, &gone, &options).await.unwrap();
+    assert_same(&store, &tenant, again.root, &gone).await;
+}
+
+#[tokio::test]
+async fn nothing_younger_than_the_grace_period_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let (name, _) = store
+        .push(&tenant, &snapshot(dir.path(), &[1]), &options)
+        .await
+        .unwrap();
+    store.remove(&tenant, name.root).await.unwrap();
+    for _ in 0..3 {
+        tick().await;
+        let report = store.collect(&tenant, GcOptions::default()).await.unwrap();
+        assert_eq!((report.condemned, report.removed), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn an_ancestor_stays_until_its_last_descendant_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let parent_source = snapshot(dir.path(), &[1]);
+    let (parent, _) = store.push(&tenant, &parent_source, &options).await.unwrap();
+    let mut source = snapshot(dir.path(), &[2]);
+    source.lineage = vec![parent];
+    let (child, _) = store.push(&tenant, &source, &options).await.unwrap();
+    store.remove(&tenant, parent.root).await.unwrap();
+    collect_twice(&store, &tenant).await;
+    assert_same(&store, &tenant, parent.root, &parent_source).await;
+    store.remove(&tenant, child.root).await.unwrap();
+    collect_twice(&store, &tenant).await;
+    let stats = store.stats(&tenant).await.unwrap();
+    assert_eq!(
+        (stats.snapshots, stats.packs, stats.manifest_bytes),
+        (0, 0, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_stock_template_stays_while_any_tenant_needs_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let shared = store.tenant(SHARED_TENANT).await.unwrap();
+    let alice = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let template_source = snapshot(dir.path(), &[1]);
+    let (template, _) = store
+        .push(&shared, &template_source, &options)
+        .await
+        .unwrap();
+    let mut source = snapshot(dir.path(), &[2]);
+    source.lineage = vec![template];
+    let (child, _) = store.push(&alice, &source, &options).await.unwrap();
+    store.remove(&shared, template.root).await.unwrap();
+    collect_twice(&store, &shared).await;
+    assert_same(&store, &shared, template.root, &template_source).await;
+    store.remove(&alice, child.root).await.unwrap();
+    collect_twice(&store, &alice).await;
+    collect_twice(&store, &shared).await;
+    assert_eq!(store.snapshots(&shared).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_push_does_not_count_on_what_is_condemned() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let (old, _) = store
+        .push(&tenant, &snapshot(dir.path(), &[1, 2]), &options)
+        .await
+        .unwrap();
+    store.remove(&tenant, old.root).await.unwrap();
+    tick().await;
+    store.collect(&tenant, AT_ONCE).await.unwrap();
+    let source = snapshot(dir.path(), &[1, 2, 3]);
+    let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
+    assert_eq!(report.new_chunks, 4);
+    collect_twice(&store, &tenant).await;
+    assert_same(&store, &tenant, name.root, &source).await;
+}
+
+/// Collections run between any two requests of a push that reuses what they would remove.
+#[tokio::test]
+async fn a_push_survives_collections_between_any_two_of_its_requests() {
+    let mut at = 0;
+    loop {
+        let dir = tempfile::tempdir().unwrap();
+        let inner: Arc<dyn object_store::ObjectStore> =
+            Arc::new(object_store::memory::InMemory::new());
+        let faulty = FaultyStore::new(inner.clone());
+        let (pushing, collecting) = (over(faulty.clone(), quick()), over(inner, quick()));
+        let tenant = pushing.tenant("alice").await.unwrap();
+        let options = PushOptions::new(dir.path().join("index"));
+        let (old, _) = collecting
+            .push(&tenant, &snapshot(dir.path(), &[1, 2]), &options)
+            .await
+            .unwrap();
+        collecting.remove(&tenant, old.root).await.unwrap();
+        tick().await;
+        // A request of the push waits while two collections run.
+        let (reached, arrived) = tokio::sync::oneshot::channel();
+        let mut reached = Some(reached);
+        let mut count = 0;
+        faulty.on(move |_, _| {
+            count += 1;
+            match count == at + 1 {
+                true => {
+                    let _ = reached.take().map(|reached| reached.send(()));
+                    Fault::Slow(Duration::from_millis(60))
+                }
+                false => Fault::None,
+            }
+        });
+        let source = snapshot(dir.path(), &[1, 2, 3]);
+        let collections = async {
+            if arrived.await.is_ok() {
+                collect_twice(&collecting, &tenant).await;
+            }
+        };
+        let push = async {
+            let pushed = pushing.push(&tenant, &source, &options).await;
+            faulty.on(|_, _| Fault::None);
+            pushed
+        };
+        let (pushed, ()) = tokio::join!(push, collections);
+        // Either it was told that something is gone, or all of it is there, and stays.
+        match pushed {
+            Ok((name, _)) => {
+                collect_twice(&collecting, &tenant).await;
+                assert_same(&collecting, &tenant, name.root, &source).await;
+            }
+            Err(StoreError::Gone(_)) => {
+                let (name, _) = pushing.push(&tenant, &source, &options).await.unwrap();
+                assert_same(&collecting, &tenant, name.root, &source).await;
+            }
+            Err(e) => panic!("at request {at}: {e}"),
+        }
+        at += 1;
+        if at > 24 {
+            break;
+        }
+    }
+}
+
+/// A collection is cut off at each of its requests.
+#[tokio::test]
+async fn a_collection_that_is_cut_off_anywhere_harms_nothing() {
+    for at in 0..60 {
+        let dir = tempfile::tempdir().unwrap();
+        let inner: Arc<dyn object_store::ObjectStore> =
+            Arc::new(object_store::memory::InMemory::new());
+        let faulty = FaultyStore::new(inner.clone());
+        let (collecting, other) = (over(faulty.clone(), quick()), over(inner, quick()));
+        let tenant = other.tenant("alice").await.unwrap();
+        let options = PushOptions::new(dir.path().join("index"));
+        let source = snapshot(dir.path(), &[1, 2]);
+        let (kept, _) = other.push(&tenant, &source, &options).await.unwrap();
+        let (gone, _) = other
+            .push(&tenant, &snapshot(dir.path(), &[2, 3]), &options)
+            .await
+            .unwrap();
+        other.remove(&tenant, gone.root).await.unwrap();
+        tick().await;
+        faulty.die_at(at);
+        let both = async {
+            for _ in 0..2 {
+                tick().await;
+                collecting.collect(&tenant, AT_ONCE).await?;
+            }
+            Ok::<_, StoreError>(())
+        };
+        let died = faulty.until_death(both).await.is_none();
+        assert_same(&other, &tenant, kept.root, &source).await;
+        // The next one, on another host, ends the work.
+        let options = GcOptions {
+            lock_time: Duration::ZERO,
+            ..AT_ONCE
+        };
+        for _ in 0..3 {
+            tick().await;
+            other.collect(&tenant, options).await.unwrap();
+        }
+        assert_same(&other, &tenant, kept.root, &source).await;
+        assert_eq!(other.snapshots(&tenant).await.unwrap(), [kept.root]);
+        let stats = other.stats(&tenant).await.unwrap();
+        assert_eq!((stats.packs, stats.condemned), (1, 0));
+        if !died {
+            return;
+        }
+    }
+    panic!("the collection never ended");
+}
+
+#[tokio::test]
+async fn one_collection_runs_at_a_time() {
+    let (faulty, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    faulty.on(
+        |op, key| match op == Op::Get && key.ends_with("condemned") {
+            true => Fault::Slow(Duration::from_millis(100)),
+            false => Fault::None,
+        },
+    );
+    let (a, b) = tokio::join!(
+        store.collect(&tenant, AT_ONCE),
+        store.collect(&tenant, AT_ONCE)
+    );
+    let refused = [a, b]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect::<Vec<_>>();
+    assert!(
+        matches!(refused[..], [StoreError::Collecting(_)]),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("store");
+    let url: StoreUrl = format!("file://{}", place.display()).parse().unwrap();
+    let store = SharedStore::new(url.open(quick()).unwrap(), keyring());
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let source = snapshot(dir.path(), &(1..=20).collect::<Vec<_>>());
+    let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
+    let remote = store.open(&tenant, name.root).await.unwrap();
+    assert_eq!(store.verify(&remote).await.unwrap(), []);
+    let packs = walk(&place)
+        .into_iter()
+        .find(|path| path.to_string_lossy().contains("/packs/"));
+    let pack = packs.unwrap();
+    let mut bytes = std::fs::read(&pack).unwrap();
+    // The frames follow each other: a bit in the third, which is chunk 1 (2 and 0 come first).
+    bytes[64 + 2 * (CHUNK + 41) + 1000] ^= 4;
+    std::fs::write(&pack, &bytes).unwrap();
+    let damages = store.verify(&remote).await.unwrap();
+    assert_eq!(damages.len(), 1);
+    assert_eq!(
+        (damages[0].part.as_str(), damages[0].chunk),
+        ("memory.layer", 1)
+    );
+    // A copy that is as damaged does not help; one that is not does.
+    let wrong = snapshot(dir.path(), &[7; 20]);
+    assert_eq!(
+        store.repair(&remote, &damages, &wrong).await.unwrap(),
+        damages
+    );
+    assert_eq!(store.repair(&remote, &damages, &source).await.unwrap(), []);
+    let remote = store.open(&tenant, name.root).await.unwrap();
+    assert_eq!(store.verify(&remote).await.unwrap(), []);
+    assert_same(&store, &tenant, name.root, &source).await;
+    // A pack that is gone altogether.
+    std::fs::remove_file(&pack).unwrap();
+    assert_eq!(store.verify(&remote).await.unwrap().len(), 20);
+}
+
+fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                walk(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
+}
