@@ -17,5 +17,8 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(part.stored().count(), part.hashes.len());
     }
     let (root, object) = manifest.encode(&KEYS, [0; 16]).unwrap();
-    assert_eq!(StoredManifest::decode(&object, &KEYS, root).unwrap(), manifest);
+    assert_eq!(
+        StoredManifest::decode(&object, &KEYS, root).unwrap(),
+        manifest
+    );
 });
