@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Longest range that is read at once, in bytes.
 pub(crate) const MAX_RANGE_BYTES: u64 = 4 << 20;
-/// Bytes that are read in vain rather than with another request: in a range that is long already...
-const MAX_GAP_BYTES: u64 = 64 << 10;
+/// Bytes that are read in vain rather than with another request, more than a frame that does not
+/// compress: in a range that is long already...
+const MAX_GAP_BYTES: u64 = 128 << 10;
 /// ... and in one that is shorter than this.
 const MIN_RANGE_BYTES: u64 = 256 << 10;
 
