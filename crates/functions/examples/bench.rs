@@ -1,0 +1,187 @@
+//! Medians of requests to functions in one process beside those to plain hyper, as JSON.
+//!
+//! usage: bench [REQUESTS]. `bench/functions` runs it and keeps its output.
+#![allow(clippy::unwrap_used, reason = "a measurement that cannot be made ends")]
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use jiffy_functions::compile;
+use jiffy_functions::engine;
+use jiffy_functions::epoch_ticker::EpochTicker;
+use jiffy_functions::limits::{FunctionLimits, TenantLimits};
+use jiffy_functions::server::FunctionServer;
+use jiffy_functions::tenant::Tenant;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+const OWNER: &str = "bench";
+const WARM_UP: usize = 200;
+/// Candidates for the bytes that are set to zero instead of given back.
+const MEMSET_BYTES: [usize; 4] = [0, 64 << 10, 256 << 10, 1 << 20];
+
+/// Module that answers with 16 bytes after writing a byte to each of `pages` pages.
+fn core_module(pages: usize) -> Vec<u8> {
+    let end = 65536 + pages * 4096;
+    let text = format!(
+        r#"(module (memory (export "memory") 64) (data (i32.const 0) "200\n\nhello, function")
+            (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
+            (func (export "jiffy_handle") (param i32 i32) (result i32)
+              (local $i i32)
+              (local.set $i (i32.const 65536))
+              (block $done (loop $next
+                (br_if $done (i32.ge_u (local.get $i) (i32.const {end})))
+                (i32.store8 (local.get $i) (i32.const 1))
+                (local.set $i (i32.add (local.get $i) (i32.const 4096)))
+                (br $next)))
+              (i32.const 20))
+            (func (export "jiffy_out") (result i32) (i32.const 0)))"#
+    );
+    wat::parse_str(text).unwrap()
+}
+
+fn main() {
+    let requests = std::env::args().nth(1).map_or(5000, |n| n.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
+        .event_interval(1)
+        .global_queue_interval(8)
+        .enable_all()
+        .build()
+        .unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut series = Vec::new();
+    let plain = directory.path().join("plain");
+    runtime.block_on(async { serve_plain(UnixListener::bind(&plain).unwrap()) });
+    for clients in [1, 8] {
+        let times = runtime.block_on(measure(&plain, "none", clients, requests));
+        series.push(result("plain hyper", clients, times));
+    }
+    for memset in MEMSET_BYTES {
+        let path = directory.path().join(memset.to_string());
+        runtime.block_on(serve_functions(&path, memset));
+        for name in ["core-0", "core-1", "core-16", "core-256", "http"] {
+            for clients in [1, 8] {
+                let times = runtime.block_on(measure(&path, name, clients, requests));
+                let name = format!("{name}, memset {} KiB", memset >> 10);
+                series.push(result(&name, clients, times));
+            }
+        }
+    }
+    let output = json!({
+        "task": "functions",
+        "method": "one process: hyper over a Unix socket and clients that keep their connection; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line",
+        "unit": "us",
+        "series": series,
+    });
+    println!("{}", serde_json::to_string_pretty(&output).unwrap());
+}
+
+fn result(name: &str, clients: usize, (mut times, elapsed): (Vec<Duration>, Duration)) -> Value {
+    times.sort();
+    let at = |share: usize| times[times.len() * share / 1000].as_secs_f64() * 1e6;
+    let sent = times.len() + WARM_UP * clients;
+    let rate = sent as f64 / elapsed.as_secs_f64();
+    json!({
+        "name": name, "clients": clients, "requests_per_s": rate.round(),
+        "min": at(0), "p50": at(500), "p90": at(900), "p99": at(990),
+    })
+}
+
+fn serve_plain(listener: UnixListener) {
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service_fn(|_| async {
+                let body = Full::new(Bytes::from_static(b"hello, function"));
+                Ok::<_, Infallible>(hyper::Response::new(body))
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        }
+    });
+}
+
+async fn serve_functions(path: &std::path::Path, memset: usize) {
+    let limits = TenantLimits {
+        slots: 64,
+        ..TenantLimits::default()
+    };
+    let engine = engine::running_with(&limits, memset).unwrap();
+    let ticker = EpochTicker::start(&engine).unwrap();
+    let tenant = Arc::new(Tenant::new(OWNER, limits, engine).unwrap());
+    let compiling = engine::compiling().unwrap();
+    let component = include_bytes!("../tests/guests/http.wat");
+    let component = wat::parse_bytes(component).unwrap().into_owned();
+    let mut modules = vec![("http".to_owned(), component)];
+    modules.extend([0, 1, 16, 256].map(|pages| (format!("core-{pages}"), core_module(pages))));
+    for (name, module) in modules {
+        let file = compile::compile(&compiling, &module, OWNER).unwrap();
+        let digest = *blake3::hash(&file).as_bytes();
+        let limits = FunctionLimits::default();
+        let loaded = tenant.load(&ticker, &name, &file, &digest, limits);
+        loaded.await.unwrap();
+    }
+    let listener = UnixListener::bind(path).unwrap();
+    tokio::spawn(FunctionServer::new(tenant, ticker).listen(listener));
+}
+
+/// Times of requests by clients that run at once, and the time of all.
+async fn measure(
+    path: &std::path::Path,
+    function: &str,
+    clients: usize,
+    requests: usize,
+) -> (Vec<Duration>, Duration) {
+    let head = format!("GET / HTTP/1.1\r\nhost: f\r\njiffy-function: {function}\r\n\r\n");
+    let head: Arc<[u8]> = head.into_bytes().into();
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..clients)
+        .map(|_| {
+            let (path, head) = (path.to_owned(), head.clone());
+            tokio::spawn(client(path, head, requests / clients))
+        })
+        .collect();
+    let mut times = Vec::new();
+    for task in tasks {
+        times.extend(task.await.unwrap());
+    }
+    (times, start.elapsed())
+}
+
+async fn client(path: std::path::PathBuf, head: Arc<[u8]>, requests: usize) -> Vec<Duration> {
+    let mut stream = UnixStream::connect(path).await.unwrap();
+    let mut buffer = vec![0; 4096];
+    let mut times = Vec::new();
+    for number in 0..WARM_UP + requests {
+        let start = Instant::now();
+        stream.write_all(&head).await.unwrap();
+        let mut length = 0;
+        loop {
+            let read = stream.read(&mut buffer[length..]).await.unwrap();
+            assert!(read > 0, "the connection was closed");
+            length += read;
+            if is_complete(&buffer[..length]) {
+                break;
+            }
+        }
+        assert!(
+            buffer.starts_with(b"HTTP/1.1 200"),
+            "{:?}",
+            String::from_utf8_lossy(&buffer)
+        );
+        if number >= WARM_UP {
+            times.push(start.elapsed());
+        }
+    }
+    times
+}
+
+/// Returns true at the end of one of the bodies that are served here.
+fn is_complete(response: &[u8]) -> bool {
+    response.ends_with(b"hello, function") || response.ends_with(b"0\r\n\r\n")
+}
