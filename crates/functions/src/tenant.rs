@@ -23,9 +23,9 @@ const MAX_FUNCTIONS: usize = 1000;
 /// Longest name of a function in bytes.
 const MAX_NAME_BYTES: usize = 64;
 /// Time for the instantiation that proves a version.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
+const PROOF_TIMEOUT: Duration = Duration::from_secs(15);
 /// Processor time of it: start functions may build tables.
-const PROOF_CPU: Duration = Duration::from_secs(1);
+const PROOF_CPU: Duration = Duration::from_millis(500);
 
 /// Version or setting that is refused.
 #[derive(Debug, thiserror::Error)]
