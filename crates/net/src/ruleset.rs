@@ -56,7 +56,7 @@ impl RecordedRuleset {
     pub fn read(scope: RulesetScope<'_>) -> io::Result<Self> {
         let mut objects = Vec::new();
         for of in [ObjectKind::Table, ObjectKind::Chain, ObjectKind::Set] {
-            read_into(&mut objects, scope, of, of.get(), &header(0, 0))?;
+            read_into(&mut objects, scope, of, of.listing_message(), &header(0, 0))?;
         }
         let sets: Vec<SetReference> = objects.iter().filter_map(SetReference::of).collect();
         for set in sets {
@@ -67,7 +67,7 @@ impl RecordedRuleset {
             objects.extend(set.collect(&elements)?);
         }
         let of = ObjectKind::Rule;
-        read_into(&mut objects, scope, of, of.get(), &header(0, 0))?;
+        read_into(&mut objects, scope, of, of.listing_message(), &header(0, 0))?;
         Ok(Self { objects })
     }
 
@@ -83,7 +83,7 @@ impl RecordedRuleset {
         if let Some(table) = replaced {
             let table = [header(objects::INET, 0), objects::table_name(table)].concat();
             // Making it first is no error where it is, and lets the removal succeed where not.
-            let make = kind(ObjectKind::Table.new());
+            let make = kind(ObjectKind::Table.making_message());
             batch.push("making a table", make, NLM_F_CREATE, &table);
             batch.push("removing a table", kind(DELETE_TABLE), 0, &table);
         }
@@ -98,7 +98,12 @@ impl RecordedRuleset {
             let last = objects.peek().is_none();
             let flags = if last { flags | NLM_F_ACK } else { flags };
             let body = [header(object.family, 0), object.request(id)].concat();
-            batch.push(object.to_string(), kind(object.kind.new()), flags, &body);
+            batch.push(
+                object.to_string(),
+                kind(object.kind.making_message()),
+                flags,
+                &body,
+            );
         }
         batch.push("ending a transaction", BATCH_END, 0, &edge);
         batch.send(SockProtocol::NetlinkNetFilter)
@@ -116,7 +121,7 @@ fn read_into(
     let mut fault = None;
     let protocol = SockProtocol::NetlinkNetFilter;
     dump(protocol, kind(get), body, |message, payload| {
-        if message != kind(of.new()) || fault.is_some() {
+        if message != kind(of.making_message()) || fault.is_some() {
             return;
         }
         match RulesetObject::parse(of, payload) {

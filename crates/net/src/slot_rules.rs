@@ -89,8 +89,8 @@ impl SlotRules {
 }
 
 /// Rules of every slot, whatever its policy: packets from the guest's interface must have its own
-/// addresses; of the namespace itself they reach DNS only, and the kernel does not track that: every
-/// question would be an entry in a table for a while.
+/// addresses; of the namespace itself they reach DNS only, and the kernel does not track that:
+/// every question would be an entry in a table for a while.
 fn script(logs_refusals: bool, connections: u32) -> String {
     let mac = guest::text(MAC);
     let [http, tls] = PROXY_PORTS;

@@ -63,7 +63,7 @@ fn shown() -> Vec<Value> {
     ]
 }
 
-/// What `ip` is told for the same slot, in its namespace and outside.
+/// Commands for `ip` that make the same slot, in its namespace and outside.
 fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) {
     let (host, own) = config.pair(number);
     let name = config.name(number);

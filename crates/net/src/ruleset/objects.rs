@@ -45,7 +45,7 @@ pub(super) enum ObjectKind {
 
 impl ObjectKind {
     /// Message that makes one, or describes one.
-    pub fn new(self) -> u8 {
+    pub fn making_message(self) -> u8 {
         match self {
             Self::Table => 0,
             Self::Chain => 3,
@@ -56,8 +56,8 @@ impl ObjectKind {
     }
 
     /// Request for a dump.
-    pub fn get(self) -> u8 {
-        self.new() + 1
+    pub fn listing_message(self) -> u8 {
+        self.making_message() + 1
     }
 
     /// Attributes that are recorded.
