@@ -4,6 +4,7 @@
 //! others, and before the sandbox's changes become a template. Nothing is done without them, nor
 //! for the same ones again, as after a restore.
 
+mod guest_path;
 mod java_keystore;
 mod trust_store;
 mod variables;
@@ -75,7 +76,7 @@ impl InstalledSite {
             if java_keystore::is_there(root, env)
                 && let Some(bundle) = &bundle
             {
-                let store = java_keystore::Keystore::from_pem(&fs::read(trust_store::beneath(
+                let store = java_keystore::Keystore::from_pem(&fs::read(guest_path::beneath(
                     root, bundle,
                 ))?);
                 fs::write(directory.join(JAVA_STORE), store.encode())?;
@@ -137,7 +138,7 @@ impl InstalledSite {
 }
 
 fn home(root: &Path) -> PathBuf {
-    trust_store::beneath(root, Path::new(HOME))
+    guest_path::beneath(root, Path::new(HOME))
 }
 
 #[cfg(test)]

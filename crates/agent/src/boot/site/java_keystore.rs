@@ -1,6 +1,6 @@
 //! Java's stores of authorities, in the format that every Java reads (JKS).
 
-use super::trust_store::beneath;
+use super::guest_path::beneath;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha1::{Digest, Sha1};

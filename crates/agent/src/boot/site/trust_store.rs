@@ -4,12 +4,13 @@
 //! administrator's additions, so that it stays when that tool rebuilds the store; and directly into
 //! the tool's output, which works without the tool.
 
+use super::guest_path::beneath;
 use super::java_keystore::Keystore;
 use jiffy_proto::agent::Authority;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Files with all authorities: Debian, Ubuntu, Alpine, Arch; Fedora and Red Hat; their older
 /// locations; SUSE; BSD's location, also Alpine's.
@@ -53,12 +54,6 @@ pub struct StoreChanges {
     written: Vec<(PathBuf, Vec<u8>)>,
     /// Directories that were made, the uppermost first.
     made: Vec<PathBuf>,
-}
-
-/// The place of `path` in the file system on `root`.
-pub fn beneath(root: &Path, path: &Path) -> PathBuf {
-    let parts = path.components().filter(|c| *c != Component::RootDir);
-    root.join(parts.collect::<PathBuf>())
 }
 
 /// Adds authorities, and returns the file with all of them.
