@@ -3,7 +3,6 @@
 use crate::app::App;
 use crate::error::{ApiError, in_one_form, reveal};
 use crate::keys::{Key, Scope, Verdict, hash};
-use crate::lookup::SHORT_ID;
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
@@ -14,6 +13,9 @@ use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
 use std::net::IpAddr;
 use std::sync::Arc;
+
+/// Characters of a sandbox's id that a caller who may only look is shown: 50 of its 100 bits.
+pub(crate) const SHORT_ID: usize = 10;
 
 /// Longest key that is looked at.
 const MAX_KEY: usize = 256;

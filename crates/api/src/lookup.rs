@@ -1,7 +1,7 @@
 //! Resources that exist for a caller.
 
 use crate::app::App;
-use crate::caller::Caller;
+use crate::caller::{Caller, SHORT_ID};
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
@@ -10,8 +10,6 @@ use jiffy_host::{OperationError, SandboxRecord, SandboxState, SnapshotPurpose, S
 use jiffy_image::Reference;
 use jiffy_template_builder::{DEFAULT_TAG, ResolvedBy, ResolvedTemplate, resolve};
 
-/// Characters of a sandbox's id that a caller who may only look is shown: 50 of its 100 bits.
-pub(crate) const SHORT_ID: usize = 10;
 /// Longest id or name that is looked for.
 const MAX_NAME: usize = 256;
 /// Tags that every template answers to.

@@ -2,10 +2,12 @@
 
 mod operation;
 mod operations;
+mod reference;
 mod schemas;
 
 use axum::http::Method;
 use operation::Operation;
+use reference::schema;
 use serde_json::{Map, Value, json};
 
 /// The document.
@@ -42,16 +44,6 @@ pub fn document() -> Value {
 
 const TOO_LONG: &str =
     "The request's address (414) or head (431) is longer than 64 KiB; there is no body";
-
-/// A reference to a schema.
-fn schema(name: &str) -> Value {
-    json!({ "$ref": format!("#/components/schemas/{name}") })
-}
-
-/// A parameter that may be given.
-fn query(name: &str, schema: Value) -> Value {
-    json!({ "name": name, "in": "query", "required": false, "schema": schema })
-}
 
 fn content(schema: &Value) -> Value {
     json!({ "application/json": { "schema": schema } })

@@ -1,6 +1,6 @@
 //! One call: what it takes and what it answers.
 
-use super::{query, schema};
+use crate::openapi::reference::{query, schema};
 use crate::page::MAX_PAGE_SIZE;
 use axum::http::Method;
 use serde_json::{Value, json};

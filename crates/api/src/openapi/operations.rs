@@ -6,13 +6,8 @@ mod sandboxes;
 mod templates;
 
 use super::operation::Operation;
-use super::schema;
-use serde_json::{Value, json};
-
-/// Array of a schema.
-fn list(name: &str) -> Value {
-    json!({ "type": "array", "items": schema(name) })
-}
+use super::reference::schema;
+use serde_json::json;
 
 /// All operations.
 pub(super) fn all() -> Vec<Operation> {

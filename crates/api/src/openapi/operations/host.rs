@@ -1,8 +1,7 @@
 //! Operations on the host, its keys and its warm pools.
 
-use super::list;
 use crate::openapi::operation::Operation;
-use crate::openapi::{query, schema};
+use crate::openapi::reference::{list, query, schema};
 use axum::http::Method;
 use serde_json::json;
 

@@ -1,8 +1,7 @@
 //! Operations that observe and reach a sandbox.
 
-use super::list;
 use crate::openapi::operation::Operation;
-use crate::openapi::{query, schema};
+use crate::openapi::reference::{list, query, schema};
 use crate::routes::bounds::{MAX_LINES, MAX_LINK, MAX_MOMENT};
 use axum::http::Method;
 use serde_json::{Value, json};

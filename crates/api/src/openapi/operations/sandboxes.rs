@@ -1,8 +1,7 @@
 //! Operations on sandboxes: life and snapshots.
 
-use super::list;
 use crate::openapi::operation::Operation;
-use crate::openapi::{query, schema};
+use crate::openapi::reference::{list, query, schema};
 use crate::routes::bounds::{AWAITED, MAX_WAIT_S, STATES};
 use axum::http::Method;
 use jiffy_host::MAX_SANDBOX_NAME;

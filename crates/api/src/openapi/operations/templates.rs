@@ -1,8 +1,7 @@
 //! Operations on templates and their builds.
 
-use super::list;
 use crate::openapi::operation::Operation;
-use crate::openapi::{query, schema};
+use crate::openapi::reference::{list, query, schema};
 use crate::routes::bounds::MAX_PAGE;
 use axum::http::Method;
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Observations of sandboxes.
 
 use super::parts::{count, log_entries, maybe, moment, object, text};
-use crate::openapi::schema;
+use crate::openapi::reference::schema;
 use serde_json::{Value, json};
 
 /// Metrics, logs, connections and addresses of sandboxes.

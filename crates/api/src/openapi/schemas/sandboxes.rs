@@ -2,7 +2,7 @@
 
 use super::parts::{count, flag, integer, joined, maybe, moment, object, text};
 use crate::network;
-use crate::openapi::schema;
+use crate::openapi::reference::schema;
 use crate::routes::bounds::STATES;
 use serde_json::{Value, json};
 
