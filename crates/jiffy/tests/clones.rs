@@ -58,8 +58,8 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
     let same = seen[1].lines().zip(seen[2].lines()).filter(|(a, b)| a == b);
     assert_eq!(same.count(), 0);
     // Random numbers drawn after the new identity differ too. It may draw a few before: the two
-    // copies run for some milliseconds until their agents have answered, and no client has been given
-    // them yet.
+    // copies run for some milliseconds until their agents have answered, and no client has been
+    // given them yet.
     let drawn: Vec<Vec<String>> = children
         .iter()
         .map(|c| {

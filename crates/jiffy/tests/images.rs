@@ -31,8 +31,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A data directory with templates of its own beside the stock one, and a directory with nothing but the
-/// program `/app`.
+/// A data directory with templates of its own beside the stock one, and a directory with nothing
+/// but the program `/app`.
 fn prepared(test: &str) -> Option<(TestHome, PathBuf)> {
     let test_home = TestHome::with_templates(test)?;
     let root = test_home.dir.path().join("root");
