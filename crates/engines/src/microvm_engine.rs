@@ -1,46 +1,38 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
-use crate::agent_identity::{identity, renewed};
+mod guest;
+mod unassigned;
+
+pub use guest::{MicroVmGuest, agent};
+pub use unassigned::UnassignedMicroVmGuest;
+
+use crate::agent_identity::renewed;
 use crate::data_dir_gc;
 use crate::guest_nic::{self, GuestNic};
-use crate::host::{Host, PreparedTemplate};
-use crate::rehearsal::{self, rehearse};
+use crate::host::Host;
+use crate::rehearsal::rehearse;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
-use jiffy_agent_client::AgentClient;
+use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
-    AfterSnapshot, BootReport, Capabilities, ConnectionLog, DamagedChunk, Engine,
-    EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, MICROVM,
-    NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotTimes, Startup,
-    UnassignedGuest, VerifiedSnapshot,
+    AfterSnapshot, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError, Guest,
+    GuestHandle, KeptGuest, MICROVM, NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize,
+    SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_microvm::{
-    AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
-    UnassignedMicroVm, host_kvm,
+    AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
 };
-use jiffy_net::{Network, NicKind, SlotLease};
-use jiffy_proto::agent::{ENVD_PORT, Hello, Identity, SiteSettings};
+use jiffy_net::{Network, NicKind};
+use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, VerifyResult};
-use nix::time::clock_getcpuclockid;
-use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-use tokio::net::UnixStream;
+use std::time::SystemTime;
+use unassigned::{BootStage, boot_error};
 
-/// Size of a page of this processor, in bytes.
-const PAGE_BYTES: u64 = 4096;
 /// Directory of the snapshots in the data directory.
 const SNAPSHOTS: &str = "snapshots";
-/// Directory of the control sockets of running VMMs, in that of running things.
-const SOCKET_DIRECTORY: &str = "vmm";
-/// File in which running VMMs say what went wrong with them, beside it.
-const LOG_FILE: &str = "vmm.log";
+
 /// Layers from which on a restore merges them first: each costs every restore a little, merging
 /// costs one restore more.
 const MAX_LINEAGE_DEPTH: usize = 16;
@@ -146,112 +138,6 @@ impl MicroVmEngine {
             socket_directory,
             lease,
         })
-    }
-}
-
-fn boot_error(error: BootError) -> EngineError {
-    match error.console() {
-        Some(console) => EngineError::Boot {
-            reason: error.to_string(),
-            console: console.to_owned(),
-        },
-        None => EngineError::failed(error),
-    }
-}
-
-/// A client of the agent in `vm`.
-pub fn agent(vm: &MicroVm) -> AgentClient {
-    let connector = vm.connector();
-    AgentClient::new(move || {
-        let connector = connector.clone();
-        async move { connector.connect(ENVD_PORT).await.map_err(io::Error::other) }
-    })
-}
-
-/// A guest on its way.
-pub struct UnassignedMicroVmGuest {
-    coming: BootStage,
-    prepared: Arc<PreparedTemplate>,
-    socket_directory: SocketDirectory,
-    lease: Option<SlotLease>,
-}
-
-enum BootStage {
-    /// Restored, and waiting.
-    Restored(Box<UnassignedMicroVm>),
-    /// To be booted when it is known who it is.
-    Bootable(Box<BootSpec>),
-}
-
-/// Directory for control sockets and logs of guests that are kept.
-#[derive(Clone)]
-pub struct SocketDirectory {
-    sockets: Arc<PathBuf>,
-    log: Arc<File>,
-}
-
-impl SocketDirectory {
-    fn open(run: &Path) -> io::Result<Self> {
-        let sockets = run.join(SOCKET_DIRECTORY);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&sockets)?;
-        let log = File::options()
-            .append(true)
-            .create(true)
-            .open(run.join(LOG_FILE))?;
-        Ok(Self {
-            sockets: Arc::new(sockets),
-            log: Arc::new(log),
-        })
-    }
-}
-
-/// A [`GuestHandle`] in words.
-#[derive(Serialize, Deserialize)]
-struct MicroVmHandle {
-    mark: ProcessInstance,
-    /// The image it was booted with, as its snapshots remember it.
-    image: String,
-    /// Identity that its agent was given; clock and entropy are left out.
-    identity: Identity,
-    hello: Option<Hello>,
-    report: BootReport,
-    /// Its network slot.
-    #[serde(default)]
-    slot: Option<u32>,
-    /// Checksum of the modules that it has mounted.
-    #[serde(default)]
-    modules: Option<String>,
-}
-
-impl MicroVmHandle {
-    fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
-        serde_json::from_str(&handle.0).map_err(|e| {
-            EngineError::failed(format!(
-                "it was written down by another version of jiffy: {e}"
-            ))
-        })
-    }
-}
-
-/// A running guest.
-pub struct MicroVmGuest {
-    vm: MicroVm,
-    image: String,
-    /// Identity that it was given.
-    identity: Identity,
-    socket_directory: SocketDirectory,
-    nic: GuestNic,
-}
-
-impl Drop for MicroVmGuest {
-    fn drop(&mut self) {
-        // One that is kept and runs on keeps its slot, too.
-        if self.vm.end().is_some() {
-            self.nic.give_up();
-        }
     }
 }
 
@@ -575,162 +461,5 @@ impl Engine for MicroVmEngine {
             Ok(()) | Err(jiffy_snapshot::SnapshotError::Missing(_)) => Ok(()),
             Err(e) => Err(EngineError::failed(e)),
         }
-    }
-}
-
-impl UnassignedGuest for UnassignedMicroVmGuest {
-    type Guest = MicroVmGuest;
-
-    fn is_waiting(&self) -> bool {
-        match &self.coming {
-            BootStage::Restored(waiting) => waiting.is_waiting(),
-            BootStage::Bootable(_) => true,
-        }
-    }
-
-    async fn rehearse(mut self, site: &SiteSettings) -> Result<Self, EngineError> {
-        let BootStage::Restored(waiting) = &mut self.coming else {
-            return Ok(self);
-        };
-        let defaults = &self.prepared.template().manifest.defaults;
-        let identity =
-            identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
-        // Its network stays closed until it is welcomed.
-        rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
-        waiting.wait_again().await.map_err(boot_error)?;
-        Ok(self)
-    }
-
-    async fn assign_identity(
-        self,
-        sandbox_identity: &SandboxIdentity,
-    ) -> Result<MicroVmGuest, EngineError> {
-        let Self {
-            coming,
-            prepared,
-            socket_directory,
-            lease,
-        } = self;
-        let defaults = &prepared.template().manifest.defaults;
-        let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
-        if let Some(lease) = &lease {
-            let ruled = lease.replace(&sandbox_identity.network).await;
-            ruled.map_err(EngineError::failed)?;
-        }
-        let vm = match coming {
-            BootStage::Restored(waiting) => waiting.assign_identity(identity.clone()).await,
-            BootStage::Bootable(mut spec) => {
-                spec.identity = identity.clone();
-                MicroVm::boot(*spec).await
-            }
-        };
-        let vm = vm.map_err(boot_error)?;
-        // Only now: a clone has none of its parent's connections any more.
-        if let Some(lease) = &lease {
-            lease.open().map_err(EngineError::failed)?;
-        }
-        Ok(MicroVmGuest {
-            vm,
-            image: prepared.image_name().to_owned(),
-            identity,
-            socket_directory,
-            nic: GuestNic::new(lease),
-        })
-    }
-}
-
-impl Guest for MicroVmGuest {
-    fn engine(&self) -> &'static str {
-        MICROVM
-    }
-
-    async fn keep(&self) -> Result<GuestHandle, EngineError> {
-        let mark = self
-            .vm
-            .keep(&self.socket_directory.sockets, &self.socket_directory.log)
-            .await;
-        let handle = MicroVmHandle {
-            mark: mark.map_err(EngineError::failed)?,
-            image: self.image.clone(),
-            identity: Identity {
-                time_ns: 0,
-                entropy: String::new(),
-                ..self.identity.clone()
-            },
-            hello: self.vm.hello().await,
-            modules: self.vm.modules().await,
-            report: self.vm.report(),
-            slot: self.nic.keep(),
-        };
-        let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
-        Ok(GuestHandle(handle))
-    }
-
-    fn report(&self) -> BootReport {
-        self.vm.report()
-    }
-
-    fn pid(&self) -> Option<u32> {
-        Some(self.vm.vmm_pid())
-    }
-
-    fn usage(&self) -> Option<GuestUsage> {
-        let pid = self.vm.vmm_pid();
-        // One system call where parsing /proc/PID/stat would be three, and exact where that counts
-        // ticks.
-        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
-        let cpu = clock.now().ok()?;
-        // Pages: all, resident, of those shared with files. What is not shared is the guest's own.
-        let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-        let mut pages = statm
-            .split(' ')
-            .skip(1)
-            .map_while(|n| n.parse::<u64>().ok());
-        let (resident, shared) = (pages.next()?, pages.next()?);
-        let cpu_us = Duration::from(cpu).as_micros();
-        Some(GuestUsage {
-            cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
-            memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE_BYTES),
-            disk_bytes: self.vm.overlay_bytes(),
-            net_bytes: self.nic.traffic(),
-        })
-    }
-
-    async fn exits(&self) -> Option<u64> {
-        self.vm.stats().await.ok()?.exits
-    }
-
-    async fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        let stream = self.vm.connector().connect(port).await;
-        stream.map_err(io::Error::other)
-    }
-
-    async fn rehearse(&self) {
-        rehearse(&self.vm).await;
-    }
-
-    async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
-        self.nic.set_rules(rules).await
-    }
-
-    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
-        self.nic.connections()
-    }
-
-    async fn ended(&self) -> ExitReason {
-        self.vm.ended().await
-    }
-
-    fn console_tail(&self) -> String {
-        self.vm.console_tail()
-    }
-
-    fn disk_failure(&self) -> Option<String> {
-        self.vm.disk_failure()
-    }
-
-    async fn stop(&self) {
-        self.vm.stop_shared().await;
-        self.nic.give_up();
     }
 }

@@ -251,7 +251,7 @@ impl<E: Engine> WarmPool<'_, E> {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
-        let inner = std::sync::Arc::downgrade(&self.0);
+        let inner = std::sync::Arc::downgrade(self.0);
         let (fingerprint, template) = (fingerprint.to_owned(), template.to_owned());
         let snapshot = snapshot.to_owned();
         tokio::spawn(async move {

@@ -175,8 +175,8 @@ impl<E: Engine> Timeouts<'_, E> {
                 let _op_guard = entry.op_lock.lock().await;
                 match entry.record().state {
                     SandboxState::Killed => Err(entry.refuse("extend the time of")),
-                    // A deadline counts only while it runs: asleep, the time it wakes to is what there
-                    // is.
+                    // A deadline counts only while it runs: asleep, the time it wakes to is what
+                    // there is.
                     SandboxState::Running => this.extend(&entry, timeout),
                     _ => match entry.record().settings.timeout_s {
                         Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),

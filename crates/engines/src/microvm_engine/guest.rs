@@ -1,0 +1,207 @@
+//! Running microVMs, and handles by which they are adopted.
+
+use crate::guest_nic::GuestNic;
+use crate::rehearsal::rehearse;
+use jiffy_agent_client::AgentClient;
+use jiffy_engine::{
+    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, MICROVM,
+    NetworkRules, ProcessInstance,
+};
+use jiffy_microvm::MicroVm;
+use jiffy_proto::agent::{ENVD_PORT, Hello, Identity};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Size of a page of this processor, in bytes.
+pub(super) const PAGE_BYTES: u64 = 4096;
+
+/// Directory of the control sockets of running VMMs, in that of running things.
+pub(super) const SOCKET_DIRECTORY: &str = "vmm";
+
+/// File in which running VMMs say what went wrong with them, beside it.
+pub(super) const LOG_FILE: &str = "vmm.log";
+
+/// A client of the agent in `vm`.
+pub fn agent(vm: &MicroVm) -> AgentClient {
+    let connector = vm.connector();
+    AgentClient::new(move || {
+        let connector = connector.clone();
+        async move { connector.connect(ENVD_PORT).await.map_err(io::Error::other) }
+    })
+}
+
+/// Directory for control sockets and logs of guests that are kept.
+#[derive(Clone)]
+pub struct SocketDirectory {
+    pub(super) sockets: Arc<PathBuf>,
+    pub(super) log: Arc<File>,
+}
+
+impl SocketDirectory {
+    pub(super) fn open(run: &Path) -> io::Result<Self> {
+        let sockets = run.join(SOCKET_DIRECTORY);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&sockets)?;
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(run.join(LOG_FILE))?;
+        Ok(Self {
+            sockets: Arc::new(sockets),
+            log: Arc::new(log),
+        })
+    }
+}
+
+/// A [`GuestHandle`] in words.
+#[derive(Serialize, Deserialize)]
+pub(super) struct MicroVmHandle {
+    pub(super) mark: ProcessInstance,
+    /// The image it was booted with, as its snapshots remember it.
+    pub(super) image: String,
+    /// Identity that its agent was given; clock and entropy are left out.
+    pub(super) identity: Identity,
+    pub(super) hello: Option<Hello>,
+    pub(super) report: BootReport,
+    /// Its network slot.
+    #[serde(default)]
+    pub(super) slot: Option<u32>,
+    /// Checksum of the modules that it has mounted.
+    #[serde(default)]
+    pub(super) modules: Option<String>,
+}
+
+impl MicroVmHandle {
+    pub(super) fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
+        serde_json::from_str(&handle.0).map_err(|e| {
+            EngineError::failed(format!(
+                "it was written down by another version of jiffy: {e}"
+            ))
+        })
+    }
+}
+
+/// A running guest.
+pub struct MicroVmGuest {
+    pub(super) vm: MicroVm,
+    pub(super) image: String,
+    /// Identity that it was given.
+    pub(super) identity: Identity,
+    pub(super) socket_directory: SocketDirectory,
+    pub(super) nic: GuestNic,
+}
+
+impl Drop for MicroVmGuest {
+    fn drop(&mut self) {
+        // One that is kept and runs on keeps its slot, too.
+        if self.vm.end().is_some() {
+            self.nic.give_up();
+        }
+    }
+}
+
+impl Guest for MicroVmGuest {
+    fn engine(&self) -> &'static str {
+        MICROVM
+    }
+
+    async fn keep(&self) -> Result<GuestHandle, EngineError> {
+        let mark = self
+            .vm
+            .keep(&self.socket_directory.sockets, &self.socket_directory.log)
+            .await;
+        let handle = MicroVmHandle {
+            mark: mark.map_err(EngineError::failed)?,
+            image: self.image.clone(),
+            identity: Identity {
+                time_ns: 0,
+                entropy: String::new(),
+                ..self.identity.clone()
+            },
+            hello: self.vm.hello().await,
+            modules: self.vm.modules().await,
+            report: self.vm.report(),
+            slot: self.nic.keep(),
+        };
+        let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
+        Ok(GuestHandle(handle))
+    }
+
+    fn report(&self) -> BootReport {
+        self.vm.report()
+    }
+
+    fn pid(&self) -> Option<u32> {
+        Some(self.vm.vmm_pid())
+    }
+
+    fn usage(&self) -> Option<GuestUsage> {
+        let pid = self.vm.vmm_pid();
+        // One system call where parsing /proc/PID/stat would be three, and exact where that counts
+        // ticks.
+        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+        let cpu = clock.now().ok()?;
+        // Pages: all, resident, of those shared with files. What is not shared is the guest's own.
+        let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+        let mut pages = statm
+            .split(' ')
+            .skip(1)
+            .map_while(|n| n.parse::<u64>().ok());
+        let (resident, shared) = (pages.next()?, pages.next()?);
+        let cpu_us = Duration::from(cpu).as_micros();
+        Some(GuestUsage {
+            cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
+            memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE_BYTES),
+            disk_bytes: self.vm.overlay_bytes(),
+            net_bytes: self.nic.traffic(),
+        })
+    }
+
+    async fn exits(&self) -> Option<u64> {
+        self.vm.stats().await.ok()?.exits
+    }
+
+    async fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        let stream = self.vm.connector().connect(port).await;
+        stream.map_err(io::Error::other)
+    }
+
+    async fn rehearse(&self) {
+        rehearse(&self.vm).await;
+    }
+
+    async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
+        self.nic.set_rules(rules).await
+    }
+
+    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        self.nic.connections()
+    }
+
+    async fn ended(&self) -> ExitReason {
+        self.vm.ended().await
+    }
+
+    fn console_tail(&self) -> String {
+        self.vm.console_tail()
+    }
+
+    fn disk_failure(&self) -> Option<String> {
+        self.vm.disk_failure()
+    }
+
+    async fn stop(&self) {
+        self.vm.stop_shared().await;
+        self.nic.give_up();
+    }
+}

@@ -1,0 +1,80 @@
+//! Accesses to registers and ports that no driver makes.
+
+use super::*;
+
+impl Script {
+    /// Lies in the device's configuration: for the balloon, how much it holds.
+    pub(super) fn configuration(&mut self, device: Device) {
+        let (offset, width) = (self.random.below(0xf00), self.random.of(&[1, 2, 4, 8]));
+        let offset = self.random.of(&[0, 4, 7, offset]);
+        let at = MMIO + device.page * 0x1000 + 0x100 + offset;
+        let value = self.random.next();
+        self.step(What::Store, width, 0, at, value);
+        self.step(What::Load, width, 0, at, 0);
+    }
+
+    /// Any register, in any width, in any order.
+    pub(super) fn noise(&mut self, device: Device) {
+        for _ in 0..40 {
+            let offset = match self.random.once_in(4) {
+                true => self.random.below(0x1000 - 8),
+                false => self.random.below(0x30) * 4,
+            };
+            let at = MMIO + device.page * 0x1000 + offset;
+            let width = self.random.of(&[4, 4, 4, 1, 2, 8]);
+            let value = match self.random.once_in(2) {
+                true => self.random.next(),
+                false => self.random.below(16),
+            };
+            let what = self.random.of(&[What::Store, What::Store, What::Load]);
+            self.step(what, width, 0, at, value);
+        }
+        self.ask(device);
+    }
+
+    /// Devices that go in and out of service with requests under way.
+    pub(super) fn reset_storm(&mut self, device: Device) {
+        self.set_up(device);
+        for _ in 0..30 {
+            self.notify(device);
+            let status = self.random.of(&[0, 3, 11, 15, 15, 15, 128]);
+            self.register(device, 0x70, status);
+        }
+        self.ask(device);
+    }
+
+    /// All ports but the reset line's, and addresses where nobody is.
+    pub(super) fn ports(&mut self) {
+        for _ in 0..30 {
+            let any = self.random.next().to_le_bytes();
+            let port = match self.random.once_in(2) {
+                // The console: also the interrupt's enable and the divisor.
+                true => 0x3f8 + u16::from(any[0] % 8),
+                false => u16::from_le_bytes([any[0], any[1]]),
+            };
+            if port != 0x64 {
+                self.step(What::Out, 1, port, 0, any[2].into());
+            }
+        }
+        // Back to plain output: what follows is to be read.
+        self.step(What::Out, 1, 0x3fb, 0, 3);
+        self.step(What::Out, 1, 0x3fc, 0, 0);
+        for _ in 0..10 {
+            let nowhere = MMIO + 0x1_0000 + self.random.below(1 << 24) * 8;
+            let what = self.random.of(&[What::Store, What::Load]);
+            let width = self.random.of(&[1, 2, 4, 8]);
+            self.step(what, width, 0, nowhere, u64::MAX);
+        }
+    }
+
+    /// Pins of the I/O APIC, masked and unmasked, with vectors and destinations that are nobody's.
+    pub(super) fn interrupts(&mut self) {
+        for _ in 0..60 {
+            let select = self.random.below(0x50);
+            self.step(What::Store, 4, 0, IOAPIC, select);
+            let value = self.random.next() & 0xffff_ffff;
+            self.step(What::Store, 4, 0, IOAPIC + 0x10, value);
+            self.step(What::Load, 4, 0, IOAPIC + 0x10, 0);
+        }
+    }
+}

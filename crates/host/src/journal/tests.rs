@@ -1,0 +1,167 @@
+use super::*;
+use crate::records::SnapshotPurpose;
+use crate::sandbox_settings::SandboxSettings;
+use jiffy_engine::SandboxSize;
+use std::collections::BTreeMap;
+
+fn sandbox(id: &str) -> SandboxRecord {
+    SandboxRecord {
+        id: id.into(),
+        name: None,
+        state: SandboxState::Broken { cause: "x".into() },
+        template: "base".into(),
+        size: SandboxSize::default(),
+        env: BTreeMap::from([("A".into(), "1".into())]),
+        settings: SandboxSettings {
+            owner: Some("k".into()),
+            ..SandboxSettings::default()
+        },
+        deadline_ms: Some(3),
+        agent_token: Some("t".into()),
+        traffic_token: None,
+        snapshot: None,
+        forked_from: None,
+        boot_mode: None,
+        engine: Some("microvm".into()),
+        boot_ms: Some(1.5),
+        created_ms: 1,
+        changed_ms: 2,
+    }
+}
+
+fn snapshot(id: &str) -> SnapshotRecord {
+    SnapshotRecord {
+        id: id.into(),
+        name: None,
+        purpose: SnapshotPurpose::Asked,
+        sandbox: "a".into(),
+        owner: None,
+        env: BTreeMap::from([("A".into(), "b".into())]),
+        site: Default::default(),
+        template: "base".into(),
+        fingerprint: String::new(),
+        size: SandboxSize::default(),
+        engine: None,
+        parent: Some("p".into()),
+        kept: true,
+        stopped_ms: 0.0,
+        total_ms: 0.0,
+        bytes: 0,
+        created_ms: 1,
+    }
+}
+
+#[test]
+fn committed_changes_are_there_after_reopening() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.db");
+    let journal = Journal::open(&file).unwrap();
+    journal
+        .commit(&[
+            JournalChange::Sandbox(sandbox("a")),
+            JournalChange::Sandbox(sandbox("b")),
+            JournalChange::Intent(snapshot("s")),
+            JournalChange::Intent(snapshot("t")),
+        ])
+        .unwrap();
+    journal
+        .commit(&[
+            JournalChange::NoSandbox("b".into()),
+            JournalChange::Snapshot(snapshot("s")),
+        ])
+        .unwrap();
+    // Not closed: as after a kill.
+    std::mem::forget(journal);
+    let journal = Journal::open(&file).unwrap();
+    assert_eq!(journal.sandboxes().unwrap(), [sandbox("a")]);
+    let complete: Vec<(String, bool)> = journal
+        .snapshots()
+        .unwrap()
+        .into_iter()
+        .map(|s| (s.record.id, s.complete))
+        .collect();
+    assert_eq!(complete, [("s".into(), true), ("t".into(), false)]);
+}
+
+#[test]
+fn after_a_disk_failure_events_are_written_with_the_next_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.db");
+    let journal = Journal::open(&file).unwrap();
+    let fails = |fails: bool| {
+        let connection = &journal.database().connection;
+        connection.pragma_update(None, "query_only", fails).unwrap();
+    };
+    fails(true);
+    assert!(
+        journal
+            .commit(&[JournalChange::Sandbox(sandbox("a"))])
+            .is_err()
+    );
+    journal.commit_write_behind(&[JournalChange::Sandbox(sandbox("b"))]);
+    assert!(
+        journal
+            .commit(&[JournalChange::Sandbox(sandbox("c"))])
+            .is_err()
+    );
+    assert_eq!(journal.sandboxes().unwrap(), []);
+    fails(false);
+    journal
+        .commit(&[JournalChange::Sandbox(sandbox("d"))])
+        .unwrap();
+    assert_eq!(journal.sandboxes().unwrap(), [sandbox("b"), sandbox("d")]);
+}
+
+#[test]
+fn a_guest_is_known_as_long_as_its_sandbox_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(&dir.path().join("state.db")).unwrap();
+    let running = |id| SandboxRecord {
+        state: SandboxState::Running,
+        ..sandbox(id)
+    };
+    let guest = |id: &str, word: &str| JournalChange::Guest(id.into(), GuestHandle(word.into()));
+    for id in ["a", "b", "c"] {
+        let changes = [JournalChange::Sandbox(running(id)), guest(id, "first")];
+        journal.commit(&changes).unwrap();
+    }
+    let changes = [JournalChange::Sandbox(running("a")), guest("a", "second")];
+    journal.commit(&changes).unwrap();
+    journal
+        .commit(&[JournalChange::Sandbox(sandbox("b"))])
+        .unwrap();
+    journal
+        .commit(&[JournalChange::NoSandbox("c".into())])
+        .unwrap();
+    let guests = journal.guests().unwrap();
+    assert_eq!(
+        guests,
+        HashMap::from([("a".into(), GuestHandle("second".into()))])
+    );
+}
+
+#[test]
+fn a_journal_of_the_previous_version_is_migrated() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.db");
+    let connection = Connection::open(&file).unwrap();
+    connection.execute_batch(SCHEMA_V1).unwrap();
+    connection.pragma_update(None, "user_version", 1).unwrap();
+    drop(connection);
+    for _ in 0..2 {
+        let journal = Journal::open(&file).unwrap();
+        assert_eq!(journal.guests().unwrap(), HashMap::new());
+    }
+}
+
+#[test]
+fn a_journal_of_another_version_is_refused_with_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.db");
+    drop(Journal::open(&file).unwrap());
+    let connection = Connection::open(&file).unwrap();
+    connection.pragma_update(None, "user_version", 99).unwrap();
+    drop(connection);
+    let message = Journal::open(&file).unwrap_err().to_string();
+    assert!(message.contains("version 99"), "{message}");
+}

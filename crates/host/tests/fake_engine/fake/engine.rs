@@ -1,0 +1,236 @@
+//! The engine: snapshots are files with the text of a guest.
+
+use super::OTHER;
+use super::guest::{FakeGuest, UnassignedFakeGuest};
+use super::world::World;
+use jiffy_engine::{
+    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, Guest, GuestHandle,
+    KeptGuest, SandboxSize, SnapshotTimes, VerifiedSnapshot,
+};
+use jiffy_proto::agent::SiteSettings;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use tokio::io::AsyncReadExt;
+
+pub struct FakeEngine {
+    pub world: Arc<World>,
+    pub dir: PathBuf,
+    pub(super) writing: Mutex<BTreeSet<String>>,
+}
+
+impl FakeEngine {
+    fn names(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        let names = fs::read_dir(&self.dir).unwrap().flatten();
+        let names = names.map(|e| e.file_name().into_string().unwrap());
+        names.filter(|name| wanted(name)).collect()
+    }
+
+    /// True if a file is one that this engine is writing.
+    fn writes(&self, name: &str) -> bool {
+        self.writing.lock().unwrap().contains(name)
+    }
+}
+
+impl Engine for FakeEngine {
+    type Guest = FakeGuest;
+    type UnassignedGuest = UnassignedFakeGuest;
+
+    fn engines(&self) -> Vec<EngineDescription> {
+        let engine = |name: &str, default, why: Option<&str>| EngineDescription {
+            name: name.to_owned(),
+            version: None,
+            usable: why.is_none(),
+            why: why.map(str::to_owned),
+            default,
+            capabilities: Capabilities {
+                snapshot: true,
+                rollback: true,
+                ..Capabilities::default()
+            },
+        };
+        vec![
+            engine("fake", true, Some("it is made up")),
+            engine(OTHER, false, None),
+            engine("absent", false, Some("it is not there")),
+        ]
+    }
+
+    async fn fingerprint(
+        &self,
+        engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, EngineError> {
+        self.world.step("fingerprint").await?;
+        let version = *self.world.version.lock().unwrap();
+        let engine = engine.unwrap_or_default();
+        Ok(format!("{template}{version}m{}{engine}", size.memory_mib))
+    }
+
+    async fn boot(
+        &self,
+        engine: Option<&str>,
+        template: &str,
+        _: SandboxSize,
+    ) -> Result<UnassignedFakeGuest, EngineError> {
+        *self.world.boots.lock().unwrap() += 1;
+        self.world.step("boot").await?;
+        let engine = match engine {
+            Some(name) => {
+                assert_eq!(name, OTHER);
+                OTHER
+            }
+            None => "fake",
+        };
+        let body = self.world.new_body(engine, format!("fresh {template}"));
+        Ok(UnassignedFakeGuest(self.world.clone(), Some(body)))
+    }
+
+    async fn restore(&self, _: &str, id: &str) -> Result<UnassignedFakeGuest, EngineError> {
+        *self.world.restores.lock().unwrap() += 1;
+        self.world.step("restore").await?;
+        let memory = fs::read_to_string(self.dir.join(id)).map_err(EngineError::failed)?;
+        let engine = match self.world.of_other.lock().unwrap().contains(id) {
+            true => OTHER,
+            false => "fake",
+        };
+        let body = self.world.new_body(engine, memory);
+        *body.parent.lock().unwrap() = Some(id.to_owned());
+        Ok(UnassignedFakeGuest(self.world.clone(), Some(body)))
+    }
+
+    async fn adopt(&self, orphan: &KeptGuest) -> Result<FakeGuest, EngineError> {
+        let at: usize = orphan.handle.0.parse().map_err(EngineError::failed)?;
+        let body = self.world.guests.lock().unwrap()[at].clone();
+        if let Err(e) = self.world.step("adopt").await {
+            body.stop();
+            return Err(e);
+        }
+        if !body.lives() {
+            return Err(EngineError::failed("it ended"));
+        }
+        if let Some(id) = body.undecided.lock().unwrap().take()
+            && self.snapshots()?.contains(&id)
+        {
+            *body.parent.lock().unwrap() = Some(id);
+        }
+        assert_eq!(*body.parent.lock().unwrap(), orphan.snapshot);
+        Ok(FakeGuest(body, self.world.clone()))
+    }
+
+    async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
+        let guests = self.world.guests.lock().unwrap().clone();
+        let others = guests.iter().enumerate().filter(|(at, body)| {
+            let handle = GuestHandle(at.to_string());
+            body.lives() && body.kept.load(Ordering::Relaxed) && !known.contains(&handle)
+        });
+        Ok(others.map(|(_, body)| body.stop()).count())
+    }
+
+    async fn snapshot(
+        &self,
+        guest: &FakeGuest,
+        id: &str,
+        parent: Option<&str>,
+        then: AfterSnapshot,
+        max_bytes: Option<u64>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        if let Some(parent) = parent {
+            assert!(self.dir.join(parent).exists(), "parent {parent} is gone");
+        }
+        assert_eq!(guest.0.parent.lock().unwrap().as_deref(), parent);
+        let half = format!(".{id}");
+        self.writing.lock().unwrap().insert(half.clone());
+        fs::write(self.dir.join(half), "half").map_err(EngineError::failed)?;
+        *guest.0.undecided.lock().unwrap() = Some(id.to_owned());
+        self.world.step("snapshot").await?;
+        let memory = guest.0.memory.lock().unwrap().clone();
+        let needed = memory.len() as u64;
+        if let Some(most) = max_bytes.filter(|most| needed > *most) {
+            fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
+            *guest.0.undecided.lock().unwrap() = None;
+            return Err(EngineError::SnapshotTooLarge { needed, most });
+        }
+        fs::write(self.dir.join(id), memory).map_err(EngineError::failed)?;
+        if guest.0.engine == OTHER {
+            self.world.of_other.lock().unwrap().insert(id.to_owned());
+        }
+        fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
+        self.world.step("snapshot-named").await?;
+        *guest.0.undecided.lock().unwrap() = None;
+        *guest.0.parent.lock().unwrap() = Some(id.to_owned());
+        if then == AfterSnapshot::Stop {
+            guest.stop().await;
+        }
+        self.world.step("snapshot-complete").await?;
+        Ok(SnapshotTimes::default())
+    }
+
+    async fn record_working_set(
+        &self,
+        _: &str,
+        id: &str,
+        _: &SiteSettings,
+    ) -> Result<(), EngineError> {
+        self.world.step("learn").await?;
+        self.world.learned.lock().unwrap().push(id.to_owned());
+        Ok(())
+    }
+
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
+        assert!(self.dir.join(id).exists(), "{id} is gone");
+        self.world.warmed.lock().unwrap().push(id.to_owned());
+        Ok(())
+    }
+
+    fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
+        fs::read(self.dir.join(id)).map_err(EngineError::failed)?;
+        self.world.sealed.lock().unwrap().insert(id.to_owned());
+        Ok(())
+    }
+
+    fn verify(&self, _: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+        Err(EngineError::Unsupported {
+            engine: "fake",
+            what: "verify snapshots",
+            instead: Some("the engine microvm"),
+        })
+    }
+
+    fn snapshots(&self) -> Result<Vec<String>, EngineError> {
+        Ok(self.names(|name| !name.starts_with('.')))
+    }
+
+    fn gc(&self) -> Result<usize, EngineError> {
+        let left = self.names(|name| name.starts_with('.') && !self.writes(name));
+        for name in &left {
+            fs::remove_file(self.dir.join(name)).unwrap();
+        }
+        *self.world.gc_runs.lock().unwrap() += 1;
+        Ok(left.len())
+    }
+
+    fn is_independent(&self, id: &str) -> bool {
+        *self.world.asked.lock().unwrap() += 1;
+        self.world.merged.lock().unwrap().contains(id)
+    }
+
+    fn snapshot_size(&self, id: &str) -> Option<u64> {
+        fs::metadata(self.dir.join(id)).map(|m| m.len()).ok()
+    }
+
+    fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
+        if self.world.hanging.lock().unwrap().contains("remove") {
+            return Err(EngineError::failed("it is in use"));
+        }
+        self.world.removed.lock().unwrap().push(id.to_owned());
+        match fs::remove_file(self.dir.join(id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(EngineError::failed(e)),
+            _ => Ok(()),
+        }
+    }
+}
