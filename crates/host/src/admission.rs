@@ -9,7 +9,7 @@ mod figures;
 
 pub use figures::{HostFigures, HostReader, KernelReader, Pressure};
 
-use crate::sandboxes::OperationError;
+use crate::operation_error::OperationError;
 use jiffy_engine::SandboxSize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -5,6 +5,7 @@ mod admission;
 mod journal;
 mod journal_space;
 mod metrics;
+mod operation_error;
 mod private_database;
 mod quota;
 mod records;
@@ -19,16 +20,19 @@ pub use admission::{
 };
 pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot};
 pub use metrics::{BootTimes, Figure, FigureFamily};
+pub use operation_error::{ErrorKind, OperationError};
 pub use private_database::keep_private;
 pub use quota::{
     Bytes, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest, Reserving,
 };
-pub use records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+pub use records::{
+    MAX_SANDBOX_NAME, SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose,
+    SnapshotRecord,
+};
 pub use sandbox_settings::{NetworkSettings, OnTimeout, SandboxSettings};
 pub use sandboxes::{
-    AwakeTime, CreateSpec, ErrorKind, ForkChild, ForkReport, HostOptions, MAX_RESTART_GRACE,
-    MAX_SANDBOX_NAME, OperationError, OwnerUsage, PoolSize, SandboxSource, Sandboxes, WakeOptions,
-    WeakSandboxes,
+    AwakeTime, CreateSpec, ForkChild, ForkReport, HostOptions, MAX_RESTART_GRACE, OwnerUsage,
+    PoolSize, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
 };
 pub use site::{
     MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL, SiteError,

@@ -6,6 +6,9 @@ use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Longest name of a sandbox: what a host name's label may have.
+pub const MAX_SANDBOX_NAME: usize = 63;
+
 /// State of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]

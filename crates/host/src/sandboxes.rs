@@ -12,7 +12,6 @@ mod concerns;
 mod connection_history;
 mod create;
 mod entry;
-mod error;
 mod fork;
 mod gc;
 mod lookup;
@@ -38,9 +37,7 @@ pub use concerns::{
     TemplateSnapshots, Timeouts, WarmPool,
 };
 pub use create::{CreateSpec, SandboxSource};
-pub use error::{ErrorKind, OperationError};
 pub use fork::{ForkChild, ForkReport};
-pub use names::MAX_SANDBOX_NAME;
 pub use owner_usage::OwnerUsage;
 pub use pause_resume::{AwakeTime, WakeOptions};
 pub use pool::PoolSize;
@@ -52,6 +49,7 @@ use crate::admission::{
 };
 use crate::journal::{Journal, JournalChange, JournalError};
 use crate::metrics::Metrics;
+use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::records::{SandboxRecord, SandboxState};
 use entry::{EntryIndexes, SandboxEntry, lock};

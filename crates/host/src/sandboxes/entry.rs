@@ -1,10 +1,10 @@
 //! One sandbox in memory.
 
 use super::connection_history::ConnectionHistory;
-use super::error::OperationError;
 use super::names::SandboxNames;
 use super::snapshot_index::SnapshotUsers;
 use crate::admission::Reservation;
+use crate::operation_error::OperationError;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
 use crate::usage::History;
 use jiffy_engine::{ConnectionLog, Guest, SandboxSize, now_ms};

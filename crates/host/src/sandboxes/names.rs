@@ -2,13 +2,11 @@
 
 use super::entry::lock;
 use super::{OperationError, SandboxIndex, Sandboxes};
+use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, is_reserved};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
-
-/// Longest name of a sandbox: what a host name's label may have.
-pub const MAX_SANDBOX_NAME: usize = 63;
 
 /// Owner of a sandbox; none: the host's.
 type Owner = Option<String>;

@@ -1,8 +1,8 @@
 //! Why an operation on sandboxes failed.
 
-use super::MAX_SANDBOX_NAME;
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
+use crate::records::MAX_SANDBOX_NAME;
 use crate::startup::StartupError;
 use jiffy_engine::{EngineError, IdentityError, SizeError};
 use std::time::Duration;
