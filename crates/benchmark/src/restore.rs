@@ -47,7 +47,9 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         .restore(&spec, &store, SNAPSHOT_ID, MemoryPolicy::Map)
         .await?;
     guest::run_true(&jiffy_engines::agent(&vm)).await?;
-    snapshot.put_working_set(&vm.working_set(&store).await?.0)?;
+    let set = vm.working_set(&store).await?;
+    snapshot.put_working_set(&set.touched)?;
+    snapshot.put_written_pages(&set.written)?;
     vm.stop().await;
 
     let meter = Meter::new();

@@ -300,8 +300,13 @@ impl PreparedTemplate {
             Some(sum) => Some(self.modules_named(sum)?),
             None => None,
         };
+        let populate = lineage.written_pages().unwrap_or_else(|e| {
+            tracing::warn!("restoring without the record of first writes: {e}");
+            None
+        });
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
+            populate,
             modules,
             lineage,
             rootfs: self.images()?,

@@ -305,10 +305,13 @@ impl Engine for MicroVmEngine {
         rehearse(&guest.vm).await;
         let recorded = guest.vm.working_set(&self.store).await;
         guest.stop().await;
-        let (set, chunks) = recorded.map_err(EngineError::failed)?;
+        let set = recorded.map_err(EngineError::failed)?;
         let snapshot = self.store.get(id).map_err(EngineError::failed)?;
-        tracing::debug!(template, id, chunks, "working set recorded");
-        snapshot.put_working_set(&set).map_err(EngineError::failed)
+        tracing::debug!(template, id, set.chunks, "working set recorded");
+        snapshot
+            .put_working_set(&set.touched)
+            .and_then(|()| snapshot.put_written_pages(&set.written))
+            .map_err(EngineError::failed)
     }
 
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {

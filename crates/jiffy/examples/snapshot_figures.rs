@@ -68,7 +68,8 @@ async fn restores(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
         .await
         .unwrap();
     run(&vm, "true", &[]).await;
-    let (set, chunks) = vm.working_set(store).await.unwrap();
+    let recorded = vm.working_set(store).await.unwrap();
+    let (set, chunks) = (recorded.touched, recorded.chunks);
     println!("working set: {chunks} chunks");
     drop(vm);
     for policy in ["map", "working set", "all"] {

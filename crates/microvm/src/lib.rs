@@ -27,7 +27,7 @@ pub use cgroup::{CgroupError, Cgroups};
 pub use jail::{JailError, Vmm};
 pub use restore::{MemoryPolicy, RestoreSpec};
 pub use snapshot::SnapshotSpec;
-pub use snapshot_context::SaveError;
+pub use snapshot_context::{SaveError, WorkingSet};
 pub use spec::{BootSpec, ModulesImage, NetSpec};
 pub use unassigned::UnassignedMicroVm;
 pub use vm::{BootError, ConnectError, Connector, MicroVm};

@@ -50,6 +50,9 @@ pub struct RestoreSpec {
     pub identity: Identity,
     /// Source of memory.
     pub memory: MemoryPolicy,
+    /// Index of pages that become the guest's own before it runs: those that it writes first
+    /// ([`crate::WorkingSet::written`]).
+    pub populate: Option<File>,
 }
 
 /// Open files of a lineage.
@@ -79,6 +82,7 @@ impl RestoreSpec {
                     working_set: Some(add_fd(&mut fds, set)),
                 },
             },
+            populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
             disks: {
                 let images = self.rootfs.iter();
                 let images = images.map(|image| add_fd(&mut fds, image)).collect();

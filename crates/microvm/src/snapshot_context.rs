@@ -141,19 +141,19 @@ impl MicroVm {
         context.reply(stats).await
     }
 
-    /// Records the chunks of memory that are present now in a new nameless file in `store`; returns
-    /// the file and the number of chunks. In a VM restored with [`crate::MemoryPolicy::Map`] these
-    /// are the chunks touched since, for [`crate::MemoryPolicy::CopyWorkingSet`].
-    pub async fn working_set(&self, store: &Store) -> Result<(File, u64), SaveError> {
+    /// Records the memory that a VM restored with [`crate::MemoryPolicy::Map`] has touched, in new
+    /// nameless files in `store`.
+    pub async fn working_set(&self, store: &Store) -> Result<WorkingSet, SaveError> {
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm_pid()))
             .map_err(host("opening the VMM's pagemap"))?;
-        let file = store.overlay()?;
+        let (touched, written) = (store.overlay()?, store.overlay()?);
         let mut fds = Vec::new();
         let request = Request::WorkingSet {
-            index: add_fd(&mut fds, &file),
+            index: add_fd(&mut fds, &touched),
             pagemap: add_fd(&mut fds, &pagemap),
+            written: add_fd(&mut fds, &written),
         };
         self.link.send(&request, &fds)?;
         let chunks = context
@@ -164,8 +164,23 @@ impl MicroVm {
             .await?;
         let none =
             || SaveError::Refused("this host does not tell which pages are present".to_owned());
-        Ok((file, chunks.ok_or_else(none)?))
+        Ok(WorkingSet {
+            chunks: chunks.ok_or_else(none)?,
+            touched,
+            written,
+        })
     }
+}
+
+/// Memory that a restored VM has touched.
+#[derive(Debug)]
+pub struct WorkingSet {
+    /// Index of the chunks that are present, for [`crate::MemoryPolicy::CopyWorkingSet`].
+    pub touched: File,
+    /// Number of these chunks.
+    pub chunks: u64,
+    /// Index of the pages that were written, for [`crate::RestoreSpec::populate`].
+    pub written: File,
 }
 
 /// Adds a file to the descriptors of a message.

@@ -8,6 +8,8 @@
 
 /// Unit of memory layers in bytes.
 pub const MEMORY_CHUNK: u32 = 64 << 10;
+/// Unit of sets of guest pages in bytes.
+pub const MEMORY_PAGE: u32 = 4 << 10;
 /// Unit of disk layers in bytes.
 pub const DISK_BLOCK: u32 = 4 << 10;
 /// Largest accepted number of units: 1 TiB of disk blocks.
@@ -134,7 +136,16 @@ impl UnitSet {
 
     /// The units in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
-        (0u64..).zip(&self.words).flat_map(|(at, &word)| {
+        self.iter_range(0..self.units)
+    }
+
+    /// The units of `range` in the set, ascending.
+    pub fn iter_range(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
+        let first = usize::try_from(range.start / 64).unwrap_or(usize::MAX);
+        let last = usize::try_from(range.end.div_ceil(64)).unwrap_or(usize::MAX);
+        let last = last.min(self.words.len());
+        let words = self.words.get(first.min(last)..last).unwrap_or_default();
+        let units = (range.start / 64..).zip(words).flat_map(|(at, &word)| {
             let mut rest = word;
             std::iter::from_fn(move || {
                 let bit = u64::from(rest.trailing_zeros());
@@ -143,7 +154,8 @@ impl UnitSet {
                     at * 64 + bit
                 })
             })
-        })
+        });
+        units.filter(move |unit| range.contains(unit))
     }
 }
 

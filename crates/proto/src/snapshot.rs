@@ -129,6 +129,10 @@ pub struct RestoreConfig {
     pub memory: Vec<LayerFiles>,
     /// Source of the memory's contents.
     pub source: MemorySource,
+    /// Pages that become the VM's own before it runs: the `stored` units of an index over pages of
+    /// [`crate::layer::MEMORY_PAGE`] bytes. Those that are not mapped from a layer are ignored.
+    #[serde(default)]
+    pub populate: Option<FdIndex>,
     /// In guest order, as many as were saved.
     pub disks: Vec<DiskConfig>,
     /// Limits of all disks together.

@@ -67,6 +67,9 @@ pub enum Request {
         index: FdIndex,
         /// `/proc/PID/pagemap` of the VMM.
         pagemap: FdIndex,
+        /// Takes an index of the pages that were written
+        /// ([`crate::snapshot::RestoreConfig::populate`]).
+        written: FdIndex,
     },
     /// Hands over one end of a connected Unix stream socket (the only descriptor) that becomes a
     /// vsock connection to `port` in the guest. Refused connections are closed without a byte.

@@ -25,7 +25,7 @@ const START: &str = r#"{"op":"start","vcpus":2,"memory_mib":512,"kvm":0,"kernel"
 "vsock":{"guest_cid":3,"host_ports":[7]},"net":{"tap":5,"mac":[2,0,0,0,0,1],"mtu":1500},
 "rng":true,"balloon":false,"console":6}"#;
 const RESTORE: &str = r#"{"op":"restore","kvm":0,"state":1,"memory":[{"file":2,"index":3}],
-"source":{"kind":"copy","working_set":4},
+"source":{"kind":"copy","working_set":4},"populate":8,
 "disks":[{"kind":"layered","base":5,"layers":[{"file":2,"index":3}],"overlay":6}],
 "disk_limits":{"bytes_per_s":null,"requests_per_s":null},"vsock":null,"net":null,
 "console":7,"paused":true}"#;
@@ -90,6 +90,7 @@ fn restore() -> Request {
         source: MemorySource::Copy {
             working_set: Some(FdIndex(4)),
         },
+        populate: Some(FdIndex(8)),
         disks: vec![DiskConfig::Layered {
             base: FdIndex(5),
             layers: vec![layer],
@@ -132,8 +133,9 @@ fn requests_keep_their_serialized_forms() {
             Request::WorkingSet {
                 index: FdIndex(0),
                 pagemap: FdIndex(1),
+                written: FdIndex(2),
             },
-            r#"{"op":"working_set","index":0,"pagemap":1}"#,
+            r#"{"op":"working_set","index":0,"pagemap":1,"written":2}"#,
         ),
         (Request::Connect { port: 7 }, r#"{"op":"connect","port":7}"#),
         (

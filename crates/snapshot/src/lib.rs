@@ -8,6 +8,7 @@
 //! - `seal.json`: BLAKE3 hash of every chunk, added later ([`Snapshot::write_checksums`]).
 //! - `working-set.index`: chunks of memory that a restored guest touches first, added later
 //!   ([`Snapshot::put_working_set`]).
+//! - `written-pages.index`: pages that it writes then ([`Snapshot::put_written_pages`]).
 //!
 //! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and
 //! published when it is complete. A user of a snapshot holds it ([`Snapshot::hold`]). Its chain of

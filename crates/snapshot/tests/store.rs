@@ -1,7 +1,7 @@
 //! Promises of the store.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE};
 use jiffy_snapshot::{
     DamagedChunk, DiskSizes, Durability, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot,
     SnapshotError, Store, VerifyResult, Versions,
@@ -329,8 +329,12 @@ fn a_snapshot_may_be_removed_or_merged_while_its_checksums_are_written() {
 }
 
 fn working_set(chunks: &[u64], bytes: u64) -> fs::File {
-    let mut set = LayerIndex::empty(MEMORY_CHUNK, bytes);
-    chunks.iter().for_each(|&c| set.stored.insert(c));
+    recorded_set(MEMORY_CHUNK, chunks, bytes)
+}
+
+fn recorded_set(unit: u32, units: &[u64], bytes: u64) -> fs::File {
+    let mut set = LayerIndex::empty(unit, bytes);
+    units.iter().for_each(|&c| set.stored.insert(c));
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(&set.encode(), 0).unwrap();
     file
@@ -352,6 +356,14 @@ fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
     assert_eq!(set.iter().collect::<Vec<_>>(), [1]);
     let error = root.put_working_set(&working_set(&[1], MEMORY_BYTES * 2));
     assert!(error.unwrap_err().to_string().contains("another size"));
+    assert!(lineage().written_pages().unwrap().is_none());
+    assert!(
+        root.put_written_pages(&working_set(&[1], MEMORY_BYTES))
+            .is_err()
+    );
+    let written = recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES);
+    root.put_written_pages(&written).unwrap();
+    assert!(lineage().written_pages().unwrap().is_some());
     root.write_checksums().unwrap();
     fs::write(root.path().join("working-set.index"), b"JIFFYIDX").unwrap();
     assert!(lineage().working_set().is_err());

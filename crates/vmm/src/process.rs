@@ -368,8 +368,12 @@ impl Vm {
                 self.link.send(&Event::Resumed, &[]);
             }
             Request::Snapshot(config) => self.on_snapshot(&config, fds),
-            Request::WorkingSet { index, pagemap } => {
-                let chunks = self.working_set(index, pagemap, fds).ok();
+            Request::WorkingSet {
+                index,
+                pagemap,
+                written,
+            } => {
+                let chunks = self.working_set(index, pagemap, written, fds).ok();
                 self.link.send(&Event::WorkingSet { chunks }, &[]);
             }
             Request::Detach {

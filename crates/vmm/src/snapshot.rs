@@ -1,6 +1,7 @@
 //! Snapshots: a machine's state ([`machine_state`]), memory as layers ([`memory_layers`],
-//! [`linear_memory`], [`mod@map_layers`]), the search for changed chunks ([`pagemap_scan`]), and
-//! writing them ([`layer_writer`], [`layer_output`]) while the guest runs on ([`writer_process`]).
+//! [`linear_memory`], [`mod@map_layers`], [`mod@populate`]), the search for changed chunks
+//! ([`pagemap_scan`]), and writing them ([`layer_writer`], [`layer_output`]) while the guest runs
+//! on ([`writer_process`]).
 
 pub mod chunk_hashes;
 pub mod layer_output;
@@ -10,6 +11,7 @@ pub mod machine_state;
 pub mod map_layers;
 pub mod memory_layers;
 pub mod pagemap_scan;
+pub mod populate;
 pub mod writer_process;
 
 use crate::error::VmmError;

@@ -262,8 +262,9 @@ impl MicroVmSnapshots {
         vm.ended().await;
         let vm = self.bring_up(id, RestorePolicy::Map).await?;
         output(&jiffy_engines::agent(&vm), "true", &[]).await?;
-        let (set, _) = vm.working_set(&self.store).await?;
-        snapshot.put_working_set(&set)?;
+        let set = vm.working_set(&self.store).await?;
+        snapshot.put_working_set(&set.touched)?;
+        snapshot.put_written_pages(&set.written)?;
         vm.stop_shared().await;
         Ok(())
     }

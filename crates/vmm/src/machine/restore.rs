@@ -12,8 +12,9 @@ use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
 use crate::snapshot::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};
 use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
+use crate::snapshot::populate::populate;
 use crate::virtio::vsock::GuestConnect;
-use jiffy_proto::layer::{MEMORY_CHUNK, UnitSet};
+use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{MemorySource, RestoreConfig};
 use jiffy_proto::vm::limits;
 use kvm_bindings::kvm_clock_data;
@@ -46,6 +47,11 @@ pub fn restore(
     };
     let plan = plan_mappings(layers.runs(linear.chunks()), eager.as_ref(), MAX_MAPPINGS);
     map_layers(&plan, &layers, &linear)?;
+    if let Some(pages) = config.populate {
+        // Before KVM knows the memory, so that it is told of no page that changes.
+        let pages = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
+        populate(&plan, &pages.stored, &linear);
+    }
 
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
     let devices = DeviceSet {

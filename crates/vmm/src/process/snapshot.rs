@@ -9,10 +9,10 @@ use crate::snapshot::layer_output::LayerOutput;
 use crate::snapshot::layer_writer::{LARGE_LAYER_CHUNKS, LayerSource, LayerWriter};
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::memory_layers::MemoryLayer;
-use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap};
+use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap, scan_pages};
 use crate::snapshot::writer_process::WriterProcess;
 use crate::virtio::blk::Block;
-use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{
     AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
@@ -425,18 +425,27 @@ impl Vm {
         report
     }
 
-    /// Writes the set of present chunks; returns their number.
+    /// Writes the set of present chunks, and that of written pages; returns the number of chunks.
     pub(super) fn working_set(
         &self,
         index: FdIndex,
         pagemap: FdIndex,
+        written: FdIndex,
         fds: Vec<OwnedFd>,
     ) -> Result<u64, VmmError> {
         let mut fds = ReceivedFds::new(fds);
         let file = File::from(fds.take(index, "working set")?);
         let pagemap = File::from(fds.take(pagemap, "pagemap")?);
+        let pages = File::from(fds.take(written, "written pages")?);
         let linear = LinearMemory::new(&self.machine.memory)?;
         let failed = |e: &dyn std::fmt::Display| VmmError::host("recording the working set", e);
+        let written = LayerIndex {
+            stored: scan_pages(&pagemap, &linear, PageFilter::Private).map_err(|e| failed(&e))?,
+            ..LayerIndex::empty(MEMORY_PAGE, linear.bytes())
+        };
+        pages
+            .write_all_at(&written.encode(), 0)
+            .map_err(|e| failed(&e))?;
         let set = LayerIndex {
             stored: scan_pagemap(&pagemap, &linear, PageFilter::Present).map_err(|e| failed(&e))?,
             ..LayerIndex::empty(MEMORY_CHUNK, linear.bytes())

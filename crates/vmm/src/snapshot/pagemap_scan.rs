@@ -2,7 +2,7 @@
 //! pages.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
-use jiffy_proto::layer::UnitSet;
+use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
 use nix::errno::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -62,10 +62,30 @@ pub fn scan_pagemap(
     linear: &LinearMemory,
     pages: PageFilter,
 ) -> Result<UnitSet, Errno> {
-    let mut found = UnitSet::empty(linear.chunks());
+    scan_units(pagemap, linear, pages, CHUNK_SIZE)
+}
+
+/// Returns the pages themselves, of [`MEMORY_PAGE`] bytes.
+pub fn scan_pages(
+    pagemap: &File,
+    linear: &LinearMemory,
+    pages: PageFilter,
+) -> Result<UnitSet, Errno> {
+    scan_units(pagemap, linear, pages, u64::from(MEMORY_PAGE))
+}
+
+/// Returns the units of `unit` bytes, a divisor of a chunk, with at least one such page.
+fn scan_units(
+    pagemap: &File,
+    linear: &LinearMemory,
+    pages: PageFilter,
+    unit: u64,
+) -> Result<UnitSet, Errno> {
+    let mut found = UnitSet::empty(linear.bytes() / unit);
     for (first, chunks, host) in linear.extents(0..linear.chunks()) {
         let part = ScanRegion {
-            first,
+            first: first * (CHUNK_SIZE / unit),
+            unit,
             start: u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?,
             bytes: chunks * CHUNK_SIZE,
         };
@@ -82,14 +102,15 @@ pub fn scan_pagemap(
 
 struct ScanRegion {
     first: u64,
+    unit: u64,
     start: u64,
     bytes: u64,
 }
 
 impl ScanRegion {
     fn mark(&self, found: &mut UnitSet, start: u64, end: u64) {
-        let from = (start - self.start) / CHUNK_SIZE;
-        let to = (end - self.start).div_ceil(CHUNK_SIZE);
+        let from = (start - self.start) / self.unit;
+        let to = (end - self.start).div_ceil(self.unit);
         found.insert_range(self.first + from..self.first + to);
     }
 }
@@ -199,6 +220,7 @@ mod tests {
                 let (first, _, host) = linear.extents(0..linear.chunks()).next().unwrap();
                 let part = ScanRegion {
                     first,
+                    unit: CHUNK_SIZE,
                     start: u64::try_from(host.addr()).unwrap(),
                     bytes: linear.bytes(),
                 };
@@ -221,5 +243,7 @@ mod tests {
                 .unwrap()
                 .contains(5)
         );
+        let written = scan_pages(&pagemap, &linear, PageFilter::Private).unwrap();
+        assert!(written.contains(5 * 16) && !written.contains(5 * 16 + 1));
     }
 }

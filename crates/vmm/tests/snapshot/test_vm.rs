@@ -144,6 +144,7 @@ impl TestVm {
                     working_set: Some(fds.add(set)),
                 },
             },
+            populate: None,
             disks: vec![DiskConfig::Layered {
                 base: fds.add(&base),
                 layers: fds.layers(&snapshot.disk),
@@ -379,11 +380,12 @@ impl TestVm {
     /// Present chunks, as an index, and their number.
     pub fn working_set(&mut self) -> (File, u64) {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
-        let set = file();
+        let (set, written) = (file(), file());
         let mut fds = FdList(Vec::new());
         let request = Request::WorkingSet {
             index: fds.add(&set),
             pagemap: fds.add(&pagemap),
+            written: fds.add(&written),
         };
         self.channel.send(&request, &fds.0).unwrap();
         drop(fds);
