@@ -126,3 +126,11 @@ pub fn bytes(test_home: &TestHome, id: &str, path: &str) -> (u16, Vec<u8>) {
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     (status, answer.split_off(end + 4))
 }
+
+/// Exits of the guest of sandbox `id` so far, as KVM counts them; none if it does not.
+pub fn exits(test_home: &TestHome, id: &str) -> Option<u64> {
+    let request = format!("GET /sandboxes/{id}/process HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    let (status, body) = heard(speak(test_home, &request));
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str::<Value>(&body).unwrap()["exits"].as_u64()
+}

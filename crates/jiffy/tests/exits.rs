@@ -1,0 +1,67 @@
+//! Exits of a guest are bounded: on hosts without hardware virtualization they are most of what a
+//! sandbox costs.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use support::test_home::TestHome;
+use support::{sandbox_http, skip};
+
+/// Time over which an idle guest is watched.
+const IDLE_WINDOW: Duration = Duration::from_secs(10);
+/// Longest wait for a guest to come to rest.
+const REST_LIMIT: Duration = Duration::from_secs(120);
+/// Exits of an idle guest in that time: what is left is the watchdog of its network card.
+const MAX_IDLE_EXITS: u64 = 200;
+/// Exits of a create, which waits for the guest's answer.
+const MAX_CREATE_EXITS: u64 = 2_200;
+
+#[test]
+fn an_idle_guest_comes_to_rest() {
+    let test = "an_idle_guest_comes_to_rest";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    let id = test_home.ok(&["create"]);
+    let Some(mut before) = sandbox_http::exits(&test_home, &id) else {
+        return skip(test, "this kernel's KVM does not count exits");
+    };
+    let began = Instant::now();
+    loop {
+        sleep(IDLE_WINDOW);
+        let after = sandbox_http::exits(&test_home, &id).unwrap();
+        let exits = after - before;
+        if exits <= MAX_IDLE_EXITS {
+            return;
+        }
+        assert!(began.elapsed() < REST_LIMIT, "{exits} exits in 10 s");
+        before = after;
+    }
+}
+
+#[test]
+fn a_create_takes_a_bounded_number_of_exits() {
+    let test = "a_create_takes_a_bounded_number_of_exits";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    // The first boots the template and records what its guests write.
+    test_home.ok(&["rm", &test_home.ok(&["create"])]);
+    test_home.ok(&["serve", "--stop"]);
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let exits = (0..3).map(|_| {
+        let id = test_home.ok(&["create"]);
+        sandbox_http::exits(&test_home, &id)
+    });
+    let exits: Option<Vec<u64>> = exits.collect();
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+    let Some(exits) = exits else {
+        return skip(test, "this kernel's KVM does not count exits");
+    };
+    // What else the host does delays interrupts, which then cost more of them.
+    let least = exits.iter().min().unwrap();
+    assert!(*least <= MAX_CREATE_EXITS, "{exits:?}");
+}
