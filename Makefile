@@ -66,6 +66,7 @@ soak: setup template ## run for SOAK_SECONDS (1800) what takes long: random live
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZ_SECONDS (600)
 	@scripts/fuzz $(FUZZ_SECONDS)
+	@scripts/fuzz $(FUZZ_SECONDS) fuzz/functions
 
 .PHONY: fuzz-brief
 fuzz-brief: ## fuzz each target for 20 s

@@ -20,7 +20,7 @@ use std::time::Duration;
 const BOOT_MIB: u64 = 48;
 /// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
 const TASKS_PER_GUEST: u64 = 12;
-const DESCRIPTORS_PER_GUEST: u64 = 14;
+const DESCRIPTORS_PER_GUEST: u64 = 15;
 const SPARE_PER_HOST: u64 = 256;
 
 /// Limits of the use of a host.

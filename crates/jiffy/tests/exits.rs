@@ -61,7 +61,7 @@ fn a_create_takes_a_bounded_number_of_exits() {
     let Some(exits) = exits else {
         return skip(test, "this kernel's KVM does not count exits");
     };
-    // What else the host does delays interrupts, which then cost more of them.
+    // Other work of the host delays interrupts, which then cost more exits.
     let least = exits.iter().min().unwrap();
     assert!(*least <= MAX_CREATE_EXITS, "{exits:?}");
 }

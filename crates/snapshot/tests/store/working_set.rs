@@ -1,0 +1,91 @@
+//! Working sets of snapshots.
+
+use super::*;
+use jiffy_proto::layer::MEMORY_PAGE;
+
+fn working_set(chunks: &[u64], bytes: u64) -> fs::File {
+    recorded_set(MEMORY_CHUNK, chunks, bytes)
+}
+
+fn recorded_set(unit: u32, units: &[u64], bytes: u64) -> fs::File {
+    let mut set = LayerIndex::empty(unit, bytes);
+    units.iter().for_each(|&c| set.stored.insert(c));
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&set.encode(), 0).unwrap();
+    file
+}
+
+#[test]
+fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
+    let (_dir, store) = store();
+    let root = put(&store, "root", None).unwrap();
+    put(&store, "child", Some("root")).unwrap();
+    let lineage = || store.lineage("child").unwrap();
+    assert!(lineage().working_set().unwrap().is_none());
+    root.put_working_set(&working_set(&[1], MEMORY_BYTES))
+        .unwrap();
+    // The first one stays.
+    root.put_working_set(&working_set(&[2], MEMORY_BYTES))
+        .unwrap();
+    let (set, _) = lineage().working_set().unwrap().unwrap();
+    assert_eq!(set.iter().collect::<Vec<_>>(), [1]);
+    let error = root.put_working_set(&working_set(&[1], MEMORY_BYTES * 2));
+    assert!(error.unwrap_err().to_string().contains("another size"));
+    assert!(lineage().written_pages().unwrap().is_none());
+    assert!(
+        root.put_written_pages(&working_set(&[1], MEMORY_BYTES))
+            .is_err()
+    );
+    let written = recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES);
+    root.put_written_pages(&written).unwrap();
+    assert!(lineage().written_pages().unwrap().is_some());
+    root.write_checksums().unwrap();
+    fs::write(root.path().join("working-set.index"), b"JIFFYIDX").unwrap();
+    assert!(lineage().working_set().is_err());
+    // A damaged working set does not damage the snapshot.
+    assert_eq!(root.verify().unwrap(), VerifyResult::Intact);
+}
+
+/// Number of pages of `file` in the page cache.
+fn cached(file: &fs::File) -> usize {
+    let length = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    let mut pages = vec![0u8; length / 4096];
+    let fd = std::os::fd::AsRawFd::as_raw_fd(file);
+    // SAFETY: a read-only mapping of the file that is unmapped before this returns, and a vector as
+    // long as it has pages.
+    unsafe {
+        let map = libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            fd,
+            0,
+        );
+        assert_ne!(map, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(map, length, pages.as_mut_ptr()), 0);
+        libc::munmap(map, length);
+    }
+    pages.iter().filter(|&page| page & 1 == 1).count()
+}
+
+#[test]
+fn a_reclaimed_working_set_is_prefetched_again() {
+    let (_dir, store) = store();
+    let root = put(&store, "root", None).unwrap();
+    root.put_working_set(&working_set(&[1, 2], MEMORY_BYTES))
+        .unwrap();
+    let layer = fs::File::open(root.path().join("memory.layer")).unwrap();
+    layer.sync_all().unwrap();
+    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+    nix::fcntl::posix_fadvise(&layer, 0, 0, advice).unwrap();
+    if cached(&layer) != 0 {
+        eprintln!(
+            "SKIPPED a_reclaimed_working_set_is_prefetched_again: this file system keeps files in memory"
+        );
+        return;
+    }
+    // Chunk 1 is in the set and stored, chunk 2 only in the set.
+    assert_eq!(store.lineage("root").unwrap().prefetch().unwrap(), 65536);
+    assert_eq!(cached(&layer), 16);
+}
