@@ -11,8 +11,9 @@ pub use figures::{HostFigures, HostReader, KernelReader, Pressure};
 
 use crate::operation_error::OperationError;
 use jiffy_engine::SandboxSize;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a
@@ -184,10 +185,6 @@ pub(crate) struct Reservation {
     coming_up: bool,
 }
 
-fn lock(promised: &Mutex<PromisedResources>) -> MutexGuard<'_, PromisedResources> {
-    promised.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Admission {
     pub fn new(limits: HostLimits, host: Arc<dyn HostReader>) -> Self {
         Self {
@@ -199,7 +196,7 @@ impl Admission {
 
     /// Returns what was promised so far.
     pub fn promised(&self) -> PromisedResources {
-        lock(&self.promised).clone()
+        self.promised.lock().clone()
     }
 
     /// Reads the free resources of the host.
@@ -217,7 +214,7 @@ impl Admission {
     /// A place for one more guest of `size`, or why there is none.
     pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Reservation, Refusal> {
         let figures = self.host.read();
-        let mut promised = lock(&self.promised);
+        let mut promised = self.promised.lock();
         let decided = self
             .fits(&figures, &promised, occupant, size)
             .and_then(|()| self.has_left(&figures, promised.coming_up));
@@ -235,7 +232,7 @@ impl Admission {
     /// there.
     pub fn bears_exchange(&self) -> Result<(), Refusal> {
         let figures = self.host.read();
-        let mut promised = lock(&self.promised);
+        let mut promised = self.promised.lock();
         let decided = self.has_left(&figures, promised.coming_up);
         if let Err(refusal) = &decided {
             *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
@@ -245,7 +242,7 @@ impl Admission {
 
     /// The place of a sandbox that is there already.
     pub fn count(&self, size: SandboxSize) -> Reservation {
-        let mut promised = lock(&self.promised);
+        let mut promised = self.promised.lock();
         self.enter(&mut promised, Occupant::Sandbox, size, false)
     }
 
@@ -344,7 +341,7 @@ impl Admission {
         let figures = self.host.read();
         let left = figures.disk_free_mib?;
         let left = left.saturating_sub(self.reserve_disk(&figures));
-        let promised = lock(&self.promised).disk_mib as f64 / self.limits.disk_overcommit;
+        let promised = self.promised.lock().disk_mib as f64 / self.limits.disk_overcommit;
         Some(left.saturating_sub(promised as u64))
     }
 
@@ -434,7 +431,7 @@ impl Reservation {
     /// Its guest is up: what it took shows in the host's figures.
     pub fn set_up(&mut self) {
         if std::mem::take(&mut self.coming_up) {
-            lock(&self.promised).coming_up -= 1;
+            self.promised.lock().coming_up -= 1;
         }
     }
 }
@@ -443,7 +440,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         self.set_up();
         let promised = self.promised.clone();
-        let mut promised = lock(&promised);
+        let mut promised = promised.lock();
         *self.counter(&mut promised) -= 1;
         promised.memory_mib -= self.memory_mib;
         promised.disk_mib -= self.disk_mib;

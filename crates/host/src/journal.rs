@@ -11,13 +11,13 @@ use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::private_database::keep_private;
 use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
 use jiffy_engine::GuestHandle;
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Transaction, params};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Version of the tables; another one is refused.
 const SCHEMA_VERSION: i64 = 2;
@@ -205,7 +205,7 @@ impl Journal {
     }
 
     fn database(&self) -> MutexGuard<'_, Database> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+        self.database.lock()
     }
 
     fn failed(&self, source: rusqlite::Error) -> JournalError {

@@ -1,6 +1,7 @@
 //! Counters and histograms of what was done on a host, and their text for Prometheus.
 
 use jiffy_engine::BootMode;
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -10,7 +11,6 @@ use prometheus_client::registry::Registry;
 use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Boots of each mode that percentiles are made of.
@@ -93,10 +93,6 @@ fn word(mode: BootMode) -> &'static str {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("jiffy");
@@ -161,7 +157,7 @@ impl Metrics {
 
     /// A guest came up.
     pub fn boot(&self, mode: BootMode, ms: f64) {
-        let mut boots = lock(&self.boots);
+        let mut boots = self.boots.lock();
         let (_, boots) = boots
             .entry(word(mode))
             .or_insert((mode, BootSeries::default()));
@@ -174,7 +170,7 @@ impl Metrics {
 
     /// Returns the durations of boots, by mode.
     pub fn boots(&self) -> Vec<BootTimes> {
-        let boots = lock(&self.boots);
+        let boots = self.boots.lock();
         let mut modes: Vec<_> = boots.iter().collect();
         modes.sort_by_key(|(word, _)| **word);
         let times = modes.into_iter().map(|(_, (mode, boots))| {

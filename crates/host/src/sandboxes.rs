@@ -31,6 +31,7 @@ mod take_snapshot;
 mod template_retirement;
 mod template_snapshots;
 mod timeout;
+mod wake_options;
 
 pub use concerns::{
     BuildSteps, Observation, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshots,
@@ -39,9 +40,9 @@ pub use concerns::{
 pub use create::{CreateSpec, SandboxSource};
 pub use fork::{ForkChild, ForkReport};
 pub use owner_usage::OwnerUsage;
-pub use pause_resume::{AwakeTime, WakeOptions};
 pub use pool::PoolSize;
 pub use restart::MAX_RESTART_GRACE;
+pub use wake_options::{AwakeTime, WakeOptions};
 
 use crate::admission::{
     Admission, HostFigures, HostLimits, HostReader, KernelReader, Occupant, PromisedResources,
@@ -52,10 +53,11 @@ use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::records::{SandboxRecord, SandboxState};
-use entry::{EntryIndexes, SandboxEntry, lock};
+use entry::{EntryIndexes, SandboxEntry};
 use gc::file_remover::{self, FileRemover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
+use parking_lot::Mutex;
 use pool::Pool;
 use snapshot_index::SnapshotIndex;
 use snapshot_upkeep::SnapshotUpkeep;
@@ -63,7 +65,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
@@ -229,7 +231,7 @@ impl<E: Engine> Sandboxes<E> {
         this.spawn_gc(options.gc_interval);
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
         // Those that a daemon left before it came to it; sealed ones stay as they are.
-        for snapshot in lock(&this.0.snapshot_index).values().filter(|s| s.kept) {
+        for snapshot in this.0.snapshot_index.lock().values().filter(|s| s.kept) {
             this.0.upkeep.seal(&snapshot.id);
         }
         Ok(this)
@@ -237,7 +239,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// All sandboxes, oldest first, also those that were killed.
     pub fn list(&self) -> Vec<SandboxRecord> {
-        let mut records: Vec<_> = lock(&self.0.entries).values().map(|e| e.record()).collect();
+        let mut records: Vec<_> = self.0.entries.lock().values().map(|e| e.record()).collect();
         records.sort_by_key(|r| r.created_ms);
         records
     }
@@ -255,7 +257,7 @@ impl<E: Engine> Sandboxes<E> {
     /// One sandbox by its exact id, as it is once what is under way with it has been decided. One
     /// that is being killed counts as killed.
     pub async fn wait_decided(&self, id: &str) -> Option<SandboxRecord> {
-        let entry = lock(&self.0.entries).get(id).cloned()?;
+        let entry = self.0.entries.lock().get(id).cloned()?;
         entry.decided().await;
         if entry.is_ending() {
             return Some(entry.record_in(SandboxState::Killed));
@@ -326,7 +328,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Ends every guest. The journal says so.
     pub async fn stop_all(&self) {
         self.0.pool.clear();
-        let entries: Vec<_> = lock(&self.0.entries).values().cloned().collect();
+        let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         for entry in entries {
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;
@@ -394,14 +396,14 @@ impl<E: Engine> Sandboxes<E> {
 impl<E: Engine> SandboxIndex<'_, E> {
     /// Ids of the sandboxes of a key that were not killed.
     pub fn of_owner(self, owner: &str) -> Vec<String> {
-        let entries = lock(&self.0.entries);
+        let entries = self.0.entries.lock();
         let alive = entries.iter().filter(|(_, e)| e.is_alive_of(owner));
         alive.map(|(id, _)| id.clone()).collect()
     }
 
     /// The sandbox, alive, whose agent's token fits. Looks at every one.
     pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        let entries = lock(&self.0.entries);
+        let entries = self.0.entries.lock();
         let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
         found.next().map(|(id, _)| id.clone())
     }
@@ -432,7 +434,7 @@ impl<E: Engine> Observation<'_, E> {
     /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
     /// up.
     pub fn disk_failure(self, id: &str) -> Option<String> {
-        let entry = lock(&self.0.entries).get(id).cloned();
+        let entry = self.0.entries.lock().get(id).cloned();
         entry?.guest()?.disk_failure()
     }
 }

@@ -4,10 +4,10 @@
 use jiffy_agent_client::{AgentClient, ClientError, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine::{ReadinessProbe, Startup};
 use jiffy_proto::agent::{ENVD_PORT, TCP_OK, TCP_PORT};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -107,7 +107,7 @@ where
         waited = timeout(limit, until_ready(&agent, &connect, probe, &last)) => {
             waited.map_err(|_| StartupError::NotReady {
                 seconds: ready.timeout_s,
-                last: lock(&last).clone(),
+                last: last.lock().clone(),
                 output: tail.text(),
             })
         }
@@ -152,7 +152,7 @@ async fn until_ready<F, Fut>(
         };
         match tried {
             Ok(()) => return,
-            Err(reason) => *lock(last) = reason,
+            Err(reason) => *last.lock() = reason,
         }
         sleep(RETRY_INTERVAL).await;
     }
@@ -231,24 +231,20 @@ async fn run(agent: &AgentClient, command: &str) -> Result<(), String> {
     Err(format!("`{command}`: {} {}", end.status, tail.text()))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The end of an output. A guest wrote it: bounded, and without what a terminal would obey.
 #[derive(Default)]
 struct Tail(Mutex<VecDeque<u8>>);
 
 impl Tail {
     fn push(&self, bytes: &[u8]) {
-        let mut kept = lock(&self.0);
+        let mut kept = self.0.lock();
         kept.extend(bytes);
         let surplus = kept.len().saturating_sub(TAIL_BYTES);
         kept.drain(..surplus);
     }
 
     fn text(&self) -> String {
-        let bytes: Vec<u8> = lock(&self.0).iter().copied().collect();
+        let bytes: Vec<u8> = self.0.lock().iter().copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<String> = text
             .lines()

@@ -1,6 +1,5 @@
 //! Guests that ran on while there was no daemon.
 
-use super::entry::lock;
 use super::{OperationError, SandboxFigures, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, EngineError, Guest, KeptGuest};
@@ -69,7 +68,7 @@ impl<E: Engine> Sandboxes<E> {
 impl<E: Engine> SandboxFigures<'_, E> {
     /// Returns the count of guests that run on when this process ends, for the next daemon to find.
     pub fn kept(self) -> usize {
-        let entries = lock(&self.0.entries);
+        let entries = self.0.entries.lock();
         entries.values().filter(|e| e.guest().is_some()).count()
     }
 }

@@ -1,7 +1,6 @@
 //! Operations for template builds: sandboxes at the end of a step, and templates that are ready to
 //! be used.
 
-use super::entry::lock;
 use super::take_snapshot::descended;
 use super::{BuildSteps, OperationError, Sandboxes};
 use crate::journal::JournalChange;
@@ -61,14 +60,14 @@ impl<E: Engine> BuildSteps<'_, E> {
 
     /// The newest snapshot of the step `key`.
     pub fn newest(self, key: &str) -> Option<SnapshotRecord> {
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let kept = snapshots.kept_for(SnapshotPurpose::Step, key);
         kept.max_by_key(|s| s.created_ms).cloned()
     }
 
     /// All snapshots of steps, the oldest first.
     pub fn list(self) -> Vec<SnapshotRecord> {
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let steps = snapshots
             .values()
             .filter(|s| s.purpose == SnapshotPurpose::Step);

@@ -1,8 +1,8 @@
 //! `create`: a new sandbox from a template or a snapshot.
 
-use super::entry::{SandboxEntry, lock};
-use super::pause_resume::WakeOptions;
+use super::entry::SandboxEntry;
 use super::timeout::deadline_in;
+use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
@@ -68,15 +68,6 @@ pub(super) struct GuestOrigin<A> {
     pub snapshot: Option<String>,
     /// Reason for restoring a sandbox that exists; none: it is new.
     pub revive_reason: Option<ReviveReason>,
-}
-
-/// Reason for restoring a sandbox that exists.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum ReviveReason {
-    /// It is put back to a snapshot, after which it had gone on.
-    Rollback,
-    /// It slept in its snapshot.
-    Wake(WakeOptions),
 }
 
 impl<E: Engine> Sandboxes<E> {
@@ -224,7 +215,10 @@ impl<E: Engine> Sandboxes<E> {
         entry.set_reservation(Some(reservation));
         // Of a create only; the others know whom they are about.
         tracing::Span::current().record("sandbox", entry.id());
-        lock(&self.0.entries).insert(entry.record().id, entry.clone());
+        self.0
+            .entries
+            .lock()
+            .insert(entry.record().id, entry.clone());
         Ok(entry)
     }
 
@@ -249,7 +243,7 @@ impl<E: Engine> Sandboxes<E> {
                 let metrics = &self.0.metrics;
                 metrics.create(record.boot_mode, "ok", asked.elapsed());
             }
-            Err(_) => drop(lock(&self.0.entries).remove(&entry.id())),
+            Err(_) => drop(self.0.entries.lock().remove(&entry.id())),
         }
         result
     }

@@ -8,8 +8,9 @@ use crate::operation_error::OperationError;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
 use crate::usage::History;
 use jiffy_engine::{ConnectionLog, Guest, SandboxSize, now_ms};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// Bytes of a console that are kept when its guest has ended by itself.
@@ -59,13 +60,9 @@ pub(crate) struct SandboxEntry<G> {
     pub op_lock: tokio::sync::Mutex<()>,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<G> Drop for SandboxEntry<G> {
     fn drop(&mut self) {
-        let record = lock(&self.record);
+        let record = self.record.lock();
         let (id, name) = (&record.id, held_by(&record));
         self.indexes.users.change(id, needed_by(&record), None);
         if let Some(name) = name {
@@ -106,36 +103,36 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     pub fn record(&self) -> SandboxRecord {
-        lock(&self.record).clone()
+        self.record.lock().clone()
     }
 
     /// Shows the record without a copy of it.
     pub fn look(&self, at: impl FnOnce(&SandboxRecord)) {
-        at(&lock(&self.record));
+        at(&self.record.lock());
     }
 
     pub fn id(&self) -> String {
-        lock(&self.record).id.clone()
+        self.record.lock().id.clone()
     }
 
     /// One word for its state.
     pub fn state_name(&self) -> &'static str {
-        lock(&self.record).state.name()
+        self.record.lock().state.name()
     }
 
     /// True if it was killed before `limit_ms`, in milliseconds since 1970.
     pub fn was_killed_before(&self, limit_ms: u64) -> bool {
-        let record = lock(&self.record);
+        let record = self.record.lock();
         record.state == SandboxState::Killed && record.changed_ms < limit_ms
     }
 
     pub fn size(&self) -> SandboxSize {
-        lock(&self.record).size
+        self.record.lock().size
     }
 
     /// When its time is over, while it runs and nobody has noticed yet.
     pub fn deadline(&self) -> Option<u64> {
-        let record = lock(&self.record);
+        let record = self.record.lock();
         let counts =
             record.state == SandboxState::Running && !self.expiring.load(Ordering::Acquire);
         record.deadline_ms.filter(|_| counts)
@@ -152,13 +149,13 @@ impl<G: Guest> SandboxEntry<G> {
 
     /// True if it belongs to this key and was not killed.
     pub fn is_alive_of(&self, owner: &str) -> bool {
-        let record = lock(&self.record);
+        let record = self.record.lock();
         record.state != SandboxState::Killed && record.settings.owner.as_deref() == Some(owner)
     }
 
     /// True if it is alive, and its agent's token fits.
     pub fn has_token(&self, fits: impl Fn(&str) -> bool) -> bool {
-        let record = lock(&self.record);
+        let record = self.record.lock();
         matches!(record.state, SandboxState::Running | SandboxState::Paused)
             && record.agent_token.as_deref().is_some_and(fits)
     }
@@ -199,10 +196,10 @@ impl<G: Guest> SandboxEntry<G> {
         let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
         if record.state == SandboxState::Killed {
             // Its guest's, too: many are killed, and each is remembered for an hour.
-            lock(&self.reached).clear();
-            lock(&self.last_words).take();
+            self.reached.lock().clear();
+            self.last_words.lock().take();
         }
-        let mut current = lock(&self.record);
+        let mut current = self.record.lock();
         self.indexes.change(&current, &record);
         *current = record;
         drop(current);
@@ -214,18 +211,19 @@ impl<G: Guest> SandboxEntry<G> {
 
     /// True if it has a place.
     pub fn has_reservation(&self) -> bool {
-        lock(&self.reservation).is_some()
+        self.reservation.lock().is_some()
     }
 
     pub fn set_reservation(&self, reservation: Option<Reservation>) {
-        *lock(&self.reservation) = reservation;
+        *self.reservation.lock() = reservation;
     }
 
     /// Its guest is up; one that has no place, since it was there before we were, gets one from
     /// `count`.
     pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
-        let size = lock(&self.record).size;
-        lock(&self.reservation)
+        let size = self.record.lock().size;
+        self.reservation
+            .lock()
             .get_or_insert_with(|| count(size))
             .set_up();
     }
@@ -240,14 +238,14 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     pub fn guest(&self) -> Option<Arc<G>> {
-        lock(&self.guest).clone()
+        self.guest.lock().clone()
     }
 
     /// Puts another guest, or none, in place and returns the one before.
     pub fn replace_guest(&self, guest: Option<Arc<G>>) -> Option<Arc<G>> {
-        let before = std::mem::replace(&mut *lock(&self.guest), guest);
+        let before = std::mem::replace(&mut *self.guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
-            lock(&self.reached).add(log);
+            self.reached.lock().add(log);
         }
         before
     }
@@ -258,14 +256,14 @@ impl<G: Guest> SandboxEntry<G> {
         while !console.is_char_boundary(begin) {
             begin += 1;
         }
-        *lock(&self.last_words) = Some(console[begin..].to_owned());
+        *self.last_words.lock() = Some(console[begin..].to_owned());
     }
 
     /// Console of its guest, or of the one that ended by itself.
     pub fn console(&self) -> Option<String> {
         match self.guest() {
             Some(guest) => Some(guest.console_tail()),
-            None => lock(&self.last_words).clone(),
+            None => self.last_words.lock().clone(),
         }
     }
 
@@ -275,7 +273,8 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     pub fn is_guest(&self, guest: &Arc<G>) -> bool {
-        lock(&self.guest)
+        self.guest
+            .lock()
             .as_ref()
             .is_some_and(|g| Arc::ptr_eq(g, guest))
     }

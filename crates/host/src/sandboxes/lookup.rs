@@ -1,6 +1,6 @@
 //! Finding sandboxes and snapshots by id, and holding on to snapshots.
 
-use super::entry::{SandboxEntry, lock};
+use super::entry::SandboxEntry;
 use super::{OperationError, SandboxesInner, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
 use jiffy_engine::Engine;
@@ -19,7 +19,7 @@ pub(crate) struct SnapshotPin<E: Engine> {
 
 impl<E: Engine> Drop for SnapshotPin<E> {
     fn drop(&mut self) {
-        let mut pins = lock(&self.inner.pins);
+        let mut pins = self.inner.pins.lock();
         if let Some(count) = pins.get_mut(&self.id) {
             *count -= 1;
             if *count == 0 {
@@ -70,7 +70,7 @@ fn beginning_with<'a, T>(
 impl<E: Engine> SandboxesInner<E> {
     /// One sandbox by its id or the beginning of it.
     pub(super) fn entry(&self, id: &str) -> Result<Arc<SandboxEntry<E::Guest>>, OperationError> {
-        let entries = lock(&self.entries);
+        let entries = self.entries.lock();
         if let Some(entry) = entries.get(id) {
             return Ok(entry.clone());
         }
@@ -85,7 +85,7 @@ impl<E: Engine> SandboxesInner<E> {
 
     /// Record of one sandbox by its whole id.
     pub(super) fn find(&self, id: &str) -> Option<SandboxRecord> {
-        lock(&self.entries).get(id).map(|entry| entry.record())
+        self.entries.lock().get(id).map(|entry| entry.record())
     }
 }
 
@@ -104,7 +104,7 @@ impl<E: Engine> Snapshots<'_, E> {
             let mut of = of.iter();
             of.all(|(lineage, sandbox)| s.sandbox == *sandbox || lineage.contains(&s.id))
         };
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let mut all: Vec<_> = snapshots.values().filter(wanted).cloned().collect();
         drop(snapshots);
         all.sort_by_key(|s| s.created_ms);
@@ -113,7 +113,7 @@ impl<E: Engine> Snapshots<'_, E> {
 
     /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
     pub fn like(self, id: &str) -> Vec<SnapshotRecord> {
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let by_id = snapshots.beginning_with(id);
         let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
         let mut found: Vec<_> = by_id.chain(by_name).cloned().collect();
@@ -124,12 +124,12 @@ impl<E: Engine> Snapshots<'_, E> {
 
     /// Returns the count of snapshots.
     pub fn count(self) -> usize {
-        lock(&self.0.snapshot_index).len()
+        self.0.snapshot_index.lock().len()
     }
 
     /// Ids of the snapshots that are `wanted`.
     pub(super) fn ids_of(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let wanted = snapshots.values().filter(|s| wanted(s));
         wanted.map(|s| s.id.clone()).collect()
     }
@@ -137,7 +137,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// A snapshot by its id, the beginning of it, or its name, held on to.
     pub(super) fn pin(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
         const LIST: &str = "jiffy snapshots";
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         // An id first: a name that somebody made like another one's id does not stand in for it.
         let named: Vec<_> = match snapshots.get(id) {
             Some(exact) => vec![exact],
@@ -170,7 +170,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// Holds on to a snapshot, also to one that is only being taken: between its completion and the
     /// record of the sandbox that it is of, nothing else says that it is needed.
     pub(super) fn hold(self, id: &str) -> SnapshotPin<E> {
-        *lock(&self.0.pins).entry(id.to_owned()).or_insert(0) += 1;
+        *self.0.pins.lock().entry(id.to_owned()).or_insert(0) += 1;
         SnapshotPin {
             inner: self.0.clone(),
             id: id.to_owned(),
@@ -179,7 +179,7 @@ impl<E: Engine> Snapshots<'_, E> {
 
     /// `id` and everything below it.
     pub(super) fn lineage(self, id: Option<&str>) -> HashSet<String> {
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let mut lineage = HashSet::new();
         let mut next = id.map(str::to_owned);
         while let Some(id) = next {

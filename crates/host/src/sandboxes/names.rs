@@ -1,12 +1,11 @@
 //! Names that people give to sandboxes, each unique among those of one owner.
 
-use super::entry::lock;
 use super::{OperationError, SandboxIndex, Sandboxes};
 use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, is_reserved};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
 
 /// Owner of a sandbox; none: the host's.
 type Owner = Option<String>;
@@ -19,7 +18,7 @@ impl SandboxNames {
     /// Gives `name` to sandbox `id` of `owner`, unless another one of that owner has it, whose id
     /// is returned.
     pub fn claim(&self, owner: &Owner, name: &str, id: &str) -> Result<(), String> {
-        let mut names = lock(&self.0);
+        let mut names = self.0.lock();
         let holders = names.entry(name.to_owned()).or_default();
         match holders.get(owner) {
             Some(holder) if holder != id => Err(holder.clone()),
@@ -32,7 +31,7 @@ impl SandboxNames {
 
     /// Takes `name` from sandbox `id` of `owner`, if it has it.
     pub fn release(&self, owner: &Owner, name: &str, id: &str) {
-        let mut names = lock(&self.0);
+        let mut names = self.0.lock();
         let Some(holders) = names.get_mut(name) else {
             return;
         };
@@ -46,7 +45,7 @@ impl SandboxNames {
 
     /// Ids of the sandboxes with this name.
     fn ids(&self, name: &str) -> Vec<String> {
-        let names = lock(&self.0);
+        let names = self.0.lock();
         let holders = names.get(name).into_iter().flatten();
         holders.map(|(_, id)| id.clone()).collect()
     }
@@ -145,7 +144,7 @@ mod tests {
         assert_eq!(names.ids("web"), ["c", "b"]);
         names.release(&mine, "web", "c");
         names.release(&yours, "web", "b");
-        assert!(lock(&names.0).is_empty());
+        assert!(names.0.lock().is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Operations under way and their durations, and resources that sandboxes use.
 
-use super::entry::{SandboxEntry, lock};
+use super::entry::SandboxEntry;
 use super::{
     Observation, OperationError, SandboxFigures, Sandboxes, SandboxesInner, Snapshots, WarmPool,
     detached,
@@ -127,7 +127,7 @@ impl<E: Engine> Observation<'_, E> {
         start_ms: Option<u64>,
         end_ms: Option<u64>,
     ) -> Result<Vec<UsageSample>, OperationError> {
-        Ok(lock(&self.0.entry(id)?.history).between(start_ms, end_ms))
+        Ok(self.0.entry(id)?.history.lock().between(start_ms, end_ms))
     }
 
     /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a
@@ -171,7 +171,7 @@ impl<E: Engine> Observation<'_, E> {
     pub fn now(self, id: &str) -> Result<Option<UsageSample>, OperationError> {
         let entry = self.0.entry(id)?;
         let usage = entry.guest().and_then(|guest| guest.usage());
-        let history = lock(&entry.history);
+        let history = entry.history.lock();
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
 }
@@ -185,7 +185,7 @@ impl<E: Engine> SandboxFigures<'_, E> {
     /// Returns the count of sandboxes in each state that is in use.
     pub fn states(self) -> BTreeMap<&'static str, usize> {
         let mut states = BTreeMap::new();
-        for entry in lock(&self.0.entries).values() {
+        for entry in self.0.entries.lock().values() {
             *states.entry(entry.state_name()).or_insert(0) += 1;
         }
         states
@@ -193,12 +193,12 @@ impl<E: Engine> SandboxFigures<'_, E> {
 
     /// Shows what `source` tells beside the figures of this host, at every scrape.
     pub fn show_also(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
-        lock(&self.0.sources).push(Box::new(source));
+        self.0.sources.lock().push(Box::new(source));
     }
 
     /// Shows the families that `source` tells, at every scrape.
     pub fn show_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
-        lock(&self.0.families).push(Box::new(source));
+        self.0.families.lock().push(Box::new(source));
     }
 
     /// All figures in the text that Prometheus scrapes
@@ -278,10 +278,10 @@ impl<E: Engine> SandboxFigures<'_, E> {
             "Disk space of all snapshots, at most a minute ago",
             bytes as f64,
         );
-        for source in lock(&self.0.sources).iter() {
+        for source in self.0.sources.lock().iter() {
             source().iter().for_each(|figure| now.figure(figure));
         }
-        for source in lock(&self.0.families).iter() {
+        for source in self.0.families.lock().iter() {
             source().iter().for_each(|family| now.family(family));
         }
         self.0.metrics.render(now)
@@ -290,7 +290,7 @@ impl<E: Engine> SandboxFigures<'_, E> {
 
 /// None when the sandboxes are gone.
 async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
-    let entries: Vec<_> = lock(&inner.upgrade()?.entries).values().cloned().collect();
+    let entries: Vec<_> = inner.upgrade()?.entries.lock().values().cloned().collect();
     for batch in entries.chunks(BATCH) {
         batch.iter().for_each(|entry| sample(entry));
         tokio::task::yield_now().await;
@@ -301,6 +301,6 @@ async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
 /// Adds to the history what the sandbox uses now, if it runs.
 pub(super) fn sample<G: Guest>(entry: &SandboxEntry<G>) {
     if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
-        lock(&entry.history).add(now_ms(), entry.size(), usage);
+        entry.history.lock().add(now_ms(), entry.size(), usage);
     }
 }

@@ -1,6 +1,5 @@
 //! Shares of the host that one owner's sandboxes and snapshots have.
 
-use super::entry::lock;
 use super::{OperationError, OwnerBudgets, SandboxFigures, Snapshots};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
@@ -66,11 +65,11 @@ fn most_bytes(size: SandboxSize) -> u64 {
 impl<E: Engine> OwnerBudgets<'_, E> {
     /// Limits what is made for owners by their budgets from now on.
     pub fn limit(self, quota: Arc<dyn OwnerQuota>) {
-        *lock(&self.0.quota) = Some(quota);
+        *self.0.quota.lock() = Some(quota);
     }
 
     fn quota(self) -> Option<Arc<dyn OwnerQuota>> {
-        lock(&self.0.quota).clone()
+        self.0.quota.lock().clone()
     }
 
     /// Returns what sandboxes and snapshots of `owner` take. It is counted from the records
@@ -80,7 +79,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
         let mut used = OwnerUsage::default();
         let owned_by = |of: &Option<String>| of.as_deref() == Some(owner);
         {
-            let snapshots = lock(&self.0.snapshot_index);
+            let snapshots = self.0.snapshot_index.lock();
             for snapshot in snapshots.values().filter(|s| owned_by(&s.owner)) {
                 used.snapshots += u64::from(snapshot.is_counted());
                 let bytes = match snapshot.purpose {
@@ -93,7 +92,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
                 *bytes = bytes.saturating_add(snapshot.bytes);
             }
         }
-        let entries: Vec<_> = lock(&self.0.entries).values().cloned().collect();
+        let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         for entry in entries {
             entry.look(|record| {
                 if !owned_by(&record.settings.owner) {
@@ -165,7 +164,10 @@ impl<E: Engine> Snapshots<'_, E> {
         let Some(growth) = engine.merge_growth(id) else {
             return Ok(());
         };
-        let owner = lock(&self.0.snapshot_index)
+        let owner = self
+            .0
+            .snapshot_index
+            .lock()
             .get(id)
             .and_then(|s| s.owner.clone());
         let request = QuotaRequest {
@@ -190,7 +192,10 @@ impl<E: Engine> Snapshots<'_, E> {
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
         self.measure(id);
         // The snapshot below may have no owner now.
-        let parent = lock(&self.0.snapshot_index)
+        let parent = self
+            .0
+            .snapshot_index
+            .lock()
             .get(id)
             .and_then(|s| s.parent.clone());
         self.gc(parent);

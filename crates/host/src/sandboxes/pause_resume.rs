@@ -1,49 +1,13 @@
 //! `pause` and `resume`: a sandbox that holds no memory while nobody needs it.
 
-use super::create::ReviveReason;
 use super::entry::SandboxEntry;
+use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
 use super::{OperationError, Sandboxes, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose};
-use crate::sandbox_settings::{OnTimeout, SandboxSettings};
 use jiffy_engine::{AfterSnapshot, Engine, Guest};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Time limit of a sandbox from the moment it is woken or reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AwakeTime {
-    /// The time the sandbox was given last begins anew.
-    #[default]
-    Own,
-    /// At least this long; a running sandbox that has more keeps it.
-    AtLeast(Duration),
-    /// No limit.
-    Unlimited,
-}
-
-/// Settings that take effect in the same step as a sandbox's waking.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WakeOptions {
-    /// Time limit from now on.
-    pub time: AwakeTime,
-    /// Action at the end of that time, if it changes.
-    pub on_timeout: Option<OnTimeout>,
-}
-
-impl WakeOptions {
-    /// Changes the settings of a sandbox that is about to wake.
-    pub(super) fn apply(self, settings: &mut SandboxSettings) {
-        match self.time {
-            AwakeTime::Own => {}
-            AwakeTime::AtLeast(time) => settings.timeout_s = Some(time.as_secs()),
-            AwakeTime::Unlimited => settings.timeout_s = None,
-        }
-        if let Some(action) = self.on_timeout {
-            settings.on_timeout = action;
-        }
-    }
-}
+use std::time::Instant;
 
 impl<E: Engine> Sandboxes<E> {
     /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory

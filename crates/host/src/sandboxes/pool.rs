@@ -3,15 +3,14 @@
 //! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is
 //! handed out, and what was handed out never comes back.
 
-use super::entry::lock;
 use super::{OperationError, Sandboxes, WarmPool, detached};
 use crate::admission::{Occupant, Reservation};
 use crate::site;
 use jiffy_engine::{Engine, EngineError, SandboxSize, UnassignedGuest};
 use jiffy_proto::agent::SiteSettings;
+use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// Quiet time before a refill, so that it does not compete with a burst of creates.
@@ -57,17 +56,17 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     fn wanted(&self, template: &str) -> usize {
-        let chosen = lock(&self.chosen);
+        let chosen = self.chosen.lock();
         chosen.get(template).copied().unwrap_or(self.usual)
     }
 
     /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots
     /// of its shelves.
     fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
-        lock(&self.chosen).insert(template.to_owned(), wanted);
+        self.chosen.lock().insert(template.to_owned(), wanted);
         // Their guests end when nobody waits for the lock.
         let mut ended = Vec::new();
-        let mut buckets = lock(&self.buckets);
+        let mut buckets = self.buckets.lock();
         let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
         let chosen = of_template.map(|(fingerprint, bucket)| {
             let kept = bucket.waiting.len().min(wanted);
@@ -81,10 +80,10 @@ impl<A: UnassignedGuest> Pool<A> {
 
     fn sizes(&self) -> Vec<PoolSize> {
         let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
-        for bucket in lock(&self.buckets).values() {
+        for bucket in self.buckets.lock().values() {
             *waiting.entry(bucket.template.clone()).or_default() += bucket.waiting.len();
         }
-        for template in lock(&self.chosen).keys() {
+        for template in self.chosen.lock().keys() {
             waiting.entry(template.clone()).or_default();
         }
         let sizes = waiting.into_iter().map(|(template, waiting)| PoolSize {
@@ -96,12 +95,12 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     pub fn len(&self) -> usize {
-        lock(&self.buckets).values().map(|s| s.waiting.len()).sum()
+        self.buckets.lock().values().map(|s| s.waiting.len()).sum()
     }
 
     /// One that still waits, and the snapshot it was restored from.
     pub fn take(&self, fingerprint: &str) -> Option<(A, String)> {
-        let mut buckets = lock(&self.buckets);
+        let mut buckets = self.buckets.lock();
         let bucket = buckets.get_mut(fingerprint)?;
         bucket.takes += 1;
         while let Some((unassigned, _reservation)) = bucket.waiting.pop() {
@@ -114,14 +113,14 @@ impl<A: UnassignedGuest> Pool<A> {
 
     /// Snapshots that those who wait were restored from.
     pub fn snapshots(&self) -> Vec<String> {
-        let buckets = lock(&self.buckets);
+        let buckets = self.buckets.lock();
         let in_use = buckets.values().filter(|s| !s.waiting.is_empty());
         in_use.map(|s| s.snapshot.clone()).collect()
     }
 
     /// Gives up one that waits; whether there was one.
     pub fn give_way(&self) -> bool {
-        let mut buckets = lock(&self.buckets);
+        let mut buckets = self.buckets.lock();
         let given = buckets.values_mut().find_map(|s| s.waiting.pop());
         // Its guest ends when nobody waits for the lock.
         drop(buckets);
@@ -129,20 +128,20 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     pub fn drop_bucket(&self, fingerprint: &str) {
-        let bucket = lock(&self.buckets).remove(fingerprint);
+        let bucket = self.buckets.lock().remove(fingerprint);
         // Its guests end when nobody waits for the lock.
         drop(bucket);
     }
 
     pub fn clear(&self) {
-        let buckets = std::mem::take(&mut *lock(&self.buckets));
+        let buckets = std::mem::take(&mut *self.buckets.lock());
         drop(buckets);
     }
 
     /// Returns true to the one caller that is to refill the bucket.
     fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
         let wanted = self.wanted(template);
-        let mut buckets = lock(&self.buckets);
+        let mut buckets = self.buckets.lock();
         let bucket = buckets
             .entry(fingerprint.to_owned())
             .or_insert_with(|| PoolBucket {
@@ -158,7 +157,7 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     fn takes(&self, fingerprint: &str) -> Option<u64> {
-        lock(&self.buckets).get(fingerprint).map(|s| s.takes)
+        self.buckets.lock().get(fingerprint).map(|s| s.takes)
     }
 
     /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room
@@ -172,7 +171,7 @@ impl<A: UnassignedGuest> Pool<A> {
     ) -> bool {
         reservation.set_up();
         let wanted = self.wanted(template);
-        let mut buckets = lock(&self.buckets);
+        let mut buckets = self.buckets.lock();
         match buckets.get_mut(fingerprint) {
             // Fewer may be wanted by now.
             Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < wanted => {
@@ -184,7 +183,7 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     fn end_refill(&self, fingerprint: &str) {
-        if let Some(bucket) = lock(&self.buckets).get_mut(fingerprint) {
+        if let Some(bucket) = self.buckets.lock().get_mut(fingerprint) {
             bucket.refilling = false;
         }
     }

@@ -1,6 +1,6 @@
 //! `kill`, `promote` and the removal of records.
 
-use super::entry::{SandboxEntry, lock};
+use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
@@ -44,7 +44,7 @@ impl<E: Engine> Sandboxes<E> {
         if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }
-        let known = lock(&self.0.entries).contains_key(&record.id);
+        let known = self.0.entries.lock().contains_key(&record.id);
         if known {
             self.record_write_behind(entry, record.clone());
         } else {
@@ -63,7 +63,7 @@ impl<E: Engine> Sandboxes<E> {
         let _op_guard = entry.op_lock.lock().await;
         let change = JournalChange::NoSandbox(record.id.clone());
         self.0.journal.commit_write_behind(&[change]);
-        lock(&self.0.entries).remove(&record.id);
+        self.0.entries.lock().remove(&record.id);
         Ok(record)
     }
 

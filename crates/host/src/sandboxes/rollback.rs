@@ -1,6 +1,6 @@
 //! `rollback`: the same sandbox, as it was.
 
-use super::create::ReviveReason;
+use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxOperation, SandboxRecord};
 use jiffy_engine::Engine;

@@ -1,9 +1,9 @@
 //! Snapshots of a host in memory, found by everything that asks for them.
 
 use crate::records::{SnapshotPurpose, SnapshotRecord};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Ids of snapshots by a word.
 #[derive(Debug, Default)]
@@ -132,7 +132,7 @@ pub(crate) struct SnapshotUsers(Mutex<SnapshotGroups>);
 
 impl SnapshotUsers {
     fn groups(&self) -> MutexGuard<'_, SnapshotGroups> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes that `sandbox` descends from `now` and no longer from `before`.

@@ -1,6 +1,5 @@
 //! Removal of snapshots that were asked for.
 
-use super::entry::lock;
 use super::{OperationError, Snapshots};
 use crate::records::SnapshotRecord;
 use jiffy_engine::Engine;
@@ -51,7 +50,7 @@ impl<E: Engine> Snapshots<'_, E> {
         });
         let mut users: Vec<String> = sandboxes.collect();
         {
-            let snapshots = lock(&self.0.snapshot_index);
+            let snapshots = self.0.snapshot_index.lock();
             let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
             for child in snapshots.children(id).take(room) {
                 let name = snapshots.get(child).and_then(|s| s.name.as_ref());

@@ -1,11 +1,11 @@
 //! Background work on snapshots, one at a time: writes the checksums of those that are kept, and
 //! keeps in memory what the warm pool was restored from.
 
-use super::entry::lock;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use jiffy_engine::{Engine, VerifiedSnapshot};
+use parking_lot::Mutex;
+use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Time given to whoever waits for the snapshot before it is read again for its seal.
@@ -32,7 +32,7 @@ impl SnapshotUpkeep {
     /// Has a snapshot sealed some time.
     pub fn seal(&self, id: &str) {
         // Without a caretaker there is nobody who could care.
-        let _ = lock(&self.0).send(id.to_owned());
+        let _ = self.0.lock().send(id.to_owned());
     }
 }
 

@@ -1,6 +1,6 @@
 //! `snapshot`: a sandbox at one instant, while it runs on.
 
-use super::entry::{SandboxEntry, lock};
+use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
@@ -79,9 +79,9 @@ impl<E: Engine> Sandboxes<E> {
                 .budgets()
                 .reserve(snapshot.owner.as_deref(), request)
                 .await?;
-            let _order = lock(&self.0.snapshot_changes);
+            let _order = self.0.snapshot_changes.lock();
             // Its parent may be another one by now.
-            if let Some(current) = lock(&self.0.snapshot_index).get(&snapshot.id) {
+            if let Some(current) = self.0.snapshot_index.lock().get(&snapshot.id) {
                 snapshot = current.clone();
             }
             snapshot.name = name.or(snapshot.name);
@@ -90,7 +90,7 @@ impl<E: Engine> Sandboxes<E> {
             self.0
                 .journal
                 .commit(&[JournalChange::Snapshot(snapshot.clone())])?;
-            lock(&self.0.snapshot_index).insert(snapshot.clone());
+            self.0.snapshot_index.lock().insert(snapshot.clone());
             self.0.upkeep.seal(&snapshot.id);
         }
         Ok(snapshot)
@@ -104,13 +104,13 @@ impl<E: Engine> Snapshots<'_, E> {
         id: &str,
         change: impl FnOnce(&mut SnapshotRecord),
     ) -> Option<SnapshotRecord> {
-        let _order = lock(&self.0.snapshot_changes);
-        let mut record = lock(&self.0.snapshot_index).get(id).cloned()?;
+        let _order = self.0.snapshot_changes.lock();
+        let mut record = self.0.snapshot_index.lock().get(id).cloned()?;
         change(&mut record);
         self.0
             .journal
             .commit_write_behind(&[JournalChange::Snapshot(record.clone())]);
-        lock(&self.0.snapshot_index).insert(record.clone());
+        self.0.snapshot_index.lock().insert(record.clone());
         Some(record)
     }
 
@@ -188,9 +188,9 @@ impl<E: Engine> Snapshots<'_, E> {
         };
         let mut changes = vec![JournalChange::Snapshot(snapshot.clone())];
         changes.extend(with(&snapshot));
-        let order = lock(&self.0.snapshot_changes);
+        let order = self.0.snapshot_changes.lock();
         self.0.journal.commit_write_behind(&changes);
-        lock(&self.0.snapshot_index).insert(snapshot.clone());
+        self.0.snapshot_index.lock().insert(snapshot.clone());
         drop(order);
         if snapshot.kept {
             self.0.upkeep.seal(&snapshot.id);

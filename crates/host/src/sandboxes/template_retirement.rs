@@ -1,6 +1,5 @@
 //! Snapshots of booted templates that serve no new sandbox any more.
 
-use super::entry::lock;
 use super::{Snapshots, TemplateSnapshots};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::{Engine, now_ms};
@@ -15,7 +14,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     /// either, and hold what the templates were.
     pub(super) fn retire_outdated(self) {
         let of_template = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let kept = snapshots.values().filter(|s| of_template(s));
         let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
         drop(snapshots);
@@ -50,7 +49,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
             return;
         };
-        let uses = lock(&self.0.template_uses);
+        let uses = self.0.template_uses.lock();
         // Unused ones come first.
         others.sort_by_key(|id| uses.get(id).copied());
         drop(uses);
@@ -62,10 +61,10 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     /// used for so long. Without one the template's next create boots.
     pub fn idle(self, unused_for: Duration) -> Vec<SnapshotRecord> {
         let waiting = self.0.pool.snapshots();
-        let uses = lock(&self.0.template_uses).clone();
+        let uses = self.0.template_uses.lock().clone();
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
         let limit_ms = now_ms().saturating_sub(unused_ms);
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let idle = |s: &&SnapshotRecord| {
             let used = match uses.get(&s.id) {
                 Some(at) => at.elapsed() < unused_for,
@@ -83,7 +82,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     /// Lets go of snapshots of booted templates.
     pub fn retire(self, ids: &[String]) {
         let of_template = |id: &String| {
-            let snapshots = lock(&self.0.snapshot_index);
+            let snapshots = self.0.snapshot_index.lock();
             let found = snapshots.get(id);
             found.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
         };
@@ -91,13 +90,16 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     }
 
     pub(super) fn note_use(self, snapshot: &str) {
-        lock(&self.0.template_uses).insert(snapshot.to_owned(), Instant::now());
+        self.0
+            .template_uses
+            .lock()
+            .insert(snapshot.to_owned(), Instant::now());
     }
 
     /// Lets go of the snapshots of booted templates.
     fn let_go(self, ids: Vec<String>) {
         for id in &ids {
-            lock(&self.0.template_uses).remove(id);
+            self.0.template_uses.lock().remove(id);
             if let Some(retired) = Snapshots(self.0).update(id, |s| s.kept = false) {
                 self.0.pool.drop_bucket(&retired.fingerprint);
             }

@@ -1,7 +1,6 @@
 //! Templates as snapshots: booted once, and restored from then on.
 
 use super::create::GuestOrigin;
-use super::entry::lock;
 use super::{OperationError, Snapshots, TemplateSnapshots, WarmPool};
 use crate::quota::QuotaPermit;
 use crate::records::{SnapshotPurpose, SnapshotRecord};
@@ -130,7 +129,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     }
 
     fn find(self, fingerprint: &str) -> Option<String> {
-        let snapshots = lock(&self.0.snapshot_index);
+        let snapshots = self.0.snapshot_index.lock();
         let mut found = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
         found.next().map(|s| s.id.clone())
     }
@@ -147,7 +146,10 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
         }
-        let making = lock(&self.0.making)
+        let making = self
+            .0
+            .making
+            .lock()
             .entry(fingerprint.to_owned())
             .or_default()
             .clone();

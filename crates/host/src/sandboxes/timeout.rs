@@ -1,8 +1,8 @@
 //! Time limits: what happens to a sandbox when its time is over, and to the records of those that
 //! ended long ago.
 
-use super::entry::{SandboxEntry, lock};
-use super::pause_resume::AwakeTime;
+use super::entry::SandboxEntry;
+use super::wake_options::AwakeTime;
 use super::{OperationError, Sandboxes, SandboxesInner, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
@@ -79,13 +79,16 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        let entries = lock(&self.0.entries);
+        let entries = self.0.entries.lock();
         entries.values().filter_map(|e| e.deadline()).min()
     }
 
     fn expire_due(&self) {
         let now = now_ms();
-        let due: Vec<_> = lock(&self.0.entries)
+        let due: Vec<_> = self
+            .0
+            .entries
+            .lock()
             .values()
             .filter(|e| e.deadline().is_some_and(|d| d <= now))
             .cloned()
@@ -127,7 +130,10 @@ impl<E: Engine> Sandboxes<E> {
 
     fn forget_killed(&self) {
         let limit = now_ms().saturating_sub(u64::try_from(REMEMBERED.as_millis()).unwrap_or(0));
-        let old: Vec<String> = lock(&self.0.entries)
+        let old: Vec<String> = self
+            .0
+            .entries
+            .lock()
             .iter()
             .filter(|(_, entry)| entry.was_killed_before(limit))
             .map(|(id, _)| id.clone())
@@ -135,7 +141,7 @@ impl<E: Engine> Sandboxes<E> {
         let changes: Vec<_> = old.iter().cloned().map(JournalChange::NoSandbox).collect();
         // Without any it still writes what is owed. Nothing else brings back one that was killed.
         self.0.journal.commit_write_behind(&changes);
-        let mut entries = lock(&self.0.entries);
+        let mut entries = self.0.entries.lock();
         for id in &old {
             entries.remove(id);
         }

@@ -1,11 +1,11 @@
 //! The thread that removes files of snapshots, so that no caller and no lock waits for them.
 
 use super::super::SandboxesInner;
-use super::super::entry::lock;
 use jiffy_engine::Engine;
+use parking_lot::Mutex;
 use std::iter;
+use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -37,13 +37,13 @@ impl FileRemover {
     /// Has the files of snapshots removed that have no record any more.
     pub fn remove(&self, ids: Vec<String>) {
         // Without the thread periodic gc removes them.
-        let _ = lock(&self.0).send(Order::Files(ids));
+        let _ = self.0.lock().send(Order::Files(ids));
     }
 
     /// Waits until the removal of all that was ordered has been tried.
     pub async fn done(&self) {
         let (tell, done) = oneshot::channel();
-        let _ = lock(&self.0).send(Order::Done(tell));
+        let _ = self.0.lock().send(Order::Done(tell));
         // Without the thread nothing is to be waited for.
         let _ = done.await;
     }

@@ -1,6 +1,5 @@
 //! Files that belong to nothing, removed while everything runs.
 
-use super::super::entry::lock;
 use super::super::{OperationError, Sandboxes};
 use super::file_remover::remove_files;
 use jiffy_engine::Engine;
@@ -39,8 +38,8 @@ impl<E: Engine> Sandboxes<E> {
         // In this order: a snapshot is held from before its first byte is on the disk until it has
         // its record.
         let mut unknown = engine.snapshots().map_err(failed())?;
-        let pins: Vec<String> = lock(&self.0.pins).keys().cloned().collect();
-        let snapshots = lock(&self.0.snapshot_index);
+        let pins: Vec<String> = self.0.pins.lock().keys().cloned().collect();
+        let snapshots = self.0.snapshot_index.lock();
         unknown.retain(|id| snapshots.get(id).is_none() && !pins.contains(id));
         drop(snapshots);
         let found = unknown.len();

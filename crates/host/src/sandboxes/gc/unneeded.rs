@@ -1,7 +1,6 @@
 //! Snapshots that nothing needs any more.
 
 use super::super::Snapshots;
-use super::super::entry::lock;
 use super::super::snapshot_index::SnapshotIndex;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
@@ -21,9 +20,9 @@ impl<E: Engine> Snapshots<'_, E> {
     /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
     /// else needed. Costs as much as goes, however much there is.
     pub(in super::super) fn gc(self, candidates: impl IntoIterator<Item = String>) {
-        let _order = lock(&self.0.snapshot_changes);
+        let _order = self.0.snapshot_changes.lock();
         let collected = {
-            let mut snapshots = lock(&self.0.snapshot_index);
+            let mut snapshots = self.0.snapshot_index.lock();
             self.take_unneeded(&mut snapshots, candidates.into_iter().collect())
         };
         if collected.gone.is_empty() {
@@ -45,7 +44,7 @@ impl<E: Engine> Snapshots<'_, E> {
 
     /// Looks at every snapshot there is.
     pub(in super::super) fn gc_all(self) {
-        let all: Vec<String> = lock(&self.0.snapshot_index).ids().cloned().collect();
+        let all: Vec<String> = self.0.snapshot_index.lock().ids().cloned().collect();
         self.gc(all);
     }
 
@@ -55,7 +54,7 @@ impl<E: Engine> Snapshots<'_, E> {
         mut queue: Vec<String>,
     ) -> UnneededSnapshots {
         let mut collected = UnneededSnapshots::default();
-        let pins = lock(&self.0.pins);
+        let pins = self.0.pins.lock();
         while let Some(id) = queue.pop() {
             if self.is_needed(snapshots, &pins, &id) {
                 continue;
