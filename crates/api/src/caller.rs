@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::error::{ApiError, in_one_form, reveal};
+use crate::hooks::TemplateInfo;
 use crate::keys::{Key, Scope, Verdict, hash};
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
@@ -51,6 +52,11 @@ impl Caller {
     /// True if the caller may only read.
     pub(crate) fn only_reads(&self) -> bool {
         matches!(self, Self::Key(key) if key.scope == Scope::Read)
+    }
+
+    /// True if the caller may change a template that it sees.
+    pub(crate) fn owns_template(&self, info: &TemplateInfo) -> bool {
+        self.bounds().is_none() || info.owner.as_deref() == self.bounds()
     }
 
     /// True if something that belongs to `owner` exists for the caller.

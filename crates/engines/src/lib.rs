@@ -13,15 +13,17 @@ mod programs;
 mod rehearsal;
 mod restore_policy;
 mod template_cache;
+mod vm_agent;
 
 pub use data_dir_gc::OLD_LOGS;
 pub use engine_choice::{EngineChoice, EngineFacts};
 pub use gvisor_engine::{GvisorEngine, GvisorGuest, UnassignedGvisorGuest};
 pub use host::{CreateError, Host, HostError, PreparedTemplate, SandboxSpec};
 pub use host_engine::{HostEngine, HostGuest, UnassignedHostGuest};
-pub use microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest, agent};
+pub use microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
 pub use programs::{ProgramError, Programs};
 pub use restore_policy::{
     EngineCost, HostFile, HostFingerprint, KeepError, Percentiles, PolicyCost, PolicyInForce,
     PolicyReason, RestorePolicy, choose,
 };
+pub use vm_agent::agent;

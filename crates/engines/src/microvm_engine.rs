@@ -3,7 +3,7 @@
 mod guest;
 mod unassigned;
 
-pub use guest::{MicroVmGuest, agent};
+pub use guest::MicroVmGuest;
 pub use unassigned::UnassignedMicroVmGuest;
 
 use crate::agent_identity::renewed;

@@ -7,7 +7,7 @@
 //! A guest that waits in the warm pool rehearses once more, under an identity that it does not
 //! keep: what it writes to is its own memory when it is handed out.
 
-use crate::microvm_engine::agent;
+use crate::vm_agent::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};
 use jiffy_engine::SandboxIdentity;
 use jiffy_microvm::MicroVm;

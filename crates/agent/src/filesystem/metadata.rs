@@ -1,6 +1,5 @@
 //! Metadata that clients attach to files: extended attributes `user.e2b.<key>`.
 
-use crate::rest::upload::metadata_headers;
 use crate::sys;
 use hyper::HeaderMap;
 use std::collections::BTreeMap;
@@ -26,6 +25,13 @@ pub fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, Str
             Ok((key.to_owned(), value.to_owned()))
         })
         .collect()
+}
+
+/// Selects the headers of the upload's metadata.
+fn metadata_headers(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
+    headers.iter().filter_map(|(name, value)| {
+        Some((name.as_str().strip_prefix("x-metadata-")?, value.as_bytes()))
+    })
 }
 
 /// Makes exactly this metadata the file's.

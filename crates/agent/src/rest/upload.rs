@@ -11,7 +11,7 @@ use crate::users::User;
 use flate2::write::MultiGzDecoder;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::{HeaderMap, Request, Response, header};
+use hyper::{Request, Response, header};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -259,11 +259,4 @@ fn describe(path: &Path, metadata: BTreeMap<String, String>) -> WrittenFile {
         kind: "file",
         metadata,
     }
-}
-
-/// Selects the headers of the upload's metadata.
-pub fn metadata_headers(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
-    headers.iter().filter_map(|(name, value)| {
-        Some((name.as_str().strip_prefix("x-metadata-")?, value.as_bytes()))
-    })
 }

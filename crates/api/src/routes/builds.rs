@@ -8,7 +8,6 @@ use crate::hooks::TemplateRefusal;
 use crate::keys::KeyStatus;
 use crate::query::Query;
 use crate::quota::running;
-use crate::routes::templates::is_own;
 use crate::wire::build::{BuildStart, LEVELS, NewTemplate, entry, status};
 use axum::Json;
 use axum::body::Body;
@@ -338,7 +337,7 @@ pub(super) async fn change<E: Engine>(
         // One that was made without the builder.
         Err(BuilderError::UnknownTemplate(_)) => {
             let info = app.template(&caller, &id)?;
-            if !is_own(&caller, &info) {
+            if !caller.owns_template(&info) {
                 caller.require_admin("changing a template of others")?;
             }
             let name = info.without_tag();

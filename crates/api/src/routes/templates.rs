@@ -36,11 +36,6 @@ fn record_of<E: Engine>(
     }
 }
 
-/// Tells templates that the caller may change from others that it sees.
-pub(super) fn is_own(caller: &Caller, info: &TemplateInfo) -> bool {
-    caller.bounds().is_none() || info.owner.as_deref() == caller.bounds()
-}
-
 /// `GET /templates`: those that are built, each with all its tags.
 pub(super) async fn list<E: Engine>(
     State(app): State<App<E>>,
@@ -96,7 +91,7 @@ pub(super) async fn one<E: Engine>(
         })
     };
     let builds: Vec<Value> = match (&app.builder, &record) {
-        (Some(builder), Some(record)) if is_own(&caller, &info) => {
+        (Some(builder), Some(record)) if caller.owns_template(&info) => {
             (builder.records().builds(&record.id)?.into_iter())
                 .map(|b| {
                     build(
@@ -140,7 +135,7 @@ pub(super) async fn delete<E: Engine>(
     let snapshot = match app.origin(&caller, &id)? {
         Origin::Snapshot(snapshot) => snapshot,
         Origin::Template(info) => {
-            if !is_own(&caller, &info) {
+            if !caller.owns_template(&info) {
                 caller.require_admin("removing a template of others")?;
             }
             let templates = app.templates.clone();
@@ -196,7 +191,7 @@ pub(super) async fn tags<E: Engine>(
 ) -> Result<Json<Value>, ApiError> {
     let info = app.template(&caller, &id)?;
     let tag = |tag: &str, build: String, created: String| json!({ "tag": tag, "buildID": build, "createdAt": created });
-    if is_own(&caller, &info)
+    if caller.owns_template(&info)
         && let (Some(builder), Some(record)) = (&app.builder, record_of(&app, &info)?)
     {
         let mut tags = Vec::new();

@@ -2,13 +2,12 @@
 
 use crate::guest_nic::GuestNic;
 use crate::rehearsal::rehearse;
-use jiffy_agent_client::AgentClient;
 use jiffy_engine::{
     BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, MICROVM,
     NetworkRules, ProcessInstance,
 };
 use jiffy_microvm::MicroVm;
-use jiffy_proto::agent::{ENVD_PORT, Hello, Identity};
+use jiffy_proto::agent::{Hello, Identity};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -28,15 +27,6 @@ pub(super) const SOCKET_DIRECTORY: &str = "vmm";
 
 /// File in which running VMMs say what went wrong with them, beside it.
 pub(super) const LOG_FILE: &str = "vmm.log";
-
-/// A client of the agent in `vm`.
-pub fn agent(vm: &MicroVm) -> AgentClient {
-    let connector = vm.connector();
-    AgentClient::new(move || {
-        let connector = connector.clone();
-        async move { connector.connect(ENVD_PORT).await.map_err(io::Error::other) }
-    })
-}
 
 /// Directory for control sockets and logs of guests that are kept.
 #[derive(Clone)]
