@@ -52,6 +52,10 @@ fn shown() -> Vec<Value> {
                 flags.retain(|flag| !later.iter().any(|name| flag == name));
             }
         }
+        // Neighbours come in the order of a hash table with a random seed.
+        if let Some(entries) = value.as_array_mut() {
+            entries.sort_by_key(Value::to_string);
+        }
         value
     };
     vec![
