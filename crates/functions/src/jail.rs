@@ -1,20 +1,13 @@
 //! Confinement of a tenant's process and of compilers: empty namespaces, no files, no network, a
 //! user of their own, no privileges. Seccomp follows ([`crate::serve`], [`crate::compile`]).
 
-use caps::CapSet;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use jiffy_jail::{clear_capabilities, drop_privileges, leave_files};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid};
+use nix::unistd::Uid;
 use std::io;
-use std::path::Path;
-
-/// First user id of jailed processes; the process id is added, so that no two share one.
-const FIRST_UID: u32 = jiffy_proto::vm::jail::FIRST_UID;
-/// Existing directory on which the empty root is mounted.
-const PIVOT_MOUNT_POINT: &str = "/proc";
 
 /// Limits of a process by the kernel.
 #[derive(Debug, Clone, Copy)]
@@ -87,61 +80,4 @@ fn limit_resources(limits: &ProcessLimits) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Makes an empty directory the root.
-fn leave_files() -> nix::Result<()> {
-    const NONE: Option<&str> = None;
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(NONE, "/", NONE, private, NONE)?;
-    let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    // One inode, that of the directory.
-    let options = Some("mode=555,size=4k,nr_inodes=1");
-    mount(
-        Some("tmpfs"),
-        PIVOT_MOUNT_POINT,
-        Some("tmpfs"),
-        sealed,
-        options,
-    )?;
-    chdir(PIVOT_MOUNT_POINT)?;
-    // Stacks the old root on the new one, and unmounts it.
-    pivot_root(Path::new("."), Path::new("."))?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")?;
-    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | sealed;
-    mount(NONE, "/", NONE, read_only, NONE)
-}
-
-fn drop_privileges(is_host: bool) -> io::Result<()> {
-    for capability in caps::all() {
-        // Unknown to this kernel.
-        let _ = caps::drop(None, CapSet::Bounding, capability);
-    }
-    // In an ordinary user's namespace, root has no other user ids, and only loses its capabilities.
-    if is_host {
-        let id = FIRST_UID + std::process::id();
-        setgroups(&[])?;
-        let group = Gid::from_raw(id);
-        setresgid(group, group, group)?;
-        let user = Uid::from_raw(id);
-        setresuid(user, user, user)?;
-    }
-    clear_capabilities()
-}
-
-fn clear_capabilities() -> io::Result<()> {
-    for set in [
-        CapSet::Ambient,
-        CapSet::Inheritable,
-        CapSet::Effective,
-        CapSet::Permitted,
-    ] {
-        caps::clear(None, set).map_err(io::Error::other)?;
-    }
-    let left = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
-    match left.is_empty() {
-        true => Ok(()),
-        false => Err(io::Error::other("capabilities are still there")),
-    }
 }
