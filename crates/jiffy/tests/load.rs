@@ -118,7 +118,9 @@ with mp.Pool(4) as pool:
     rounds = pool.map(work, [3, 5, 7, 11])
 print('rounds', min(rounds) > 0)
 "#;
-    let done = call(&["run", "--cpus", "2", "--", "python3", "-c", program, &seconds]);
+    let done = call(&[
+        "run", "--cpus", "2", "--", "python3", "-c", program, &seconds,
+    ]);
     assert_eq!(
         (done.code, done.stdout.trim()),
         (Some(0), "rounds True"),
