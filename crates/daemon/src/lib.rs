@@ -15,11 +15,12 @@ mod serve;
 mod site;
 mod status;
 mod stop;
+mod store;
 
 pub use engine::{choose as choose_engine, nic_kind};
 pub use options::{
     ConfinementOptions, DiskShare, FeatureMode, LogFormat, LogOptions, NetworkOptions,
-    ServeOptions, TlsOptions,
+    ServeOptions, StoreOptions, TlsOptions,
 };
 pub use serve::run;
 pub use status::DaemonStatus;

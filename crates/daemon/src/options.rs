@@ -6,6 +6,7 @@ use jiffy_image::Home;
 use jiffy_net::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_pull::RegistryAddress;
+use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -41,6 +42,8 @@ pub struct ServeOptions {
     pub default_key_disk: DiskShare,
     /// Limits of VMMs.
     pub confinement: ConfinementOptions,
+    /// Store that hosts share snapshots in; none: they stay on this host.
+    pub store: Option<StoreOptions>,
     /// Engine of new sandboxes; none: the one that suits the host.
     pub engine: Option<EngineName>,
     /// Network of sandboxes.
@@ -77,6 +80,20 @@ pub enum TlsOptions {
         /// Private key.
         key: PathBuf,
     },
+}
+
+/// Store that hosts share snapshots in.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// Address.
+    pub url: StoreUrl,
+    /// File of master keys; none: the one in the data directory, which is made if it is missing.
+    pub keys: Option<PathBuf>,
+    /// MiB on disk of what was fetched from it; none: a quarter of the data directory's file
+    /// system.
+    pub cache_mib: Option<u64>,
+    /// MiB per second that are sent to it; none: no limit.
+    pub upload_mib_per_second: Option<u64>,
 }
 
 /// Share of the data directory's file system.

@@ -2,7 +2,7 @@
 
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
-use crate::{ServeOptions, engine, log, network, site};
+use crate::{ServeOptions, engine, log, network, site, store};
 use anyhow::Context;
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
@@ -49,10 +49,15 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     };
     log::init(&options.log)?;
     raise_descriptor_limit();
+    let remote = options.store.as_ref();
+    let remote = remote
+        .map(|shared| store::open(shared, &home))
+        .transpose()?;
     let host_options = HostOptions {
         warm: options.warm_pool,
         limits: options.limits,
         site: options.site.clone(),
+        remote,
         ..HostOptions::default()
     };
     site::log_settings(&options.site, &options.network.allow_private);

@@ -57,6 +57,7 @@ use entry::{EntryIndexes, SandboxEntry};
 use gc::file_remover::{self, FileRemover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
+use jiffy_remote::RemoteStore;
 use parking_lot::Mutex;
 use pool::Pool;
 use snapshot_index::SnapshotIndex;
@@ -86,6 +87,8 @@ pub struct HostOptions {
     pub reader: Option<Arc<dyn HostReader>>,
     /// Certificate authorities and proxy of all sandboxes.
     pub site: SiteSettings,
+    /// Store that snapshots are shared in; none: they stay on this host.
+    pub remote: Option<Arc<RemoteStore>>,
 }
 
 impl Default for HostOptions {
@@ -98,6 +101,7 @@ impl Default for HostOptions {
             gc_interval: Duration::from_secs(60),
             reader: None,
             site: SiteSettings::default(),
+            remote: None,
         }
     }
 }

@@ -16,6 +16,7 @@ mod run;
 mod sandbox;
 mod serve;
 mod site;
+mod store_args;
 mod template;
 
 use clap::error::{ContextKind, ContextValue};
@@ -42,6 +43,7 @@ pub use sandbox::{
 };
 pub use serve::ServeArgs;
 pub use site::SiteArgs;
+pub use store_args::StoreArgs;
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
 
 /// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.

@@ -5,6 +5,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,6 +27,15 @@ pub enum StoreUrl {
     },
     /// Directory.
     Directory(PathBuf),
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
+            Self::Directory(path) => write!(f, "file://{}", path.display()),
+        }
+    }
 }
 
 impl FromStr for StoreUrl {

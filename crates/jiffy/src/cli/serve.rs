@@ -1,7 +1,7 @@
 //! `jiffy serve`.
 
 use super::site::GuestSiteArgs;
-use super::{ConfinementArgs, EngineArgs, NetworkArgs};
+use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{DiskShare, LogOptions, ServeOptions, TlsOptions};
@@ -82,6 +82,9 @@ pub struct ServeArgs {
     /// The limits of VMMs
     #[command(flatten)]
     pub confinement: ConfinementArgs,
+    /// The store that hosts share snapshots in
+    #[command(flatten)]
+    pub store: StoreArgs,
     /// Engine that isolates new sandboxes
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -135,6 +138,7 @@ impl ServeArgs {
                 None => DiskShare::Quarter,
             },
             confinement: self.confinement.options(),
+            store: self.store.options(),
             engine: self.engine.name(),
             network: self.network.options(),
             site: self.site.read()?,

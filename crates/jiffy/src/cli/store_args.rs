@@ -1,0 +1,44 @@
+//! Options of the store that hosts share snapshots in.
+
+use crate::units;
+use clap::Args;
+use jiffy_daemon::StoreOptions;
+use jiffy_store::StoreUrl;
+use std::path::PathBuf;
+
+/// The store that hosts share snapshots in.
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// Share snapshots with other hosts in this store: s3://BUCKET/PREFIX, whose server and
+    /// credentials the usual AWS variables name, or file:///PATH (default: they stay on this host)
+    #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
+    pub store: Option<StoreUrl>,
+    /// Master keys of the store, in a file that may name a command that wraps and unwraps; the same
+    /// on all hosts (default: store/keys.toml in the data directory, made at the first start)
+    #[arg(
+        long,
+        env = "JIFFY_STORE_KEYS",
+        value_name = "FILE",
+        requires = "store"
+    )]
+    pub store_keys: Option<PathBuf>,
+    /// Disk space for what is fetched from the store (default: a quarter of the data directory's
+    /// file system)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
+    pub cache_size: Option<u64>,
+    /// Most that is sent to the store per second (default: no limit)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
+    pub store_upload_limit: Option<u64>,
+}
+
+impl StoreArgs {
+    /// The same for a daemon.
+    pub fn options(&self) -> Option<StoreOptions> {
+        Some(StoreOptions {
+            url: self.store.clone()?,
+            keys: self.store_keys.clone(),
+            cache_mib: self.cache_size,
+            upload_mib_per_second: self.store_upload_limit,
+        })
+    }
+}

@@ -1,0 +1,13 @@
+//! Snapshots of this host in the store that hosts share.
+//!
+//! [`RemoteStore`] is the store as this host uses it: its requests, its master keys, and what is
+//! kept of it in the data directory (`<home>/store/`).
+
+mod error;
+mod key_file;
+mod remote_store;
+mod settings;
+
+pub use error::RemoteError;
+pub use remote_store::{LOCAL_TENANT, RemoteStore};
+pub use settings::RemoteSettings;

@@ -1,0 +1,113 @@
+//! The shared store as this host uses it.
+
+use crate::{RemoteError, RemoteSettings, key_file};
+use jiffy_store::{BackendSettings, Keyring, LayerCache, SharedStore, Tenant};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Tenant of what belongs to the owner of a host rather than to an API key.
+pub const LOCAL_TENANT: &str = "host";
+
+/// The shared store as this host uses it.
+#[derive(Debug)]
+pub struct RemoteStore {
+    /// Requests and keys.
+    pub shared: SharedStore,
+    /// Layers that were fetched: `<home>/store/layers`.
+    pub cache: Arc<LayerCache>,
+    index_cache: PathBuf,
+    made_keys: Option<PathBuf>,
+}
+
+impl RemoteStore {
+    /// Opens the store. Makes no request: it may be out of reach for now ([`Self::probe`]).
+    pub fn open(settings: &RemoteSettings) -> Result<Arc<Self>, RemoteError> {
+        let dir = settings.home.join("store");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(RemoteError::io(&dir))?;
+        let (keys, made) = match &settings.keyring {
+            Some(path) if !path.exists() => {
+                return Err(RemoteError::NoKeys { path: path.clone() });
+            }
+            Some(path) => (path.clone(), false),
+            None => {
+                let path = dir.join("keys.toml");
+                let made = key_file::make(&path)?;
+                (path, made)
+            }
+        };
+        let keyring = Keyring::load(&keys)?;
+        let backend = settings.url.open(BackendSettings {
+            upload_bytes_per_second: settings.upload_bytes_per_second,
+            ..BackendSettings::default()
+        })?;
+        let cache = LayerCache::open(dir.join("layers"), settings.cache_bytes)?;
+        Ok(Arc::new(Self {
+            shared: SharedStore::new(backend, keyring),
+            cache: Arc::new(cache),
+            index_cache: dir.join("indexes"),
+            made_keys: made.then_some(keys),
+        }))
+    }
+
+    /// File of master keys, if this start made it: other hosts need a copy.
+    pub fn made_keys(&self) -> Option<&Path> {
+        self.made_keys.as_deref()
+    }
+
+    /// Directory of the indexes of packs that were read.
+    pub fn index_cache(&self) -> &Path {
+        &self.index_cache
+    }
+
+    /// Tenant of `owner`, the id of an API key; none: [`LOCAL_TENANT`]. A new one is made.
+    pub async fn tenant(&self, owner: Option<&str>) -> Result<Arc<Tenant>, RemoteError> {
+        Ok(self.shared.tenant(owner.unwrap_or(LOCAL_TENANT)).await?)
+    }
+
+    /// Asks the store for something, to learn early that it does not answer or refuses.
+    pub async fn probe(&self) -> Result<(), RemoteError> {
+        self.shared.backend().list("tenants").await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(dir: &Path) -> RemoteSettings {
+        RemoteSettings {
+            url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
+            keyring: None,
+            home: dir.join("home"),
+            cache_bytes: 1 << 20,
+            upload_bytes_per_second: None,
+        }
+    }
+
+    #[test]
+    fn a_store_is_opened_with_keys_that_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = settings(dir.path());
+        let made = RemoteStore::open(&settings).unwrap();
+        let keys = made.made_keys().unwrap().to_owned();
+        assert!(RemoteStore::open(&settings).unwrap().made_keys().is_none());
+        let other = RemoteSettings {
+            keyring: Some(keys),
+            ..settings.clone()
+        };
+        assert!(RemoteStore::open(&other).unwrap().made_keys().is_none());
+        let missing = RemoteSettings {
+            keyring: Some(dir.path().join("none.toml")),
+            ..settings
+        };
+        let refused = RemoteStore::open(&missing).unwrap_err();
+        assert!(matches!(refused, RemoteError::NoKeys { .. }), "{refused}");
+    }
+}
