@@ -6,8 +6,7 @@ use jiffy_image::Home;
 use jiffy_remote::{RemoteSettings, RemoteStore};
 use std::sync::Arc;
 
-/// Opens the store. One that does not answer is no failure: snapshots wait on this host until it
-/// does.
+/// Opens the store. One that does not answer is no failure of the start.
 pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
     let quarter = || DiskShare::Quarter.mebibytes(home);
     let cache_mib = options.cache_mib.or_else(quarter).unwrap_or(u64::MAX);
@@ -21,7 +20,7 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
             .map(|mib| mib.saturating_mul(1 << 20)),
     });
     let remote = remote.with_context(|| format!("cannot use the store {}", options.url))?;
-    tracing::info!("snapshots go to {}", options.url);
+    tracing::info!("opened the store {}", options.url);
     if let Some(keys) = remote.made_keys() {
         tracing::warn!(
             "made {}: nothing in the store can be read without it; keep a copy, and start the other \
@@ -32,7 +31,7 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
     let probed = remote.clone();
     tokio::spawn(async move {
         if let Err(e) = probed.probe().await {
-            tracing::warn!("the store cannot be used for now, snapshots wait on this host: {e}");
+            tracing::warn!("the store cannot be used for now: {e}");
         }
     });
     Ok(remote)
