@@ -3,7 +3,7 @@
 //! usage: bench [REQUESTS]. `bench/functions` runs it and keeps its output.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot be made ends")]
 
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -11,8 +11,8 @@ use hyper_util::rt::TokioIo;
 use jiffy_functions::compile;
 use jiffy_functions::engine;
 use jiffy_functions::epoch_ticker::EpochTicker;
-use jiffy_functions::limits::{FunctionLimits, TenantLimits};
-use jiffy_functions::server::FunctionServer;
+use jiffy_functions::limits::{FunctionLimits, SlotReset, TenantLimits};
+use jiffy_functions::server::{FUNCTION_HEADER, FunctionServer};
 use jiffy_functions::tenant::Tenant;
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -23,8 +23,9 @@ use tokio::net::{UnixListener, UnixStream};
 
 const OWNER: &str = "bench";
 const WARM_UP: usize = 200;
-/// Candidates for the bytes that are set to zero instead of given back.
-const MEMSET_BYTES: [usize; 4] = [0, 64 << 10, 256 << 10, 1 << 20];
+/// Rounds, in each of which all series are measured: they meet the same other load.
+const ROUNDS: usize = 5;
+const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
 
 /// Module that answers with 16 bytes after writing a byte to each of `pages` pages.
 fn core_module(pages: usize) -> Vec<u8> {
@@ -56,38 +57,71 @@ fn main() {
         .build()
         .unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let mut series = Vec::new();
     let plain = directory.path().join("plain");
     runtime.block_on(async { serve_plain(UnixListener::bind(&plain).unwrap()) });
-    for clients in [1, 8] {
-        let times = runtime.block_on(measure(&plain, "none", clients, requests));
-        series.push(result("plain hyper", clients, times));
-    }
-    for memset in MEMSET_BYTES {
-        let path = directory.path().join(memset.to_string());
-        runtime.block_on(serve_functions(&path, memset));
-        for name in ["core-0", "core-1", "core-16", "core-256", "http"] {
+    let servers = [SlotReset::Strict, SlotReset::Fast].map(|reset| {
+        let path = directory.path().join(reset.word());
+        let server = runtime.block_on(serve_functions(&path, reset));
+        (reset, path, server)
+    });
+    let mut series = Series::default();
+    for _ in 0..ROUNDS {
+        let requests = requests / ROUNDS;
+        for clients in [1, 8] {
+            let times = runtime.block_on(measure(&plain, "none", clients, requests));
+            series.add("plain hyper".to_owned(), clients, times);
+        }
+        for (name, (reset, path, server)) in FUNCTIONS
+            .iter()
+            .flat_map(|name| servers.iter().map(move |server| (name, server)))
+        {
+            let label = |way: &str| format!("{name}, {}, {way}", reset.word());
+            let times = runtime.block_on(in_process(server, name, requests));
+            series.add(label("in process"), 1, times);
             for clients in [1, 8] {
-                let times = runtime.block_on(measure(&path, name, clients, requests));
-                let name = format!("{name}, memset {} KiB", memset >> 10);
-                series.push(result(&name, clients, times));
+                let times = runtime.block_on(measure(path, name, clients, requests));
+                series.add(label("over HTTP"), clients, times);
             }
         }
     }
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let output = json!({
         "task": "functions",
-        "method": "one process: hyper over a Unix socket and clients that keep their connection; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line",
+        "method": "one process, rounds in turn: in process from a request's head to its response's end; over HTTP by hyper over a Unix socket, with clients in the same process that keep their connection; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line",
         "unit": "us",
-        "series": series,
+        "load": load.trim(),
+        "series": series.json(),
     });
     println!("{}", serde_json::to_string_pretty(&output).unwrap());
+}
+
+/// Times of each series, in the order of their first.
+#[derive(Default)]
+struct Series(Vec<(String, usize, Vec<Duration>, Duration)>);
+
+impl Series {
+    fn add(&mut self, name: String, clients: usize, (times, elapsed): (Vec<Duration>, Duration)) {
+        let same = |one: &&mut (String, usize, _, _)| one.0 == name && one.1 == clients;
+        match self.0.iter_mut().find(same) {
+            Some(one) => {
+                one.2.extend(times);
+                one.3 += elapsed;
+            }
+            None => self.0.push((name, clients, times, elapsed)),
+        }
+    }
+
+    fn json(self) -> Vec<Value> {
+        let all = self.0.into_iter();
+        all.map(|(name, clients, times, elapsed)| result(&name, clients, (times, elapsed)))
+            .collect()
+    }
 }
 
 fn result(name: &str, clients: usize, (mut times, elapsed): (Vec<Duration>, Duration)) -> Value {
     times.sort();
     let at = |share: usize| times[times.len() * share / 1000].as_secs_f64() * 1e6;
-    let sent = times.len() + WARM_UP * clients;
-    let rate = sent as f64 / elapsed.as_secs_f64();
+    let rate = times.len() as f64 / elapsed.as_secs_f64();
     json!({
         "name": name, "clients": clients, "requests_per_s": rate.round(),
         "min": at(0), "p50": at(500), "p90": at(900), "p99": at(990),
@@ -106,12 +140,13 @@ fn serve_plain(listener: UnixListener) {
     });
 }
 
-async fn serve_functions(path: &std::path::Path, memset: usize) {
+async fn serve_functions(path: &std::path::Path, reset: SlotReset) -> FunctionServer {
     let limits = TenantLimits {
         slots: 64,
+        reset,
         ..TenantLimits::default()
     };
-    let engine = engine::running_with(&limits, memset).unwrap();
+    let engine = engine::running(&limits).unwrap();
     let ticker = EpochTicker::start(&engine).unwrap();
     let tenant = Arc::new(Tenant::new(OWNER, limits, engine).unwrap());
     let compiling = engine::compiling().unwrap();
@@ -127,7 +162,41 @@ async fn serve_functions(path: &std::path::Path, memset: usize) {
         loaded.await.unwrap();
     }
     let listener = UnixListener::bind(path).unwrap();
-    tokio::spawn(FunctionServer::new(tenant, ticker).listen(listener));
+    let server = FunctionServer::new(tenant, ticker);
+    tokio::spawn(server.clone().listen(listener));
+    server
+}
+
+/// Times of requests without HTTP, one after the other.
+async fn in_process(
+    server: &FunctionServer,
+    function: &str,
+    requests: usize,
+) -> (Vec<Duration>, Duration) {
+    let (server, function) = (server.clone(), function.to_owned());
+    let run = tokio::spawn(async move {
+        let mut times = Vec::new();
+        let mut begin = Instant::now();
+        for number in 0..WARM_UP + requests {
+            if number == WARM_UP {
+                begin = Instant::now();
+            }
+            let request = hyper::Request::get("/")
+                .header("host", "f")
+                .header(FUNCTION_HEADER, &function)
+                .body(Full::new(Bytes::new()))
+                .unwrap();
+            let start = Instant::now();
+            let response = server.handle(request).await;
+            assert_eq!(response.status(), 200);
+            response.into_body().collect().await.unwrap();
+            if number >= WARM_UP {
+                times.push(start.elapsed());
+            }
+        }
+        (times, begin.elapsed())
+    });
+    run.await.unwrap()
 }
 
 /// Times of requests by clients that run at once, and the time of all.
@@ -150,7 +219,9 @@ async fn measure(
     for task in tasks {
         times.extend(task.await.unwrap());
     }
-    (times, start.elapsed())
+    // Requests that warm up take their share of it.
+    let share = (requests as f64) / (requests + WARM_UP * clients) as f64;
+    (times, start.elapsed().mul_f64(share))
 }
 
 async fn client(path: std::path::PathBuf, head: Arc<[u8]>, requests: usize) -> Vec<Duration> {

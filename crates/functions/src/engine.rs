@@ -1,7 +1,8 @@
 //! Wasmtime engines: one that compiles, and one that runs what was compiled.
 
 use crate::artifact::Digest;
-use crate::limits::{MAX_FUNCTION_MEMORY_MIB, TenantLimits};
+use crate::limits::{MAX_FUNCTION_MEMORY_MIB, SlotReset, TenantLimits};
+use crate::page_scan;
 use std::hash::{Hash, Hasher};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -12,6 +13,10 @@ const FIBER_STACK_BYTES: usize = 2 << 20;
 /// Bytes of a memory, and of a table, that are set to zero at the end of a request; the rest is
 /// given back to the kernel. bench/functions measures it.
 const MEMSET_BYTES: usize = 64 << 10;
+/// Bytes of a memory, and of a table, that the reset `fast` keeps; what a request wrote beyond is
+/// given back.
+const FAST_MEMORY_BYTES: usize = 4 << 20;
+const FAST_TABLE_BYTES: usize = 256 << 10;
 /// Largest table in elements.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 /// Core instances, memories and tables that the parts of one component may have.
@@ -40,11 +45,39 @@ pub fn compiling() -> wasmtime::Result<Engine> {
 
 /// Engine that runs requests in a pool of slots. It maps the pool, and must exist before the jail.
 pub fn running(limits: &TenantLimits) -> wasmtime::Result<Engine> {
-    running_with(limits, MEMSET_BYTES)
+    match limits.reset {
+        SlotReset::Strict => running_with(limits, MEMSET_BYTES),
+        SlotReset::Fast => scanning(limits),
+    }
 }
 
-/// Engine as by [`running`] with another amount that is set to zero instead of given back.
+/// Engine with the reset `strict` and another amount that is set to zero instead of given back.
 pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Result<Engine> {
+    let mut pool = pool(limits);
+    pool.linear_memory_keep_resident(memset_bytes)
+        .table_keep_resident(memset_bytes)
+        // The mask of its own scan misses pages that the kernel migrates or swaps out meanwhile.
+        .pagemap_scan(Enabled::No);
+    pooled(pool)
+}
+
+/// Engine with the reset `fast`. Fails where the kernel has no page scan (before Linux 6.7), and in
+/// programs that are linked without this package's `build.rs`.
+fn scanning(limits: &TenantLimits) -> wasmtime::Result<Engine> {
+    let mut pool = pool(limits);
+    pool.linear_memory_keep_resident(FAST_MEMORY_BYTES)
+        .table_keep_resident(FAST_TABLE_BYTES)
+        .pagemap_scan(Enabled::Yes);
+    match page_scan::observe(|| pooled(pool)) {
+        (Ok(engine), true) => Ok(engine),
+        (Err(error), _) => Err(error),
+        (Ok(_), false) => Err(wasmtime::Error::msg(
+            "the reset `fast` is not in this program: its page scans are not corrected",
+        )),
+    }
+}
+
+fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
     let slots = limits.slots.max(1);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(slots.saturating_mul(8))
@@ -58,11 +91,11 @@ pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Res
         .max_memories_per_module(1)
         .max_tables_per_module(4)
         .table_elements(MAX_TABLE_ELEMENTS)
-        .max_memory_size(usize::try_from(MAX_FUNCTION_MEMORY_MIB).unwrap_or(512) << 20)
-        .linear_memory_keep_resident(memset_bytes)
-        .table_keep_resident(memset_bytes)
-        // A page that the kernel migrates or swaps out while it scans is neither reset nor dropped.
-        .pagemap_scan(Enabled::No);
+        .max_memory_size(usize::try_from(MAX_FUNCTION_MEMORY_MIB).unwrap_or(512) << 20);
+    pool
+}
+
+fn pooled(pool: PoolingAllocationConfig) -> wasmtime::Result<Engine> {
     let mut config = common();
     config
         .enable_compiler(false)

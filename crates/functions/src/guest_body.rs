@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
 
 /// Body of any response. An error resets the connection.
-pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
+pub type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Task of a guest, which ends with the value.
 pub(crate) struct GuestTask(pub(crate) JoinHandle<Result<(), RequestFault>>);

@@ -1,5 +1,6 @@
 //! Limits of a function and of a tenant's process.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -124,6 +125,28 @@ impl FunctionLimits {
     }
 }
 
+/// Way in which a slot is made clean at the end of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum SlotReset {
+    /// All pages are set to zero or given back to the kernel.
+    #[default]
+    Strict,
+    /// Pages that the kernel's page scan finds written are set to what they were, and kept.
+    Fast,
+}
+
+impl SlotReset {
+    /// Word in commands and messages.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::Fast => "fast",
+        }
+    }
+}
+
 /// Limits of a tenant's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantLimits {
@@ -133,6 +156,8 @@ pub struct TenantLimits {
     pub memory_bytes: u64,
     /// Connections at once.
     pub connections: u32,
+    /// Reset of slots.
+    pub reset: SlotReset,
 }
 
 impl Default for TenantLimits {
@@ -141,6 +166,7 @@ impl Default for TenantLimits {
             slots: 256,
             memory_bytes: 2 << 30,
             connections: 4096,
+            reset: SlotReset::Strict,
         }
     }
 }

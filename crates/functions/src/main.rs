@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use jiffy_functions::compile::{self, CompileError};
-use jiffy_functions::limits::TenantLimits;
+use jiffy_functions::limits::{SlotReset, TenantLimits};
 use jiffy_functions::serve::{self, ServeSettings};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -49,6 +49,9 @@ struct ServeArgs {
     /// Connections at once.
     #[arg(long, default_value_t = TenantLimits::default().connections)]
     connections: u32,
+    /// Reset of slots at the end of requests.
+    #[arg(long, default_value = "strict")]
+    reset: SlotReset,
     /// Threads that run guests; by default one per processor.
     #[arg(long)]
     workers: Option<usize>,
@@ -89,6 +92,7 @@ fn run_server(args: ServeArgs) -> Result<(), String> {
             slots: args.slots,
             memory_bytes: args.memory_bytes,
             connections: args.connections,
+            reset: args.reset,
         },
         workers: args.workers.unwrap_or_else(processors),
         jailed: !args.no_jail,

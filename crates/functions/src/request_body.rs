@@ -5,12 +5,12 @@ use crate::limits::FunctionLimits;
 use crate::memory_limiter::MemoryReservation;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 use std::time::Duration;
 
 /// Reads a body within the limits of size and time.
 pub(crate) async fn read(
-    body: Incoming,
+    body: impl Body<Data = Bytes> + Unpin,
     limits: &FunctionLimits,
     reservation: &mut MemoryReservation,
 ) -> Result<Bytes, RequestFault> {
@@ -29,7 +29,7 @@ pub(crate) async fn read(
 }
 
 async fn collect(
-    mut body: Incoming,
+    mut body: impl Body<Data = Bytes> + Unpin,
     max: u64,
     reservation: &mut MemoryReservation,
 ) -> Result<Bytes, RequestFault> {

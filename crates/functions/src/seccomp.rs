@@ -1,6 +1,8 @@
 //! Seccomp filters of a tenant's process and of compilers, which open no path and no socket, start
 //! no process, and send no signal. Other calls fail with EPERM.
 
+use crate::limits::SlotReset;
+use crate::page_scan;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,
@@ -65,9 +67,12 @@ const SERVER: &[libc::c_long] = &[
 ];
 
 /// Confines all threads of a server. Further ones cannot start.
-pub(crate) fn confine_server() -> io::Result<()> {
+pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     let mut rules = allowed(&[COMMON, SERVER]);
     name_own_threads(&mut rules)?;
+    if reset == SlotReset::Fast {
+        scan_pages(&mut rules)?;
+    }
     let program = program(rules, libc::EPERM, SeccompAction::Allow)?;
     apply_filter_all_threads(&program).map_err(io::Error::other)
 }
@@ -99,9 +104,26 @@ fn allowed(lists: &[&[libc::c_long]]) -> BTreeMap<i64, Vec<SeccompRule>> {
 }
 
 fn condition(index: u8, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
-    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value);
-    let condition = condition.map_err(io::Error::other)?;
-    SeccompRule::new(vec![condition]).map_err(io::Error::other)
+    conditions(&[(index, operator, value)])
+}
+
+/// Rule that holds if all conditions do.
+fn conditions(all: &[(u8, SeccompCmpOp, u64)]) -> io::Result<SeccompRule> {
+    let conditions = all.iter().map(|(index, operator, value)| {
+        SeccompCondition::new(*index, SeccompCmpArgLen::Dword, operator.clone(), *value)
+    });
+    let conditions = conditions.collect::<Result<_, _>>();
+    SeccompRule::new(conditions.map_err(io::Error::other)?).map_err(io::Error::other)
+}
+
+/// Of ioctl, only corrected page scans.
+fn scan_pages(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> io::Result<()> {
+    let scan = conditions(&[
+        (1, SeccompCmpOp::Eq, page_scan::PAGEMAP_SCAN),
+        (3, SeccompCmpOp::Eq, page_scan::MARKER.into()),
+    ])?;
+    rules.insert(libc::SYS_ioctl, vec![scan]);
+    Ok(())
 }
 
 /// Of prctl, only the name of a thread.

@@ -70,7 +70,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     let tenant = Arc::new(tenant);
     let server = FunctionServer::new(tenant.clone(), ticker.clone());
     if settings.jailed {
-        seccomp::confine_server()?;
+        seccomp::confine_server(settings.limits.reset)?;
     }
     let listener = {
         let _inside = runtime.enter();

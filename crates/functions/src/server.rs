@@ -13,7 +13,7 @@ use crate::write_timeout::WriteTimeout;
 use crate::{core_world, request_body};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::Body;
 use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
@@ -103,7 +103,10 @@ impl FunctionServer {
     }
 
     /// Answers a request.
-    async fn handle(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+    pub async fn handle<B>(&self, request: Request<B>) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
         let name = request
             .headers()
             .get(FUNCTION_HEADER)
@@ -126,7 +129,7 @@ impl FunctionServer {
         response
     }
 
-    fn request_id(&self, request: &Request<Incoming>) -> String {
+    fn request_id<B>(&self, request: &Request<B>) -> String {
         let given = request
             .headers()
             .get(REQUEST_ID_HEADER)
@@ -140,7 +143,7 @@ impl FunctionServer {
     async fn run(
         &self,
         function: &Arc<Function>,
-        request: Request<Incoming>,
+        request: Request<impl Body<Data = Bytes> + Unpin>,
         log: &Arc<RequestLog>,
     ) -> Result<Response<ResponseBody>, RequestFault> {
         let start = Instant::now();

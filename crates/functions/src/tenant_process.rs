@@ -68,6 +68,7 @@ impl TenantProcess {
             .args(["--slots", &limits.slots.to_string()])
             .args(["--memory-bytes", &limits.memory_bytes.to_string()])
             .args(["--connections", &limits.connections.to_string()])
+            .args(["--reset", limits.reset.word()])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         if !jailed {
