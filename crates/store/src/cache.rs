@@ -1,12 +1,12 @@
 //! Cache of layers on a host: a sparse file and a bitmap of present chunks for each, both named by
 //! the layer's root.
 //!
-//! `<root>.present`: magic (8 bytes), version (4), bytes per chunk (4), length of the layer (8), 8
-//! zero bytes, then the bitmap, chunk `n` at bit `n % 8` of byte `n / 8`. A bit is written when its
-//! chunk is on storage. Users hold a shared lock on this file, so that a layer in use is not
-//! evicted; one that fills the layer holds `<root>.fill`.
+//! Users hold a shared lock on the bitmap's file ([`presence`]), so that a layer in use is not
+//! evicted.
 
-use crate::layer::{Layer, RunKind, chunks_of};
+mod presence;
+
+use crate::layer::{Layer, RunKind};
 use crate::manifest::CHUNK_BYTES;
 use crate::{Hash, StoreError};
 use nix::fcntl::{Flock, FlockArg};
@@ -14,11 +14,13 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Notify;
 
-const MAGIC: [u8; 8] = *b"JIFFYPRE";
-const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 32;
+pub(crate) use presence::ChunkLocks;
+use presence::{BootId, Presence, Settling};
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Attempts at opening a layer that is evicted meanwhile.
 const OPEN_ATTEMPTS: usize = 16;
 const BLOCK_BYTES: u64 = 512;
@@ -28,6 +30,7 @@ const BLOCK_BYTES: u64 = 512;
 pub struct LayerCache {
     dir: PathBuf,
     max_bytes: u64,
+    boot: BootId,
 }
 
 /// Layer in the cache, kept from eviction.
@@ -35,15 +38,31 @@ pub struct LayerCache {
 pub struct CachedLayer {
     path: PathBuf,
     data: File,
-    present: Flock<File>,
-    bitmap: Mutex<Vec<u8>>,
+    bytes: u64,
+    presence: Presence,
+    /// Bytes that may be written before the cache must make place for more.
+    reserved: AtomicU64,
+    arrived: Notify,
 }
 
 impl LayerCache {
     /// Opens the cache in `dir`, which may take `max_bytes` bytes on disk.
     pub fn open(dir: PathBuf, max_bytes: u64) -> Result<Self, StoreError> {
+        let id = fs::read(BOOT_ID).map_err(StoreError::io(BOOT_ID.as_ref()))?;
+        let hash = blake3::hash(&id);
+        let boot = hash.as_bytes().first_chunk().copied().unwrap_or_default();
+        Self::open_in_boot(dir, max_bytes, boot)
+    }
+
+    /// As [`Self::open`], in the boot of the host named `boot`: in another boot, chunks count that
+    /// were on storage.
+    pub fn open_in_boot(dir: PathBuf, max_bytes: u64, boot: [u8; 16]) -> Result<Self, StoreError> {
         fs::create_dir_all(&dir).map_err(StoreError::io(&dir))?;
-        Ok(Self { dir, max_bytes })
+        Ok(Self {
+            dir,
+            max_bytes,
+            boot,
+        })
     }
 
     fn path(&self, root: &Hash, kind: &str) -> PathBuf {
@@ -83,36 +102,15 @@ impl LayerCache {
         // The time of the last use, by which layers are evicted.
         let _ = present.set_modified(std::time::SystemTime::now());
         let data = open(&data_path)?;
-        let header = header(layer.bytes);
-        let wanted = HEADER_BYTES + bitmap_bytes(layer.bytes);
-        let mut content = vec![0; wanted];
-        let whole = present.read_exact_at(&mut content, 0).is_ok()
-            && content[..HEADER_BYTES] == header
-            && data.metadata()?.len() == layer.bytes;
-        if !whole {
-            content.fill(0);
-            content[..HEADER_BYTES].copy_from_slice(&header);
-            data.set_len(layer.bytes)?;
-            present.write_all_at(&content, 0)?;
-        }
+        let presence = Presence::open(present, &data, layer.bytes, &self.boot)?;
         Ok(Some(CachedLayer {
             path: data_path,
             data,
-            present,
-            bitmap: Mutex::new(content.split_off(HEADER_BYTES)),
+            bytes: layer.bytes,
+            presence,
+            reserved: AtomicU64::new(0),
+            arrived: Notify::new(),
         }))
-    }
-
-    /// Waits until this is the only one to fill the layer named `root`.
-    pub(crate) fn lock_fill(&self, root: &Hash) -> Result<Flock<File>, StoreError> {
-        let path = self.path(root, "fill");
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path);
-        let file = file.map_err(StoreError::io(&path))?;
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| StoreError::io(&path)(e.into()))
     }
 
     /// Bytes on disk.
@@ -139,20 +137,11 @@ impl LayerCache {
 
     /// Makes place for `bytes` bytes: evicts what is not in use, the longest unused first.
     pub fn make_place(&self, bytes: u64) -> Result<u64, StoreError> {
-        let mut layers = self.layers()?;
-        layers.sort_by_key(|(_, _, used)| *used);
-        let mut total: u64 = layers.iter().map(|(_, bytes, _)| bytes).sum();
-        let mut freed = 0;
-        for (path, size, _) in layers {
-            if total.saturating_add(bytes) <= self.max_bytes {
-                break;
-            }
-            if evict(&path).map_err(StoreError::io(&path))? {
-                total -= size;
-                freed += size;
-            }
-        }
-        match total.saturating_add(bytes) <= self.max_bytes {
+        let layers = self.layers()?;
+        let total: u64 = layers.iter().map(|(_, bytes, _)| bytes).sum();
+        let excess = total.saturating_add(bytes).saturating_sub(self.max_bytes);
+        let freed = evict_layers(layers, excess)?;
+        match freed >= excess {
             true => Ok(freed),
             false => Err(StoreError::CacheFull {
                 path: self.dir.clone(),
@@ -160,6 +149,26 @@ impl LayerCache {
             }),
         }
     }
+
+    /// Evicts at least `bytes` bytes of what is not in use, as far as there is as much.
+    pub fn evict_unused(&self, bytes: u64) -> Result<u64, StoreError> {
+        evict_layers(self.layers()?, bytes)
+    }
+}
+
+/// Evicts those of `layers` that are the longest unused, until `bytes` bytes are free.
+fn evict_layers(mut layers: Vec<(PathBuf, u64, i64)>, bytes: u64) -> Result<u64, StoreError> {
+    layers.sort_by_key(|(_, _, used)| *used);
+    let mut freed = 0;
+    for (path, size, _) in layers {
+        if freed >= bytes {
+            break;
+        }
+        if evict(&path).map_err(StoreError::io(&path))? {
+            freed += size;
+        }
+    }
+    Ok(freed)
 }
 
 /// Removes a layer that is not in use; returns false if it is.
@@ -179,21 +188,7 @@ fn evict(data: &Path) -> io::Result<bool> {
     // The bitmap first: without it nothing is present.
     fs::remove_file(&present)?;
     fs::remove_file(data)?;
-    let _ = fs::remove_file(data.with_extension("fill"));
     Ok(true)
-}
-
-fn header(bytes: u64) -> [u8; HEADER_BYTES] {
-    let mut header = [0; HEADER_BYTES];
-    header[..8].copy_from_slice(&MAGIC);
-    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    header[12..16].copy_from_slice(&CHUNK_BYTES.to_le_bytes());
-    header[16..24].copy_from_slice(&bytes.to_le_bytes());
-    header
-}
-
-fn bitmap_bytes(bytes: u64) -> usize {
-    chunks_of(bytes).div_ceil(8) as usize
 }
 
 impl CachedLayer {
@@ -207,22 +202,19 @@ impl CachedLayer {
         &self.data
     }
 
-    fn bits(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bitmap.lock().unwrap_or_else(|e| e.into_inner())
+    /// Returns true if chunk `number` is present, whichever process wrote it.
+    pub fn has(&self, number: u64) -> bool {
+        self.presence.has(number)
     }
 
-    /// Returns true if chunk `number` is present.
-    pub fn has(&self, number: u64) -> bool {
-        let bits = self.bits();
-        bits.get((number / 8) as usize)
-            .is_some_and(|byte| byte >> (number % 8) & 1 == 1)
+    /// Returns true if chunk `number` is known to be present since [`Self::refresh`].
+    pub(crate) fn knows(&self, number: u64) -> bool {
+        self.presence.knows(number)
     }
 
     /// Reads the bitmap anew: another process may have filled the layer.
     pub(crate) fn refresh(&self) -> Result<(), StoreError> {
-        let mut bits = self.bits();
-        let read = self.present.read_exact_at(&mut bits, HEADER_BYTES as u64);
-        read.map_err(StoreError::io(&self.path))
+        self.presence.refresh().map_err(StoreError::io(&self.path))
     }
 
     pub(crate) fn write(&self, number: u64, chunk: &[u8]) -> Result<(), StoreError> {
@@ -232,19 +224,56 @@ impl CachedLayer {
             .map_err(StoreError::io(&self.path))
     }
 
-    /// Marks chunks as present, once they are on storage.
+    /// Marks chunks as written, and wakes those that wait for one.
     pub(crate) fn mark(&self, numbers: &[u64]) -> Result<(), StoreError> {
-        self.data.sync_data().map_err(StoreError::io(&self.path))?;
-        let mut bits = self.bits();
-        for number in numbers {
-            if let Some(byte) = bits.get_mut((number / 8) as usize) {
-                *byte |= 1 << (number % 8);
-            }
-        }
-        let written = self.present.write_all_at(&bits, HEADER_BYTES as u64);
-        written
-            .and_then(|()| self.present.sync_data())
+        self.presence
+            .mark(numbers)
+            .map_err(StoreError::io(&self.path))?;
+        self.arrived.notify_waiters();
+        Ok(())
+    }
+
+    /// Told when chunks were marked in this process.
+    pub(crate) fn arrived(&self) -> &Notify {
+        &self.arrived
+    }
+
+    /// Locks of its chunks for one that fetches some.
+    pub(crate) fn locks(&self) -> Result<ChunkLocks, StoreError> {
+        let present = self.path.with_extension("present");
+        ChunkLocks::open(&present).map_err(StoreError::io(&present))
+    }
+
+    /// Takes `bytes` bytes of what was reserved; returns false if that is not enough.
+    pub(crate) fn take_reserved(&self, bytes: u64) -> bool {
+        let take = |reserved: u64| reserved.checked_sub(bytes);
+        self.reserved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
+    }
+
+    pub(crate) fn add_reserved(&self, bytes: u64) {
+        self.reserved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Puts on storage what was written, so that it outlives the host's next boot.
+    pub fn settle(&self) -> Result<(), StoreError> {
+        let present = self.path.with_extension("present");
+        Settling::new(&self.data, &present, self.bytes)
+            .and_then(Settling::run)
             .map_err(StoreError::io(&self.path))
+    }
+
+    /// As [`Self::settle`], in a thread that does not keep the layer in use.
+    pub(crate) fn settle_later(&self) {
+        let present = self.path.with_extension("present");
+        let path = self.path.clone();
+        let settling = Settling::new(&self.data, &present, self.bytes);
+        tokio::task::spawn_blocking(move || {
+            if let Err(e) = settling.and_then(Settling::run) {
+                tracing::warn!("{} will be fetched again after a boot: {e}", path.display());
+            }
+        });
     }
 
     /// Makes a file with the content of the layer at `to`, which must not exist: it shares storage

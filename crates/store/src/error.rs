@@ -130,6 +130,20 @@ pub enum StoreError {
         /// Bound in bytes.
         limit: u64,
     },
+    /// The file system of a local file is full.
+    #[error("the file system of {path} is full; free space on it, or lower --cache-size")]
+    DiskFull {
+        /// Path of the file.
+        path: PathBuf,
+    },
+    /// A local file may not be written.
+    #[error("{path} cannot be written: {source}; the host needs a home that it can write")]
+    ReadOnly {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
     /// A local file could not be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -142,9 +156,15 @@ pub enum StoreError {
 
 impl StoreError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
-        move |source| Self::Io {
-            path: path.to_owned(),
-            source,
+        move |source| {
+            let path = path.to_owned();
+            match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Self::DiskFull { path }
+                }
+                io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { path, source },
+                _ => Self::Io { path, source },
+            }
         }
     }
 

@@ -40,7 +40,7 @@ pub use manifest::{
     Attributes, CHUNK_BYTES, EngineKind, MAX_LINEAGE, MAX_MANIFEST_BYTES, Scope, SnapshotName,
     StoredManifest,
 };
-pub use pull::{PullReport, Selection};
+pub use pull::{CachedPart, PullReport, Selection};
 pub use push::{MAX_PUSH_TIME, PushOptions, PushReport};
 pub use remote::RemoteSnapshot;
 pub use source::{PartSource, SnapshotSource};

@@ -1,0 +1,262 @@
+//! Presence of a layer's chunks, and locks of chunks that are being fetched: file `<root>.present`.
+//!
+//! | offset | bytes | content |
+//! |---|---|---|
+//! | 0 | 8 | magic |
+//! | 8 | 4 | version |
+//! | 12 | 4 | bytes per chunk |
+//! | 16 | 8 | length of the layer |
+//! | 24 | 16 | boot of the host that the second bitmap is of |
+//! | 40 | 24 | 0 |
+//! | 64 | n | first bitmap: chunks on storage; chunk `c` at bit `c % 8` of byte `c / 8` |
+//! | 64 + n | n | second bitmap: chunks that were written |
+//!
+//! A chunk is written, then its bit in the second bitmap is set: the end of a process loses
+//! neither. That of the host's kernel may lose the one and not the other, so that after a boot only
+//! the first bitmap counts, whose bits are set when their chunks are on storage.
+//!
+//! Locks are those of open file descriptions, at offsets far behind the end of the file: the kernel
+//! drops them with the process that holds them.
+
+use crate::layer::chunks_of;
+use crate::manifest::CHUNK_BYTES;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, Flock, fcntl};
+use nix::libc;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+
+const MAGIC: [u8; 8] = *b"JIFFYPRE";
+const VERSION: u32 = 2;
+const HEADER_BYTES: usize = 64;
+const BOOT_AT: usize = 24;
+/// Offset of the lock of the bitmaps.
+const BITMAPS_LOCK: u64 = 1 << 40;
+/// Offset of the lock of chunk 0.
+const CHUNK_LOCKS: u64 = 1 << 41;
+
+/// Id of a boot of the host.
+pub(super) type BootId = [u8; 16];
+
+/// Bitmaps of present chunks.
+#[derive(Debug)]
+pub(super) struct Presence {
+    file: Flock<File>,
+    bits: Mutex<Vec<u8>>,
+}
+
+impl Presence {
+    /// Reads the bitmaps in `file` of the layer of `bytes` bytes in `data`; makes them if they are
+    /// not whole.
+    pub fn open(file: Flock<File>, data: &File, bytes: u64, boot: &BootId) -> io::Result<Self> {
+        let length = bitmap_bytes(bytes);
+        let header = header(bytes, boot);
+        let _lock = RangeLock::wait(&file, BITMAPS_LOCK)?;
+        let mut content = vec![0; HEADER_BYTES + 2 * length];
+        let whole = file.read_exact_at(&mut content, 0).is_ok()
+            && content[..BOOT_AT] == header[..BOOT_AT]
+            && data.metadata()?.len() == bytes;
+        if !whole {
+            content.fill(0);
+            data.set_len(bytes)?;
+        }
+        if content[..HEADER_BYTES] != header {
+            content[..HEADER_BYTES].copy_from_slice(&header);
+            content.copy_within(HEADER_BYTES..HEADER_BYTES + length, HEADER_BYTES + length);
+            file.write_all_at(&content, 0)?;
+        }
+        drop(_lock);
+        let bits = Mutex::new(content.split_off(HEADER_BYTES + length));
+        Ok(Self { file, bits })
+    }
+
+    fn bits(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bits.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Returns true if chunk `number` is known to be present, without a look at the file.
+    pub fn knows(&self, number: u64) -> bool {
+        is_set(&self.bits(), number)
+    }
+
+    /// Returns true if chunk `number` is present.
+    pub fn has(&self, number: u64) -> bool {
+        let mut bits = self.bits();
+        if is_set(&bits, number) {
+            return true;
+        }
+        // Another process may have written it.
+        let at = (number / 8) as usize;
+        let offset = HEADER_BYTES + bits.len() + at;
+        let Some(byte) = bits.get_mut(at) else {
+            return false;
+        };
+        let mut read = [0];
+        if self.file.read_exact_at(&mut read, offset as u64).is_ok() {
+            *byte |= read[0];
+        }
+        is_set(&bits, number)
+    }
+
+    /// Reads all bits that other processes have set.
+    pub fn refresh(&self) -> io::Result<()> {
+        let mut bits = self.bits();
+        let mut read = vec![0; bits.len()];
+        self.file
+            .read_exact_at(&mut read, (HEADER_BYTES + bits.len()) as u64)?;
+        join(&mut bits, &read);
+        Ok(())
+    }
+
+    /// Marks chunks as written.
+    pub fn mark(&self, numbers: &[u64]) -> io::Result<()> {
+        let (Some(first), Some(last)) = (numbers.iter().min(), numbers.iter().max()) else {
+            return Ok(());
+        };
+        let mut bits = self.bits();
+        let (first, last) = ((first / 8) as usize, (last / 8) as usize);
+        if last >= bits.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut marked = vec![0; last - first + 1];
+        for number in numbers {
+            marked[(number / 8) as usize - first] |= 1 << (number % 8);
+        }
+        let offset = (HEADER_BYTES + bits.len() + first) as u64;
+        let _lock = RangeLock::wait(&self.file, BITMAPS_LOCK)?;
+        let mut read = vec![0; marked.len()];
+        self.file.read_exact_at(&mut read, offset)?;
+        join(&mut marked, &read);
+        self.file.write_all_at(&marked, offset)?;
+        join(&mut bits[first..=last], &marked);
+        Ok(())
+    }
+}
+
+/// Settles what was written: puts it on storage, then marks it so.
+#[derive(Debug)]
+pub(super) struct Settling {
+    data: File,
+    present: File,
+    bytes: u64,
+}
+
+impl Settling {
+    /// Prepares it for the layer of `bytes` bytes in `data`, which is in use.
+    pub fn new(data: &File, present: &Path, bytes: u64) -> io::Result<Self> {
+        Ok(Self {
+            data: data.try_clone()?,
+            // Another description: it does not keep the layer in use.
+            present: File::options().read(true).write(true).open(present)?,
+            bytes,
+        })
+    }
+
+    pub fn run(self) -> io::Result<()> {
+        let length = bitmap_bytes(self.bytes);
+        let mut bitmaps = vec![0; 2 * length];
+        self.present
+            .read_exact_at(&mut bitmaps, HEADER_BYTES as u64)?;
+        let (stored, written) = bitmaps.split_at(length);
+        if stored == written {
+            return Ok(());
+        }
+        self.data.sync_data()?;
+        let _lock = RangeLock::wait(&self.present, BITMAPS_LOCK)?;
+        let mut stored = vec![0; length];
+        self.present
+            .read_exact_at(&mut stored, HEADER_BYTES as u64)?;
+        join(&mut stored, written);
+        self.present.write_all_at(&stored, HEADER_BYTES as u64)?;
+        self.present.sync_data()
+    }
+}
+
+/// Locks of chunks that are being fetched. All of them end with it.
+#[derive(Debug)]
+pub(crate) struct ChunkLocks(File);
+
+impl ChunkLocks {
+    pub(super) fn open(present: &Path) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(present)?;
+        Ok(Self(file))
+    }
+
+    /// Locks chunk `number`; returns false if another holds it.
+    pub fn try_lock(&self, number: u64) -> io::Result<bool> {
+        let asked = lock(&self.0, libc::F_WRLCK, CHUNK_LOCKS + number, false);
+        match asked {
+            Ok(()) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Ends the lock of chunk `number`.
+    pub fn unlock(&self, number: u64) {
+        let _ = lock(&self.0, libc::F_UNLCK, CHUNK_LOCKS + number, false);
+    }
+}
+
+struct RangeLock<'a>(&'a File, u64);
+
+impl<'a> RangeLock<'a> {
+    fn wait(file: &'a File, offset: u64) -> io::Result<Self> {
+        loop {
+            match lock(file, libc::F_WRLCK, offset, true) {
+                Err(Errno::EINTR) => {}
+                other => return other.map(|()| Self(file, offset)).map_err(Into::into),
+            }
+        }
+    }
+}
+
+impl Drop for RangeLock<'_> {
+    fn drop(&mut self) {
+        let _ = lock(self.0, libc::F_UNLCK, self.1, false);
+    }
+}
+
+fn lock(file: impl AsFd, kind: libc::c_int, offset: u64, wait: bool) -> Result<(), Errno> {
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: offset.cast_signed(),
+        l_len: 1,
+        l_pid: 0,
+    };
+    let how = match wait {
+        true => FcntlArg::F_OFD_SETLKW(&range),
+        false => FcntlArg::F_OFD_SETLK(&range),
+    };
+    fcntl(file, how).map(drop)
+}
+
+fn header(bytes: u64, boot: &BootId) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    header[12..16].copy_from_slice(&CHUNK_BYTES.to_le_bytes());
+    header[16..BOOT_AT].copy_from_slice(&bytes.to_le_bytes());
+    header[BOOT_AT..BOOT_AT + 16].copy_from_slice(boot);
+    header
+}
+
+fn bitmap_bytes(bytes: u64) -> usize {
+    chunks_of(bytes).div_ceil(8) as usize
+}
+
+fn is_set(bits: &[u8], number: u64) -> bool {
+    bits.get((number / 8) as usize)
+        .is_some_and(|byte| byte >> (number % 8) & 1 == 1)
+}
+
+fn join(to: &mut [u8], from: &[u8]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to |= from;
+    }
+}

@@ -1,0 +1,437 @@
+//! Fill of a layer in the cache. Chunks are locked while they are fetched, so that several fills of
+//! one layer share the work, and one that needs few chunks does not wait for one of many.
+
+use super::{PullReport, Selection, select};
+use crate::cache::{CachedLayer, ChunkLocks, LayerCache};
+use crate::fetch_plan::{PlannedRange, Wanted, plan};
+use crate::pack::decode_frame;
+use crate::remote::RemoteSnapshot;
+use crate::tenant::SharedStore;
+use crate::{CHUNK_BYTES, StoreError};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+const RANGES_AT_ONCE: usize = 8;
+/// Chunks up to which a selection is of stragglers, that a guest waits for.
+const MAX_STRAGGLERS: usize = 64;
+/// Bytes for which the cache makes place before the first of some stragglers.
+const STRAGGLER_PLACE_BYTES: u64 = 4 << 20;
+/// Stragglers after which what was written is put on storage.
+const STRAGGLERS_PER_SETTLING: u64 = 512;
+/// Time that one waits for a chunk that another fetches, before it fetches it as well.
+const STRAGGLER_PATIENCE: Duration = Duration::from_millis(20);
+const BULK_PATIENCE: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Part of a snapshot in the cache of a host, and the way to its other chunks.
+#[derive(Debug)]
+pub struct CachedPart {
+    number: usize,
+    layer: Arc<CachedLayer>,
+    cache: Arc<LayerCache>,
+    source: RwLock<Arc<Source>>,
+    stragglers: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Source {
+    snapshot: RemoteSnapshot,
+    wanted: Vec<Wanted>,
+}
+
+/// Outcome of a range.
+#[derive(Default)]
+struct Arrived {
+    chunks: u64,
+    bytes: u64,
+    range_bytes: u64,
+    /// Chunks that others fetch.
+    busy: Vec<u64>,
+}
+
+/// Manner of a fill.
+#[derive(Debug, Clone, Copy)]
+struct Manner {
+    urgent: bool,
+    /// Fetches what others are fetching.
+    anyway: bool,
+}
+
+/// Chunks that this fill has locked.
+struct Claim(Arc<ChunkLocks>, Vec<u64>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        for &number in &self.1 {
+            self.0.unlock(number);
+        }
+    }
+}
+
+impl CachedPart {
+    /// Layer in the cache.
+    pub fn layer(&self) -> &Arc<CachedLayer> {
+        &self.layer
+    }
+
+    /// Returns true if chunk `number` can be read from the layer's file: a look at memory, or at
+    /// one byte of a file.
+    pub fn has(&self, number: u64) -> bool {
+        self.layer.has(number)
+    }
+
+    fn source(&self) -> Arc<Source> {
+        self.source
+            .read()
+            .unwrap_or_else(|e| e.into_inner())
+            .clone()
+    }
+
+    fn make_place(&self, bytes: u64, urgent: bool) -> Result<(), StoreError> {
+        if !urgent {
+            return self.cache.make_place(bytes).map(drop);
+        }
+        if self.layer.take_reserved(bytes) {
+            return Ok(());
+        }
+        let place = STRAGGLER_PLACE_BYTES.max(bytes);
+        match self.cache.make_place(place) {
+            // A guest that runs already is not ended for the sake of the bound.
+            Err(StoreError::CacheFull { .. }) => {}
+            other => drop(other?),
+        }
+        self.layer.add_reserved(place - bytes);
+        Ok(())
+    }
+}
+
+impl SharedStore {
+    /// Opens part `number` of a snapshot in `cache`. The layer is not evicted while it is open.
+    pub fn cached_part(
+        &self,
+        snapshot: &RemoteSnapshot,
+        number: usize,
+        cache: &Arc<LayerCache>,
+    ) -> Result<CachedPart, StoreError> {
+        let root = snapshot.part_root(number)?;
+        let layer = cache.layer(&root, &snapshot.manifest.parts[number])?;
+        Ok(CachedPart {
+            number,
+            layer: Arc::new(layer),
+            cache: cache.clone(),
+            source: RwLock::new(Arc::new(Source {
+                wanted: snapshot.wanted(number),
+                snapshot: snapshot.clone(),
+            })),
+            stragglers: AtomicU64::new(0),
+        })
+    }
+
+    /// Fetches chunk `number` if it is not present, past others that fetch many. Returns false if
+    /// the part does not store this chunk: then it is zero or inherited.
+    pub async fn fetch_chunk(&self, part: &CachedPart, number: u64) -> Result<bool, StoreError> {
+        if part.has(number) {
+            return Ok(true);
+        }
+        let found = part
+            .source()
+            .wanted
+            .binary_search_by_key(&number, |wanted| wanted.number);
+        if found.is_err() {
+            return Ok(false);
+        }
+        self.fill_numbers(part, vec![number], true, &mut PullReport::default())
+            .await?;
+        let fetched = part.stragglers.fetch_add(1, Ordering::Relaxed) + 1;
+        if fetched.is_multiple_of(STRAGGLERS_PER_SETTLING) {
+            part.layer.settle_later();
+        }
+        Ok(true)
+    }
+
+    /// Fetches the chunks of `selection` that are not present. Few chunks go past others that fetch
+    /// many.
+    pub async fn fill(
+        &self,
+        part: &CachedPart,
+        selection: Selection<'_>,
+    ) -> Result<PullReport, StoreError> {
+        let start = Instant::now();
+        let mut report = PullReport::default();
+        part.layer.refresh()?;
+        let source = part.source();
+        let wanted = select(&source.snapshot, part.number, &source.wanted, selection);
+        report.chunks = wanted.len() as u64;
+        let missing = wanted.iter().map(|wanted| wanted.number);
+        let missing: Vec<u64> = missing
+            .filter(|&number| !part.layer.knows(number))
+            .collect();
+        if !missing.is_empty() {
+            let urgent =
+                matches!(selection, Selection::Chunks(chunks) if chunks.len() <= MAX_STRAGGLERS);
+            let filled = self.fill_numbers(part, missing, urgent, &mut report).await;
+            part.layer.settle_later();
+            filled?;
+        }
+        report.seconds = start.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    /// Fetches chunks: once more if their packs went away, from where they are now, and once more
+    /// if the file system was full, without what the cache can spare.
+    async fn fill_numbers(
+        &self,
+        part: &CachedPart,
+        mut missing: Vec<u64>,
+        urgent: bool,
+        report: &mut PullReport,
+    ) -> Result<(), StoreError> {
+        let (mut moved, mut freed) = (false, false);
+        let bytes = |missing: &[u64]| missing.len() as u64 * u64::from(CHUNK_BYTES);
+        part.make_place(bytes(&missing), urgent)?;
+        loop {
+            match self.share(part, missing.clone(), urgent, report).await {
+                Err(StoreError::Missing { object }) if !moved => {
+                    moved = true;
+                    self.follow(part, object).await?;
+                }
+                Err(full @ StoreError::DiskFull { .. }) if !freed => {
+                    freed = true;
+                    if part.cache.evict_unused(bytes(&missing))? == 0 {
+                        return Err(full);
+                    }
+                }
+                other => return other,
+            }
+            missing.retain(|&number| !part.layer.knows(number));
+        }
+    }
+
+    /// Reads the locations of a snapshot anew, because `object` is gone.
+    async fn follow(&self, part: &CachedPart, object: String) -> Result<(), StoreError> {
+        let before = &part.source().snapshot;
+        let now = self.open(&before.tenant, before.root).await?;
+        if now.locations == before.locations {
+            return Err(StoreError::Missing { object });
+        }
+        let now = Source {
+            wanted: now.wanted(part.number),
+            snapshot: now,
+        };
+        *part.source.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(now);
+        Ok(())
+    }
+
+    /// Fetches those of `missing` that no other fetches, and waits for the others.
+    async fn share(
+        &self,
+        part: &CachedPart,
+        mut missing: Vec<u64>,
+        urgent: bool,
+        report: &mut PullReport,
+    ) -> Result<(), StoreError> {
+        let locks = Arc::new(part.layer.locks()?);
+        let patience = match urgent {
+            true => STRAGGLER_PATIENCE,
+            false => BULK_PATIENCE,
+        };
+        let mut since = Instant::now();
+        loop {
+            let manner = Manner {
+                urgent,
+                anyway: since.elapsed() > patience,
+            };
+            let arrived = part.layer.arrived().notified();
+            let before = missing.len();
+            let mut busy = self
+                .fetch_all(part, &missing, &locks, manner, report)
+                .await?;
+            busy.retain(|&number| !part.has(number));
+            if busy.is_empty() {
+                return Ok(());
+            }
+            if busy.len() < before {
+                since = Instant::now();
+            }
+            missing = busy;
+            let _ = tokio::time::timeout(POLL_INTERVAL, arrived).await;
+        }
+    }
+
+    /// Fetches what no other fetches. Returns the others.
+    async fn fetch_all(
+        &self,
+        part: &CachedPart,
+        missing: &[u64],
+        locks: &Arc<ChunkLocks>,
+        manner: Manner,
+        report: &mut PullReport,
+    ) -> Result<Vec<u64>, StoreError> {
+        let source = part.source();
+        let of = |number: &u64| {
+            let found = source
+                .wanted
+                .binary_search_by_key(number, |wanted| wanted.number);
+            found.ok().map(|at| source.wanted[at])
+        };
+        let ranges = plan(&missing.iter().filter_map(of).collect::<Vec<_>>());
+        // After a failure those that are under way are waited for, and no more are begun.
+        let failed = std::cell::Cell::new(None);
+        let begun = ranges.into_iter().take_while(|_| {
+            let failure = failed.take();
+            let go_on = failure.is_none();
+            failed.set(failure);
+            go_on
+        });
+        let fetched = futures_util::stream::iter(begun)
+            .map(|range| self.fetch(&source.snapshot, range, &part.layer, locks, manner))
+            .buffer_unordered(RANGES_AT_ONCE);
+        let mut fetched = std::pin::pin!(fetched);
+        let mut busy = Vec::new();
+        while let Some(arrived) = fetched.next().await {
+            match arrived {
+                Ok(arrived) => {
+                    report.fetched += arrived.chunks;
+                    report.fetched_bytes += arrived.bytes;
+                    report.ranges += u64::from(arrived.range_bytes > 0);
+                    report.range_bytes += arrived.range_bytes;
+                    busy.extend(arrived.busy);
+                }
+                Err(e) => failed.set(Some(failed.take().unwrap_or(e))),
+            }
+        }
+        failed.take().map_or(Ok(busy), Err)
+    }
+
+    async fn fetch(
+        &self,
+        snapshot: &RemoteSnapshot,
+        range: PlannedRange,
+        layer: &Arc<CachedLayer>,
+        locks: &Arc<ChunkLocks>,
+        manner: Manner,
+    ) -> Result<Arrived, StoreError> {
+        let key = snapshot
+            .tenant
+            .pack_key(snapshot.keys.generation(), &range.pack);
+        let (range, busy, claim) = claim(range, layer, locks, manner)?;
+        let mut arrived = Arrived {
+            busy,
+            ..Arrived::default()
+        };
+        let Some(range) = range else {
+            return Ok(arrived);
+        };
+        arrived.range_bytes = range.end - range.start;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let bytes = match manner.urgent {
+                true => self.backend.get_urgent(&key, range.start..range.end).await,
+                false => self.backend.get_range(&key, range.start..range.end).await,
+            }?;
+            let written = tokio::task::spawn_blocking({
+                let (keys, range) = (snapshot.keys.clone(), range.clone());
+                let (layer, key) = (layer.clone(), key.clone());
+                move || write_range(&keys, &range, &bytes, &layer, &key)
+            });
+            match written
+                .await
+                .map_err(|e| StoreError::Source(e.to_string()))?
+            {
+                // It may have been changed on the way.
+                Err(StoreError::Damaged { .. }) if attempts == 1 => {}
+                other => {
+                    drop(claim);
+                    (arrived.chunks, arrived.bytes) = other?;
+                    return Ok(arrived);
+                }
+            }
+        }
+    }
+}
+
+/// Locks the chunks of a range. Returns the range of those that are to be fetched, chunks that
+/// others fetch, and the locks.
+fn claim(
+    mut range: PlannedRange,
+    layer: &CachedLayer,
+    locks: &Arc<ChunkLocks>,
+    manner: Manner,
+) -> Result<(Option<PlannedRange>, Vec<u64>, Claim), StoreError> {
+    let mut busy = Vec::new();
+    let mut claim = Claim(locks.clone(), Vec::new());
+    let mut failed = Ok(());
+    for frame in &mut range.frames {
+        frame.numbers.retain(|&number| {
+            if layer.knows(number) {
+                return false;
+            }
+            match locks.try_lock(number) {
+                Ok(true) => claim.1.push(number),
+                Ok(false) if manner.anyway => {}
+                Ok(false) => {
+                    busy.push(number);
+                    return false;
+                }
+                Err(e) => failed = Err(StoreError::io(layer.path())(e)),
+            }
+            // It may have arrived just before it was locked.
+            !layer.has(number)
+        });
+    }
+    failed?;
+    range.frames.retain(|frame| !frame.numbers.is_empty());
+    let starts = range.frames.iter().map(|frame| frame.location.offset);
+    let ends = range
+        .frames
+        .iter()
+        .map(|frame| u64::from(frame.location.offset) + u64::from(frame.location.length));
+    let (Some(start), Some(end)) = (starts.min(), ends.max()) else {
+        return Ok((None, busy, claim));
+    };
+    (range.start, range.end) = (start.into(), end);
+    Ok((Some(range), busy, claim))
+}
+
+/// Checks the frames of a range and writes their chunks. Returns the chunks and their bytes.
+fn write_range(
+    keys: &crate::DataKeys,
+    range: &PlannedRange,
+    bytes: &Bytes,
+    layer: &CachedLayer,
+    key: &str,
+) -> Result<(u64, u64), StoreError> {
+    let mut written = Vec::new();
+    let mut length = 0;
+    let mut failed = Ok(());
+    for frame in &range.frames {
+        let at = (u64::from(frame.location.offset) - range.start) as usize;
+        let bytes = bytes
+            .get(at..at + frame.location.length as usize)
+            .unwrap_or_default();
+        let decoded = decode_frame(keys, &frame.hash, bytes);
+        let chunk = match decoded {
+            Ok(chunk) => chunk,
+            // Another one that is sound is kept.
+            Err(reason) => {
+                let object = format!("{key}, chunk {}", frame.hash);
+                failed = Err(StoreError::damaged(&object)(reason));
+                continue;
+            }
+        };
+        for &number in &frame.numbers {
+            if let Err(e) = layer.write(number, &chunk) {
+                failed = Err(e);
+                break;
+            }
+            written.push(number);
+            length += chunk.len() as u64;
+        }
+    }
+    layer.mark(&written)?;
+    failed.map(|()| (written.len() as u64, length))
+}

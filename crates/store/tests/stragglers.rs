@@ -1,0 +1,147 @@
+//! Chunks that a guest waits for, beside fills of whole layers, and what a host's end leaves.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use jiffy_store::*;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::*;
+
+const CHUNKS: u64 = 300;
+
+fn cache(dir: &Path) -> Arc<LayerCache> {
+    Arc::new(LayerCache::open(dir.join("cache"), u64::MAX).unwrap())
+}
+
+async fn pushed(
+    dir: &Path,
+) -> (
+    Arc<FaultyStore>,
+    SharedStore,
+    RemoteSnapshot,
+    SnapshotSource,
+) {
+    let (faulty, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let source = snapshot(dir, &(1..=CHUNKS).collect::<Vec<_>>());
+    let mut options = PushOptions::new(dir.join("index"));
+    options.pack_bytes = 4 << 20;
+    let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
+    let remote = store.open(&tenant, name.root).await.unwrap();
+    (faulty, store, remote, source)
+}
+
+fn chunk_of(part: &CachedPart, number: u64) -> Vec<u8> {
+    let mut bytes = vec![0; CHUNK];
+    let at = number * CHUNK as u64;
+    std::os::unix::fs::FileExt::read_exact_at(part.layer().file(), &mut bytes, at).unwrap();
+    bytes
+}
+
+#[tokio::test]
+async fn a_straggler_goes_past_a_fill_of_its_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (faulty, store, remote, source) = pushed(dir.path()).await;
+    // The ranges of the fill do not arrive; the first request after them does.
+    let gets = Arc::new(AtomicU64::new(0));
+    let count = gets.clone();
+    let stuck = (CHUNKS * CHUNK as u64).div_ceil(4 << 20);
+    faulty.on(move |op, key| {
+        let fetches = op == Op::Get && key.contains("/packs/");
+        match fetches && count.fetch_add(1, Ordering::SeqCst) < stuck {
+            true => Fault::Slow(Duration::from_secs(60)),
+            false => Fault::None,
+        }
+    });
+    // As in two processes: each has a cache of its own over one directory.
+    let (ours, theirs) = (cache(dir.path()), cache(dir.path()));
+    let bulk = store.cached_part(&remote, 0, &ours).unwrap();
+    let part = store.cached_part(&remote, 0, &theirs).unwrap();
+    let wanted = content(&source, 0);
+    let stragglers = async {
+        while gets.load(Ordering::SeqCst) < stuck {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let start = Instant::now();
+        for number in [7, 150, CHUNKS - 1] {
+            assert!(!part.has(number));
+            assert!(store.fetch_chunk(&part, number).await.unwrap());
+            let at = number as usize * CHUNK;
+            assert!(part.has(number) && chunk_of(&part, number) == wanted[at..at + CHUNK]);
+        }
+        assert!(!store.fetch_chunk(&part, CHUNKS).await.unwrap());
+        start.elapsed()
+    };
+    tokio::select! {
+        filled = store.fill(&bulk, Selection::All) => panic!("it was filled: {filled:?}"),
+        took = stragglers => assert!(took < Duration::from_secs(10), "{took:?}"),
+    }
+    // Locks of the fill are free; chunks that the stragglers brought are not fetched again.
+    assert!(bulk.has(7));
+    let report = store.fill(&bulk, Selection::All).await.unwrap();
+    assert_eq!(report.fetched, CHUNKS - 3);
+    assert!(std::fs::read(bulk.layer().path()).unwrap() == wanted);
+}
+
+#[tokio::test]
+async fn stragglers_of_one_chunk_fetch_it_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store, remote, _) = pushed(dir.path()).await;
+    let caches: Vec<_> = (0..4).map(|_| cache(dir.path())).collect();
+    let parts: Vec<_> = caches
+        .iter()
+        .map(|cache| store.cached_part(&remote, 0, cache).unwrap())
+        .collect();
+    let before = store.backend().traffic().gets;
+    let fetches = parts
+        .iter()
+        .chain(&parts)
+        .map(|part| store.fetch_chunk(part, 42));
+    for fetched in futures_util::future::join_all(fetches).await {
+        assert!(fetched.unwrap());
+    }
+    assert_eq!(store.backend().traffic().gets - before, 1);
+}
+
+#[tokio::test]
+async fn fills_of_one_layer_share_the_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store, remote, source) = pushed(dir.path()).await;
+    let (a, b) = (cache(dir.path()), cache(dir.path()));
+    let (first, second) = tokio::join!(
+        store.pull(&remote, 0, Selection::All, &a),
+        store.pull(&remote, 0, Selection::All, &b)
+    );
+    let ((layer, first), (_, second)) = (first.unwrap(), second.unwrap());
+    assert_eq!(first.fetched + second.fetched, CHUNKS);
+    assert!(std::fs::read(layer.path()).unwrap() == content(&source, 0));
+}
+
+#[tokio::test]
+async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store, remote, source) = pushed(dir.path()).await;
+    let boot = |number: u8| {
+        let place = dir.path().join("cache");
+        Arc::new(LayerCache::open_in_boot(place, u64::MAX, [number; 16]).unwrap())
+    };
+    let part = |cache: &Arc<LayerCache>| store.cached_part(&remote, 0, cache).unwrap();
+    let first = part(&boot(1));
+    store.fetch_chunk(&first, 3).await.unwrap();
+    first.layer().settle().unwrap();
+    store.fetch_chunk(&first, 4).await.unwrap();
+    drop(first);
+    // The end of a process loses nothing.
+    assert!(part(&boot(1)).has(3) && part(&boot(1)).has(4));
+    // The host lost power after chunk 4 was marked and before it was on storage.
+    let second = part(&boot(2));
+    assert!(second.has(3) && !second.has(4));
+    assert_eq!(
+        store.fill(&second, Selection::All).await.unwrap().fetched,
+        CHUNKS - 1
+    );
+    assert!(std::fs::read(second.layer().path()).unwrap() == content(&source, 0));
+}
