@@ -2,9 +2,9 @@
 //!
 //! Wasmtime finds the pages that a request wrote with `PAGEMAP_SCAN`. It asks for pages that are
 //! written *and* present; one that the kernel migrates or swaps out at that moment is not, and
-//! keeps the bytes of the request. The linker sends `ioctl` here (`build.rs`; rustix calls libc's by
-//! its feature `use-libc`), where a page may be present or swapped: a page that migrates counts as
-//! swapped. Three things keep an uncorrected scan from the kernel:
+//! keeps the bytes of the request. The linker sends `ioctl` here (`build.rs`; rustix calls libc's
+//! by its feature `use-libc`), where a page may be present or swapped: a page that migrates counts
+//! as swapped. Three things keep an uncorrected scan from the kernel:
 //!
 //! - a scan with another mask than the known one fails, upon which Wasmtime resets strictly;
 //! - an engine whose own check of the kernel did not come through here is refused ([`observe`]);

@@ -142,6 +142,8 @@ fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names.map(<[u8]>::to_vec).collect())
 }
 
+// The type of nanoseconds is that of the backend that rustix is built with.
+#[allow(clippy::useless_conversion)]
 fn times(found: &fs::Stat) -> Timestamps {
     let time = Timespec {
         tv_sec: found.st_mtime,
