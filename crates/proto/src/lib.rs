@@ -3,12 +3,14 @@
 //! * [`vm`]: host to `jiffy-vmm` and back, over a Unix `SOCK_SEQPACKET` socket, with descriptors.
 //! * [`snapshot`]: its part for snapshots and restores, and [`layer`]: the files that these leave.
 //! * [`channel`]: transport of those messages.
+//! * [`fetch`]: a VMM whose memory has not all arrived, to the process that gets it.
 //! * [`agent`]: greeting between host and guest agent, and their vsock ports.
 //! * [`console`]: shared ring with a guest's last console output.
 
 pub mod agent;
 pub mod channel;
 pub mod console;
+pub mod fetch;
 pub mod layer;
 pub mod snapshot;
 pub mod vm;

@@ -1,0 +1,164 @@
+//! Messages of a VMM whose memory has not all arrived, and of the fetcher that gets it. Each is one
+//! `SOCK_SEQPACKET` packet, little-endian; the VMM asks and the fetcher answers, in any order.
+//!
+//! The fetcher writes a chunk to the layer's file, which the VMM has open, before it answers. So no
+//! content passes the socket, and a VMM reads nothing but its own layers.
+
+/// Bytes of a request.
+pub const REQUEST_BYTES: usize = 16;
+/// Most bytes of an answer.
+pub const MAX_ANSWER_BYTES: usize = ANSWER_HEADER_BYTES + MAX_REASON_BYTES;
+/// Most requests of one VMM without an answer; a VMM has at most a few for each of its threads.
+pub const MAX_OPEN_REQUESTS: usize = 1024;
+
+const ANSWER_HEADER_BYTES: usize = 20;
+const MAX_REASON_BYTES: usize = 240;
+const VERSION: u32 = 1;
+
+/// Chunk of a layer that a VMM needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FetchRequest {
+    /// Number of the layer in [`crate::snapshot::RestoreConfig::memory`].
+    pub layer: u32,
+    /// Number of the chunk, in units of [`crate::layer::MEMORY_CHUNK`].
+    pub chunk: u64,
+}
+
+/// Answer to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchAnswer {
+    /// The request.
+    pub request: FetchRequest,
+    /// Result.
+    pub outcome: FetchOutcome,
+}
+
+/// Result of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FetchOutcome {
+    /// The layer's file has the chunk.
+    Present,
+    /// It could not be fetched for this reason; a later attempt may succeed.
+    Failed(String),
+}
+
+/// Defect of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a message of this version between VMM and fetcher")]
+pub struct MessageError;
+
+impl FetchRequest {
+    /// Encodes the request.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.layer.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.chunk.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes the output of [`Self::encode`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        let (request, rest) = Self::split(bytes)?;
+        rest.is_empty().then_some(request).ok_or(MessageError)
+    }
+
+    fn split(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
+        let (version, rest) = bytes.split_first_chunk().ok_or(MessageError)?;
+        let (layer, rest) = rest.split_first_chunk().ok_or(MessageError)?;
+        let (chunk, rest) = rest.split_first_chunk().ok_or(MessageError)?;
+        if u32::from_le_bytes(*version) != VERSION {
+            return Err(MessageError);
+        }
+        let request = Self {
+            layer: u32::from_le_bytes(*layer),
+            chunk: u64::from_le_bytes(*chunk),
+        };
+        Ok((request, rest))
+    }
+}
+
+impl FetchAnswer {
+    /// Encodes the answer; a long reason is cut.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.request.encode().to_vec();
+        match &self.outcome {
+            FetchOutcome::Present => bytes.extend(0u32.to_le_bytes()),
+            FetchOutcome::Failed(reason) => {
+                bytes.extend(1u32.to_le_bytes());
+                let end = reason.floor_char_boundary(MAX_REASON_BYTES);
+                bytes.extend(reason.bytes().take(end));
+            }
+        }
+        bytes
+    }
+
+    /// Decodes the output of [`Self::encode`]. Control characters of a reason become spaces.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        if bytes.len() > MAX_ANSWER_BYTES {
+            return Err(MessageError);
+        }
+        let (request, rest) = FetchRequest::split(bytes)?;
+        let (outcome, reason) = rest.split_first_chunk().ok_or(MessageError)?;
+        let outcome = match (u32::from_le_bytes(*outcome), reason) {
+            (0, []) => FetchOutcome::Present,
+            (1, reason) => {
+                let reason = String::from_utf8_lossy(reason);
+                FetchOutcome::Failed(reason.replace(char::is_control, " "))
+            }
+            _ => return Err(MessageError),
+        };
+        Ok(Self { request, outcome })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: FetchRequest = FetchRequest {
+        layer: 3,
+        chunk: 1 << 40,
+    };
+
+    #[test]
+    fn messages_survive_the_round_trip() {
+        assert_eq!(FetchRequest::decode(&REQUEST.encode()), Ok(REQUEST));
+        for outcome in [FetchOutcome::Present, FetchOutcome::Failed("503".into())] {
+            let answer = FetchAnswer {
+                request: REQUEST,
+                outcome,
+            };
+            assert_eq!(FetchAnswer::decode(&answer.encode()), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn messages_of_another_length_or_version_are_refused() {
+        let bytes = REQUEST.encode();
+        for length in 0..bytes.len() {
+            assert!(FetchRequest::decode(&bytes[..length]).is_err());
+            assert!(FetchAnswer::decode(&bytes[..length]).is_err());
+        }
+        assert!(FetchRequest::decode(&[bytes, bytes].concat()).is_err());
+        let mut other = bytes;
+        other[0] = 2;
+        assert!(FetchRequest::decode(&other).is_err());
+        assert!(FetchAnswer::decode(&[&bytes[..], &[9, 0, 0, 0]].concat()).is_err());
+        assert!(FetchAnswer::decode(&[0; MAX_ANSWER_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_and_has_no_control_characters() {
+        let answer = FetchAnswer {
+            request: REQUEST,
+            outcome: FetchOutcome::Failed("\u{1b}ö".repeat(500)),
+        };
+        let bytes = answer.encode();
+        assert!(bytes.len() <= MAX_ANSWER_BYTES);
+        let FetchOutcome::Failed(reason) = FetchAnswer::decode(&bytes).unwrap().outcome else {
+            panic!()
+        };
+        assert!(!reason.contains(char::is_control) && reason.contains('ö'));
+    }
+}
