@@ -106,6 +106,7 @@ impl RestoreSpec {
                 mtu: net.mtu,
             }),
             paused: false,
+            lazy: None,
         };
         (config, fds)
     }

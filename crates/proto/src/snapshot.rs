@@ -147,6 +147,33 @@ pub struct RestoreConfig {
     /// Build everything but run no vCPU until [`crate::vm::Request::Resume`].
     #[serde(default)]
     pub paused: bool,
+    /// Memory that has not all arrived on this host; none: the layers are whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lazy: Option<LazyConfig>,
+}
+
+/// Memory layers with holes, whose chunks a fetcher gets when the guest touches them
+/// ([`crate::fetch`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LazyConfig {
+    /// `/dev/userfaultfd`, opened.
+    pub userfaultfd: FdIndex,
+    /// Listening `SOCK_SEQPACKET` socket that does not block. The fetcher connects to it; a newer
+    /// connection replaces an older one.
+    pub listener: FdIndex,
+    /// Layers with holes.
+    pub layers: Vec<LazyLayer>,
+    /// Time in milliseconds for which the guest waits for a chunk; then the VM ends.
+    pub timeout_ms: u64,
+}
+
+/// Memory layer with holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LazyLayer {
+    /// Its number in [`RestoreConfig::memory`].
+    pub layer: u32,
+    /// Index whose `stored` units are present in the layer's file now; further ones may arrive.
+    pub present: FdIndex,
 }
 
 /// A layer and its index.

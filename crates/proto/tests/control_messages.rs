@@ -101,6 +101,7 @@ fn restore() -> Request {
         net: None,
         console: FdIndex(7),
         paused: true,
+        lazy: None,
     }))
 }
 

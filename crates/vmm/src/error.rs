@@ -25,6 +25,14 @@ pub enum VmmError {
         /// Limit in bytes.
         most: u64,
     },
+    /// A part of memory could not be fetched in time.
+    #[error("its store did not answer for {seconds} s{reason}")]
+    Store {
+        /// Time limit.
+        seconds: f64,
+        /// Last failure in parentheses, after a space; may be empty.
+        reason: String,
+    },
     /// The guest did something that no VM can continue after.
     #[error("{0}")]
     Guest(String),
@@ -44,9 +52,11 @@ impl From<VmmError> for StopCause {
     fn from(error: VmmError) -> Self {
         match error {
             VmmError::Config(reason) => Self::BadConfig { reason },
-            VmmError::Host { .. } | VmmError::SnapshotTooLarge { .. } => Self::HostError {
-                reason: error.to_string(),
-            },
+            VmmError::Host { .. } | VmmError::SnapshotTooLarge { .. } | VmmError::Store { .. } => {
+                Self::HostError {
+                    reason: error.to_string(),
+                }
+            }
             VmmError::Guest(reason) => Self::GuestFault { reason },
         }
     }

@@ -9,6 +9,7 @@ mod builder;
 mod cpu_features;
 mod devices;
 mod exit_counters;
+mod lazy_layers;
 mod received_fds;
 mod restore;
 mod save;

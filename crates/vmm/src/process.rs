@@ -166,7 +166,10 @@ fn start(
     let console = fds.copy(console, "console")?;
     let mut machine = match origin {
         VmOrigin::Boot(c) => build(c, &mut fds, guest_connect)?,
-        VmOrigin::Snapshot(c) => restore(c, &mut fds, guest_connect)?,
+        VmOrigin::Snapshot(c) => {
+            let link = link.clone();
+            restore(c, &mut fds, guest_connect, move |e| end_process(&link, e))?
+        }
     };
     drop(fds);
     let loaded_us = micros(began);
@@ -206,6 +209,15 @@ fn start(
         &[],
     );
     Ok(vm)
+}
+
+/// Ends the process from another thread than the event loop's, which may wait for ever.
+fn end_process(link: &ControlLink, error: VmmError) {
+    // Without a controller the log is the only place that tells the reason.
+    eprintln!("jiffy-vmm: {error}");
+    link.send(&Event::Stopped(error.into()), &[]);
+    // SAFETY: ends the process at once. There is nothing to put in order.
+    unsafe { libc::_exit(0) }
 }
 
 fn watch(slot: &crate::poll::SlotPoller, fd: BorrowedFd<'_>) -> Result<(), VmmError> {

@@ -48,6 +48,8 @@ const REASON_LATE_RESET: &str = "a driver resets a device that has work left";
 const REASON_RESTARTED_WAIT: &str =
     "a wait with a limit that the kernel's freezer, or a stop, interrupted";
 
+const REASON_LAZY: &str = "memory that has not arrived: `crates/vmm/tests/snapshot/lazy.rs`";
+
 /// The threads that run vCPUs.
 pub const VCPU_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_brk: REASON_ALLOCATOR,
@@ -96,6 +98,33 @@ pub const DISK_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_sigaltstack: REASON_THREAD_END,
     SYS_timerfd_settime,
     SYS_write,
+];
+
+/// The thread that fills memory that has not arrived.
+pub const FAULT_SYSCALLS: &[AllowedSyscall] = calls![
+    SYS_accept4: REASON_LAZY,
+    SYS_brk: REASON_ALLOCATOR,
+    SYS_clock_gettime: "hosts whose clock cannot be read without the kernel",
+    SYS_close: REASON_LAZY,
+    SYS_exit: REASON_THREAD_END,
+    SYS_exit_group: REASON_LAZY,
+    SYS_futex: REASON_LAZY,
+    SYS_ioctl: REASON_LAZY,
+    SYS_madvise: REASON_THREAD_END,
+    SYS_mmap: REASON_ALLOCATOR,
+    SYS_mprotect: REASON_ALLOCATOR,
+    SYS_mremap: REASON_ALLOCATOR,
+    SYS_munmap: REASON_ALLOCATOR,
+    SYS_poll: REASON_LAZY,
+    SYS_pread64: REASON_LAZY,
+    SYS_read: REASON_LAZY,
+    SYS_recvfrom: REASON_LAZY,
+    SYS_restart_syscall: REASON_RESTARTED_WAIT,
+    SYS_rt_sigprocmask: REASON_THREAD_END,
+    SYS_sendmsg: REASON_LAZY,
+    SYS_sendto: REASON_LAZY,
+    SYS_sigaltstack: REASON_THREAD_END,
+    SYS_write: REASON_LAZY,
 ];
 
 /// The event loop: devices and the control socket; and the processes that it forks to write
@@ -168,6 +197,11 @@ pub fn confine_disks() -> Result<(), VmmError> {
     confine(DISK_SYSCALLS, &[])
 }
 
+/// Confines the thread that fills memory.
+pub fn confine_faults() -> Result<(), VmmError> {
+    confine(FAULT_SYSCALLS, ioctl::FAULT_IOCTLS)
+}
+
 /// Confines the event loop's thread.
 pub fn confine_main() -> Result<(), VmmError> {
     confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS)
@@ -236,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_confined_thread_dies_when_it_opens_a_path() {
-        for confine in [confine_main, confine_vcpu, confine_disks] {
+        for confine in [confine_main, confine_vcpu, confine_disks, confine_faults] {
             let status = in_child(|| {
                 confine().unwrap();
                 // SAFETY: a valid C string; the call is not expected to return.

@@ -1,17 +1,21 @@
 //! Snapshots: a machine's state ([`machine_state`]), memory as layers ([`memory_layers`],
 //! [`linear_memory`], [`mod@map_layers`], [`mod@populate`]), the search for changed chunks
 //! ([`pagemap_scan`]), and writing them ([`layer_writer`], [`layer_output`]) while the guest runs
-//! on ([`writer_process`]).
+//! on ([`writer_process`]). Memory that has not all arrived is a [`lazy_memory`], which a
+//! [`fault_handler`] fills.
 
 pub mod chunk_hashes;
+pub mod fault_handler;
 pub mod layer_output;
 pub mod layer_writer;
+pub mod lazy_memory;
 pub mod linear_memory;
 pub mod machine_state;
 pub mod map_layers;
 pub mod memory_layers;
 pub mod pagemap_scan;
 pub mod populate;
+pub mod userfaultfd;
 pub mod writer_process;
 
 use crate::error::VmmError;

@@ -12,6 +12,7 @@ use crate::boot;
 use crate::error::VmmError;
 use crate::memory::{self, KVM_IDENTITY_MAP_START, KVM_TSS_START};
 use crate::poll::Poller;
+use crate::snapshot::lazy_memory::LazyMemory;
 use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
 use crate::virtio::vsock::GuestConnect;
@@ -49,6 +50,8 @@ pub struct Machine {
     pub memory: GuestMemory,
     /// Memory layers below it.
     pub layers: MemoryLayers,
+    /// Memory, if it has not all arrived.
+    pub lazy: Option<Arc<LazyMemory>>,
     /// Size and processor features, saved with its state.
     pub shape: MachineShape,
     /// MSRs that are part of a vCPU's state.
@@ -162,6 +165,7 @@ impl MachineBuilder {
             device_failed,
             memory: self.memory,
             layers,
+            lazy: None,
             shape,
             msrs: Arc::new(vcpu::msr_list(&self.kvm)?),
             vm,
@@ -185,6 +189,7 @@ pub fn build(
         net: config.net.as_ref(),
         rng: config.rng,
         balloon: config.balloon,
+        lazy: None,
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;

@@ -6,6 +6,7 @@ use crate::GuestMemory;
 use crate::error::VmmError;
 use crate::memory::{MMIO_START, MMIO_STRIDE};
 use crate::poll::Poller;
+use crate::snapshot::lazy_memory::LazyMemory;
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::{Block, DiskBackend, SharedDiskLimiter};
@@ -69,6 +70,8 @@ pub(super) struct DeviceSet<'a> {
     pub net: Option<&'a NetConfig>,
     pub rng: bool,
     pub balloon: bool,
+    /// Guest memory that has not all arrived.
+    pub lazy: Option<Arc<LazyMemory>>,
 }
 
 /// Creates every device that `config` asks for, in the order in which the guest will find them.
@@ -97,7 +100,7 @@ pub(super) fn create_devices(
     }
     if config.balloon {
         let device = Balloon::new().map_err(|e| VmmError::host("balloon device", e))?;
-        devices.push(Box::new(device));
+        devices.push(Box::new(device.with_lazy_memory(config.lazy.clone())));
     }
     Ok(devices)
 }

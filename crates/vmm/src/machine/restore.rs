@@ -3,6 +3,7 @@
 use super::builder::{MachineBuilder, console, supported_cpuid};
 use super::bus::lock;
 use super::devices::{DeviceSet, read_all, read_layer_index};
+use super::lazy_layers::LazyLayerSet;
 use super::legacy_ports::LegacyPorts;
 use super::received_fds::ReceivedFds;
 use super::{Machine, cpu_features};
@@ -10,7 +11,7 @@ use crate::error::VmmError;
 use crate::memory;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
-use crate::snapshot::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};
+use crate::snapshot::map_layers::{MAX_MAPPINGS, plan_lazy_mappings};
 use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
 use crate::snapshot::populate::populate;
 use crate::virtio::vsock::GuestConnect;
@@ -21,11 +22,14 @@ use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
 use std::fs::File;
 
-/// Builds the machine. Opens no file: all descriptors come from `fds`.
+/// Builds the machine. Opens no file: all descriptors come from `fds`. `on_memory_failure` is
+/// called on another thread if memory that has not arrived cannot be got; it must end the process,
+/// because any thread may wait for that memory.
 pub fn restore(
     config: &RestoreConfig,
     fds: &mut ReceivedFds,
     guest_connect: Box<dyn GuestConnect>,
+    on_memory_failure: impl FnOnce(VmmError) + Send + 'static,
 ) -> Result<Machine, VmmError> {
     let state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
     check_config(&state.shape)?;
@@ -45,8 +49,11 @@ pub fn restore(
             working_set: Some(file),
         } => Some(read_layer_index(fds, file, "working set", MEMORY_CHUNK)?.stored),
     };
-    let plan = plan_mappings(layers.runs(linear.chunks()), eager.as_ref(), MAX_MAPPINGS);
-    map_layers(&plan, &layers, &linear)?;
+    let lazy = LazyLayerSet::take(config, fds)?;
+    let absent = |layer: usize, chunk: u64| lazy.is_absent(layer, chunk);
+    let runs = layers.runs(linear.chunks());
+    let plan = plan_lazy_mappings(runs, eager.as_ref(), absent, MAX_MAPPINGS);
+    let lazy = lazy.map(&plan, &layers, &linear, on_memory_failure)?;
     if let Some(pages) = config.populate {
         // Before KVM knows the memory, so that it is told of no page that changes.
         let pages = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
@@ -61,6 +68,7 @@ pub fn restore(
         net: config.net.as_ref(),
         rng: has("rng"),
         balloon: has("balloon"),
+        lazy: lazy.clone(),
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
@@ -83,7 +91,8 @@ pub fn restore(
     let late = irq.try_clone().map_err(|e| VmmError::host("eventfd", e))?;
     let ports = LegacyPorts::restore(&state.serial, ring, irq).map_err(VmmError::Config)?;
     let shape = state.shape.clone();
-    let machine = builder.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
+    let mut machine = builder.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
+    machine.lazy = lazy;
     // Interrupts are routed from here on.
     let _ = late.write(1);
     restore_devices(&machine, &state)?;

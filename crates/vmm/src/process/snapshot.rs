@@ -303,11 +303,18 @@ impl Vm {
         let state = self.machine.save(&self.vcpus)?.encode()?;
         phases.state_us = micros(reading);
         let scanning = Instant::now();
-        let candidates = match pagemap {
+        let mut candidates = match pagemap {
             Some(file) => scan_pagemap(file, linear, PageFilter::Private)
                 .map_err(|e| VmmError::host("looking for written pages", e))?,
             None => UnitSet::full(linear.chunks()),
         };
+        // After the search: what is missing now has no page that the search could have found. It is
+        // as in the layers below, and would read as zero in the process that writes memory.
+        if let Some(lazy) = &self.machine.lazy {
+            lazy.missing()
+                .iter()
+                .for_each(|chunk| candidates.remove(chunk));
+        }
         phases.scan_us = micros(scanning);
         let mut frozen = FrozenMachine {
             state,

@@ -3,6 +3,7 @@
 //! Other requests of KVM (new machines, vCPUs, memory slots, devices, routes by the event loop) and
 //! all requests of other drivers, sockets and terminals kill the process.
 
+use crate::snapshot::userfaultfd;
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_irq_routing, kvm_lapic_state, kvm_mp_state,
     kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
@@ -68,6 +69,23 @@ pub const VCPU_IOCTLS: &[IoctlRequest] = requests![
 pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "KVM_GET_CLOCK" = DIRECTION_READ, KVMIO, 0x7c, size_of::<kvm_clock_data>();
     "PAGEMAP_SCAN" = DIRECTION_READ | DIRECTION_WRITE, b'f', 16, 96;
+];
+
+/// Requests of the thread that fills memory that has not arrived. None changes a page that is
+/// there.
+pub const FAULT_IOCTLS: &[IoctlRequest] = &[
+    IoctlRequest {
+        name: "UFFDIO_COPY",
+        number: userfaultfd::UFFDIO_COPY,
+    },
+    IoctlRequest {
+        name: "UFFDIO_ZEROPAGE",
+        number: userfaultfd::UFFDIO_ZEROPAGE,
+    },
+    IoctlRequest {
+        name: "UFFDIO_WAKE",
+        number: userfaultfd::UFFDIO_WAKE,
+    },
 ];
 
 #[cfg(test)]

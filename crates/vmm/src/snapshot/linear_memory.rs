@@ -2,7 +2,7 @@
 
 use crate::GuestMemory;
 use crate::error::VmmError;
-use jiffy_proto::layer::MEMORY_CHUNK;
+use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE};
 use std::ops::Range;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
@@ -28,6 +28,8 @@ pub struct LinearMemory {
 // SAFETY: the pointers lead into guest memory, which lives as long as the process and is shared by
 // all threads.
 unsafe impl Send for LinearMemory {}
+// SAFETY: as above; its methods only compute addresses.
+unsafe impl Sync for LinearMemory {}
 
 impl LinearMemory {
     /// Chunks of `memory`, whose regions must be whole chunks.
@@ -70,6 +72,22 @@ impl LinearMemory {
             // SAFETY: the offset is below the length of the part's mapping.
             Some(unsafe { part.host.add(offset) })
         })
+    }
+
+    /// Number of the page at `address` in this process, counted like chunks.
+    pub fn page_of(&self, address: u64) -> Option<u64> {
+        self.parts.iter().find_map(|part| {
+            let start = u64::try_from(part.host.addr()).ok()?;
+            let offset = address.checked_sub(start)?;
+            let first = part.first * (CHUNK_SIZE / u64::from(MEMORY_PAGE));
+            (offset < part.chunks * CHUNK_SIZE).then(|| first + offset / u64::from(MEMORY_PAGE))
+        })
+    }
+
+    /// Chunk of the byte at `address` in this process.
+    pub fn chunk_of(&self, address: u64) -> Option<u64> {
+        let page = self.page_of(address)?;
+        Some(page / (CHUNK_SIZE / u64::from(MEMORY_PAGE)))
     }
 
     /// Splits a run of chunks at region boundaries: (first chunk, number of chunks, first byte).

@@ -14,13 +14,18 @@ use std::os::fd::AsRawFd;
 /// (`vm.max_map_count`), and looking one up takes longer the more there are.
 pub const MAX_MAPPINGS: usize = 16_384;
 
-/// Runs of chunks to map, and runs to read.
+/// Runs of chunks to map, to read, and to get later.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappingPlan {
     /// Mapped from a layer: its number and the chunks.
     pub map: Vec<(usize, Range<u64>)>,
     /// Read into memory.
     pub copy: Vec<(usize, Range<u64>)>,
+    /// Read when they are touched.
+    pub later: Vec<(usize, Range<u64>)>,
+    /// Runs in which accesses to missing pages wait: those of `later`, and chunks between them that
+    /// no layer has, if there would be too many runs otherwise.
+    pub registered: Vec<Range<u64>>,
 }
 
 /// Decides which runs are mapped and which are read. Chunks in `eager` are read; of the others the
@@ -30,37 +35,106 @@ pub fn plan_mappings(
     eager: Option<&UnitSet>,
     budget: usize,
 ) -> MappingPlan {
+    plan_lazy_mappings(runs, eager, |_, _| false, budget)
+}
+
+/// Like [`plan_mappings`], for layers in which chunks are `absent` (layer, chunk): those are got
+/// later.
+pub fn plan_lazy_mappings(
+    runs: Vec<(usize, Range<u64>)>,
+    eager: Option<&UnitSet>,
+    absent: impl Fn(usize, u64) -> bool,
+    budget: usize,
+) -> MappingPlan {
     let mut plan = MappingPlan::default();
     for (layer, run) in runs {
-        let Some(eager) = eager else {
-            plan.map.push((layer, run));
-            continue;
+        let answer = |chunk| match eager {
+            _ if absent(layer, chunk) => Answer::Later,
+            Some(eager) if eager.contains(chunk) => Answer::Read,
+            _ => Answer::Mapped,
         };
         let mut rest = run;
         while !rest.is_empty() {
-            let copied = eager.contains(rest.start);
+            let first = answer(rest.start);
             let end = (rest.start..rest.end)
-                .find(|&c| eager.contains(c) != copied)
+                .find(|&chunk| answer(chunk) != first)
                 .unwrap_or(rest.end);
-            let list = if copied {
-                &mut plan.copy
-            } else {
-                &mut plan.map
+            let list = match first {
+                Answer::Mapped => &mut plan.map,
+                Answer::Read => &mut plan.copy,
+                Answer::Later => &mut plan.later,
             };
             list.push((layer, rest.start..end));
             rest.start = end;
         }
     }
+    plan.registered = joined(&plan.later);
     // Each mapping may leave an anonymous mapping behind it.
     let most = budget / 2;
-    if plan.map.len() > most {
+    if plan.map.len() + plan.registered.len() > most {
         let size = |run: &(usize, Range<u64>)| run.1.end - run.1.start;
         plan.map.sort_by_key(|run| std::cmp::Reverse(size(run)));
-        plan.copy.extend(plan.map.drain(most..));
+        let kept = most.saturating_sub(plan.registered.len());
+        let kept = kept.min(plan.map.len());
+        plan.copy.extend(plan.map.drain(kept..));
         plan.map.sort_by_key(|run| run.1.start);
         plan.copy.sort_by_key(|run| run.1.start);
     }
+    if plan.registered.len() > most {
+        plan.close_gaps(most);
+    }
     plan
+}
+
+/// Way in which a chunk gets into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Mapped,
+    Read,
+    Later,
+}
+
+/// The chunks of `runs`, which ascend, in as few ranges as possible.
+fn joined(runs: &[(usize, Range<u64>)]) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for (_, run) in runs {
+        match ranges.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => ranges.push(run.clone()),
+        }
+    }
+    ranges
+}
+
+impl MappingPlan {
+    /// Registers the smallest gaps between registered runs as well, until there are `most` runs. A
+    /// chunk in a gap that a layer has is read later, too.
+    fn close_gaps(&mut self, most: usize) {
+        let mut gaps: Vec<usize> = (1..self.registered.len()).collect();
+        gaps.sort_by_key(|&at| self.registered[at].start - self.registered[at - 1].end);
+        gaps.truncate(self.registered.len() - most.max(1));
+        gaps.sort_unstable();
+        let mut gaps = gaps.into_iter().peekable();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (at, range) in std::mem::take(&mut self.registered).into_iter().enumerate() {
+            match ranges.last_mut() {
+                Some(last) if gaps.next_if_eq(&at).is_some() => last.end = range.end,
+                _ => ranges.push(range),
+            }
+        }
+        // A run lies in one gap as a whole.
+        let inside = |run: &(usize, Range<u64>)| {
+            let after = ranges.partition_point(|range| range.start <= run.1.start);
+            let before = after.checked_sub(1).and_then(|at| ranges.get(at));
+            before.is_some_and(|range| run.1.start < range.end)
+        };
+        self.later
+            .extend(self.map.extract_if(.., |run| inside(run)));
+        self.later
+            .extend(self.copy.extract_if(.., |run| inside(run)));
+        self.later.sort_by_key(|run| run.1.start);
+        self.registered = ranges;
+    }
 }
 
 /// Bytes of a layer and their destination in guest memory, which is private and not in use yet.
@@ -72,8 +146,7 @@ pub struct ChunkExtent {
     host: *mut u8,
 }
 
-/// Source of restored memory: at present the files of a snapshot's layers. A remote source would
-/// refuse to be mapped, and be read.
+/// Source of restored memory. It answers for each piece: mapped, to be read, or later.
 pub trait ChunkSource {
     /// Maps the extent, so that its pages load on first access; returns `false` if it has to be
     /// read.
@@ -81,6 +154,12 @@ pub trait ChunkSource {
 
     /// Reads the whole extent.
     fn read(&self, piece: &ChunkExtent) -> Result<(), Errno>;
+
+    /// Makes accesses to `bytes` bytes from `host` on, which were never touched, wait until their
+    /// content is there.
+    fn defer(&self, _host: *mut u8, _bytes: u64) -> Result<(), Errno> {
+        Err(Errno::ENOTSUP)
+    }
 }
 
 impl ChunkSource for MemoryLayers {
@@ -111,12 +190,24 @@ pub fn map_layers(
         })
     };
     let (mapping, reading) = ("mapping a memory layer", "reading a memory layer");
+    let mut unmapped = Vec::new();
     for (layer, run) in &plan.map {
         for piece in extents(*layer, run) {
             if !source.map(&piece).map_err(failed(mapping))? {
-                source.read(&piece).map_err(failed(reading))?;
+                unmapped.push(piece);
             }
         }
+    }
+    for run in &plan.registered {
+        for (_, chunks, host) in linear.extents(run.clone()) {
+            let deferred = source.defer(host, chunks * CHUNK_SIZE);
+            deferred.map_err(failed("registering memory that has not arrived"))?;
+        }
+    }
+    // Last: reading makes huge pages, which would reach into memory that is not registered yet, and
+    // make it zero.
+    for piece in unmapped {
+        source.read(&piece).map_err(failed(reading))?;
     }
     for (layer, run) in &plan.copy {
         for piece in extents(*layer, run) {
@@ -199,6 +290,31 @@ mod tests {
         let plan = plan_mappings(vec![(0, 5..15), (1, 40..60)], Some(&eager), MAX_MAPPINGS);
         assert_eq!(plan.map, [(0, 5..10), (1, 40..50), (1, 51..60)]);
         assert_eq!(plan.copy, [(0, 10..15), (1, 50..51)]);
+    }
+
+    #[test]
+    fn absent_chunks_are_got_later_and_their_runs_do_not_exceed_the_budget() {
+        let mut eager = UnitSet::empty(100);
+        eager.insert_range(10..20);
+        let absent = |layer, chunk| layer == 0 && chunk % 16 < 8;
+        let runs = vec![(0, 0..30), (1, 30..60)];
+        let plan = plan_lazy_mappings(runs.clone(), Some(&eager), absent, MAX_MAPPINGS);
+        assert_eq!(plan.later, [(0, 0..8), (0, 16..24)]);
+        assert_eq!(plan.registered, [0..8, 16..24]);
+        assert_eq!(plan.copy, [(0, 10..16)]);
+        assert_eq!(plan.map, [(0, 8..10), (0, 24..30), (1, 30..60)]);
+
+        let plan = plan_lazy_mappings(runs, Some(&eager), absent, 2);
+        assert!(plan.registered.iter().eq([&(0..24)]));
+        let later = [(0, 0..8), (0, 8..10), (0, 10..16), (0, 16..24)];
+        assert_eq!(plan.later, later);
+        assert_eq!(plan.copy, [(0, 24..30), (1, 30..60)]);
+
+        let every_other = |_, chunk| chunk % 2 == 0;
+        let plan = plan_lazy_mappings(vec![(0, 0..500_000)], None, every_other, MAX_MAPPINGS);
+        assert!(plan.registered.len() + plan.map.len() <= MAX_MAPPINGS / 2);
+        let all = plan.map.iter().chain(&plan.copy).chain(&plan.later);
+        assert_eq!(all.map(|(_, r)| r.end - r.start).sum::<u64>(), 500_000);
     }
 
     /// Layers that cannot be mapped.

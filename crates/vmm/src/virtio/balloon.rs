@@ -1,12 +1,14 @@
 //! virtio-balloon (virtio 1.2 section 5.5): the guest returns memory, on request (inflate) or as it
 //! frees it (free page reporting). Returned pages are dropped with `MADV_DONTNEED`: in private
 //! guest memory they cost the host nothing until they are touched again, and then hold zeroes or
-//! the content of the snapshot below.
+//! the content of the snapshot below; those that have not arrived hold zeroes.
 
 use super::device::RingState;
 use super::device::chain::{DeferredKick, GuestBuffers, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
+use crate::snapshot::lazy_memory::LazyMemory;
+use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,6 +47,8 @@ pub struct Balloon {
     actual_pages: u32,
     active: Option<ActiveBalloon>,
     deferred_kick: DeferredKick,
+    /// Guest memory that has not all arrived.
+    lazy: Option<Arc<LazyMemory>>,
 }
 
 impl Balloon {
@@ -55,7 +59,14 @@ impl Balloon {
             actual_pages: 0,
             active: None,
             deferred_kick: DeferredKick::new()?,
+            lazy: None,
         })
+    }
+
+    /// Tells `lazy` of pages that the guest returns.
+    pub fn with_lazy_memory(mut self, lazy: Option<Arc<LazyMemory>>) -> Self {
+        self.lazy = lazy;
+        self
     }
 
     /// Asks the guest to return `mib` MiB in all; 0 gives everything back to it.
@@ -108,7 +119,7 @@ fn page_runs(buffers: &GuestBuffers<'_>) -> Result<Vec<Range<u64>>, DeviceError>
 }
 
 /// Drops the whole host pages inside `slice`.
-fn drop_pages(slice: &VolatileSlice<'_>) -> Result<(), DeviceError> {
+fn drop_pages(slice: &VolatileSlice<'_>, lazy: Option<&LazyMemory>) -> Result<(), DeviceError> {
     let page = 1 << PAGE_SHIFT;
     let guard = slice.ptr_guard_mut();
     let skip = guard.as_ptr().align_offset(page);
@@ -118,19 +129,24 @@ fn drop_pages(slice: &VolatileSlice<'_>) -> Result<(), DeviceError> {
     if bytes == 0 {
         return Ok(());
     }
-    // SAFETY: `skip..skip + bytes` lies inside the slice, which is guest memory mapped for as long
-    // as it is borrowed. Guest memory is only ever reached through volatile accesses and system
-    // calls, so its content may change under them at any time.
-    let result =
-        unsafe { libc::madvise(guard.as_ptr().add(skip).cast(), bytes, libc::MADV_DONTNEED) };
-    if result != 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(DeviceError::Host(format!("madvise: {error}")));
-    }
-    Ok(())
+    // SAFETY: `skip` is below the length of the slice.
+    let start = unsafe { guard.as_ptr().add(skip) };
+    let dropped = match lazy {
+        Some(lazy) => lazy.discard(start, bytes),
+        // SAFETY: `bytes` bytes from `start` on lie inside the slice, which is guest memory mapped
+        // for as long as it is borrowed. Guest memory is only ever reached through volatile
+        // accesses and system calls, so its content may change under them at any time.
+        None => Errno::result(unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) })
+            .map(drop),
+    };
+    dropped.map_err(|e| DeviceError::Host(format!("madvise: {e}")))
 }
 
-fn inflate(memory: &GuestMemory, buffers: &GuestBuffers<'_>) -> Result<(), DeviceError> {
+fn inflate(
+    memory: &GuestMemory,
+    buffers: &GuestBuffers<'_>,
+    lazy: Option<&LazyMemory>,
+) -> Result<(), DeviceError> {
     for run in page_runs(buffers)? {
         let pages = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
         let start = GuestAddress(run.start << PAGE_SHIFT);
@@ -138,7 +154,7 @@ fn inflate(memory: &GuestMemory, buffers: &GuestBuffers<'_>) -> Result<(), Devic
         let slices: Result<Vec<_>, _> = slices.collect();
         let slices = slices.map_err(|e| DeviceError::Guest(format!("page outside memory: {e}")))?;
         for slice in &slices {
-            drop_pages(slice)?;
+            drop_pages(slice, lazy)?;
         }
     }
     Ok(())
@@ -229,6 +245,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
+        let lazy = self.lazy.as_deref();
         let Some(active) = &mut self.active else {
             return Ok(());
         };
@@ -239,7 +256,7 @@ impl VirtioDevice for Balloon {
         let left = match index {
             INFLATE_QUEUE => drain(queue, memory, interrupt, BUDGET_BYTES, |chain| {
                 check_direction(&chain.readable, &chain.writable)?;
-                inflate(memory, &chain.readable)?;
+                inflate(memory, &chain.readable, lazy)?;
                 Ok(0)
             }),
             // Pages return when the guest touches them.
@@ -251,7 +268,7 @@ impl VirtioDevice for Balloon {
             REPORTING_QUEUE => drain(queue, memory, interrupt, usize::MAX, |chain| {
                 check_direction(&chain.writable, &chain.readable)?;
                 for slice in chain.writable.slices() {
-                    drop_pages(slice)?;
+                    drop_pages(slice, lazy)?;
                 }
                 Ok(0)
             }),

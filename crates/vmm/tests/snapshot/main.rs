@@ -4,9 +4,11 @@
 mod failures;
 mod files;
 mod guest_image;
+mod lazy;
 mod live;
 mod reattach;
 mod restore;
 mod stalled_disk;
+mod test_fetcher;
 mod test_vm;
 mod vmm_process;

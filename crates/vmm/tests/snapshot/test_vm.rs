@@ -2,6 +2,7 @@
 
 use super::files::{FdList, OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::GuestImage;
+use super::test_fetcher::LazyFiles;
 use super::vmm_process::{kvm, spawn, vsock};
 use jiffy_proto::agent::HELLO_PORT;
 use jiffy_proto::channel::Channel;
@@ -46,6 +47,7 @@ pub struct TestVm {
 enum RestoreSource<'a> {
     Plain(MemorySource),
     WorkingSet(&'a File),
+    Lazy(&'a LazyFiles),
 }
 
 impl TestVm {
@@ -128,6 +130,11 @@ impl TestVm {
         Self::start(snapshot, base, RestoreSource::Plain(source))
     }
 
+    /// Restores from layers with holes, without waiting for the guest.
+    pub fn start_lazily(snapshot: OpenSnapshot, base: &File, lazy: &LazyFiles) -> Self {
+        Self::start(snapshot, base, RestoreSource::Lazy(lazy))
+    }
+
     fn start(snapshot: OpenSnapshot, base: &File, source: RestoreSource<'_>) -> Self {
         let (channel, child) = spawn();
         let console = ConsoleRing::create().unwrap();
@@ -140,6 +147,7 @@ impl TestVm {
             memory: fds.layers(&snapshot.memory),
             source: match source {
                 RestoreSource::Plain(source) => source,
+                RestoreSource::Lazy(_) => MemorySource::Map,
                 RestoreSource::WorkingSet(set) => MemorySource::Copy {
                     working_set: Some(fds.add(set)),
                 },
@@ -158,6 +166,10 @@ impl TestVm {
                 FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
             },
             paused: false,
+            lazy: match source {
+                RestoreSource::Lazy(lazy) => Some(lazy.config(&mut fds)),
+                _ => None,
+            },
         };
         channel
             .send(&Request::Restore(Box::new(config)), &fds.0)
@@ -219,7 +231,7 @@ impl TestVm {
         }
     }
 
-    fn wait_for_hello(&mut self) {
+    pub fn wait_for_hello(&mut self) {
         while self.greeting.is_none() {
             match self.event() {
                 (Event::GuestConnect { port: HELLO_PORT }, fds) => {
@@ -332,6 +344,19 @@ impl TestVm {
 
     /// Sends a command to the guest and returns its answer.
     pub fn ask(&mut self, command: &str) -> String {
+        let ours = self.begin(command);
+        let mut line = String::new();
+        let result = BufReader::new(ours).read_line(&mut line);
+        assert!(
+            result.is_ok() && !line.is_empty(),
+            "{command}: {result:?}; console: {}",
+            self.console()
+        );
+        line.trim_end().to_owned()
+    }
+
+    /// Sends a command to the guest.
+    pub fn begin(&self, command: &str) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let request = Request::Connect { port: COMMAND_PORT };
         self.channel.send(&request, &[theirs.as_fd()]).unwrap();
@@ -341,14 +366,7 @@ impl TestVm {
         (&ours)
             .write_all(format!("{command}\n").as_bytes())
             .unwrap();
-        let mut line = String::new();
-        let result = BufReader::new(ours).read_line(&mut line);
-        assert!(
-            result.is_ok() && !line.is_empty(),
-            "{command}: {result:?}; console: {}",
-            self.console()
-        );
-        line.trim_end().to_owned()
+        ours
     }
 
     /// (failures, sequence, loops of two computers, greetings)

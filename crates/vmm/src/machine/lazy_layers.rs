@@ -1,0 +1,102 @@
+//! Layers with holes of a restore: their descriptors, and the start of what fills memory from them.
+
+use super::devices::read_layer_index;
+use super::received_fds::ReceivedFds;
+use crate::error::VmmError;
+use crate::snapshot::fault_handler::{self, FaultLayer, FaultSource};
+use crate::snapshot::lazy_memory::{LazyLayers, LazyMemory};
+use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::map_layers::{MappingPlan, map_layers};
+use crate::snapshot::memory_layers::MemoryLayers;
+use crate::snapshot::userfaultfd::Userfaultfd;
+use jiffy_proto::layer::{MEMORY_CHUNK, UnitSet};
+use jiffy_proto::snapshot::RestoreConfig;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Layers with holes of one restore; may be empty.
+pub(super) struct LazyLayerSet {
+    /// Chunks that are present, by number of the layer.
+    present: BTreeMap<usize, UnitSet>,
+    source: Option<LazySource>,
+}
+
+struct LazySource {
+    userfaultfd: OwnedFd,
+    listener: OwnedFd,
+    timeout: Duration,
+}
+
+impl LazyLayerSet {
+    /// Takes the descriptors of a configuration.
+    pub fn take(config: &RestoreConfig, fds: &mut ReceivedFds) -> Result<Self, VmmError> {
+        let mut present = BTreeMap::new();
+        let Some(lazy) = &config.lazy else {
+            let source = None;
+            return Ok(Self { present, source });
+        };
+        for layer in &lazy.layers {
+            let index = read_layer_index(fds, layer.present, "chunks present", MEMORY_CHUNK)?;
+            let number = usize::try_from(layer.layer);
+            let number = number.map_err(|e| VmmError::Config(e.to_string()))?;
+            if number >= config.memory.len() {
+                let reason = format!("there is no memory layer {number}");
+                return Err(VmmError::Config(reason));
+            }
+            present.insert(number, index.stored);
+        }
+        let source = Some(LazySource {
+            userfaultfd: fds.take(lazy.userfaultfd, "/dev/userfaultfd")?,
+            listener: fds.take(lazy.listener, "fetcher's listener")?,
+            timeout: Duration::from_millis(lazy.timeout_ms),
+        });
+        Ok(Self { present, source })
+    }
+
+    /// Returns true if the layer's file does not have the chunk yet.
+    pub fn is_absent(&self, layer: usize, chunk: u64) -> bool {
+        let present = self.present.get(&layer);
+        present.is_some_and(|present| !present.contains(chunk))
+    }
+
+    /// Carries out the plan, and starts the thread that fills what is missing, if anything is.
+    pub fn map(
+        mut self,
+        plan: &MappingPlan,
+        layers: &MemoryLayers,
+        linear: &LinearMemory,
+        fail: impl FnOnce(VmmError) + Send + 'static,
+    ) -> Result<Option<Arc<LazyMemory>>, VmmError> {
+        let source = self.source.take().filter(|_| !plan.later.is_empty());
+        let Some(source) = source else {
+            return map_layers(plan, layers, linear).map(|()| None);
+        };
+        let userfaultfd = Userfaultfd::new(source.userfaultfd.as_fd());
+        let userfaultfd = userfaultfd.map_err(|e| VmmError::host("/dev/userfaultfd", e))?;
+        let lazy = LazyLayers {
+            layers,
+            userfaultfd: &userfaultfd,
+        };
+        map_layers(plan, &lazy, linear)?;
+        let files = (0..layers.len()).map(|number| {
+            let file = layers.file(number).map(|file| file.try_clone());
+            let file = file.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));
+            Ok(FaultLayer {
+                file: file.map_err(|e| VmmError::host("duplicating a memory layer", e))?,
+                present: self.present.remove(&number),
+            })
+        });
+        let source = FaultSource {
+            layers: files.collect::<Result<_, VmmError>>()?,
+            runs: plan.later.clone(),
+            listener: source.listener,
+            timeout: source.timeout,
+        };
+        let memory = LazyMemory::new(userfaultfd, linear.clone(), plan);
+        let memory = Arc::new(memory);
+        fault_handler::start(memory.clone(), source, fail)?;
+        Ok(Some(memory))
+    }
+}

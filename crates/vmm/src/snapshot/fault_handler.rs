@@ -1,0 +1,306 @@
+//! Thread that fills guest memory that has not arrived: it takes page faults, asks the fetcher for
+//! their chunks ([`jiffy_proto::fetch`]), and copies each from its layer's file.
+//!
+//! It touches no guest memory itself and waits for no other thread, so that any of them may wait
+//! for it: vCPUs, devices in the event loop, the kernel on their behalf.
+
+use super::lazy_memory::LazyMemory;
+use super::linear_memory::CHUNK_BYTES;
+use crate::error::VmmError;
+use crate::seccomp;
+use jiffy_proto::fetch::{FetchAnswer, FetchOutcome, FetchRequest, MAX_ANSWER_BYTES};
+use jiffy_proto::layer::UnitSet;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, SockFlag, accept4, recv, send};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+const STACK_BYTES: usize = 256 << 10;
+/// Time between two looks at requests that are open.
+const TICK: Duration = Duration::from_millis(100);
+/// Time after which a chunk that could not be fetched is asked for again.
+const RETRY_DELAY: Duration = Duration::from_millis(300);
+
+/// Layer that chunks are read from.
+#[derive(Debug)]
+pub struct FaultLayer {
+    /// The layer's file.
+    pub file: File,
+    /// Chunks that are present; none: all of them.
+    pub present: Option<UnitSet>,
+}
+
+/// Source of missing memory.
+#[derive(Debug)]
+pub struct FaultSource {
+    /// Layers by number.
+    pub layers: Vec<FaultLayer>,
+    /// Missing runs, ascending: the layer and the chunks.
+    pub runs: Vec<(usize, Range<u64>)>,
+    /// Socket to which the fetcher connects.
+    pub listener: OwnedFd,
+    /// Time for which a guest waits for a chunk.
+    pub timeout: Duration,
+}
+
+impl FaultSource {
+    fn layer_of(&self, chunk: u64) -> Option<usize> {
+        let after = self.runs.partition_point(|(_, run)| run.start <= chunk);
+        let (layer, run) = self.runs.get(after.checked_sub(1)?)?;
+        run.contains(&chunk).then_some(*layer)
+    }
+}
+
+/// Starts the confined thread. It calls `fail` and ends if the memory cannot be completed.
+pub fn start(
+    memory: Arc<LazyMemory>,
+    source: FaultSource,
+    fail: impl FnOnce(VmmError) + Send + 'static,
+) -> Result<(), VmmError> {
+    let mut handler = FaultHandler {
+        memory,
+        source,
+        fetcher: None,
+        open: BTreeMap::new(),
+        last_failure: None,
+        content: Box::new([0; CHUNK_BYTES]),
+    };
+    let main = move || {
+        let served = seccomp::confine_faults().and_then(|()| handler.serve());
+        if let Err(e) = served {
+            fail(e);
+        }
+    };
+    let thread = Builder::new().name("faults".to_owned());
+    let thread = thread.stack_size(STACK_BYTES).spawn(main);
+    thread
+        .map(drop)
+        .map_err(|e| VmmError::host("starting the thread that fills memory", e))
+}
+
+/// Request that is not answered.
+#[derive(Debug)]
+struct OpenRequest {
+    layer: usize,
+    since: Instant,
+    /// Time to send it; none: it was sent.
+    send_at: Option<Instant>,
+}
+
+struct FaultHandler {
+    memory: Arc<LazyMemory>,
+    source: FaultSource,
+    fetcher: Option<OwnedFd>,
+    /// By chunk.
+    open: BTreeMap<u64, OpenRequest>,
+    /// Reason of the fetcher's last failure.
+    last_failure: Option<String>,
+    content: Box<[u8; CHUNK_BYTES]>,
+}
+
+/// Events of one wait.
+struct Ready {
+    faults: bool,
+    listener: bool,
+    fetcher: bool,
+}
+
+impl FaultHandler {
+    /// Serves until something fails.
+    fn serve(&mut self) -> Result<(), VmmError> {
+        loop {
+            let ready = self.wait().map_err(failed("waiting for page faults"))?;
+            if ready.listener {
+                self.accept();
+            }
+            if ready.fetcher {
+                self.receive()?;
+            }
+            if ready.faults {
+                for address in self
+                    .memory
+                    .faults()
+                    .map_err(failed("reading page faults"))?
+                {
+                    self.on_fault(address)?;
+                }
+            }
+            self.send();
+            self.check_time()?;
+        }
+    }
+
+    fn wait(&self) -> Result<Ready, Errno> {
+        let mut descriptors = vec![
+            PollFd::new(self.memory.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.source.listener.as_fd(), PollFlags::POLLIN),
+        ];
+        let fetcher = self.fetcher.as_ref();
+        descriptors.extend(fetcher.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+        let timeout = match self.open.is_empty() {
+            true => PollTimeout::NONE,
+            false => PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO),
+        };
+        match poll(&mut descriptors, timeout) {
+            Err(Errno::EINTR) => {}
+            other => drop(other?),
+        }
+        let ready = |at: usize| descriptors.get(at).and_then(PollFd::any).unwrap_or(false);
+        Ok(Ready {
+            faults: ready(0),
+            listener: ready(1),
+            fetcher: ready(2),
+        })
+    }
+
+    /// Takes a new connection of the fetcher, which is asked for everything anew.
+    fn accept(&mut self) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let Ok(raw) = accept4(self.source.listener.as_raw_fd(), flags) else {
+            return;
+        };
+        // SAFETY: accept4 has just made this descriptor for us.
+        let fetcher = unsafe { OwnedFd::from_raw_fd(raw) };
+        self.replace_fetcher(Some(fetcher));
+        let now = Instant::now();
+        for request in self.open.values_mut() {
+            request.send_at = Some(now);
+        }
+    }
+
+    fn replace_fetcher(&mut self, next: Option<OwnedFd>) {
+        if let Some(former) = std::mem::replace(&mut self.fetcher, next) {
+            // Dropping it would make a further call in builds with assertions.
+            let _ = nix::unistd::close(former);
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), VmmError> {
+        loop {
+            let Some(fetcher) = &self.fetcher else {
+                return Ok(());
+            };
+            // One byte more, by which a message that is too long is noticed.
+            let mut message = [0; MAX_ANSWER_BYTES + 1];
+            let length = match recv(fetcher.as_raw_fd(), &mut message, MsgFlags::empty()) {
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno::EINTR) => continue,
+                Ok(length) => length,
+                Err(_) => 0,
+            };
+            match FetchAnswer::decode(message.get(..length).unwrap_or_default()) {
+                Ok(answer) => self.on_answer(answer)?,
+                // It ended, or it is of another version. Another connection may follow.
+                Err(_) => self.replace_fetcher(None),
+            }
+        }
+    }
+
+    fn on_answer(&mut self, answer: FetchAnswer) -> Result<(), VmmError> {
+        let chunk = answer.request.chunk;
+        let Some(request) = self.open.get_mut(&chunk) else {
+            return Ok(());
+        };
+        let layer = request.layer;
+        if u32::try_from(layer) != Ok(answer.request.layer) {
+            return Ok(());
+        }
+        match answer.outcome {
+            FetchOutcome::Present => {
+                self.open.remove(&chunk);
+                self.fill(layer, chunk)
+            }
+            FetchOutcome::Failed(reason) => {
+                request.send_at = Some(Instant::now() + RETRY_DELAY);
+                self.last_failure = Some(reason);
+                Ok(())
+            }
+        }
+    }
+
+    fn on_fault(&mut self, address: u64) -> Result<(), VmmError> {
+        let chunk = self.memory.chunk_of(address);
+        let chunk = chunk.ok_or_else(|| failed("serving a page fault")(Errno::EFAULT))?;
+        if !self.memory.is_missing(chunk) {
+            let zeroed = self.memory.zero(address);
+            return zeroed.map_err(failed("filling memory with zeroes"));
+        }
+        let layer = self.source.layer_of(chunk);
+        let layer = layer.ok_or_else(|| failed("serving a page fault")(Errno::ENXIO))?;
+        let present = |layer: &FaultLayer| match &layer.present {
+            Some(present) => present.contains(chunk),
+            None => true,
+        };
+        if self.source.layers.get(layer).is_some_and(present) {
+            return self.fill(layer, chunk);
+        }
+        let now = Instant::now();
+        self.open.entry(chunk).or_insert(OpenRequest {
+            layer,
+            since: now,
+            send_at: Some(now),
+        });
+        Ok(())
+    }
+
+    /// Copies a chunk from its layer's file, which has it now.
+    fn fill(&mut self, layer: usize, chunk: u64) -> Result<(), VmmError> {
+        let reading = |e: &dyn std::fmt::Display| VmmError::host("reading a memory layer", e);
+        let layer = self.source.layers.get(layer);
+        let layer = layer.ok_or_else(|| reading(&Errno::ENXIO))?;
+        let bytes = u64::try_from(CHUNK_BYTES).map_err(|e| reading(&e))?;
+        let read = layer
+            .file
+            .read_exact_at(self.content.as_mut_slice(), chunk * bytes);
+        read.map_err(|e| reading(&e))?;
+        let filled = self.memory.fill(chunk, &self.content);
+        filled.map_err(failed("filling memory that arrived"))
+    }
+
+    /// Sends what is due. What the socket does not take now is sent later.
+    fn send(&mut self) {
+        let Some(fetcher) = &self.fetcher else {
+            return;
+        };
+        let now = Instant::now();
+        for (&chunk, open) in &mut self.open {
+            let Ok(layer) = u32::try_from(open.layer) else {
+                continue;
+            };
+            if open.send_at.is_some_and(|at| at <= now) {
+                let request = FetchRequest { layer, chunk };
+                let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+                if send(fetcher.as_raw_fd(), &request.encode(), flags).is_err() {
+                    return;
+                }
+                open.send_at = None;
+            }
+        }
+    }
+
+    fn check_time(&self) -> Result<(), VmmError> {
+        let limit = self.source.timeout;
+        let oldest = self.open.values().map(|request| request.since).min();
+        if oldest.is_none_or(|since| since.elapsed() < limit) {
+            return Ok(());
+        }
+        Err(VmmError::Store {
+            seconds: limit.as_secs_f64(),
+            reason: match &self.last_failure {
+                Some(reason) => format!(" ({reason})"),
+                None => String::new(),
+            },
+        })
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(Errno) -> VmmError {
+    move |e| VmmError::host(what, e)
+}

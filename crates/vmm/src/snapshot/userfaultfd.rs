@@ -1,0 +1,178 @@
+//! userfaultfd: page faults on memory that has not arrived (include/uapi/linux/userfaultfd.h).
+//!
+//! Made from a descriptor of `/dev/userfaultfd` that was opened before the jail, so it handles the
+//! kernel's own accesses, those of KVM among them, without a capability.
+
+use nix::errno::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+/// `_IOR`, `_IOWR`, `_IOWR` of type 0xaa.
+pub(crate) const UFFDIO_WAKE: u32 = 0x8010_aa02;
+pub(crate) const UFFDIO_COPY: u32 = 0xc028_aa03;
+pub(crate) const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
+const UFFD_API: u64 = 0xaa;
+const REGISTER_MODE_MISSING: u64 = 1;
+const EVENT_PAGEFAULT: u8 = 0x12;
+/// Bytes of `struct uffd_msg`.
+const MESSAGE_BYTES: usize = 32;
+/// Most faults that one read returns.
+const FAULTS_PER_READ: usize = 64;
+const PAGE_BYTES: u64 = 4096;
+
+#[repr(C)]
+struct ApiArg {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct RegisterArg {
+    start: u64,
+    bytes: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct CopyArg {
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: u64,
+    copied: i64,
+}
+
+#[repr(C)]
+struct ZeroArg {
+    start: u64,
+    bytes: u64,
+    mode: u64,
+    zeroed: i64,
+}
+
+#[repr(C)]
+struct WakeArg {
+    start: u64,
+    bytes: u64,
+}
+
+/// userfaultfd of this process. A forked process does not inherit what is registered: there, memory
+/// that has not arrived reads as zero.
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    /// Makes one from an open `/dev/userfaultfd`.
+    pub fn new(device: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: this request takes flags and makes a descriptor.
+        let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
+        let fd = Errno::result(fd)?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        let userfaultfd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut api = ApiArg {
+            api: UFFD_API,
+            features: 0,
+            ioctls: 0,
+        };
+        userfaultfd.request(UFFDIO_API, &mut api)?;
+        Ok(userfaultfd)
+    }
+
+    fn request<T>(&self, request: libc::c_ulong, argument: &mut T) -> Result<(), Errno> {
+        let argument: *mut T = argument;
+        // SAFETY: every caller passes the struct of its request. What the requests do to memory,
+        // they do to pages that are missing.
+        Errno::result(unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) }).map(drop)
+    }
+
+    /// Makes accesses to missing pages of a range wait for [`Self::copy`] or [`Self::zero`].
+    pub fn register(&self, start: u64, bytes: u64) -> Result<(), Errno> {
+        let mut register = RegisterArg {
+            start,
+            bytes,
+            mode: REGISTER_MODE_MISSING,
+            ioctls: 0,
+        };
+        self.request(UFFDIO_REGISTER, &mut register)
+    }
+
+    /// Fills the missing pages from `to` on with `bytes`, whole pages, and wakes those that wait
+    /// for them. Pages that are there keep their content.
+    pub fn copy(&self, to: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            let skipped = u64::try_from(done).map_err(|_| Errno::EOVERFLOW)?;
+            let mut copy = CopyArg {
+                to: to + skipped,
+                from: u64::try_from(rest.as_ptr().addr()).map_err(|_| Errno::EOVERFLOW)?,
+                bytes: u64::try_from(rest.len()).map_err(|_| Errno::EOVERFLOW)?,
+                mode: 0,
+                copied: 0,
+            };
+            let result = self.request(UFFDIO_COPY.into(), &mut copy);
+            match (result, usize::try_from(copy.copied)) {
+                (Ok(()), _) => break,
+                // A part was copied, or the memory is being remapped.
+                (Err(Errno::EAGAIN), Ok(copied)) => done += copied,
+                (Err(Errno::EAGAIN), Err(_)) => {}
+                (Err(Errno::EEXIST), _) => {
+                    self.wake(copy.to, PAGE_BYTES)?;
+                    done += usize::try_from(PAGE_BYTES).map_err(|_| Errno::EOVERFLOW)?;
+                }
+                (Err(e), _) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the page at `start` zero, if it is missing, and wakes those that wait for it.
+    pub fn zero(&self, start: u64) -> Result<(), Errno> {
+        loop {
+            let mut zero = ZeroArg {
+                start,
+                bytes: PAGE_BYTES,
+                mode: 0,
+                zeroed: 0,
+            };
+            match self.request(UFFDIO_ZEROPAGE.into(), &mut zero) {
+                Err(Errno::EAGAIN) => {}
+                Err(Errno::EEXIST) => return self.wake(start, PAGE_BYTES),
+                other => return other,
+            }
+        }
+    }
+
+    /// Makes those that wait for a range look again.
+    pub fn wake(&self, start: u64, bytes: u64) -> Result<(), Errno> {
+        self.request(UFFDIO_WAKE.into(), &mut WakeArg { start, bytes })
+    }
+
+    /// Returns the addresses of faults that wait, without waiting for one.
+    pub fn faults(&self) -> Result<Vec<u64>, Errno> {
+        let mut messages = [0; MESSAGE_BYTES * FAULTS_PER_READ];
+        let length = match nix::unistd::read(&self.0, &mut messages) {
+            Err(Errno::EAGAIN | Errno::EINTR) => 0,
+            other => other?,
+        };
+        let messages = messages.get(..length).unwrap_or_default();
+        let faults = messages.as_chunks::<MESSAGE_BYTES>().0.iter();
+        let faults = faults.filter(|message| message.first() == Some(&EVENT_PAGEFAULT));
+        // The address follows event (1 byte), 7 reserved bytes and flags (8 bytes).
+        let address = |message: &[u8; MESSAGE_BYTES]| {
+            let field = message.get(16..24)?.first_chunk()?;
+            Some(u64::from_le_bytes(*field))
+        };
+        Ok(faults.filter_map(address).collect())
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

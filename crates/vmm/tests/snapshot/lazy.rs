@@ -1,0 +1,262 @@
+//! Guests whose memory has not all arrived, at the worst moments.
+
+use super::files::{OpenSnapshot, SnapshotTarget};
+use super::guest_image::{guest, skip};
+use super::test_fetcher::{FetcherLink, LazyFiles, Mode, TestStore};
+use super::test_vm::TestVm;
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::vm::{Event, Request, StopCause};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const SLOW: Mode = Mode::Answer(Duration::from_millis(3));
+
+/// Snapshot of a guest with 64 MiB of checked memory, in a store.
+struct Stored {
+    store: Arc<TestStore>,
+    whole: OpenSnapshot,
+    base: File,
+}
+
+fn stored(test: &str) -> Option<Stored> {
+    let guest = guest(test)?;
+    if File::open("/dev/userfaultfd").is_err() {
+        skip(test, "/dev/userfaultfd cannot be opened");
+        return None;
+    }
+    let mut vm = TestVm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 64"), "ok");
+    vm.verify();
+    let whole = vm.snapshot(AfterSnapshot::Stop);
+    let store = TestStore::new(&whole);
+    let base = vm.base();
+    Some(Stored { store, whole, base })
+}
+
+impl Stored {
+    fn files(&self, present: u64, timeout: Duration) -> LazyFiles {
+        self.store.lazy_files(present, timeout).unwrap()
+    }
+
+    fn restore(&self, present: u64) -> (TestVm, FetcherLink) {
+        let files = self.files(present, LIMIT);
+        let link = self.store.serve(&files);
+        let mut vm = TestVm::start_lazily(self.store.cached.share(), &self.base, &files);
+        vm.wait_for_hello();
+        (vm, link)
+    }
+
+    /// The layers of `snapshot`, a descendant of the stored one, with this one's whole.
+    fn completed(&self, snapshot: &OpenSnapshot) -> OpenSnapshot {
+        let (mut completed, whole) = (snapshot.share(), self.whole.share());
+        for (layer, whole) in completed.memory.iter_mut().zip(whole.memory) {
+            *layer = whole;
+        }
+        completed
+    }
+
+    fn asked(&self) -> u64 {
+        self.store.asked.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the guest has asked for more than `before` chunks.
+    fn wait_for_request(&self, before: u64) {
+        let limit = Instant::now() + LIMIT;
+        while self.asked() <= before {
+            assert!(Instant::now() < limit, "the guest asked for nothing");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_guest_gets_what_it_touches_and_nothing_else() {
+    let test = "a_guest_gets_what_it_touches_and_nothing_else";
+    let Some(stored) = stored(test) else { return };
+    let (mut vm, _link) = stored.restore(0);
+    vm.status();
+    let (awake, all) = (stored.asked(), stored.store.chunks());
+    assert!(awake < all / 2, "{awake} of {all} chunks to wake up");
+    vm.verify();
+    let asked = stored.asked();
+    assert!((1024..=all).contains(&asked), "{asked} of {all} chunks");
+    vm.verify();
+    // A sibling maps what is in the cache now; the rest of its pages arrives as well.
+    let (mut sibling, _link) = stored.restore(3);
+    sibling.verify();
+    // Chunks that arrived and were not changed are not stored again.
+    let next = sibling.snapshot(AfterSnapshot::Stop);
+    assert!(next.report.stored < 700, "{:?}", next.report);
+}
+
+#[test]
+fn snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile() {
+    let test = "snapshots_have_what_has_not_arrived_and_what_arrives_meanwhile";
+    let Some(stored) = stored(test) else { return };
+    stored.store.set_mode(SLOW);
+    let (mut vm, _link) = stored.restore(2);
+    let mut snapshots = Vec::new();
+    for _ in 0..4 {
+        // The guest checks its memory, and so waits for it, in the middle of the snapshot.
+        let check = vm.begin("verify");
+        stored.wait_for_request(stored.asked());
+        snapshots.push(vm.snapshot(AfterSnapshot::Resume));
+        drop(check);
+    }
+    let stays = vm.snapshot(AfterSnapshot::Stay);
+    vm.resume();
+    snapshots.push(stays);
+    stored.store.set_mode(Mode::Answer(Duration::ZERO));
+    for snapshot in &snapshots {
+        // Of the guest's 64 MiB nothing is stored again.
+        assert!(snapshot.report.stored < 1000, "{:?}", snapshot.report);
+        let whole = stored.completed(snapshot);
+        TestVm::restore(whole, &stored.base, MemorySource::Map).verify();
+    }
+    vm.verify();
+    // A fork and a rollback: from layers with holes, with whole ones above.
+    let files = stored.files(0, LIMIT);
+    let _link = stored.store.serve(&files);
+    let last = snapshots.pop().unwrap();
+    let mut fork = TestVm::start_lazily(last, &stored.base, &files);
+    fork.wait_for_hello();
+    fork.verify();
+}
+
+#[test]
+fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
+    let test = "a_guest_that_waits_for_memory_is_paused_and_goes_on";
+    let Some(stored) = stored(test) else { return };
+    let (mut vm, _link) = stored.restore(0);
+    vm.status();
+    stored.store.set_mode(SLOW);
+    let before = stored.asked();
+    let check = vm.begin("verify");
+    // It is past its disk: a device that waits for memory delays a pause, up to the limit.
+    stored.wait_for_request(before + 300);
+    stored.store.set_mode(Mode::Silent);
+    stored.wait_for_request(stored.asked());
+    // vCPUs leave the guest although nothing arrives.
+    for _ in 0..5 {
+        assert!(vm.pause() < 1_000_000);
+        vm.resume();
+    }
+    vm.pause();
+    let target = SnapshotTarget::new();
+    let snapshot = vm.snapshot_to(target, AfterSnapshot::Stay).unwrap();
+    stored.store.set_mode(Mode::Answer(Duration::ZERO));
+    vm.resume();
+    assert!(answer(check).starts_with("verified"));
+    vm.verify();
+    let whole = stored.completed(&snapshot);
+    TestVm::restore(whole, &stored.base, MemorySource::Map).verify();
+}
+
+#[test]
+fn memory_that_is_given_back_before_it_arrived_does_no_harm() {
+    let test = "memory_that_is_given_back_before_it_arrived_does_no_harm";
+    let Some(stored) = stored(test) else { return };
+    stored.store.set_mode(SLOW);
+    let (mut vm, _link) = stored.restore(0);
+    for target_mib in [96, 0] {
+        vm.send(&Request::Balloon { target_mib });
+        vm.verify();
+    }
+    // 64 MiB that have not all arrived are freed, and others are used.
+    assert_eq!(vm.ask("dirty 0"), "ok");
+    assert_eq!(vm.ask("dirty 96"), "ok");
+    vm.verify();
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    vm.verify();
+    let whole = stored.completed(&snapshot);
+    TestVm::restore(whole, &stored.base, MemorySource::Map).verify();
+}
+
+/// Waits for the answer to a command.
+fn answer(command: UnixStream) -> String {
+    let mut line = String::new();
+    BufReader::new(command).read_line(&mut line).unwrap();
+    line
+}
+
+/// Reason for which a VM ended, and the time that it took.
+fn end_of(vm: &mut TestVm) -> (String, Duration) {
+    let began = Instant::now();
+    let reason = vm.wait(|event| match event {
+        Event::Stopped(StopCause::HostError { reason }) => Ok(reason),
+        other => Err(other),
+    });
+    assert!(vm.child.wait().unwrap().success());
+    (reason, began.elapsed())
+}
+
+#[test]
+fn a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored() {
+    let test = "a_guest_whose_store_does_not_answer_ends_with_the_reason_and_can_be_restored";
+    let Some(stored) = stored(test) else { return };
+    let second = Duration::from_secs(1);
+    // Nothing at all arrives: the event loop waits for a device's rings, before the guest runs.
+    for (mode, expected) in [
+        (Mode::Silent, "its store did not answer for 1 s"),
+        (Mode::Fail, "its store did not answer for 1 s (503)"),
+    ] {
+        stored.store.set_mode(mode);
+        let files = stored.files(0, second);
+        let _link = stored.store.serve(&files);
+        let mut vm = TestVm::start_lazily(stored.store.cached.share(), &stored.base, &files);
+        let (reason, took) = end_of(&mut vm);
+        assert_eq!(reason, expected);
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
+    // It goes away under a guest that runs.
+    stored.store.set_mode(Mode::Answer(Duration::ZERO));
+    let files = stored.files(0, second);
+    let link = stored.store.serve(&files);
+    let mut vm = TestVm::start_lazily(stored.store.cached.share(), &stored.base, &files);
+    vm.wait_for_hello();
+    link.cut();
+    let check = vm.begin("verify");
+    assert_eq!(end_of(&mut vm).0, "its store did not answer for 1 s");
+    drop(check);
+    let (mut again, _link) = stored.restore(0);
+    again.verify();
+}
+
+#[test]
+fn the_next_fetcher_takes_over_and_a_guest_that_waits_can_be_killed() {
+    let test = "the_next_fetcher_takes_over_and_a_guest_that_waits_can_be_killed";
+    let Some(stored) = stored(test) else { return };
+    let files = stored.files(0, LIMIT);
+    let mut link = stored.store.serve(&files);
+    let mut vm = TestVm::start_lazily(stored.store.cached.share(), &stored.base, &files);
+    vm.wait_for_hello();
+    let check = vm.begin("verify");
+    for _ in 0..5 {
+        stored.wait_for_request(stored.asked());
+        link.cut();
+        link = stored.store.serve(&files);
+    }
+    assert!(answer(check).starts_with("verified"));
+    vm.verify();
+
+    let (mut vm, link) = stored.restore(0);
+    stored.store.set_mode(Mode::Silent);
+    let before = stored.asked();
+    let _check = vm.begin("verify");
+    stored.wait_for_request(before);
+    let began = Instant::now();
+    vm.child.kill().unwrap();
+    vm.child.wait().unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+    drop(link);
+    stored.store.set_mode(Mode::Fail);
+}
