@@ -51,7 +51,8 @@ pub struct GcReport {
 }
 
 impl SharedStore {
-    /// Gives a snapshot up. A collection removes it when no other snapshot is based on it.
+    /// Gives a snapshot up. A collection removes it when no other snapshot is based on it
+    /// and no id names it.
     pub async fn remove(&self, tenant: &Tenant, root: Hash) -> Result<(), StoreError> {
         let removed = bytes::Bytes::from_static(b"removed");
         self.backend.put(&tenant.removed_key(&root), removed).await
@@ -177,8 +178,8 @@ impl SharedStore {
         Ok((oldest, protected, leases))
     }
 
-    /// Returns the keys of what is needed: of snapshots that were not removed, of those that they
-    /// are based on, and of those that leases protect.
+    /// Returns the keys of what is needed: of snapshots that were not removed or have a name, of
+    /// those that they are based on, and of those that leases protect.
     async fn mark(
         &self,
         tenant: &Tenant,
@@ -213,6 +214,7 @@ impl SharedStore {
             .copied()
             .collect();
         needed.extend(referenced);
+        needed.extend(self.named_roots(tenant).await?);
         needed.extend(
             protected
                 .iter()

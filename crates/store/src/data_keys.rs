@@ -67,13 +67,14 @@ pub(crate) enum HashOf {
     Leaf,
     Layer,
     Manifest,
+    Name,
 }
 
 /// One generation of a tenant's data keys. All of them derive from one secret of 32 bytes.
 #[derive(Clone)]
 pub struct DataKeys {
     generation: u32,
-    hashes: [[u8; 32]; 4],
+    hashes: [[u8; 32]; 5],
     cipher: XChaCha20Poly1305,
 }
 
@@ -94,7 +95,7 @@ impl DataKeys {
         };
         Self {
             generation,
-            hashes: ["chunk", "leaf", "layer", "manifest"].map(|subject| *key(subject)),
+            hashes: ["chunk", "leaf", "layer", "manifest", "name"].map(|subject| *key(subject)),
             cipher: XChaCha20Poly1305::new((&*key("encryption")).into()),
         }
     }

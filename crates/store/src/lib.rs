@@ -22,6 +22,7 @@ mod pack_index;
 mod pull;
 mod push;
 mod remote;
+mod snapshot_names;
 mod source;
 mod store_url;
 mod tenant;

@@ -61,6 +61,12 @@ impl Tenant {
         newest.ok_or_else(|| key_error(&self.name, "it has no generation"))
     }
 
+    /// Data keys of its first generation.
+    pub(crate) fn oldest(&self) -> Result<&DataKeys, StoreError> {
+        let oldest = self.generations.values().next();
+        oldest.ok_or_else(|| key_error(&self.name, "it has no generation"))
+    }
+
     /// Data keys of a generation.
     pub fn generation(&self, number: u32) -> Result<&DataKeys, StoreError> {
         let keys = self.generations.get(&number);

@@ -125,6 +125,64 @@ async fn a_stock_template_stays_while_any_tenant_needs_it() {
 }
 
 #[tokio::test]
+async fn an_id_names_its_snapshot_and_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let (alice, bob) = (store.tenant("alice").await, store.tenant("bob").await);
+    let (alice, bob) = (alice.unwrap(), bob.unwrap());
+    let options = PushOptions::new(dir.path().join("index"));
+    let (source, other) = (snapshot(dir.path(), &[1]), snapshot(dir.path(), &[2]));
+    let (name, _) = store.push(&alice, &source, &options).await.unwrap();
+    let (other_name, _) = store.push(&alice, &other, &options).await.unwrap();
+    for id in ["snap-1", "snap-2"] {
+        store.set_name(&alice, id, name.root).await.unwrap();
+    }
+    assert_eq!(store.named(&alice, "snap-3").await.unwrap(), None);
+    assert_eq!(store.named(&bob, "snap-1").await.unwrap(), None);
+    // Keys of a further generation find what was named before.
+    let alice = store.rotate("alice").await.unwrap();
+    let named = store.named(&alice, "snap-1").await.unwrap();
+    assert_eq!(named, Some(name.root));
+    // One of two ids of the same content goes: the other keeps it.
+    store.remove_name(&alice, "snap-1").await.unwrap();
+    store.remove(&alice, name.root).await.unwrap();
+    collect_twice(&store, &alice).await;
+    assert_eq!(store.named(&alice, "snap-1").await.unwrap(), None);
+    assert_same(&store, &alice, name.root, &source).await;
+    // An id that names another snapshot lets the first one go.
+    store
+        .set_name(&alice, "snap-2", other_name.root)
+        .await
+        .unwrap();
+    let named = store.named(&alice, "snap-2").await.unwrap();
+    assert_eq!(named, Some(other_name.root));
+    collect_twice(&store, &alice).await;
+    assert_eq!(store.snapshots(&alice).await.unwrap(), [other_name.root]);
+}
+
+#[tokio::test]
+async fn a_name_that_was_moved_in_the_bucket_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let alice = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let mut roots = Vec::new();
+    for (id, chunk) in [("a", 1), ("b", 2)] {
+        let source = snapshot(dir.path(), &[chunk]);
+        let (name, _) = store.push(&alice, &source, &options).await.unwrap();
+        store.set_name(&alice, id, name.root).await.unwrap();
+        roots.push(name.root);
+    }
+    let names = store.backend().list("").await.unwrap();
+    let mut names = names.iter().filter(|found| found.key.contains("/names/"));
+    let (one, two) = (names.next().unwrap(), names.next().unwrap());
+    let content = store.backend().get(&one.key, 4096).await.unwrap();
+    store.backend().put(&two.key, content).await.unwrap();
+    let refused = async |id| store.named(&alice, id).await.is_err();
+    assert!(refused("a").await != refused("b").await);
+}
+
+#[tokio::test]
 async fn a_push_does_not_count_on_what_is_condemned() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store) = in_memory();
