@@ -1,8 +1,8 @@
 //! Ids of snapshots: the way from an id, which a host gave, to the root that names the content.
 //!
-//! `names/<keyed hash of the id>/<root>` is encrypted and bound to its key, so that only a host with
-//! the tenant's keys can name a snapshot. A snapshot that has a name is not collected, even after
-//! [`SharedStore::remove`]: two ids may name the same content.
+//! `names/<keyed hash of the id>/<root>` is encrypted and bound to its key, so that only a host
+//! with the tenant's keys can name a snapshot. A snapshot that has a name is not collected, even
+//! after [`SharedStore::remove`]: two ids may name the same content.
 
 use crate::data_keys::{Hash, HashOf};
 use crate::tenant::{SharedStore, Tenant};
