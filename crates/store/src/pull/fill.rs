@@ -238,7 +238,7 @@ impl SharedStore {
             true => STRAGGLER_PATIENCE,
             false => BULK_PATIENCE,
         };
-        let mut since = Instant::now();
+        let mut since = tokio::time::Instant::now();
         loop {
             let manner = Manner {
                 urgent,
@@ -254,7 +254,7 @@ impl SharedStore {
                 return Ok(());
             }
             if busy.len() < before {
-                since = Instant::now();
+                since = tokio::time::Instant::now();
             }
             missing = busy;
             let _ = tokio::time::timeout(POLL_INTERVAL, arrived).await;
