@@ -10,7 +10,8 @@
 //! ([`Engine::adopt`]). Kept guests that are not adopted must be ended ([`Engine::end_unadopted`]).
 
 use crate::{
-    BootReport, ConnectionLog, EngineDescription, ExitReason, NetworkRules, SandboxSize, Startup,
+    BootReport, ConnectionLog, EngineDescription, ExistingSnapshot, ExitReason, ImportedFiles,
+    NetworkRules, SandboxSize, SnapshotImport, Startup,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -138,6 +139,12 @@ pub enum EngineError {
         needed: u64,
         /// Limit in bytes.
         most: u64,
+    },
+    /// This host cannot restore the snapshot.
+    #[error("{reason}")]
+    Incompatible {
+        /// Requirement of the snapshot that this host lacks, and a remedy.
+        reason: String,
     },
     /// The engine does not support the operation.
     #[error("the engine {engine} cannot {what}{}", .instead.map(|i| format!("; use {i}")).unwrap_or_default())]
@@ -329,8 +336,37 @@ pub trait Engine: Send + Sync + 'static {
         true
     }
 
+    /// Checks that this host can restore a snapshot that another host made, before its layers are
+    /// fetched ([`EngineError::Incompatible`]).
+    fn check_import(
+        &self,
+        import: &SnapshotImport,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
+        std::future::ready(Err(no_import(import)))
+    }
+
+    /// Puts a snapshot in place that another host made, whose parent is there. Afterwards it is
+    /// either complete or does not exist.
+    fn import_snapshot(
+        &self,
+        import: &SnapshotImport,
+        _files: ImportedFiles,
+        _existing: ExistingSnapshot,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
+        std::future::ready(Err(no_import(import)))
+    }
+
     /// Removes a snapshot's files; a missing snapshot is no error. Blocks.
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError>;
+}
+
+fn no_import(import: &SnapshotImport) -> EngineError {
+    EngineError::Incompatible {
+        reason: format!(
+            "snapshot {} was taken with the engine {}, which takes none from other hosts here",
+            import.id, import.engine
+        ),
+    }
 }
 
 /// Guest whose agent waits for an identity. Dropping it ends the guest.

@@ -12,6 +12,7 @@ mod network;
 mod process_instance;
 mod reserved_names;
 mod size;
+mod snapshot_import;
 mod startup;
 
 pub use boot::{BootMode, BootReport};
@@ -35,4 +36,5 @@ pub use reserved_names::{
     is_reserved, is_unfinished_build,
 };
 pub use size::{SandboxSize, SizeError};
+pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

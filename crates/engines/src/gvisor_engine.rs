@@ -1,6 +1,7 @@
 //! The engine `gvisor` in the host's terms: templates and snapshots of a data directory.
 
 mod guest;
+mod import;
 
 pub use guest::{GvisorGuest, UnassignedGvisorGuest};
 pub(crate) use guest::{end_unreachable, is_ours};
@@ -10,9 +11,9 @@ use crate::host::{Host, PreparedTemplate};
 use crate::template_cache::{TemplateCache, chain};
 use guest::GvisorHandle;
 use jiffy_engine::{
-    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExitReason, GVISOR,
-    GuestHandle, KeptGuest, NetworkRules, SandboxSize, SnapshotTimes, Startup, VerifiedSnapshot,
-    new_id,
+    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot,
+    ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules, SandboxSize,
+    SnapshotImport, SnapshotTimes, Startup, VerifiedSnapshot, new_id,
 };
 use jiffy_gvisor::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -382,6 +383,19 @@ impl Engine for GvisorEngine {
     fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.get(id).map(|manifest| manifest.template);
         self.templates.serves(template, taken.ok().as_deref())
+    }
+
+    async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {
+        self.can_restore(import).await.map(drop)
+    }
+
+    async fn import_snapshot(
+        &self,
+        import: &SnapshotImport,
+        files: ImportedFiles,
+        existing: ExistingSnapshot,
+    ) -> Result<(), EngineError> {
+        self.take_in(import, files, existing).await
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

@@ -263,6 +263,11 @@ impl PreparedTemplate {
         })
     }
 
+    /// Checks that this host has the modules that a snapshot was taken with.
+    pub(crate) fn has_modules(&self, sha256: &str) -> Result<(), CreateError> {
+        self.modules_named(sha256).map(drop)
+    }
+
     /// Returns what a boot of this template needs.
     pub(crate) fn boot_spec(
         &self,

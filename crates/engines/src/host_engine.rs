@@ -7,8 +7,9 @@ use crate::microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest}
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, EngineName,
-    ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity,
-    SandboxSize, SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
+    ExistingSnapshot, ExitReason, Guest, GuestHandle, GuestUsage, ImportedFiles, KeptGuest,
+    NetworkRules, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotTimes, Startup,
+    UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
@@ -119,6 +120,14 @@ impl HostEngine {
             EngineName::MicroVm => Ok(EngineRef::MicroVm(&self.microvm)),
             EngineName::Gvisor => self.gvisor().map(EngineRef::Gvisor),
         }
+    }
+
+    /// The engine that took a snapshot of another host.
+    fn of_import(&self, import: &SnapshotImport) -> Result<EngineRef<'_>, EngineError> {
+        let engine = self.engine(Some(&import.engine));
+        engine.map_err(|e| EngineError::Incompatible {
+            reason: format!("snapshot {} cannot be restored: {e}", import.id),
+        })
     }
 
     /// The engine that took snapshot `id`.
@@ -361,6 +370,20 @@ impl Engine for HostEngine {
             // A snapshot stays if this cannot be told.
             Err(_) => true,
         }
+    }
+
+    async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {
+        with!(self.of_import(import)?, engine => engine.check_import(import).await)
+    }
+
+    async fn import_snapshot(
+        &self,
+        import: &SnapshotImport,
+        files: ImportedFiles,
+        existing: ExistingSnapshot,
+    ) -> Result<(), EngineError> {
+        let engine = self.of_import(import)?;
+        with!(engine, engine => engine.import_snapshot(import, files, existing).await)
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

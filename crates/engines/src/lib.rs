@@ -8,6 +8,7 @@ mod guest_nic;
 mod gvisor_engine;
 mod host;
 mod host_engine;
+mod imported_files;
 mod microvm_engine;
 mod programs;
 mod rehearsal;

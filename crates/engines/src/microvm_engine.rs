@@ -1,6 +1,7 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
 mod guest;
+mod import;
 mod unassigned;
 
 pub use guest::MicroVmGuest;
@@ -15,9 +16,10 @@ use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
-    AfterSnapshot, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError, Guest,
-    GuestHandle, KeptGuest, MICROVM, NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize,
-    SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
+    AfterSnapshot, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError,
+    ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
+    ProcessInstance, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotTimes, Startup,
+    UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
@@ -457,6 +459,19 @@ impl Engine for MicroVmEngine {
     fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.manifest(id).map(|taken| taken.template);
         self.templates.serves(template, taken.ok().as_deref())
+    }
+
+    async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {
+        self.can_restore(import).await
+    }
+
+    async fn import_snapshot(
+        &self,
+        import: &SnapshotImport,
+        files: ImportedFiles,
+        existing: ExistingSnapshot,
+    ) -> Result<(), EngineError> {
+        self.take_in(import, files, existing).await
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

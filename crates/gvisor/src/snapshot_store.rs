@@ -3,6 +3,7 @@
 
 use crate::error::GvisorError;
 use jiffy_engine::SandboxSize;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -56,6 +57,26 @@ impl GvisorManifest {
             size: SandboxSize::default(),
             net: false,
             base: String::new(),
+        }
+    }
+
+    /// Reads the manifest of snapshot `id`.
+    pub fn parse(words: &[u8], id: &str) -> Result<Self, GvisorError> {
+        let damaged = |reason: String| GvisorError::Snapshot {
+            id: id.to_owned(),
+            reason,
+        };
+        let manifest: Self =
+            serde_json::from_slice(words).map_err(|e| damaged(format!("is damaged: {e}")))?;
+        match manifest.format {
+            MANIFEST_FORMAT if manifest.id == id => Ok(manifest),
+            MANIFEST_FORMAT => Err(damaged(format!(
+                "is damaged: its manifest is that of {:?}",
+                manifest.id
+            ))),
+            other => Err(damaged(format!(
+                "has format {other}, and this program knows {MANIFEST_FORMAT}: it was taken by another version of jiffy"
+            ))),
         }
     }
 }
@@ -114,34 +135,83 @@ impl SnapshotStore {
         draft: &Path,
         manifest: &GvisorManifest,
     ) -> Result<(), GvisorError> {
-        let file = draft.join(MANIFEST_FILE);
-        let words = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
-        let written = words.and_then(|words| fs::write(&file, words));
-        written.map_err(GvisorError::file(&file))?;
+        write_manifest(draft, manifest)?;
         let path = self.path(&manifest.id)?;
         fs::rename(draft, &path).map_err(GvisorError::file(&path))
+    }
+
+    /// Publishes the snapshot of `manifest`, which another host made, with the files that `fill`
+    /// puts into the directory that it is given. One that is there already is replaced if `replace`
+    /// says so. Afterwards it is complete and on storage, or does not exist.
+    pub fn import(
+        &self,
+        manifest: &GvisorManifest,
+        replace: bool,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<(), GvisorError> {
+        if !replace {
+            self.expect_free(&manifest.id)?;
+        }
+        let draft = self.draft()?;
+        let imported = self.import_in(&draft, manifest, fill);
+        // After an exchange these are the files that were replaced.
+        let _ = fs::remove_dir_all(&draft);
+        imported
+    }
+
+    fn import_in(
+        &self,
+        draft: &Path,
+        manifest: &GvisorManifest,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<(), GvisorError> {
+        let failed = |e| GvisorError::file(draft)(e);
+        fill(draft).map_err(failed)?;
+        // As it came, it may be shared with a cache.
+        let own = draft.join(MANIFEST_FILE);
+        match fs::remove_file(&own) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+        for entry in fs::read_dir(draft).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let known = name.to_str().is_some_and(is_checkpoint_file);
+            if !known || !entry.file_type().map_err(failed)?.is_file() {
+                return Err(GvisorError::Snapshot {
+                    id: manifest.id.clone(),
+                    reason: format!("is damaged: a checkpoint has no file {name:?}"),
+                });
+            }
+            File::open(entry.path())
+                .and_then(|file| file.sync_all())
+                .map_err(failed)?;
+        }
+        let path = self.path(&manifest.id)?;
+        match path.exists() {
+            false => self.publish(draft, manifest)?,
+            true => {
+                write_manifest(draft, manifest)?;
+                let flags = RenameFlags::RENAME_EXCHANGE;
+                renameat2(AT_FDCWD, draft, AT_FDCWD, &path, flags)
+                    .map_err(|e| GvisorError::file(&path)(e.into()))?;
+            }
+        }
+        let synced = File::open(&path).and_then(|dir| dir.sync_all());
+        synced
+            .and_then(|()| File::open(&self.root)?.sync_all())
+            .map_err(GvisorError::file(&path))
     }
 
     /// Reads the manifest of snapshot `id`.
     pub fn get(&self, id: &str) -> Result<GvisorManifest, GvisorError> {
         let path = self.path(id)?.join(MANIFEST_FILE);
-        let damaged = |reason: String| GvisorError::Snapshot {
-            id: id.to_owned(),
-            reason,
-        };
-        let words = match fs::read(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(damaged("does not exist".to_owned()));
-            }
-            other => other.map_err(GvisorError::file(&path))?,
-        };
-        let manifest: GvisorManifest =
-            serde_json::from_slice(&words).map_err(|e| damaged(format!("is damaged: {e}")))?;
-        match manifest.format {
-            MANIFEST_FORMAT => Ok(manifest),
-            other => Err(damaged(format!(
-                "has format {other}, and this program knows {MANIFEST_FORMAT}: it was taken by another version of jiffy"
-            ))),
+        match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(GvisorError::Snapshot {
+                id: id.to_owned(),
+                reason: "does not exist".to_owned(),
+            }),
+            other => GvisorManifest::parse(&other.map_err(GvisorError::file(&path))?, id),
         }
     }
 
@@ -258,6 +328,20 @@ impl SnapshotStore {
     }
 }
 
+fn write_manifest(draft: &Path, manifest: &GvisorManifest) -> Result<(), GvisorError> {
+    let file = draft.join(MANIFEST_FILE);
+    let words = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
+    let written = words.and_then(|words| fs::write(&file, words));
+    written.map_err(GvisorError::file(&file))
+}
+
+/// True for names of files that gVisor writes, and for the mark of a boot.
+fn is_checkpoint_file(name: &str) -> bool {
+    let image = name.strip_suffix(".img");
+    let good = |b: u8| b.is_ascii_lowercase() || b == b'_';
+    name == BOOT_MARK_FILE || image.is_some_and(|stem| !stem.is_empty() && stem.bytes().all(good))
+}
+
 /// Word for this run of this process.
 fn run() -> &'static str {
     static RUN: OnceLock<String> = OnceLock::new();
@@ -299,6 +383,34 @@ mod tests {
         store.remove("abc").unwrap();
         store.remove("abc").unwrap();
         assert!(!store.has("abc") && store.ids().unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_import_is_complete_or_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(place.path().join("s")).unwrap();
+        let manifest = GvisorManifest::new("abc", 7);
+        let with = |name: &'static str, text: &'static str| {
+            move |dir: &Path| {
+                fs::write(dir.join(MANIFEST_FILE), "of another host")?;
+                fs::write(dir.join(name), text)
+            }
+        };
+        for bad in [".draft-1", "a.sh", "A.img", ".img"] {
+            assert!(store.import(&manifest, false, with(bad, "")).is_err());
+        }
+        let broken = |_: &Path| Err(io::Error::other("the disk is full"));
+        assert!(store.import(&manifest, false, broken).is_err());
+        assert_eq!(fs::read_dir(place.path().join("s")).unwrap().count(), 0);
+        let good = with("pages_meta.img", "one");
+        store.import(&manifest, false, good).unwrap();
+        assert_eq!(store.get("abc").unwrap(), manifest);
+        assert!(store.import(&manifest, false, good).is_err());
+        let other = with("pages_meta.img", "two");
+        store.import(&manifest, true, other).unwrap();
+        let pages = place.path().join("s/abc/pages_meta.img");
+        assert_eq!(fs::read_to_string(pages).unwrap(), "two");
+        assert_eq!(fs::read_dir(place.path().join("s")).unwrap().count(), 1);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-const CHECKSUMS_FILE: &str = "seal.json";
+pub(crate) const CHECKSUMS_FILE: &str = "seal.json";
 const MAX_CHECKSUMS_BYTES: u64 = 256 << 20;
 const MAX_SMALL_FILE_BYTES: u64 = 128 << 20;
 /// Chunks hashed between two checks that the snapshot still exists.

@@ -17,6 +17,7 @@
 mod checksums;
 mod draft;
 mod error;
+mod import;
 mod lineage;
 mod manifest;
 mod merge;
@@ -29,6 +30,7 @@ mod working_set;
 pub use checksums::{Checksums, DamagedChunk, VerifyResult};
 pub use draft::{Durability, SnapshotDraft};
 pub use error::SnapshotError;
+pub use import::{ImportMode, check_manifest};
 pub use lineage::Lineage;
 pub use manifest::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
 pub use snapshot::{Hold, Snapshot, SnapshotLayer, read_index};

@@ -51,7 +51,12 @@ impl Snapshot {
     /// Opens snapshot `id` in the directory `root` and checks its files against its manifest.
     pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
         let manifest = store_index::manifest(root, id)?;
-        let path = root.join(id);
+        Self::checked_at(&root.join(id), manifest)
+    }
+
+    /// Checks the files in the directory `path` against `manifest`.
+    pub(crate) fn checked_at(path: &Path, manifest: Manifest) -> Result<Self, SnapshotError> {
+        let path = path.to_owned();
         let snapshot = Self { path, manifest };
         snapshot.check()?;
         Ok(snapshot)

@@ -59,9 +59,13 @@ impl Store {
 
     /// Creates the files of a new snapshot with `disks` writable disks.
     pub fn draft(&self, disks: usize) -> Result<SnapshotDraft, SnapshotError> {
+        SnapshotDraft::create(&self.index, &self.root, self.new_draft_path(), disks)
+    }
+
+    /// Path of a directory for a snapshot that is being made, which is not there yet.
+    pub(crate) fn new_draft_path(&self) -> PathBuf {
         let (own, pid) = (unique_name(), std::process::id());
-        let name = format!("{DRAFT_PREFIX}{pid}-{own}");
-        SnapshotDraft::create(&self.index, &self.root, self.root.join(name), disks)
+        self.root.join(format!("{DRAFT_PREFIX}{pid}-{own}"))
     }
 
     /// Opens and checks a snapshot.

@@ -13,8 +13,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-const WORKING_SET_FILE: &str = "working-set.index";
-const WRITTEN_PAGES_FILE: &str = "written-pages.index";
+pub(crate) const WORKING_SET_FILE: &str = "working-set.index";
+pub(crate) const WRITTEN_PAGES_FILE: &str = "written-pages.index";
 /// Largest index read: pages of 32 GiB.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
 

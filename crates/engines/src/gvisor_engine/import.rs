@@ -1,0 +1,74 @@
+//! Snapshots of gVisor sandboxes that other hosts made.
+
+use super::GvisorEngine;
+use crate::imported_files::{incompatible, place_all};
+use crate::template_cache::chain;
+use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
+use jiffy_gvisor::GvisorManifest;
+use std::path::Path;
+
+impl GvisorEngine {
+    /// Checks the versions of a snapshot against this host. Returns its manifest, with the paths of
+    /// this host.
+    pub(super) async fn can_restore(
+        &self,
+        import: &SnapshotImport,
+    ) -> Result<GvisorManifest, EngineError> {
+        let refuse = |reason: String| EngineError::Incompatible { reason };
+        let parsed = GvisorManifest::parse(&import.manifest, &import.id);
+        let mut manifest = parsed.map_err(|e| refuse(e.to_string()))?;
+        if import.parent.is_some() {
+            return Err(refuse(format!(
+                "snapshot {} of gVisor has a parent: it is damaged",
+                import.id
+            )));
+        }
+        if manifest.version != self.version {
+            return Err(refuse(format!(
+                "snapshot {} needs gVisor {}, and this host has {}; use that version of jiffy",
+                import.id, manifest.version, self.version
+            )));
+        }
+        if manifest.net && self.network.is_none() {
+            return Err(refuse(format!(
+                "snapshot {} was taken with a network, and sandboxes of this host have none; start the daemon with --network on",
+                import.id
+            )));
+        }
+        let prepared = self.templates.prepare_version(&manifest.template).await;
+        let prepared = prepared.map_err(|e| {
+            let what = format!("template {}", manifest.template);
+            let remedy = "pull the template, or build the same version of it";
+            incompatible(import, &what, &e, remedy)
+        })?;
+        let agent = prepared.agent_root().map_err(chain)?;
+        let name = Path::new(&manifest.base).file_name().unwrap_or_default();
+        let base = agent.with_file_name(name);
+        if name.is_empty() || !base.is_file() {
+            return Err(refuse(format!(
+                "snapshot {} needs the guest agent {}, which this host lacks; use the version of jiffy that made it",
+                import.id,
+                name.display()
+            )));
+        }
+        manifest.base = base.display().to_string();
+        Ok(manifest)
+    }
+
+    /// Puts a snapshot in place.
+    pub(super) async fn take_in(
+        &self,
+        import: &SnapshotImport,
+        files: ImportedFiles,
+        existing: ExistingSnapshot,
+    ) -> Result<(), EngineError> {
+        let manifest = self.can_restore(import).await?;
+        let store = self.store.clone();
+        let replace = existing == ExistingSnapshot::Replace;
+        let work = tokio::task::spawn_blocking(move || {
+            store.import(&manifest, replace, |dir| place_all(&files, dir))
+        });
+        let imported = work.await.map_err(EngineError::failed)?;
+        imported.map_err(EngineError::failed)
+    }
+}

@@ -1,0 +1,71 @@
+//! Snapshots of microVMs that other hosts made.
+
+use super::MicroVmEngine;
+use crate::imported_files::{incompatible, place_all};
+use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
+use jiffy_snapshot::{ImportMode, Manifest, check_manifest};
+
+impl MicroVmEngine {
+    /// Checks the versions of a snapshot against this host. The processor's features are compared
+    /// when it is restored.
+    pub(super) async fn can_restore(&self, import: &SnapshotImport) -> Result<(), EngineError> {
+        let manifest = manifest(import)?;
+        let template = self.templates.prepare_version(&manifest.template).await;
+        let template = template.map_err(|e| {
+            incompatible(
+                import,
+                &format!("template {}", manifest.template),
+                &e,
+                "pull the template, or build the same version of it",
+            )
+        })?;
+        if let Some(sum) = &manifest.modules {
+            template.has_modules(sum).map_err(|e| {
+                incompatible(
+                    import,
+                    &format!("the modules of kernel {}", manifest.versions.kernel),
+                    &crate::template_cache::chain(e),
+                    "use the version of jiffy that made it",
+                )
+            })?;
+        }
+        match manifest.net && self.network.is_none() {
+            false => Ok(()),
+            true => Err(EngineError::Incompatible {
+                reason: format!(
+                    "snapshot {} was taken with a network, and sandboxes of this host have none; start the daemon with --network on",
+                    import.id
+                ),
+            }),
+        }
+    }
+
+    /// Puts a snapshot in place.
+    pub(super) async fn take_in(
+        &self,
+        import: &SnapshotImport,
+        files: ImportedFiles,
+        existing: ExistingSnapshot,
+    ) -> Result<(), EngineError> {
+        manifest(import)?;
+        let (store, import) = (self.store.clone(), import.clone());
+        let mode = match existing {
+            ExistingSnapshot::Keep => ImportMode::New,
+            ExistingSnapshot::Replace => ImportMode::Replace,
+        };
+        let work = tokio::task::spawn_blocking(move || {
+            let fill = |dir: &std::path::Path| place_all(&files, dir);
+            store.import(&import.id, import.parent.as_deref(), mode, fill)
+        });
+        let imported = work.await.map_err(EngineError::failed)?;
+        imported.map(drop).map_err(EngineError::failed)
+    }
+}
+
+fn manifest(import: &SnapshotImport) -> Result<Manifest, EngineError> {
+    check_manifest(&import.manifest, &import.id, import.parent.as_deref()).map_err(|e| {
+        EngineError::Incompatible {
+            reason: e.to_string(),
+        }
+    })
+}

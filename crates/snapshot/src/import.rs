@@ -1,0 +1,154 @@
+//! Import of a snapshot that another host made. Its files are as hostile as their origin.
+
+use crate::manifest::{Manifest, check_id};
+use crate::snapshot::{
+    MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index,
+    disk_layer, read,
+};
+use crate::working_set::{WORKING_SET_FILE, WRITTEN_PAGES_FILE};
+use crate::{Lineage, SnapshotError, Store, checksums};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Writable disks of an imported snapshot.
+const MAX_DISKS: usize = 64;
+
+/// Treatment of a snapshot that has the id already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImportMode {
+    /// [`SnapshotError::Exists`].
+    New,
+    /// The import takes its place; guests that run from it keep its files.
+    Replace,
+}
+
+/// Directory that goes when it was not published.
+struct ImportDraft(PathBuf);
+
+impl Drop for ImportDraft {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Checks the manifest of a snapshot that is to be imported.
+pub fn check_manifest(
+    bytes: &[u8],
+    id: &str,
+    parent: Option<&str>,
+) -> Result<Manifest, SnapshotError> {
+    check_id(id)?;
+    let path = Path::new(MANIFEST);
+    if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+        return Err(SnapshotError::damaged(path, "it is too long"));
+    }
+    let manifest = Manifest::parse(bytes, id, path)?;
+    if manifest.disks.len() > MAX_DISKS {
+        return Err(SnapshotError::damaged(path, "it has too many disks"));
+    }
+    if manifest.parent.as_deref() != parent {
+        let reason = "its parent is not the one of its lineage";
+        return Err(SnapshotError::damaged(path, reason));
+    }
+    Ok(manifest)
+}
+
+impl Store {
+    /// Publishes snapshot `id` with the files that `fill` puts into the directory that it is given.
+    /// Afterwards it is complete, checked and on storage, or does not exist.
+    pub fn import(
+        &self,
+        id: &str,
+        parent: Option<&str>,
+        mode: ImportMode,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<Snapshot, SnapshotError> {
+        check_id(id)?;
+        let place = self.root().join(id);
+        if mode == ImportMode::New && place.exists() {
+            return Err(SnapshotError::Exists(id.to_owned()));
+        }
+        let draft = ImportDraft(self.new_draft_path());
+        fs::create_dir(&draft.0).map_err(SnapshotError::io(&draft.0))?;
+        fill(&draft.0).map_err(SnapshotError::io(&draft.0))?;
+        let path = draft.0.join(MANIFEST);
+        let manifest = check_manifest(&read(&path, MAX_MANIFEST_BYTES)?, id, parent)?;
+        check_files(&draft.0, &manifest)?;
+        let snapshot = Snapshot::checked_at(&draft.0, manifest)?;
+        if let Some(parent) = parent {
+            self.lineage(parent)?.check_child(snapshot.manifest())?;
+        }
+        sync(&draft.0).map_err(SnapshotError::io(&draft.0))?;
+        let flags = match mode {
+            ImportMode::Replace if place.exists() => RenameFlags::RENAME_EXCHANGE,
+            ImportMode::New | ImportMode::Replace => RenameFlags::RENAME_NOREPLACE,
+        };
+        renameat2(AT_FDCWD, &draft.0, AT_FDCWD, &place, flags).map_err(|e| match e {
+            nix::errno::Errno::EEXIST => SnapshotError::Exists(id.to_owned()),
+            e => SnapshotError::io(&place)(e.into()),
+        })?;
+        self.index.insert(id, parent);
+        let synced = File::open(self.root()).and_then(|root| root.sync_all());
+        synced.map_err(SnapshotError::io(self.root()))?;
+        // The draft's path leads to nothing now, or to the files that were replaced.
+        drop(draft);
+        self.get(id)
+    }
+}
+
+impl Lineage {
+    /// Checks that a snapshot with `manifest` can be based on the newest one.
+    fn check_child(&self, manifest: &Manifest) -> Result<(), SnapshotError> {
+        let sizes = |m: &Manifest| {
+            let disks: Vec<u64> = m.disks.iter().map(|disk| disk.bytes).collect();
+            (m.memory.bytes, disks)
+        };
+        let below = self.newest().map(|parent| sizes(parent.manifest()));
+        match below == Some(sizes(manifest)) {
+            true => Ok(()),
+            false => Err(SnapshotError::Lineage {
+                id: manifest.id.clone(),
+                problem: "changes its sizes between the snapshot and its parent".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Checks that the directory has the files of `manifest` and no others.
+fn check_files(dir: &Path, manifest: &Manifest) -> Result<(), SnapshotError> {
+    let mut allowed: BTreeSet<String> = [
+        MANIFEST,
+        STATE,
+        MEMORY_LAYER,
+        MEMORY_INDEX,
+        checksums::CHECKSUMS_FILE,
+        WORKING_SET_FILE,
+        WRITTEN_PAGES_FILE,
+    ]
+    .map(str::to_owned)
+    .into();
+    allowed.extend((0..manifest.disks.len()).flat_map(|n| [disk_layer(n), disk_index(n)]));
+    for entry in fs::read_dir(dir).map_err(SnapshotError::io(dir))? {
+        let entry = entry.map_err(SnapshotError::io(dir))?;
+        let name = entry.file_name();
+        let known = name.to_str().is_some_and(|name| allowed.contains(name));
+        let kind = entry
+            .file_type()
+            .map_err(SnapshotError::io(&entry.path()))?;
+        if !known || !kind.is_file() {
+            let reason = "a snapshot has no such file";
+            return Err(SnapshotError::damaged(Path::new(&name), reason));
+        }
+    }
+    Ok(())
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    File::open(dir)?.sync_all()
+}
