@@ -223,6 +223,8 @@ impl<'a> Apply<'a> {
             let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
             let _ = fchown(&copy, Some(uid), Some(gid));
             fchmod(&copy, mode(stat))?;
+            // The type of nanoseconds is that of the backend that rustix is built with.
+            #[allow(clippy::useless_conversion)]
             let time = Timespec {
                 tv_sec: stat.st_mtime,
                 tv_nsec: stat.st_mtime_nsec.try_into().unwrap_or_default(),
