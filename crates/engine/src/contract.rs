@@ -11,7 +11,7 @@
 
 use crate::{
     BootReport, ConnectionLog, EngineDescription, ExistingSnapshot, ExitReason, ImportedFiles,
-    NetworkRules, SandboxSize, SnapshotImport, Startup,
+    NetworkRules, SandboxSize, SnapshotImport, SnapshotParts, Startup,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -354,6 +354,13 @@ pub trait Engine: Send + Sync + 'static {
         _existing: ExistingSnapshot,
     ) -> impl Future<Output = Result<(), EngineError>> + Send {
         std::future::ready(Err(no_import(import)))
+    }
+
+    /// Opens the files of snapshot `id` with what the snapshots below it have of them. Blocks.
+    fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
+        Err(EngineError::Failed {
+            reason: format!("the engine of snapshot {id} has no files for other hosts"),
+        })
     }
 
     /// Removes a snapshot's files; a missing snapshot is no error. Blocks.

@@ -13,6 +13,7 @@ mod process_instance;
 mod reserved_names;
 mod size;
 mod snapshot_import;
+mod snapshot_parts;
 mod startup;
 
 pub use boot::{BootMode, BootReport};
@@ -37,4 +38,5 @@ pub use reserved_names::{
 };
 pub use size::{SandboxSize, SizeError};
 pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
+pub use snapshot_parts::{PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

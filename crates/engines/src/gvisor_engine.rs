@@ -2,9 +2,11 @@
 
 mod guest;
 mod import;
+mod parts;
 
 pub use guest::{GvisorGuest, UnassignedGvisorGuest};
 pub(crate) use guest::{end_unreachable, is_ours};
+pub(crate) use parts::parts;
 
 use crate::guest_nic::{self};
 use crate::host::{Host, PreparedTemplate};
@@ -13,7 +15,7 @@ use guest::GvisorHandle;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot,
     ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules, SandboxSize,
-    SnapshotImport, SnapshotTimes, Startup, VerifiedSnapshot, new_id,
+    SnapshotImport, SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot, new_id,
 };
 use jiffy_gvisor::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -396,6 +398,10 @@ impl Engine for GvisorEngine {
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
         self.take_in(import, files, existing).await
+    }
+
+    fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
+        parts(&self.store, id)
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

@@ -8,8 +8,8 @@ use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, EngineName,
     ExistingSnapshot, ExitReason, Guest, GuestHandle, GuestUsage, ImportedFiles, KeptGuest,
-    NetworkRules, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotTimes, Startup,
-    UnassignedGuest, VerifiedSnapshot,
+    NetworkRules, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes,
+    Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
@@ -384,6 +384,13 @@ impl Engine for HostEngine {
     ) -> Result<(), EngineError> {
         let engine = self.of_import(import)?;
         with!(engine, engine => engine.import_snapshot(import, files, existing).await)
+    }
+
+    fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
+        match self.gvisor_store.has(id) {
+            true => gvisor_engine::parts(&self.gvisor_store, id),
+            false => self.microvm.snapshot_parts(id),
+        }
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

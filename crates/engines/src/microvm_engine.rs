@@ -2,6 +2,7 @@
 
 mod guest;
 mod import;
+mod parts;
 mod unassigned;
 
 pub use guest::MicroVmGuest;
@@ -18,8 +19,8 @@ use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
     AfterSnapshot, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError,
     ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
-    ProcessInstance, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotTimes, Startup,
-    UnassignedGuest, VerifiedSnapshot,
+    ProcessInstance, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes,
+    Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
@@ -472,6 +473,10 @@ impl Engine for MicroVmEngine {
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
         self.take_in(import, files, existing).await
+    }
+
+    fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
+        parts::parts(&self.store, id)
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

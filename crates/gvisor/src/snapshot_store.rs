@@ -215,6 +215,24 @@ impl SnapshotStore {
         }
     }
 
+    /// Opens all files of snapshot `id`, sorted by name, its manifest among them.
+    pub fn files(&self, id: &str) -> Result<(GvisorManifest, Vec<(String, File)>), GvisorError> {
+        let manifest = self.get(id)?;
+        let path = self.path(id)?;
+        let failed = |e| GvisorError::file(&path)(e);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if let Ok(name) = entry.file_name().into_string()
+                && (name == MANIFEST_FILE || is_checkpoint_file(&name))
+            {
+                files.push((name, File::open(entry.path()).map_err(failed)?));
+            }
+        }
+        files.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok((manifest, files))
+    }
+
     /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been
     /// started in it.
     pub fn mark_boot(&self, id: &str) -> Result<(), GvisorError> {

@@ -1,0 +1,47 @@
+//! Files of a microVM's snapshot, for other hosts.
+
+use jiffy_engine::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
+use jiffy_snapshot::{PartKind, SnapshotPart, Store};
+use std::sync::Arc;
+
+/// Opens the files of snapshot `id`.
+pub(super) fn parts(store: &Store, id: &str) -> Result<SnapshotParts, EngineError> {
+    let (manifest, parts) = store.parts(id).map_err(EngineError::failed)?;
+    Ok(SnapshotParts {
+        id: manifest.id,
+        parent: manifest.parent,
+        engine: MICROVM.to_owned(),
+        template: manifest.template,
+        version: manifest.versions.vmm,
+        kernel: manifest.versions.kernel,
+        agent: manifest.versions.agent,
+        processor: manifest.cpu,
+        files: parts.into_iter().map(file).collect(),
+        working_set: working_set(store, id),
+    })
+}
+
+fn file(part: SnapshotPart) -> SnapshotFile {
+    SnapshotFile {
+        name: part.name,
+        kind: match part.kind {
+            PartKind::Memory => SnapshotFileKind::Memory,
+            PartKind::Disk(number) => SnapshotFileKind::Disk(number),
+            PartKind::State => SnapshotFileKind::DeviceState,
+            PartKind::Other => SnapshotFileKind::Other,
+        },
+        file: Arc::new(part.file),
+        inherited: part.inherited,
+    }
+}
+
+/// Working set of the newest snapshot of the lineage that has one: a hint.
+fn working_set(store: &Store, id: &str) -> Vec<u32> {
+    let found = store.lineage(id).and_then(|lineage| lineage.working_set());
+    let Ok(Some((set, _))) = found else {
+        return Vec::new();
+    };
+    set.iter()
+        .filter_map(|chunk| chunk.try_into().ok())
+        .collect()
+}

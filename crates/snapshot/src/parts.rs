@@ -1,0 +1,143 @@
+//! Files of a snapshot and the chunks that its ancestors have, for other hosts.
+
+use crate::manifest::Manifest;
+use crate::snapshot::{
+    MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, disk_index, disk_layer,
+    read_index,
+};
+use crate::snapshot_dir::SnapshotDir;
+use crate::working_set::{WORKING_SET_FILE, WRITTEN_PAGES_FILE};
+use crate::{SnapshotError, Store};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
+use std::fs::File;
+use std::ops::Range;
+
+/// File of a snapshot.
+#[derive(Debug)]
+pub struct SnapshotPart {
+    /// Name.
+    pub name: String,
+    /// The file, open for reading.
+    pub file: File,
+    /// Kind.
+    pub kind: PartKind,
+    /// Ranges of chunks of 64 KiB that the layers below it decide, ascending and apart.
+    pub inherited: Vec<Range<u64>>,
+}
+
+/// Kind of a snapshot's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartKind {
+    /// Memory layer.
+    Memory,
+    /// Layer of this writable disk.
+    Disk(u32),
+    /// State of vCPUs and devices.
+    State,
+    /// Index or manifest.
+    Other,
+}
+
+impl Store {
+    /// Opens all files of snapshot `id` but its checksums, which each host makes itself. The
+    /// manifest is that of the files, also if a merge replaces the snapshot meanwhile.
+    pub fn parts(&self, id: &str) -> Result<(Manifest, Vec<SnapshotPart>), SnapshotError> {
+        crate::manifest::check_id(id)?;
+        let path = self.root().join(id);
+        if !path.exists() {
+            return Err(SnapshotError::Missing(id.to_owned()));
+        }
+        let dir = SnapshotDir::at(&path)?;
+        let text = dir.read(MANIFEST, MAX_MANIFEST_BYTES)?;
+        let manifest = Manifest::parse(&text, id, &dir.path(MANIFEST))?;
+        let based = manifest.parent.is_some();
+        let mut parts = vec![part(&dir, MANIFEST)?, part(&dir, STATE)?];
+        parts[1].kind = PartKind::State;
+        parts.extend(layer(
+            &dir,
+            MEMORY_LAYER,
+            MEMORY_INDEX,
+            PartKind::Memory,
+            based,
+        )?);
+        for (number, disk) in (0..).zip(0..manifest.disks.len()) {
+            let (file, index) = (disk_layer(disk), disk_index(disk));
+            parts.extend(layer(&dir, &file, &index, PartKind::Disk(number), based)?);
+        }
+        for name in [WORKING_SET_FILE, WRITTEN_PAGES_FILE] {
+            if let Some(file) = dir.find(name)? {
+                parts.push(plain(name, file));
+            }
+        }
+        Ok((manifest, parts))
+    }
+}
+
+fn part(dir: &SnapshotDir<'_>, name: &str) -> Result<SnapshotPart, SnapshotError> {
+    Ok(plain(name, dir.open(name)?))
+}
+
+fn plain(name: &str, file: File) -> SnapshotPart {
+    SnapshotPart {
+        name: name.to_owned(),
+        file,
+        kind: PartKind::Other,
+        inherited: Vec::new(),
+    }
+}
+
+/// A layer and its index.
+fn layer(
+    dir: &SnapshotDir<'_>,
+    name: &str,
+    index: &str,
+    kind: PartKind,
+    based: bool,
+) -> Result<[SnapshotPart; 2], SnapshotError> {
+    let (mut layer, index) = (part(dir, name)?, part(dir, index)?);
+    layer.kind = kind;
+    if based {
+        let decided = read_index(&index.file)
+            .map_err(|e| SnapshotError::damaged(&dir.path(&index.name), e))?;
+        layer.inherited = inherited(&decided);
+    }
+    Ok([layer, index])
+}
+
+/// Ranges of chunks in which the layer decides nothing.
+fn inherited(index: &LayerIndex) -> Vec<Range<u64>> {
+    let per_chunk = u64::from((MEMORY_CHUNK / index.unit.max(1)).max(1));
+    let mut decided = UnitSet::empty(index.units().div_ceil(per_chunk));
+    for unit in index.stored.iter().chain(index.zero.iter()) {
+        decided.insert(unit / per_chunk);
+    }
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for chunk in (0..decided.units()).filter(|chunk| !decided.contains(*chunk)) {
+        match ranges.last_mut() {
+            Some(last) if last.end == chunk => last.end += 1,
+            _ => ranges.push(chunk..chunk + 1),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_proto::layer::DISK_BLOCK;
+
+    #[test]
+    fn a_chunk_is_inherited_if_no_unit_of_it_is_decided() {
+        let mut disk = LayerIndex::empty(DISK_BLOCK, 5 * u64::from(MEMORY_CHUNK) + 1);
+        assert_eq!(inherited(&disk), [0..6]);
+        disk.stored.insert(17);
+        disk.zero.insert(63);
+        assert_eq!(inherited(&disk), [0..1, 2..3, 4..6]);
+        disk.stored.insert(80);
+        assert_eq!(inherited(&disk), [0..1, 2..3, 4..5]);
+        let mut memory = LayerIndex::empty(MEMORY_CHUNK, 4 * u64::from(MEMORY_CHUNK));
+        memory.zero.insert(0);
+        memory.stored.insert(3);
+        assert_eq!(inherited(&memory), [1..3]);
+    }
+}
