@@ -1,8 +1,8 @@
 //! Snapshots: a machine's state ([`machine_state`]), memory as layers ([`memory_layers`],
-//! [`linear_memory`], [`mod@map_layers`], [`mod@populate`]), the search for changed chunks
-//! ([`pagemap_scan`]), and writing them ([`layer_writer`], [`layer_output`]) while the guest runs
-//! on ([`writer_process`]). Memory that has not all arrived is a [`lazy_memory`], which a
-//! [`fault_handler`] fills.
+//! [`linear_memory`], [`mod@map_layers`], [`mod@populate`]) to which it can be put back
+//! ([`mod@revert_memory`]), the search for changed chunks ([`pagemap_scan`]), and writing them
+//! ([`layer_writer`], [`layer_output`]) while the guest runs on ([`writer_process`]). Memory that
+//! has not all arrived is a [`lazy_memory`], which a [`fault_handler`] fills.
 
 pub mod chunk_hashes;
 pub mod fault_handler;
@@ -15,6 +15,7 @@ pub mod map_layers;
 pub mod memory_layers;
 pub mod pagemap_scan;
 pub mod populate;
+pub mod revert_memory;
 pub mod userfaultfd;
 pub mod writer_process;
 

@@ -34,7 +34,7 @@ pub fn populate(plan: &MappingPlan, pages: &UnitSet, linear: &LinearMemory) {
 }
 
 /// Runs of units in `range` that are in `set`.
-fn runs(set: &UnitSet, range: Range<u64>) -> Vec<Range<u64>> {
+pub(super) fn runs(set: &UnitSet, range: Range<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for unit in set.iter_range(range) {
         match runs.last_mut() {

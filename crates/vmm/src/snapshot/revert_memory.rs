@@ -1,0 +1,191 @@
+//! Guest memory put back to the layers of a snapshot in the process that runs the guest.
+//!
+//! A chunk that the same file lies behind before and after loses only the pages that are the
+//! guest's own; the others are mapped anew. A failure half-way leaves memory of no moment: the
+//! guest must not run again.
+
+use super::failed;
+use super::linear_memory::{CHUNK_SIZE, LinearMemory};
+use super::map_layers::{MappingPlan, map_layers};
+use super::memory_layers::MemoryLayers;
+use super::populate::runs;
+use crate::error::VmmError;
+use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
+use nix::errno::Errno;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+
+const PAGE: u64 = MEMORY_PAGE as u64;
+const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
+
+/// Device and inode of a layer's file. No other file has them while it is mapped.
+type FileIdentity = (u64, u64);
+
+/// Files behind guest memory: runs of chunks and the file that each is mapped from, ascending.
+/// Everything else is anonymous.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MappedFiles(Vec<(FileIdentity, Range<u64>)>);
+
+impl MappedFiles {
+    /// Files that `plan` maps from `layers`.
+    pub fn of(plan: &MappingPlan, layers: &MemoryLayers) -> Result<Self, VmmError> {
+        let identities = (0..layers.len()).map(|number| {
+            let file = layers.file(number).map(|file| file.metadata());
+            let metadata = file.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));
+            let metadata = metadata.map_err(|e| VmmError::host("file of a memory layer", e))?;
+            Ok((metadata.dev(), metadata.ino()))
+        });
+        let identities = identities.collect::<Result<Vec<FileIdentity>, VmmError>>()?;
+        let mapped = plan.map.iter().filter_map(|(layer, run)| {
+            let identity = identities.get(*layer)?;
+            Some((*identity, run.clone()))
+        });
+        Ok(Self(mapped.collect()))
+    }
+
+    fn chunks(&self, chunks: u64) -> UnitSet {
+        let mut set = UnitSet::empty(chunks);
+        for (_, run) in &self.0 {
+            set.insert_range(run.clone());
+        }
+        set
+    }
+
+    /// Chunks that the same file lies behind in both.
+    fn common(&self, other: &Self, chunks: u64) -> UnitSet {
+        let mut set = UnitSet::empty(chunks);
+        let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
+        while let (Some((a, here)), Some((b, there))) = (ours.peek(), theirs.peek()) {
+            let both = here.start.max(there.start)..here.end.min(there.end);
+            if a == b && !both.is_empty() {
+                set.insert_range(both);
+            }
+            match here.end <= there.end {
+                true => ours.next().map(drop),
+                false => theirs.next().map(drop),
+            };
+        }
+        set
+    }
+}
+
+/// Changes that lead from one set of mapped files to another.
+struct RevertPlan {
+    /// Mapped from the same file: private pages are dropped.
+    kept: UnitSet,
+    /// Anonymous before and after: chunks with private pages are dropped.
+    anonymous: UnitSet,
+    /// Mapped from a file until now, and anonymous afterwards.
+    unmapped: UnitSet,
+    /// Mapped from another file or none until now, and chunks to read.
+    remaining: MappingPlan,
+}
+
+impl RevertPlan {
+    fn new(from: &MappedFiles, to: &MappedFiles, plan: &MappingPlan, chunks: u64) -> Self {
+        let (before, after) = (from.chunks(chunks), to.chunks(chunks));
+        let kept = from.common(to, chunks);
+        let combine = |word: fn(u64, u64) -> u64| {
+            let words = before.words().iter().zip(after.words());
+            let words: Vec<u64> = words.map(|(&a, &b)| word(a, b)).collect();
+            UnitSet::from_words(chunks, &words)
+        };
+        let changed: Vec<u64> = kept.words().iter().map(|kept| !kept).collect();
+        let changed = UnitSet::from_words(chunks, &changed);
+        let remapped = plan.map.iter().flat_map(|(layer, run)| {
+            let changed = runs(&changed, run.clone()).into_iter();
+            changed.map(|run| (*layer, run))
+        });
+        Self {
+            anonymous: combine(|before, after| !(before | after)),
+            unmapped: combine(|before, after| before & !after),
+            remaining: MappingPlan {
+                map: remapped.collect(),
+                copy: plan.copy.clone(),
+                ..MappingPlan::default()
+            },
+            kept,
+        }
+    }
+}
+
+/// Puts memory back to what `plan` makes of `layers` on fresh memory. `from` are the files behind
+/// it now, and `private` the pages ([`MEMORY_PAGE`]) that are the guest's own. No vCPU or device
+/// may be running. Returns the files behind it afterwards.
+pub fn revert_memory(
+    from: &MappedFiles,
+    plan: &MappingPlan,
+    layers: &MemoryLayers,
+    linear: &LinearMemory,
+    private: &UnitSet,
+) -> Result<MappedFiles, VmmError> {
+    let chunks = linear.chunks();
+    let to = MappedFiles::of(plan, layers)?;
+    let revert = RevertPlan::new(from, &to, plan, chunks);
+    let dropping = failed("dropping written memory");
+    let mut own = UnitSet::empty(chunks * CHUNK_PAGES);
+    for pages in runs(private, 0..chunks * CHUNK_PAGES) {
+        for page in pages {
+            let chunk = page / CHUNK_PAGES;
+            if revert.kept.contains(chunk) {
+                own.insert(page);
+            } else if revert.anonymous.contains(chunk) {
+                // Whole chunks: fewer calls, and huge pages are split less.
+                own.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
+            }
+        }
+    }
+    for run in runs(&own, 0..chunks * CHUNK_PAGES) {
+        drop_pages(linear, run).map_err(&dropping)?;
+    }
+    for run in runs(&revert.unmapped, 0..chunks) {
+        make_anonymous(linear, run).map_err(failed("unmapping a memory layer"))?;
+    }
+    map_layers(&revert.remaining, layers, linear)?;
+    Ok(to)
+}
+
+/// Drops private pages: what lies below them shows again, a file or zeroes.
+fn drop_pages(linear: &LinearMemory, pages: Range<u64>) -> Result<(), Errno> {
+    let around = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
+    for (first, chunks, host) in linear.extents(around) {
+        let start = pages.start.max(first * CHUNK_PAGES);
+        let end = pages.end.min((first + chunks) * CHUNK_PAGES);
+        let skip = usize::try_from((start - first * CHUNK_PAGES) * PAGE);
+        let length = usize::try_from((end - start) * PAGE).map_err(|_| Errno::EOVERFLOW)?;
+        let skip = skip.map_err(|_| Errno::EOVERFLOW)?;
+        // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now.
+        let done = unsafe { libc::madvise(host.add(skip).cast(), length, libc::MADV_DONTNEED) };
+        Errno::result(done)?;
+    }
+    Ok(())
+}
+
+/// Puts zeroed anonymous memory in place of mapped chunks.
+fn make_anonymous(linear: &LinearMemory, run: Range<u64>) -> Result<(), Errno> {
+    for (_, chunks, host) in linear.extents(run) {
+        let length = usize::try_from(chunks * CHUNK_SIZE).map_err(|_| Errno::EOVERFLOW)?;
+        // SAFETY: the range lies inside guest memory, which is ours, and which nothing uses now; it
+        // stays private and writable.
+        let at = unsafe {
+            libc::mmap(
+                host.cast(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        // SAFETY: advice on the mapping just made. Kernels without huge pages refuse it, which
+        // costs speed only.
+        let _ = unsafe { libc::madvise(at, length, libc::MADV_HUGEPAGE) };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Memory that was put back, compared with memory that was restored.
+
+use super::super::map_layers::{MAX_MAPPINGS, plan_mappings};
+use super::super::memory_layers::MemoryLayer;
+use super::super::pagemap_scan::{PageFilter, scan_pages};
+use super::*;
+use crate::GuestMemory;
+use crate::memory;
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::tempfile::TempFile;
+
+const MIB: u32 = 128;
+const CHUNKS: u64 = 2048;
+
+/// Linear congruential generator (Knuth, MMIX).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = self.0.wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// A layer's file and index; `fill` tells its bytes from those of others.
+fn layer(numbers: &mut Numbers, fill: u8) -> (File, LayerIndex) {
+    let file = TempFile::new().unwrap().into_file();
+    file.set_len(CHUNKS * CHUNK_SIZE).unwrap();
+    let mut index = LayerIndex::empty(MEMORY_CHUNK, CHUNKS * CHUNK_SIZE);
+    for _ in 0..20 {
+        let start = numbers.below(CHUNKS - 16);
+        for chunk in start..start + 1 + numbers.below(16) {
+            if index.decides(chunk) {
+                continue;
+            }
+            if numbers.below(4) == 0 {
+                index.zero.insert(chunk);
+            } else {
+                index.stored.insert(chunk);
+                file.write_all_at(&[fill; 65536], chunk * CHUNK_SIZE)
+                    .unwrap();
+            }
+        }
+    }
+    (file, index)
+}
+
+fn layers(of: &[&(File, LayerIndex)]) -> MemoryLayers {
+    let layers = of.iter().map(|(file, index)| {
+        // Another description of the file, as a daemon hands it out.
+        MemoryLayer::new(file.try_clone().unwrap(), index.clone())
+    });
+    MemoryLayers::new(layers.collect(), CHUNKS * CHUNK_SIZE).unwrap()
+}
+
+fn bytes(memory: &GuestMemory) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(CHUNKS * CHUNK_SIZE).unwrap()];
+    memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();
+    bytes
+}
+
+fn private(linear: &LinearMemory) -> UnitSet {
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    scan_pages(&pagemap, linear, PageFilter::Private).unwrap()
+}
+
+/// A guest that writes anywhere, reads anywhere, and gives memory back, as its balloon does.
+fn disturb(memory: &GuestMemory, linear: &LinearMemory, numbers: &mut Numbers) {
+    for _ in 0..300 {
+        let at = GuestAddress(numbers.below(CHUNKS * CHUNK_SIZE - 8192));
+        let length = usize::try_from(numbers.below(8192)).unwrap();
+        match numbers.below(8) {
+            0 => drop(memory.read_obj::<u8>(at).unwrap()),
+            1 => {
+                let first = at.0 / PAGE;
+                drop_pages(linear, first..first + 1 + numbers.below(40)).unwrap();
+            }
+            _ => memory.write_slice(&vec![0xee; length], at).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn memory_put_back_equals_memory_restored_byte_for_byte() {
+    let mut numbers = Numbers(7);
+    let files: Vec<_> = (1..=4).map(|fill| layer(&mut numbers, fill)).collect();
+    let [a, b, c, d] = &files[..] else { panic!() };
+    // A snapshot, its descendants, a relative, and one that shares nothing.
+    let snapshots: [&[&(File, LayerIndex)]; 5] = [&[a], &[a, b], &[a, b, c], &[a, c], &[d]];
+    // Few mappings make a plan that reads some chunks.
+    let budgets = [MAX_MAPPINGS, 16];
+    let plan = |layers: &MemoryLayers, budget| plan_mappings(layers.runs(CHUNKS), None, budget);
+    let expected: Vec<Vec<u8>> = snapshots
+        .iter()
+        .map(|of| {
+            let memory = memory::allocate(MIB).unwrap();
+            let linear = LinearMemory::new(&memory).unwrap();
+            let layers = layers(of);
+            map_layers(&plan(&layers, MAX_MAPPINGS), &layers, &linear).unwrap();
+            bytes(&memory)
+        })
+        .collect();
+
+    let memory = memory::allocate(MIB).unwrap();
+    let linear = LinearMemory::new(&memory).unwrap();
+    let mut mapped = MappedFiles::default();
+    for round in 0..24 {
+        let at = usize::try_from(numbers.below(5)).unwrap();
+        let budget = budgets[usize::try_from(numbers.below(2)).unwrap()];
+        disturb(&memory, &linear, &mut numbers);
+        let layers = layers(snapshots[at]);
+        let plan = plan(&layers, budget);
+        mapped = revert_memory(&mapped, &plan, &layers, &linear, &private(&linear)).unwrap();
+        // What is read makes huge pages, which reach beyond it.
+        if plan.copy.is_empty() {
+            let left = private(&linear).count();
+            assert_eq!(left, 0, "round {round}: pages are still the guest's own");
+        }
+        assert!(
+            bytes(&memory) == expected[at],
+            "round {round}: not snapshot {at}"
+        );
+    }
+}
+
+#[test]
+fn chunks_of_a_file_that_stays_keep_the_pages_that_were_only_read() {
+    let mut numbers = Numbers(3);
+    let (a, b) = (layer(&mut numbers, 1), layer(&mut numbers, 2));
+    let memory = memory::allocate(MIB).unwrap();
+    let linear = LinearMemory::new(&memory).unwrap();
+    let newest = layers(&[&a, &b]);
+    let plan = plan_mappings(newest.runs(CHUNKS), None, MAX_MAPPINGS);
+    map_layers(&plan, &newest, &linear).unwrap();
+    let mapped = MappedFiles::of(&plan, &newest).unwrap();
+
+    let oldest = layers(&[&a]);
+    let plan = plan_mappings(oldest.runs(CHUNKS), None, MAX_MAPPINGS);
+    let chunk = a.1.stored.iter().find(|&c| !b.1.decides(c)).unwrap();
+    let read = GuestAddress(chunk * CHUNK_SIZE);
+    let written = GuestAddress(chunk * CHUNK_SIZE + 5 * PAGE);
+    assert_eq!(memory.read_obj::<u8>(read).unwrap(), 1);
+    memory.write_obj(9u8, written).unwrap();
+    let present = || {
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        scan_pages(&pagemap, &linear, PageFilter::Present).unwrap()
+    };
+    let own = private(&linear);
+    assert_eq!(own.iter().collect::<Vec<_>>(), [chunk * CHUNK_PAGES + 5]);
+    revert_memory(&mapped, &plan, &oldest, &linear, &own).unwrap();
+    assert!(present().contains(chunk * CHUNK_PAGES));
+    assert!(!present().contains(chunk * CHUNK_PAGES + 5));
+    assert_eq!(memory.read_obj::<u8>(written).unwrap(), 1);
+}
