@@ -5,9 +5,11 @@
 
 mod error;
 mod key_file;
+mod push;
 mod remote_store;
 mod settings;
 
 pub use error::RemoteError;
+pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
 pub use settings::RemoteSettings;

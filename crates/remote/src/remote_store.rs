@@ -2,13 +2,18 @@
 
 use crate::{RemoteError, RemoteSettings, key_file};
 use jiffy_store::{BackendSettings, Keyring, LayerCache, SharedStore, Tenant};
+use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Tenant of what belongs to the owner of a host rather than to an API key.
 pub const LOCAL_TENANT: &str = "host";
+
+/// Time for which a tenant's keys are used before its record is read again.
+const TENANT_TIME: Duration = Duration::from_secs(300);
 
 /// The shared store as this host uses it.
 #[derive(Debug)]
@@ -17,8 +22,17 @@ pub struct RemoteStore {
     pub shared: SharedStore,
     /// Layers that were fetched: `<home>/store/layers`.
     pub cache: Arc<LayerCache>,
+    url: String,
     index_cache: PathBuf,
     made_keys: Option<PathBuf>,
+    tenants: Mutex<HashMap<String, OpenTenant>>,
+}
+
+/// Tenant whose secrets were unwrapped, which may take a program.
+#[derive(Debug)]
+struct OpenTenant {
+    tenant: Arc<Tenant>,
+    opened: Instant,
 }
 
 impl RemoteStore {
@@ -50,9 +64,16 @@ impl RemoteStore {
         Ok(Arc::new(Self {
             shared: SharedStore::new(backend, keyring),
             cache: Arc::new(cache),
+            url: settings.url.to_string(),
             index_cache: dir.join("indexes"),
             made_keys: made.then_some(keys),
+            tenants: Mutex::default(),
         }))
+    }
+
+    /// Address of the store.
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// File of master keys, if this start made it: other hosts need a copy.
@@ -67,7 +88,23 @@ impl RemoteStore {
 
     /// Tenant of `owner`, the id of an API key; none: [`LOCAL_TENANT`]. A new one is made.
     pub async fn tenant(&self, owner: Option<&str>) -> Result<Arc<Tenant>, RemoteError> {
-        Ok(self.shared.tenant(owner.unwrap_or(LOCAL_TENANT)).await?)
+        let name = owner.unwrap_or(LOCAL_TENANT);
+        if let Some(open) = self.tenants().get(name)
+            && open.opened.elapsed() < TENANT_TIME
+        {
+            return Ok(open.tenant.clone());
+        }
+        let tenant = self.shared.tenant(name).await?;
+        let open = OpenTenant {
+            tenant: tenant.clone(),
+            opened: Instant::now(),
+        };
+        self.tenants().insert(name.to_owned(), open);
+        Ok(tenant)
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, HashMap<String, OpenTenant>> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the store for something, to learn early that it does not answer or refuses.

@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 const UPLOADS_AT_ONCE: usize = 4;
 /// Stored chunks from which on several threads compress: 128 MiB.
@@ -29,6 +29,8 @@ pub struct PushOptions {
     pub index_cache: PathBuf,
     /// Bytes of a pack, between 4 and 16 MiB.
     pub pack_bytes: usize,
+    /// Becomes true when the push is not wanted any more; none: it is to the end.
+    pub cancelled: Option<watch::Receiver<bool>>,
 }
 
 impl PushOptions {
@@ -37,7 +39,18 @@ impl PushOptions {
         Self {
             index_cache,
             pack_bytes: 8 << 20,
+            cancelled: None,
         }
+    }
+
+    /// Returns when the push is not wanted any more.
+    async fn cancelled(&self) {
+        if let Some(mut cancelled) = self.cancelled.clone()
+            && cancelled.wait_for(|cancelled| *cancelled).await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
     }
 }
 
@@ -77,7 +90,10 @@ impl SharedStore {
         options: &PushOptions,
     ) -> Result<(SnapshotName, PushReport), StoreError> {
         let lease = self.take_lease(tenant).await?;
-        let pushed = self.push_under(tenant, source, options, &lease).await;
+        let pushed = tokio::select! {
+            pushed = self.push_under(tenant, source, options, &lease) => pushed,
+            () = options.cancelled() => Err(StoreError::Source("it is not wanted any more".into())),
+        };
         // A push that failed has written packs that the next one reuses.
         self.end_lease(&lease).await;
         pushed
