@@ -2,9 +2,10 @@
 //!
 //! A VMM then confines itself: `crates/vmm/src/jail.rs`.
 
-use crate::cgroup::{CgroupError, Cgroups, VmmLimits};
 use crate::vm::BootError;
+use crate::vmm_limits::VmmLimits;
 use command_fds::{CommandFdExt, FdMapping};
+use jiffy_cgroup::{CgroupError, Cgroups};
 use jiffy_proto::vm::jail::{
     ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
 };
@@ -126,7 +127,7 @@ impl Vmm {
             return Ok((child, None));
         };
         // Moving a process takes some 15 ms in the kernel; the guest boots meanwhile.
-        let limit_task = tokio::task::spawn_blocking(move || cgroups.limit(pid, limits));
+        let limit_task = tokio::task::spawn_blocking(move || cgroups.limit(pid, limits.into()));
         Ok((child, Some(limit_task)))
     }
 

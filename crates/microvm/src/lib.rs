@@ -7,7 +7,6 @@
 //! process adopts it ([`MicroVm::adopt`]).
 
 mod adopt;
-mod cgroup;
 mod control_path;
 mod control_socket;
 mod exit_reason;
@@ -20,11 +19,12 @@ mod spec;
 mod unassigned;
 mod vm;
 mod vmm_driver;
+mod vmm_limits;
 mod vmm_process;
 
 pub use adopt::{AdoptError, AdoptSpec, end_unadopted};
-pub use cgroup::{CgroupError, Cgroups};
 pub use jail::{JailError, Vmm};
+pub use jiffy_cgroup::{CgroupError, Cgroups};
 pub use restore::{MemoryPolicy, RestoreSpec};
 pub use snapshot::SnapshotSpec;
 pub use snapshot_context::{SaveError, WorkingSet};

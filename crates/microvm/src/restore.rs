@@ -1,12 +1,12 @@
 //! Restore of a microVM from a snapshot.
 
-use crate::cgroup::VmmLimits;
 use crate::host_kvm;
 use crate::jail::Vmm;
 use crate::snapshot_context::add_fd;
 use crate::spec::{ModulesImage, NetSpec, disk_stack};
 use crate::vm::{BootError, LaunchSpec, MicroVm, console_ring};
 use crate::vmm_driver::BootStep;
+use crate::vmm_limits::VmmLimits;
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
 use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};

@@ -2,10 +2,10 @@
 
 use super::launch::{LaunchSpec, console_ring};
 use super::{BootError, MicroVm};
-use crate::cgroup::VmmLimits;
 use crate::host_kvm;
 use crate::spec::BootSpec;
 use crate::vmm_driver::BootStep;
+use crate::vmm_limits::VmmLimits;
 use jiffy_engine::{BootMode, BootReport};
 use jiffy_proto::vm::Request;
 use std::io;

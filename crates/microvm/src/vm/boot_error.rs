@@ -1,10 +1,10 @@
 //! Failures to boot or restore a microVM.
 
 use super::boot::BOOT_TIMEOUT;
-use crate::cgroup::CgroupError;
 use crate::host_kvm::KvmError;
 use crate::jail::JailError;
 use jiffy_agent_client::GreetingError;
+use jiffy_cgroup::CgroupError;
 use jiffy_engine::ExitReason;
 use jiffy_proto::channel::ChannelError;
 use jiffy_snapshot::SnapshotError;

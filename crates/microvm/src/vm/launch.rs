@@ -1,11 +1,11 @@
 //! Start of a VMM, and of the task that drives it.
 
 use super::{BootError, MicroVm};
-use crate::cgroup::VmmLimits;
 use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
 use crate::snapshot_context::SnapshotContext;
 use crate::vmm_driver::{BootStep, VmmDriver};
+use crate::vmm_limits::VmmLimits;
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine::{BootMode, BootReport};
 use jiffy_proto::agent::Identity;

@@ -1,11 +1,12 @@
-//! Control groups of VMMs: limits of memory, tasks and disk I/O. CPU is not limited: a VMM has as
-//! many busy threads as its guest has vCPUs, and groups with weights and quotas kept the siblings
-//! of busy guests from answering for half a minute where twenty of them shared two processors.
+//! Control groups of processes that run guests: limits of memory, swap, tasks and disk I/O. CPU is
+//! not limited: a VMM has as many busy threads as its guest has vCPUs, and groups with weights and
+//! quotas kept the siblings of busy guests from answering for half a minute where twenty of them
+//! shared two processors.
 //!
-//! A group lives as long as its VMM, also if that outlives its daemon, and is named by its process
-//! id. In version 1 the groups are below the daemon's own. In version 2, where a group has either
+//! A group lives as long as its process, also if that outlives its daemon, and is named by its
+//! process id. In version 1 the groups are below the daemon's own. In version 2, where a group has either
 //! processes or limited groups, they are beside it: a service manager can then restart a daemon
-//! while VMMs of the former one run on.
+//! while processes of the former one run on.
 
 use nix::unistd::AccessFlags;
 use std::ffi::OsStr;
@@ -15,26 +16,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Group that holds those of all VMMs.
+/// Group that holds those of all processes.
 const PARENT_GROUP: &str = "jiffy";
-/// Threads and processes of one VMM: vCPUs, event loop, writers of snapshots.
-const MAX_TASKS: u64 = 64;
-/// Memory of a VMM besides its guest's, in bytes; measured are 0.4 MiB of its own and the kernel's
-/// tables for KVM.
-const MEMORY_OVERHEAD_BYTES: u64 = 128 << 20;
 /// Time to wait, when the last user of groups closes, for the groups of VMMs that were just ended.
 const LAST_GC_TIMEOUT: Duration = Duration::from_secs(1);
-/// Limits of one VMM.
+/// Limits of one process and its children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct VmmLimits {
-    /// Memory of the guest in bytes.
-    pub memory: u64,
+pub struct GroupLimits {
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Threads and processes.
+    pub max_tasks: u64,
+    /// True if its memory may be swapped out.
+    pub swap: bool,
 }
 
 /// One cgroup hierarchy, with its controllers.
 #[derive(Debug)]
 struct CgroupTree {
-    /// Group that holds those of VMMs.
+    /// Group that holds those of processes.
     parent: PathBuf,
     version: CgroupVersion,
 }
@@ -46,7 +46,7 @@ enum CgroupVersion {
     Two,
 }
 
-/// Cgroup hierarchies in which VMMs are limited.
+/// Cgroup hierarchies in which processes are limited.
 #[derive(Debug, Clone)]
 pub struct Cgroups(Arc<CgroupTrees>);
 
@@ -55,7 +55,7 @@ struct CgroupTrees(Vec<CgroupTree>);
 
 /// Failure to make control groups.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot limit VMMs by control groups: {path}: {source}; {CGROUP_HINT}")]
+#[error("cannot limit processes by control groups: {path}: {source}; {CGROUP_HINT}")]
 pub struct CgroupError {
     path: PathBuf,
     source: io::Error,
@@ -84,20 +84,20 @@ impl Cgroups {
         Ok((!found.0.0.is_empty()).then_some(found))
     }
 
-    /// Makes the groups of `vmm`, a process that has just started, and moves it there. If it ended
+    /// Makes the groups of a process that has just started, and moves it there. If it ended
     /// meanwhile, its groups are removed again: its end may have been handled before the last group
     /// was made.
-    pub(crate) fn limit(&self, vmm: u32, limits: VmmLimits) -> Result<(), CgroupError> {
-        let limited = self.make(vmm, limits);
-        if limited.is_err() || !is_alive(OsStr::new(&vmm.to_string())) {
-            self.remove_group(vmm);
+    pub fn limit(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
+        let limited = self.make(process, limits);
+        if limited.is_err() || !is_alive(OsStr::new(&process.to_string())) {
+            self.remove_group(process);
         }
         limited
     }
 
-    fn make(&self, vmm: u32, limits: VmmLimits) -> Result<(), CgroupError> {
+    fn make(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
         for tree in &self.0.0 {
-            let group = tree.parent.join(vmm.to_string());
+            let group = tree.parent.join(process.to_string());
             // Another daemon may have removed the empty parent.
             let made = fs::create_dir_all(&group).or_else(|_| fs::create_dir_all(&group));
             made.map_err(failed(&group))?;
@@ -110,18 +110,18 @@ impl Cgroups {
                 }
             }
             let procs = group.join("cgroup.procs");
-            set(&procs, &vmm.to_string()).map_err(failed(&procs))?;
+            set(&procs, &process.to_string()).map_err(failed(&procs))?;
         }
         Ok(())
     }
 
-    /// Number of processes in a VMM's group that the kernel killed at the memory limit.
-    pub(crate) fn memory_kills(&self, vmm: u32) -> u64 {
+    /// Number of processes in a process's group that the kernel killed at the memory limit.
+    pub fn memory_kills(&self, process: u32) -> u64 {
         let groups = self
             .0
             .0
             .iter()
-            .map(|tree| tree.parent.join(vmm.to_string()));
+            .map(|tree| tree.parent.join(process.to_string()));
         let texts = groups.flat_map(|group| {
             let files = ["memory.events", "memory.oom_control"];
             files.map(|file| fs::read_to_string(group.join(file)).unwrap_or_default())
@@ -129,29 +129,29 @@ impl Cgroups {
         texts.map(|text| oom_kills_in(&text)).sum()
     }
 
-    /// Removes the group of a VMM that has ended.
-    pub(crate) fn remove_group(&self, vmm: u32) {
+    /// Removes the group of a process that has ended.
+    pub fn remove_group(&self, process: u32) {
         for tree in &self.0.0 {
             // A group that a task is still leaving is removed by the next gc.
-            let _ = fs::remove_dir(tree.parent.join(vmm.to_string()));
+            let _ = fs::remove_dir(tree.parent.join(process.to_string()));
         }
     }
 
-    /// Removes groups of VMMs that have ended: those that a task was still leaving, and those of
-    /// VMMs that ended without a daemon.
+    /// Removes groups of processes that have ended: those that a task was still leaving, and those
+    /// of processes that ended without a daemon.
     pub fn gc(&self) {
         let _ = self.0.gc();
     }
 
-    /// Removes all groups when no more VMMs are started. Blocks for a second at most: tasks of VMMs
-    /// that were just ended may still be leaving their groups.
+    /// Removes all groups when no more processes are started. Blocks for a second at most: tasks of
+    /// processes that were just ended may still be leaving their groups.
     pub fn close(&self) {
         self.0.close();
     }
 }
 
 impl CgroupTrees {
-    /// Removes groups of VMMs that have ended; returns true if one could not be removed yet. Groups
+    /// Removes groups of processes that have ended; returns true if one could not be removed yet. Groups
     /// of live processes are kept, so those that another daemon is making are safe.
     fn gc(&self) -> bool {
         let mut left = false;
@@ -172,7 +172,7 @@ impl CgroupTrees {
             std::thread::sleep(Duration::from_millis(10));
         }
         for tree in &self.0 {
-            // Refused while it holds groups of running VMMs.
+            // Refused while it holds groups of running processes.
             let _ = fs::remove_dir(&tree.parent);
         }
     }
@@ -210,28 +210,32 @@ impl CgroupTree {
         Ok(())
     }
 
-    fn settings(&self, limits: VmmLimits) -> Vec<(&'static str, String)> {
-        // The writer of a snapshot shares memory with its guest copy-on-write: the worst case is
-        // twice the guest.
-        let memory = limits
-            .memory
-            .saturating_mul(2)
-            .saturating_add(MEMORY_OVERHEAD_BYTES);
+    fn settings(&self, limits: GroupLimits) -> Vec<(&'static str, String)> {
+        let (memory, tasks) = (limits.memory_bytes, limits.max_tasks);
         match &self.version {
-            CgroupVersion::Two => vec![
-                ("memory.max", memory.to_string()),
-                ("pids.max", MAX_TASKS.to_string()),
-                ("io.weight", "default 100".to_owned()),
-            ],
+            CgroupVersion::Two => {
+                let mut all = vec![
+                    ("memory.max", memory.to_string()),
+                    ("pids.max", tasks.to_string()),
+                    ("io.weight", "default 100".to_owned()),
+                ];
+                if !limits.swap {
+                    all.push(("memory.swap.max", "0".to_owned()));
+                }
+                all
+            }
             CgroupVersion::One(controllers) => {
                 let all = [
                     ("memory", "memory.limit_in_bytes", memory),
-                    ("pids", "pids.max", MAX_TASKS),
+                    ("pids", "pids.max", tasks),
                     ("blkio", "blkio.bfq.weight", 100),
+                    // Memory and swap together, at least as much as memory alone.
+                    ("memory", "memory.memsw.limit_in_bytes", memory),
                 ];
-                let ours = all
-                    .into_iter()
-                    .filter(|(c, ..)| controllers.iter().any(|own| own == c));
+                let ours = all.into_iter().filter(|(controller, file, _)| {
+                    (!limits.swap || *file != "memory.memsw.limit_in_bytes")
+                        && controllers.iter().any(|own| own == controller)
+                });
                 ours.map(|(_, file, value)| (file, value.to_string()))
                     .collect()
             }
@@ -266,7 +270,7 @@ fn delegate(group: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// Finds the hierarchies with controllers that limit VMMs, from the mounts (`/proc/self/mountinfo`)
+/// Finds the hierarchies with controllers that limit processes, from the mounts (`/proc/self/mountinfo`)
 /// and groups (`/proc/self/cgroup`) of a process.
 fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
     let wanted = ["memory", "pids", "blkio"];
@@ -395,18 +399,29 @@ mod tests {
     }
 
     #[test]
-    fn a_vmm_may_use_memory_for_its_guest_and_a_copy_and_few_tasks() {
-        let limits = VmmLimits { memory: 1 << 30 };
+    fn limits_of_memory_swap_and_tasks_are_written_in_the_formats_of_both_versions() {
+        let limits = GroupLimits {
+            memory_bytes: 1 << 30,
+            max_tasks: 64,
+            swap: false,
+        };
         let tree = |version| CgroupTree {
             parent: PathBuf::new(),
             version,
         };
         let two = tree(CgroupVersion::Two).settings(limits);
-        let room = (2u64 << 30) + MEMORY_OVERHEAD_BYTES;
-        assert!(two.contains(&("memory.max", room.to_string())));
+        assert!(two.contains(&("memory.max", (1 << 30).to_string())));
+        assert!(two.contains(&("memory.swap.max", "0".to_owned())));
         assert!(two.contains(&("pids.max", "64".to_owned())));
-        let one = tree(CgroupVersion::One(vec!["pids".to_owned()])).settings(limits);
-        assert_eq!(one, [("pids.max", "64".to_owned())]);
+        let one = |controller: &str, swap| {
+            let version = CgroupVersion::One(vec![controller.to_owned()]);
+            tree(version).settings(GroupLimits { swap, ..limits })
+        };
+        assert_eq!(one("pids", false), [("pids.max", "64".to_owned())]);
+        let files = |all: Vec<(&'static str, String)>| all.into_iter().map(|(file, _)| file);
+        let memory = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"];
+        assert!(files(one("memory", false)).eq(memory));
+        assert!(files(one("memory", true)).eq([memory[0]]));
     }
 
     #[test]
@@ -421,7 +436,12 @@ mod tests {
             std::thread::yield_now();
         }
         // A zombie can still be moved to a group.
-        let _ = cgroups.limit(pid, VmmLimits { memory: 1 << 20 });
+        let limits = GroupLimits {
+            memory_bytes: 1 << 20,
+            max_tasks: 4,
+            swap: true,
+        };
+        let _ = cgroups.limit(pid, limits);
         let mut groups = cgroups.0.0.iter().map(|t| t.parent.join(pid.to_string()));
         let left: Vec<_> = groups.by_ref().filter(|g| g.exists()).collect();
         child.wait().unwrap();
