@@ -11,9 +11,9 @@ use hyper_util::rt::TokioIo;
 use jiffy_functions::compile;
 use jiffy_functions::engine;
 use jiffy_functions::epoch_ticker::EpochTicker;
-use jiffy_functions::limits::{FunctionLimits, SlotReset, TenantLimits};
 use jiffy_functions::server::{FUNCTION_HEADER, FunctionServer};
 use jiffy_functions::tenant::Tenant;
+use jiffy_proto::function::{FunctionLimits, SlotReset, TenantLimits};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ async fn serve_functions(path: &std::path::Path, reset: SlotReset) -> FunctionSe
         let file = compile::compile(&compiling, &module, OWNER).unwrap();
         let digest = *blake3::hash(&file).as_bytes();
         let limits = FunctionLimits::default();
-        let loaded = tenant.load(&ticker, &name, &file, &digest, limits);
+        let loaded = tenant.load(&ticker, &name, &file, &digest, limits.into());
         loaded.await.unwrap();
     }
     let listener = UnixListener::bind(path).unwrap();

@@ -5,7 +5,7 @@
 //! names the engine, the owner and the code's digest. The loader also demands the digest of the
 //! file as a whole, which the daemon noted when it was compiled.
 
-use crate::world::World;
+use jiffy_proto::function::World;
 
 /// First bytes of the file; the digit is the version of the format.
 const MAGIC: &[u8; 8] = b"JIFFYFN1";

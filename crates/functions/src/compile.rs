@@ -2,10 +2,10 @@
 
 use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};
-use crate::limits::MAX_MODULE_BYTES;
 use crate::seccomp;
-use crate::world::{self, World, WorldError};
+use crate::world::{self, WorldError};
 use crate::{core_world, engine, http_world};
+use jiffy_proto::function::{MAX_MODULE_BYTES, World};
 use std::io::Read;
 use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
@@ -67,7 +67,7 @@ pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
 
 /// Compiles a module of `owner` to a file for [`artifact::check`].
 pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, CompileError> {
-    let world = World::detect(module)?;
+    let world = world::detect(module)?;
     let code = match world {
         World::Core => {
             let module = Module::from_binary(engine, module).map_err(invalid)?;

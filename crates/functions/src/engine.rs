@@ -1,8 +1,8 @@
 //! Wasmtime engines: one that compiles, and one that runs what was compiled.
 
 use crate::artifact::Digest;
-use crate::limits::{MAX_FUNCTION_MEMORY_MIB, SlotReset, TenantLimits};
 use crate::page_scan;
+use jiffy_proto::function::{MAX_FUNCTION_MEMORY_MIB, SlotReset, TenantLimits};
 use std::hash::{Hash, Hasher};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 

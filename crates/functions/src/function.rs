@@ -4,10 +4,9 @@ use crate::artifact::Digest;
 use crate::core_world::CoreFunction;
 use crate::fault::RequestFault;
 use crate::http_world::HttpFunction;
-use crate::limits::FunctionLimits;
 use crate::logs::FunctionLog;
 use crate::metrics::FunctionMetrics;
-use crate::world::World;
+use jiffy_proto::function::{FunctionLimits, LoadSettings, World};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -39,7 +38,7 @@ impl Version {
 #[derive(Clone)]
 pub(crate) struct Deployment {
     pub version: Arc<Version>,
-    pub limits: FunctionLimits,
+    pub settings: Arc<LoadSettings>,
     pub enabled: bool,
     permits: Arc<Semaphore>,
     waiting: Arc<AtomicU32>,
@@ -59,13 +58,13 @@ fn permits(limits: &FunctionLimits) -> Arc<Semaphore> {
 }
 
 impl Function {
-    pub(crate) fn new(version: Version, limits: FunctionLimits) -> Self {
-        let permits = permits(&limits);
+    pub(crate) fn new(version: Version, settings: LoadSettings) -> Self {
+        let permits = permits(&settings.limits);
         let version = Arc::new(version);
         let waiting = Arc::default();
         let deployment = Deployment {
             version,
-            limits,
+            settings: Arc::new(settings),
             enabled: true,
             permits,
             waiting,
@@ -96,16 +95,19 @@ impl Function {
     }
 
     /// Replaces the version. Requests under way end on the former one.
-    pub(crate) fn swap(&self, version: Version, limits: FunctionLimits) {
+    pub(crate) fn swap(&self, version: Version, settings: LoadSettings) {
         self.change(|deployment| {
             deployment.version = Arc::new(version);
-            set_limits(deployment, limits);
+            replace_settings(deployment, settings);
         });
     }
 
     /// Replaces the limits.
     pub(crate) fn limit(&self, limits: FunctionLimits) {
-        self.change(|deployment| set_limits(deployment, limits));
+        self.change(|deployment| {
+            let settings = LoadSettings::clone(&deployment.settings);
+            replace_settings(deployment, LoadSettings { limits, ..settings });
+        });
     }
 
     /// Enables or disables it.
@@ -114,11 +116,11 @@ impl Function {
     }
 }
 
-fn set_limits(deployment: &mut Deployment, limits: FunctionLimits) {
-    if limits.concurrency != deployment.limits.concurrency {
-        deployment.permits = permits(&limits);
+fn replace_settings(deployment: &mut Deployment, settings: LoadSettings) {
+    if settings.limits.concurrency != deployment.settings.limits.concurrency {
+        deployment.permits = permits(&settings.limits);
     }
-    deployment.limits = limits;
+    deployment.settings = Arc::new(settings);
 }
 
 /// Request that waits for a permit.
@@ -139,10 +141,10 @@ impl Deployment {
         }
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = WaitingRequest(&self.waiting);
-        if before >= self.limits.queue {
+        if before >= self.settings.limits.queue {
             return Err(RequestFault::Busy);
         }
-        let wait = Duration::from_millis(self.limits.queue_ms.into());
+        let wait = Duration::from_millis(self.settings.limits.queue_ms.into());
         let permit = tokio::time::timeout(wait, self.permits.clone().acquire_owned()).await;
         permit.ok().and_then(Result::ok).ok_or(RequestFault::Busy)
     }

@@ -1,12 +1,14 @@
 //! World `wasi:http/proxy@0.2`: a component with the handler of wasi:http. It has clocks, random
-//! numbers and output to the function's log, and no files, sockets or environment.
+//! numbers, the environment of its deployment and output to the function's log, and no files or
+//! sockets.
 
 use crate::cpu_meter::RequestUsage;
-use crate::logs::{LogStream, RequestLog};
+use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
+use jiffy_proto::function::{LoadSettings, LogStream};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -52,12 +54,19 @@ pub(crate) struct HttpState {
 }
 
 impl HttpState {
-    pub(crate) fn new(limiter: MemoryLimiter, log: Option<Arc<RequestLog>>) -> Self {
+    pub(crate) fn new(
+        limiter: MemoryLimiter,
+        settings: &LoadSettings,
+        log: Option<Arc<RequestLog>>,
+    ) -> Self {
         let mut wasi = WasiCtx::builder();
         wasi.max_random_size(MAX_RANDOM_BYTES)
             .allow_tcp(false)
             .allow_udp(false)
             .allow_ip_name_lookup(false);
+        for (name, value) in &settings.env {
+            wasi.env(name, value);
+        }
         if let Some(log) = log {
             wasi.stdout(LogOutput {
                 log: log.clone(),
@@ -215,8 +224,9 @@ impl HttpFunction {
         &self,
         engine: &Engine,
         limiter: MemoryLimiter,
+        settings: &LoadSettings,
     ) -> wasmtime::Result<()> {
-        let mut store = store(engine, HttpState::new(limiter, None));
+        let mut store = store(engine, HttpState::new(limiter, settings, None));
         self.0.instantiate_async(&mut store).await.map(drop)
     }
 

@@ -6,20 +6,17 @@
 
 pub mod artifact;
 pub mod compile;
-pub mod control;
 pub mod engine;
 pub mod epoch_ticker;
 pub mod fault;
 pub mod function;
 pub mod guest_body;
 pub mod jail;
-pub mod limits;
 pub mod logs;
 pub mod metrics;
 pub mod page_scan;
 pub mod serve;
 pub mod tenant;
-pub mod tenant_process;
 pub mod world;
 
 mod core_world;

@@ -1,6 +1,6 @@
 //! Output and failures of a function, in a bounded ring.
 
-use serde::{Deserialize, Serialize};
+use jiffy_proto::function::{LogEntry, LogStream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,33 +13,6 @@ const ENTRY_OVERHEAD_BYTES: usize = 128;
 const MAX_TEXT_BYTES: usize = 4 << 10;
 /// Bytes of output that one request may log; further ones are dropped.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
-
-/// Source of an entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogStream {
-    /// Standard output of the guest.
-    Stdout,
-    /// Standard error of the guest.
-    Stderr,
-    /// Failure of a request, told by the process.
-    Fault,
-}
-
-/// Entry of a log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogEntry {
-    /// Number of the entry; each is one more than the one before.
-    pub sequence: u64,
-    /// Milliseconds since 1970.
-    pub unix_ms: u64,
-    /// Request that it belongs to.
-    pub request_id: String,
-    /// Source.
-    pub stream: LogStream,
-    /// Text, with bytes that are not UTF-8 replaced.
-    pub text: String,
-}
 
 #[derive(Debug, Default)]
 struct LogRing {

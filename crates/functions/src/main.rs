@@ -2,10 +2,11 @@
 
 use clap::{Args, Parser, Subcommand};
 use jiffy_functions::compile::{self, CompileError};
-use jiffy_functions::limits::{SlotReset, TenantLimits};
 use jiffy_functions::serve::{self, ServeSettings};
+use jiffy_proto::function::{SlotReset, TenantLimits};
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[derive(Parser)]
 #[command(
@@ -21,7 +22,7 @@ struct Cli {
 enum Command {
     /// Compile the module on standard input to standard output.
     Compile(CompileArgs),
-    /// Serve one tenant: control socket on descriptor 3, listener on descriptor 4.
+    /// Serve one tenant: listening control socket on descriptor 3, listener on descriptor 4.
     Serve(ServeArgs),
 }
 
@@ -52,6 +53,9 @@ struct ServeArgs {
     /// Reset of slots at the end of requests.
     #[arg(long, default_value = "strict")]
     reset: SlotReset,
+    /// Seconds without a daemon after which the process ends.
+    #[arg(long, default_value_t = 600)]
+    grace_s: u32,
     /// Threads that run guests; by default one per processor.
     #[arg(long)]
     workers: Option<usize>,
@@ -94,6 +98,7 @@ fn run_server(args: ServeArgs) -> Result<(), String> {
             connections: args.connections,
             reset: args.reset,
         },
+        grace: Duration::from_secs(args.grace_s.into()),
         workers: args.workers.unwrap_or_else(processors),
         jailed: !args.no_jail,
     };

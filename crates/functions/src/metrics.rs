@@ -1,17 +1,11 @@
 //! Counts of a function's requests.
 
 use crate::fault::RequestFault;
-use serde::{Deserialize, Serialize};
+use jiffy_proto::function::{LATENCY_BUCKETS_US, MetricsSnapshot};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-
-/// Upper bounds of the histogram's buckets in microseconds; a last bucket has no bound.
-pub const LATENCY_BUCKETS_US: [u64; 14] = [
-    50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_500_000,
-    10_000_000,
-];
 
 /// Counts of one function.
 #[derive(Debug, Default)]
@@ -22,23 +16,6 @@ pub struct FunctionMetrics {
     latency_us: AtomicU64,
     buckets: [AtomicU64; LATENCY_BUCKETS_US.len() + 1],
     faults: Mutex<BTreeMap<&'static str, u64>>,
-}
-
-/// Counts at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MetricsSnapshot {
-    /// Requests that have ended.
-    pub requests: u64,
-    /// Requests that run.
-    pub running: u64,
-    /// Processor time of all in microseconds.
-    pub cpu_us: u64,
-    /// Sum of latencies, from admission to the response's head, in microseconds.
-    pub latency_us: u64,
-    /// Requests per bucket of [`LATENCY_BUCKETS_US`].
-    pub latency_buckets: Vec<u64>,
-    /// Failures by error code.
-    pub faults: BTreeMap<String, u64>,
 }
 
 /// Request that is counted as running.

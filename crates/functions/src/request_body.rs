@@ -1,11 +1,11 @@
 //! Bodies of requests, read in full before a guest starts, so that a slow client takes no slot.
 
 use crate::fault::RequestFault;
-use crate::limits::FunctionLimits;
 use crate::memory_limiter::MemoryReservation;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body;
+use jiffy_proto::function::FunctionLimits;
 use std::time::Duration;
 
 /// Reads a body within the limits of size and time.

@@ -1,8 +1,8 @@
 //! Seccomp filters of a tenant's process and of compilers, which open no path and no socket, start
 //! no process, and send no signal. Other calls fail with EPERM.
 
-use crate::limits::SlotReset;
 use crate::page_scan;
+use jiffy_proto::function::SlotReset;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,

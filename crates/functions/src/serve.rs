@@ -1,19 +1,23 @@
 //! Process of a tenant: engine, jail, then requests and control messages.
 
 use crate::artifact::{DIGEST_BYTES, Digest};
-use crate::control::{CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD};
 use crate::epoch_ticker::EpochTicker;
 use crate::jail::{self, ProcessLimits};
-use crate::limits::{MAX_ARTIFACT_BYTES, TenantLimits};
 use crate::server::FunctionServer;
 use crate::tenant::Tenant;
 use crate::{engine, seccomp};
 use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::function::{
+    CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, MAX_ARTIFACT_BYTES, TenantLimits,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{SockFlag, accept4};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 
 /// Descriptors besides connections.
@@ -28,14 +32,17 @@ pub struct ServeSettings {
     pub owner: String,
     /// Limits of the process.
     pub limits: TenantLimits,
+    /// Time without a daemon after which the process ends.
+    pub grace: Duration,
     /// Threads that run guests.
     pub workers: usize,
     /// False for tests of hosts that allow no namespaces.
     pub jailed: bool,
 }
 
-/// Serves until the control socket is closed. Must be called before another thread exists, with the
-/// control socket and the listener at their descriptors.
+/// Serves until no daemon has been connected to the control socket for the time of grace: a daemon
+/// that restarts finds the process as it was. Must be called before another thread exists, with both
+/// listeners at their descriptors.
 pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     jail::close_descriptors(LISTENER_FD + 1)?;
     // SAFETY: the starter put both there, and nothing else in this process owns them.
@@ -43,7 +50,6 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         let control = OwnedFd::from_raw_fd(CONTROL_FD);
         (control, OwnedFd::from_raw_fd(LISTENER_FD))
     };
-    let control = Channel::new(control);
     let listener = UnixListener::from(listener);
     listener.set_nonblocking(true)?;
     // It maps the pool, and reads files of /proc.
@@ -82,10 +88,25 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         ticker,
         runtime: runtime.handle().clone(),
     };
-    match orders.answer(&control) {
-        Err(ChannelError::Closed) => Ok(()),
-        other => other.map_err(io::Error::other),
+    while let Some(channel) = next_daemon(&control, settings.grace)? {
+        // Its end or its fault; another daemon may connect.
+        let _ = orders.answer(&channel);
     }
+    Ok(())
+}
+
+/// Waits for a daemon to connect; none if the time of grace is over.
+fn next_daemon(listener: &OwnedFd, grace: Duration) -> io::Result<Option<Channel>> {
+    let timeout = PollTimeout::try_from(grace).unwrap_or(PollTimeout::MAX);
+    let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    if poll(&mut waiting, timeout)? == 0 {
+        return Ok(None);
+    }
+    let accepted = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
+    // SAFETY: the kernel has just made this descriptor for us; it has no other owner.
+    Ok(Some(Channel::new(unsafe {
+        OwnedFd::from_raw_fd(accepted)
+    })))
 }
 
 /// Control messages, answered one at a time on the main thread.
@@ -118,12 +139,12 @@ impl Orders {
             ControlRequest::Load {
                 function,
                 digest,
-                limits,
+                settings,
             } => {
                 let file = files.pop().ok_or("the message has no file")?;
                 let file = read_artifact(File::from(file)).map_err(|e| text(&e))?;
                 let digest = digest_of(&digest).ok_or("the digest is not one")?;
-                let load = tenant.load(&self.ticker, &function, &file, &digest, limits);
+                let load = tenant.load(&self.ticker, &function, &file, &digest, settings);
                 let world = self.runtime.block_on(load).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Loaded { world });
             }

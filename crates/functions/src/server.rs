@@ -31,7 +31,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
 /// Header that names the function. The gateway sets it, whatever a client sent.
-pub const FUNCTION_HEADER: HeaderName = HeaderName::from_static("jiffy-function");
+pub const FUNCTION_HEADER: HeaderName =
+    HeaderName::from_static(jiffy_proto::function::FUNCTION_HEADER);
 /// Header of the request's id, in requests of the gateway and in responses.
 pub const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a request.
@@ -160,7 +161,7 @@ impl FunctionServer {
         }
         head.headers.remove(FUNCTION_HEADER);
         let mut reservation = MemoryReservation::empty(self.tenant.budget());
-        let body = request_body::read(body, &deployment.limits, &mut reservation).await?;
+        let body = request_body::read(body, &deployment.settings.limits, &mut reservation).await?;
         let permit = deployment.admit().await?;
         let slot = self.tenant.slots().clone().try_acquire_owned();
         let slot = slot.map_err(|_| RequestFault::HostBusy)?;
@@ -169,6 +170,7 @@ impl FunctionServer {
             server: self.clone(),
             function: function.clone(),
             left: deployment
+                .settings
                 .limits
                 .wall_time()
                 .saturating_sub(start.elapsed()),
@@ -223,7 +225,7 @@ impl Drop for GuestRequest {
 
 impl GuestRequest {
     fn limiter(&self) -> MemoryLimiter {
-        let bytes = self.deployment.limits.memory_bytes();
+        let bytes = self.deployment.settings.limits.memory_bytes();
         MemoryLimiter::new(self.server.tenant.budget(), self.usage.clone(), bytes)
     }
 
@@ -235,7 +237,11 @@ impl GuestRequest {
         let _ticking = self.server.ticker.enter();
         let _running = self.function.metrics.enter();
         let guest = async { guest.await.map_err(|error| self.usage.fault(&error))? };
-        let guest = MeteredGuest::new(guest, self.usage.clone(), self.deployment.limits.cpu_time());
+        let guest = MeteredGuest::new(
+            guest,
+            self.usage.clone(),
+            self.deployment.settings.limits.cpu_time(),
+        );
         let mut guest = pin!(guest);
         match timeout(self.left, guest.as_mut()).await {
             Ok(ended) => ended,
@@ -258,7 +264,7 @@ impl GuestRequest {
         };
         let message = core_world::request_message(&head, &body);
         drop(body);
-        let max = self.deployment.limits.response_bytes;
+        let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.tenant.engine();
         let guest = code.call(engine, self.limiter(), &message, max);
         let message = self.limited(guest).await?;
@@ -277,14 +283,18 @@ impl GuestRequest {
         head: Parts,
         body: Bytes,
     ) -> Result<Response<ResponseBody>, RequestFault> {
-        let max = self.deployment.limits.response_bytes;
+        let max = self.deployment.settings.limits.response_bytes;
         let (sender, receiver) = oneshot::channel();
         let usage = self.usage.clone();
         let request = Request::from_parts(head, Full::new(body));
         let head_sent = Arc::new(AtomicBool::new(false));
         let sent = head_sent.clone();
         let task = tokio::spawn(async move {
-            let state = HttpState::new(self.limiter(), Some(self.log.clone()));
+            let state = HttpState::new(
+                self.limiter(),
+                &self.deployment.settings,
+                Some(self.log.clone()),
+            );
             let engine = self.server.tenant.engine();
             let guest = async {
                 let VersionCode::Http(code) = &self.deployment.version.code else {

@@ -5,12 +5,13 @@ use crate::cpu_meter::{MeteredGuest, RequestUsage};
 use crate::epoch_ticker::EpochTicker;
 use crate::fault::RequestFault;
 use crate::function::{Function, Version, VersionCode};
-use crate::limits::{FunctionLimits, LimitError, TenantLimits};
-use crate::logs::LogEntry;
 use crate::memory_limiter::{MemoryBudget, MemoryLimiter};
-use crate::metrics::MetricsSnapshot;
-use crate::world::{self, World, WorldError};
+use crate::world::{self, WorldError};
 use crate::{core_world, engine, http_world};
+use jiffy_proto::function::{
+    FunctionLimits, LimitError, LoadSettings, LogEntry, MAX_FUNCTIONS, MetricsSnapshot,
+    TenantLimits, World,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -18,8 +19,6 @@ use tokio::sync::Semaphore;
 use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
 
-/// Functions that a tenant may have.
-const MAX_FUNCTIONS: usize = 1000;
 /// Longest name of a function in bytes.
 const MAX_NAME_BYTES: usize = 64;
 /// Time for the instantiation that proves a version.
@@ -141,28 +140,28 @@ impl Tenant {
         name: &str,
         file: &[u8],
         digest: &Digest,
-        limits: FunctionLimits,
+        settings: LoadSettings,
     ) -> Result<World, DeployError> {
         let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
         if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(valid) {
             return Err(DeployError::Name);
         }
-        limits.check()?;
+        settings.limits.check()?;
         let (header, code) = artifact::check(file, digest, &self.fingerprint, &self.owner)?;
         let version = Version {
             digest: *digest,
             code: self.deserialize(header.world, code)?,
         };
-        self.prove(ticker, &version, &limits).await?;
+        self.prove(ticker, &version, &settings).await?;
         let mut functions = self
             .functions
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         match functions.get(name) {
-            Some(function) => function.swap(version, limits),
+            Some(function) => function.swap(version, settings),
             None if functions.len() >= MAX_FUNCTIONS => return Err(DeployError::TooMany),
             None => {
-                let function = Arc::new(Function::new(version, limits));
+                let function = Arc::new(Function::new(version, settings));
                 functions.insert(name.to_owned(), function);
             }
         }
@@ -199,15 +198,18 @@ impl Tenant {
         &self,
         ticker: &EpochTicker,
         version: &Version,
-        limits: &FunctionLimits,
+        settings: &LoadSettings,
     ) -> Result<(), DeployError> {
         let usage = Arc::new(RequestUsage::default());
-        let limiter = MemoryLimiter::new(&self.budget, usage.clone(), limits.memory_bytes());
+        let limiter =
+            MemoryLimiter::new(&self.budget, usage.clone(), settings.limits.memory_bytes());
         let _running = ticker.enter();
         let proof = async {
             let proved = match &version.code {
                 VersionCode::Core(function) => function.prove(&self.engine, limiter).await,
-                VersionCode::Http(function) => function.prove(&self.engine, limiter).await,
+                VersionCode::Http(function) => {
+                    function.prove(&self.engine, limiter, settings).await
+                }
             };
             Ok(proved)
         };

@@ -1,19 +1,8 @@
 //! Worlds: the interfaces by which a module answers requests, told from the file.
 
-use serde::{Deserialize, Serialize};
+use jiffy_proto::function::World;
 use wasmtime::component::Component;
 use wasmtime::{ExternType, Module, ValType};
-
-/// Interface of a module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum World {
-    /// Core module with Jiffy's own ABI.
-    #[serde(rename = "jiffy-core/1")]
-    Core,
-    /// Component that exports `wasi:http/incoming-handler@0.2`.
-    #[serde(rename = "wasi:http/proxy@0.2")]
-    Http,
-}
 
 /// File that has no world.
 #[derive(Debug, thiserror::Error)]
@@ -32,27 +21,15 @@ pub enum WorldError {
     NoHandler,
 }
 
-/// Magic number of WebAssembly.
-const MAGIC: &[u8] = b"\0asm";
-/// Version and layer of a core module, then of a component.
-const CORE_VERSION: &[u8] = &[1, 0, 0, 0];
-const COMPONENT_VERSION: &[u8] = &[13, 0, 1, 0];
 /// Functions of jiffy-core/1 with the counts of their parameters; all are of type `i32`.
 pub(crate) const CORE_FUNCTIONS: [(&str, usize); 3] =
     [("jiffy_buf", 1), ("jiffy_handle", 2), ("jiffy_out", 0)];
 /// Name of the exported memory.
 pub(crate) const CORE_MEMORY: &str = "memory";
 
-impl World {
-    /// Detects the world from the first bytes of a file.
-    pub fn detect(module: &[u8]) -> Result<Self, WorldError> {
-        let version = module.strip_prefix(MAGIC).and_then(|rest| rest.get(..4));
-        match version {
-            Some(CORE_VERSION) => Ok(Self::Core),
-            Some(COMPONENT_VERSION) => Ok(Self::Http),
-            _ => Err(WorldError::NotWasm),
-        }
-    }
+/// Detects the world from the first bytes of a file.
+pub(crate) fn detect(module: &[u8]) -> Result<World, WorldError> {
+    World::detect(module).ok_or(WorldError::NotWasm)
 }
 
 /// Checks imports and exports of a core module.

@@ -3,14 +3,18 @@
 
 mod support;
 
+use jiffy_function_host::tenant_process::{
+    HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
+};
 use jiffy_functions::artifact::HEADER_BYTES;
-use jiffy_functions::limits::FunctionLimits;
-use jiffy_functions::tenant_process::ProcessError;
+use jiffy_proto::function::{ControlRequest, FunctionLimits, TenantLimits};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{PROBE, TestTenant, constant};
+use support::{PROBE, TestClient, TestTenant, constant};
 
 fn refused(tenant: &TestTenant, module: &[u8]) -> String {
     match tenant.compile(module) {
@@ -172,19 +176,40 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
 }
 
 #[test]
-fn a_process_outlives_the_thread_that_started_it_and_ends_with_its_control_socket() {
+fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     let tenant = std::thread::spawn(TestTenant::start).join().unwrap();
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
-    assert_eq!(tenant.connect().get("one", "/").text(), "first");
-    let mut process = tenant.process.close().unwrap();
+    let (directory, id) = (tenant.directory, tenant.process.id());
+    tenant.process.leave();
+    let get = || TestClient::connect(&directory.path().join(HTTP_SOCKET)).get("one", "/");
+    assert_eq!(get().text(), "first");
+    let adopted = TenantProcess::adopt(directory.path()).unwrap();
+    assert_eq!(adopted.id(), id);
+    let refused = adopted.order(&ControlRequest::Remove {
+        function: "two".to_owned(),
+    });
+    assert!(matches!(refused, Err(ProcessError::Refused(_))));
+    assert_eq!(get().text(), "first");
+    // Of a process that is killed nothing is adopted.
+    adopted.kill();
     let start = Instant::now();
-    while process.try_wait().unwrap().is_none() {
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "the process goes on"
-        );
+    while !adopted.has_ended() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it goes on");
         std::thread::sleep(Duration::from_millis(10));
     }
+    adopted.leave();
+    assert!(TenantProcess::adopt(directory.path()).is_none());
+
+    let settings = ProcessSettings {
+        grace: Duration::from_secs(1),
+        ..support::settings(TenantLimits::default())
+    };
+    let process = TenantProcess::start(&settings, directory.path()).unwrap();
+    let ended = File::from(process.pidfd().unwrap());
+    process.leave();
+    let mut ended = [PollFd::new(ended.as_fd(), PollFlags::POLLIN)];
+    let count = poll(&mut ended, PollTimeout::from(10_000u16)).unwrap();
+    assert_eq!(count, 1, "the process goes on without a daemon");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 mod support;
 
-use jiffy_functions::control::{ControlRequest, ControlResponse};
-use jiffy_functions::limits::FunctionLimits;
-use jiffy_functions::metrics::MetricsSnapshot;
+use jiffy_proto::function::FunctionLimits;
+use jiffy_proto::function::MetricsSnapshot;
+use jiffy_proto::function::{ControlRequest, ControlResponse};
 use std::time::{Duration, Instant};
 use support::{HTTP, TestTenant};
 

@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_functions::limits::FunctionLimits;
+use jiffy_proto::function::FunctionLimits;
 use std::fs;
 use support::{TestTenant, constant};
 

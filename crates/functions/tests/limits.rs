@@ -3,8 +3,8 @@
 
 mod support;
 
-use jiffy_functions::control::{ControlRequest, ControlResponse};
-use jiffy_functions::limits::{FunctionLimits, TenantLimits};
+use jiffy_proto::function::{ControlRequest, ControlResponse};
+use jiffy_proto::function::{FunctionLimits, TenantLimits};
 use std::time::{Duration, Instant};
 use support::{PROBE, TestTenant, constant};
 

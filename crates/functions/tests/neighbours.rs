@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_functions::limits::FunctionLimits;
+use jiffy_proto::function::FunctionLimits;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{PROBE, TestTenant, constant};

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use jiffy_functions::engine;
-use jiffy_functions::limits::{SlotReset, TenantLimits};
 use jiffy_functions::page_scan::{FILE, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
+use jiffy_proto::function::{SlotReset, TenantLimits};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

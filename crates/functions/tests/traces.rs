@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_functions::limits::{FunctionLimits, SlotReset, TenantLimits};
+use jiffy_proto::function::{FunctionLimits, SlotReset, TenantLimits};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use support::{TRACES, TestTenant};

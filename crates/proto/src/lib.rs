@@ -5,12 +5,14 @@
 //! * [`channel`]: transport of those messages.
 //! * [`fetch`]: a VMM whose memory has not all arrived, to the process that gets it.
 //! * [`agent`]: greeting between host and guest agent, and their vsock ports.
+//! * [`function`]: daemon to the process of a tenant's functions.
 //! * [`console`]: shared ring with a guest's last console output.
 
 pub mod agent;
 pub mod channel;
 pub mod console;
 pub mod fetch;
+pub mod function;
 pub mod layer;
 pub mod snapshot;
 pub mod vm;

@@ -1,11 +1,16 @@
 //! Tenant's process with functions, and a client that speaks to it over its socket.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
-use jiffy_functions::limits::{FunctionLimits, TenantLimits};
-use jiffy_functions::tenant_process::{self, ProcessError, TenantProcess};
+use jiffy_function_host::compiler;
+use jiffy_function_host::tenant_process::{
+    HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
+};
+// The argument of build.rs makes every test call it for ioctl.
+use jiffy_functions as _;
+use jiffy_proto::function::{FunctionLimits, TenantLimits};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -17,6 +22,16 @@ pub const OWNER: &str = "tenant-1";
 /// Namespaces need root; an ordinary user's process confines itself as far as it can.
 pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_jiffy-functions"))
+}
+
+pub fn settings(limits: TenantLimits) -> ProcessSettings<'static> {
+    ProcessSettings {
+        program: program(),
+        owner: OWNER,
+        limits,
+        jailed: true,
+        grace: Duration::from_secs(5),
+    }
 }
 
 pub struct TestTenant {
@@ -32,8 +47,7 @@ impl TestTenant {
 
     pub fn with_limits(limits: &TenantLimits) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join("http")).unwrap();
-        let process = TenantProcess::start(program(), OWNER, limits, listener, true).unwrap();
+        let process = TenantProcess::start(&settings(*limits), directory.path()).unwrap();
         Self {
             process,
             directory,
@@ -61,7 +75,7 @@ impl TestTenant {
         std::fs::write(&source, binary).unwrap();
         let target = self.path();
         let file = File::open(&source).unwrap();
-        let digest = tenant_process::compile(program(), owner, file, &target, true)?;
+        let digest = compiler::compile(program(), owner, file, &target, true)?;
         Ok((target, digest))
     }
 
@@ -75,7 +89,7 @@ impl TestTenant {
     }
 
     pub fn connect(&self) -> TestClient {
-        TestClient::connect(&self.directory.path().join("http"))
+        TestClient::connect(&self.directory.path().join(HTTP_SOCKET))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Limits of a function and of a tenant's process.
 
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Largest module that is compiled, in bytes.
@@ -126,7 +126,7 @@ impl FunctionLimits {
 }
 
 /// Way in which a slot is made clean at the end of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SlotReset {
     /// All pages are set to zero or given back to the kernel.
@@ -144,6 +144,21 @@ impl SlotReset {
             Self::Strict => "strict",
             Self::Fast => "fast",
         }
+    }
+}
+
+/// Word that names no way of resetting slots.
+#[derive(Debug, thiserror::Error)]
+#[error("a reset is strict or fast")]
+pub struct UnknownSlotReset;
+
+impl FromStr for SlotReset {
+    type Err = UnknownSlotReset;
+
+    fn from_str(word: &str) -> Result<Self, UnknownSlotReset> {
+        let all = [Self::Strict, Self::Fast];
+        let found = all.into_iter().find(|reset| reset.word() == word);
+        found.ok_or(UnknownSlotReset)
     }
 }
 

@@ -1,0 +1,367 @@
+//! Starter's side of a tenant's process.
+
+use command_fds::{CommandFdExt, FdMapping};
+use jiffy_engine::ProcessInstance;
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::function::{
+    CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, TenantLimits, World,
+};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use parking_lot::Mutex;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Time within which a process starts, and answers an order.
+const ANSWER_TIMEOUT_S: i64 = 30;
+/// Socket of requests in a tenant's directory.
+pub const HTTP_SOCKET: &str = "http.sock";
+/// Control socket there.
+const CONTROL_SOCKET: &str = "control.sock";
+/// File there that identifies the process.
+const PROCESS_FILE: &str = "process.json";
+
+/// Failure of a tenant's process or of a compiler.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// It cannot be started.
+    #[error("starting jiffy-functions: {0}")]
+    Start(#[from] io::Error),
+    /// It does not answer.
+    #[error("the process of functions does not answer: {0}")]
+    Control(#[from] ChannelError),
+    /// It refused an order.
+    #[error("{0}")]
+    Refused(String),
+    /// The module was not compiled. The message is its author's.
+    #[error("{0}")]
+    Compile(String),
+}
+
+/// Settings of a process that is started.
+#[derive(Debug, Clone, Copy)]
+pub struct ProcessSettings<'a> {
+    /// Program `jiffy-functions`.
+    pub program: &'a Path,
+    /// Owner of its functions.
+    pub owner: &'a str,
+    /// Limits of the process.
+    pub limits: TenantLimits,
+    /// False for tests of hosts that allow no namespaces.
+    pub jailed: bool,
+    /// Time without a daemon after which it ends.
+    pub grace: Duration,
+}
+
+/// Process of a tenant. It ends with this value, unless it is left to the next daemon. Calls block
+/// until the process has answered; orders are carried out one at a time.
+#[derive(Debug)]
+pub struct TenantProcess {
+    instance: ProcessInstance,
+    pidfd: OwnedFd,
+    /// None for one that an earlier daemon started.
+    child: Option<Child>,
+    directory: PathBuf,
+    control: Mutex<Channel>,
+    engine: String,
+    left: bool,
+}
+
+impl TenantProcess {
+    /// Starts a process with its sockets in `directory`, and waits until it serves.
+    pub fn start(settings: &ProcessSettings<'_>, directory: &Path) -> Result<Self, ProcessError> {
+        remove_files(directory);
+        let http = UnixListener::bind(directory.join(HTTP_SOCKET))?;
+        let control = listen_for_control(directory)?;
+        let child = spawn(settings, http.into(), control)?;
+        let guard = UnreadyChild(Some(child));
+        let pid = guard.0.as_ref().map_or(0, Child::id);
+        let (instance, pidfd) = (ProcessInstance::of(pid)?, open_pidfd(pid)?);
+        write_instance(directory, &instance)?;
+        let (control, engine) = connect_control(directory)?;
+        Ok(Self {
+            instance,
+            pidfd,
+            child: guard.into_child(),
+            directory: directory.to_owned(),
+            control: Mutex::new(control),
+            engine,
+            left: false,
+        })
+    }
+
+    /// Takes over the process that an earlier daemon left in `directory`; none if it has ended or
+    /// does not answer, in which case nothing of it stays.
+    #[must_use]
+    pub fn adopt(directory: &Path) -> Option<Self> {
+        let found = adopt(directory);
+        if found.is_none() {
+            remove_files(directory);
+        }
+        found
+    }
+
+    /// Fingerprint of its engine: compiled files of another one are compiled again.
+    #[must_use]
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.instance.pid
+    }
+
+    /// Descriptor that is readable when the process has ended.
+    pub fn pidfd(&self) -> io::Result<OwnedFd> {
+        self.pidfd.try_clone()
+    }
+
+    /// True if the process has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut watched = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut watched, PollTimeout::ZERO) != Ok(0)
+    }
+
+    /// Closes the control socket and leaves the process to the next daemon.
+    pub fn leave(mut self) {
+        self.left = true;
+    }
+
+    /// Carries out an order.
+    pub fn order(&self, order: &ControlRequest) -> Result<ControlResponse, ProcessError> {
+        self.send(order, None)
+    }
+
+    /// Loads a compiled file whose digest is `digest` in hexadecimal digits.
+    pub fn load(
+        &self,
+        function: &str,
+        file: &File,
+        digest: &str,
+        settings: impl Into<LoadSettings>,
+    ) -> Result<World, ProcessError> {
+        let order = ControlRequest::Load {
+            function: function.to_owned(),
+            digest: digest.to_owned(),
+            settings: settings.into(),
+        };
+        match self.send(&order, Some(file))? {
+            ControlResponse::Loaded { world } => Ok(world),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn send(
+        &self,
+        order: &ControlRequest,
+        file: Option<&File>,
+    ) -> Result<ControlResponse, ProcessError> {
+        let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+        let control = self.control.lock();
+        let answered = control.send(order, &files).and_then(|()| control.recv());
+        if answered.is_err() {
+            // A late answer would be taken for that of the next order.
+            self.kill();
+        }
+        match answered?.0 {
+            ControlResponse::Refused { message } => Err(ProcessError::Refused(message)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Ends the process.
+    pub fn kill(&self) {
+        kill(&self.pidfd);
+    }
+}
+
+impl Drop for TenantProcess {
+    fn drop(&mut self) {
+        if self.left {
+            return;
+        }
+        self.kill();
+        if let Some(mut child) = self.child.take() {
+            // Ends now.
+            let _ = child.wait();
+        }
+        remove_files(&self.directory);
+    }
+}
+
+fn unexpected(answer: &ControlResponse) -> ProcessError {
+    ProcessError::Refused(format!("unexpected answer {answer:?}"))
+}
+
+/// Child that is ended unless it is taken.
+struct UnreadyChild(Option<Child>);
+
+impl UnreadyChild {
+    fn into_child(mut self) -> Option<Child> {
+        self.0.take()
+    }
+}
+
+impl Drop for UnreadyChild {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            // Already ended, or ends now.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn spawn(
+    settings: &ProcessSettings<'_>,
+    http: OwnedFd,
+    control: OwnedFd,
+) -> Result<Child, ProcessError> {
+    let limits = &settings.limits;
+    let mut command = Command::new(settings.program);
+    command
+        .env_clear()
+        .args(["serve", "--owner", settings.owner])
+        .args(["--slots", &limits.slots.to_string()])
+        .args(["--memory-bytes", &limits.memory_bytes.to_string()])
+        .args(["--connections", &limits.connections.to_string()])
+        .args(["--reset", limits.reset.word()])
+        .args(["--grace-s", &settings.grace.as_secs().to_string()])
+        // Signals of the daemon's terminal are not for it.
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    if !settings.jailed {
+        command.arg("--no-jail");
+    }
+    let mappings = vec![
+        FdMapping {
+            parent_fd: control,
+            child_fd: CONTROL_FD,
+        },
+        FdMapping {
+            parent_fd: http,
+            child_fd: LISTENER_FD,
+        },
+    ];
+    command.fd_mappings(mappings).map_err(io::Error::other)?;
+    // The process has its copies of the descriptors; ours close with the command.
+    Ok(command.spawn()?)
+}
+
+fn listen_for_control(directory: &Path) -> io::Result<OwnedFd> {
+    let listener = control_socket()?;
+    bind(
+        listener.as_raw_fd(),
+        &UnixAddr::new(&directory.join(CONTROL_SOCKET))?,
+    )?;
+    listen(&listener, Backlog::new(1)?)?;
+    Ok(listener)
+}
+
+fn control_socket() -> io::Result<OwnedFd> {
+    Ok(socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?)
+}
+
+/// Connects to the control socket in `directory`. Returns the fingerprint of the process's engine.
+fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> {
+    let control = control_socket()?;
+    let timeout = TimeVal::new(ANSWER_TIMEOUT_S, 0);
+    setsockopt(&control, sockopt::ReceiveTimeout, &timeout).map_err(io::Error::from)?;
+    setsockopt(&control, sockopt::SendTimeout, &timeout).map_err(io::Error::from)?;
+    let address = UnixAddr::new(&directory.join(CONTROL_SOCKET)).map_err(io::Error::from)?;
+    loop {
+        match connect(control.as_raw_fd(), &address) {
+            Err(Errno::EINTR) => {}
+            connected => break connected.map_err(io::Error::from)?,
+        }
+    }
+    let control = Channel::new(control);
+    match control.recv()?.0 {
+        ControlResponse::Ready { engine } => Ok((control, engine)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn adopt(directory: &Path) -> Option<TenantProcess> {
+    let text = fs::read(directory.join(PROCESS_FILE)).ok()?;
+    let instance: ProcessInstance = serde_json::from_slice(&text).ok()?;
+    let pidfd = open_pidfd(instance.pid).ok()?;
+    // A pidfd refers to one process for ever: if the instance matches now, it was opened on the
+    // right one.
+    if ProcessInstance::of(instance.pid).ok()? != instance {
+        return None;
+    }
+    match connect_control(directory) {
+        Ok((control, engine)) => Some(TenantProcess {
+            instance,
+            pidfd,
+            child: None,
+            directory: directory.to_owned(),
+            control: Mutex::new(control),
+            engine,
+            left: false,
+        }),
+        Err(e) => {
+            tracing::warn!("ending the process {} of functions: {e}", instance.pid);
+            kill(&pidfd);
+            None
+        }
+    }
+}
+
+fn write_instance(directory: &Path, instance: &ProcessInstance) -> io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(&serde_json::to_vec(instance)?)?;
+    file.persist(directory.join(PROCESS_FILE))?;
+    Ok(())
+}
+
+fn remove_files(directory: &Path) {
+    for name in [PROCESS_FILE, HTTP_SOCKET, CONTROL_SOCKET] {
+        // Absent, or replaced by the next start.
+        let _ = fs::remove_file(directory.join(name));
+    }
+}
+
+fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: a system call without pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    match i32::try_from(fd) {
+        // SAFETY: the kernel has just made this descriptor for us; it is close-on-exec by itself.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn kill(pidfd: &OwnedFd) {
+    // SAFETY: an open descriptor of a process, and no siginfo.
+    unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            0,
+            0,
+        )
+    };
+}
