@@ -10,7 +10,7 @@ use crate::tenant::SharedStore;
 use crate::{CHUNK_BYTES, StoreError};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
@@ -279,18 +279,16 @@ impl SharedStore {
         };
         let ranges = plan(&missing.iter().filter_map(of).collect::<Vec<_>>());
         // After a failure those that are under way are waited for, and no more are begun.
-        let failed = std::cell::Cell::new(None);
-        let begun = ranges.into_iter().take_while(|_| {
-            let failure = failed.take();
-            let go_on = failure.is_none();
-            failed.set(failure);
-            go_on
-        });
+        let failed = AtomicBool::new(false);
+        let begun = ranges
+            .into_iter()
+            .take_while(|_| !failed.load(Ordering::Relaxed));
         let fetched = futures_util::stream::iter(begun)
             .map(|range| self.fetch(&source.snapshot, range, &part.layer, locks, manner))
             .buffer_unordered(RANGES_AT_ONCE);
         let mut fetched = std::pin::pin!(fetched);
         let mut busy = Vec::new();
+        let mut failure = None;
         while let Some(arrived) = fetched.next().await {
             match arrived {
                 Ok(arrived) => {
@@ -300,10 +298,13 @@ impl SharedStore {
                     report.range_bytes += arrived.range_bytes;
                     busy.extend(arrived.busy);
                 }
-                Err(e) => failed.set(Some(failed.take().unwrap_or(e))),
+                Err(e) => {
+                    failed.store(true, Ordering::Relaxed);
+                    failure.get_or_insert(e);
+                }
             }
         }
-        failed.take().map_or(Ok(busy), Err)
+        failure.map_or(Ok(busy), Err)
     }
 
     async fn fetch(
