@@ -129,6 +129,14 @@ impl SharedStore {
         format!("tenants/{}", self.keyring.locate(name))
     }
 
+    /// Opens tenant `name`; none if the store does not know it.
+    pub async fn find_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, StoreError> {
+        match self.newest(name).await? {
+            Some((_, record)) => self.unwrap(name, &record).await.map(Arc::new).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Opens tenant `name`, which is made if it is new.
     pub async fn tenant(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
         if let Some((_, record)) = self.newest(name).await? {
