@@ -2,7 +2,7 @@
 //! the layer's root.
 //!
 //! Users hold a shared lock on the bitmap's file ([`presence`]), so that a layer in use is not
-//! evicted.
+//! evicted. A further name of that file ([`CachedLayer::pin`]) does the same without a process.
 
 mod presence;
 
@@ -71,9 +71,14 @@ impl LayerCache {
 
     /// Opens the layer named `root`; an absent one is made without any chunk present.
     pub fn layer(&self, root: &Hash, layer: &Layer) -> Result<CachedLayer, StoreError> {
+        self.layer_of(root, layer.bytes)
+    }
+
+    /// As [`Self::layer`], a layer of `bytes` bytes whose runs are not known here.
+    pub fn layer_of(&self, root: &Hash, bytes: u64) -> Result<CachedLayer, StoreError> {
         let path = self.path(root, "present");
         for _ in 0..OPEN_ATTEMPTS {
-            if let Some(found) = self.try_layer(root, layer).map_err(StoreError::io(&path))? {
+            if let Some(found) = self.try_layer(root, bytes).map_err(StoreError::io(&path))? {
                 return Ok(found);
             }
         }
@@ -81,7 +86,7 @@ impl LayerCache {
         Err(StoreError::io(&path)(evicted))
     }
 
-    fn try_layer(&self, root: &Hash, layer: &Layer) -> io::Result<Option<CachedLayer>> {
+    fn try_layer(&self, root: &Hash, bytes: u64) -> io::Result<Option<CachedLayer>> {
         let (path, data_path) = (self.path(root, "present"), self.path(root, "data"));
         let open = |path: &Path| {
             let mut options = File::options();
@@ -102,11 +107,11 @@ impl LayerCache {
         // The time of the last use, by which layers are evicted.
         let _ = present.set_modified(std::time::SystemTime::now());
         let data = open(&data_path)?;
-        let presence = Presence::open(present, &data, layer.bytes, &self.boot)?;
+        let presence = Presence::open(present, &data, bytes, &self.boot)?;
         Ok(Some(CachedLayer {
             path: data_path,
             data,
-            bytes: layer.bytes,
+            bytes,
             presence,
             reserved: AtomicU64::new(0),
             arrived: Notify::new(),
@@ -182,9 +187,12 @@ fn evict(data: &Path) -> io::Result<bool> {
         }
         Err(e) => return Err(e),
     };
-    let Ok(_lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+    let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
         return Ok(false);
     };
+    if lock.metadata()?.nlink() > 1 {
+        return Ok(false);
+    }
     // The bitmap first: without it nothing is present.
     fs::remove_file(&present)?;
     fs::remove_file(data)?;
@@ -210,6 +218,44 @@ impl CachedLayer {
     /// Returns true if chunk `number` is known to be present since [`Self::refresh`].
     pub(crate) fn knows(&self, number: u64) -> bool {
         self.presence.knows(number)
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Keeps the layer in the cache until the file `to`, another name of its bitmap, is removed.
+    pub fn pin(&self, to: &Path) -> Result<(), StoreError> {
+        let present = self.path.with_extension("present");
+        fs::hard_link(&present, to).map_err(StoreError::io(to))
+    }
+
+    /// Returns true if `pin` was made by [`Self::pin`] of this layer.
+    pub fn is_pinned_by(&self, pin: &Path) -> Result<bool, StoreError> {
+        let pinned = fs::metadata(pin).map_err(StoreError::io(pin))?;
+        let own = self.presence.inode().map_err(StoreError::io(&self.path))?;
+        Ok((pinned.dev(), pinned.ino()) == own)
+    }
+
+    /// Chunks that are present: chunk `c` at bit `c % 8` of byte `c / 8`.
+    pub fn present(&self) -> Result<Vec<u8>, StoreError> {
+        self.refresh()?;
+        Ok(self.presence.bitmap())
+    }
+
+    /// As [`Self::present`], those that are on storage.
+    pub fn settled(&self) -> Result<Vec<u8>, StoreError> {
+        self.presence.settled().map_err(StoreError::io(&self.path))
+    }
+
+    /// Marks the chunks of `layer`, the description of this one, that need not be fetched: they
+    /// read as zeroes.
+    pub fn mark_holes(&self, layer: &Layer) -> Result<(), StoreError> {
+        let kinds = [RunKind::Zero, RunKind::Inherited];
+        let holes = kinds.into_iter().flat_map(|kind| layer.ranges(kind));
+        let holes: Vec<u64> = holes.flatten().collect();
+        self.mark(&holes)
     }
 
     /// Reads the bitmap anew: another process may have filled the layer.

@@ -146,3 +146,29 @@ async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
     );
     assert!(std::fs::read(second.layer().path()).unwrap() == content(&source, 0));
 }
+
+#[tokio::test]
+async fn a_pinned_layer_stays_and_tells_what_is_on_storage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store, remote, _) = pushed(dir.path()).await;
+    let cache = cache(dir.path());
+    let part = store.cached_part(&remote, 0, &cache).unwrap();
+    store.fetch_chunk(&part, 9).await.unwrap();
+    let layer = part.layer().clone();
+    layer.mark_holes(&remote.manifest.parts[0]).unwrap();
+    assert_eq!(layer.present().unwrap()[..2], [0, 1 << 1]);
+    assert!(layer.settled().unwrap().iter().all(|byte| *byte == 0));
+    layer.settle().unwrap();
+    assert_eq!(layer.settled().unwrap(), layer.present().unwrap());
+    let pin = dir.path().join("pin");
+    layer.pin(&pin).unwrap();
+    assert!(layer.is_pinned_by(&pin).unwrap());
+    let root = remote.part_root(0).unwrap();
+    drop((part, layer));
+    assert_eq!(cache.evict_unused(u64::MAX).unwrap(), 0);
+    let bytes = remote.manifest.parts[0].bytes;
+    assert!(cache.layer_of(&root, bytes).unwrap().has(9));
+    std::fs::remove_file(pin).unwrap();
+    assert!(cache.evict_unused(u64::MAX).unwrap() > 0);
+    assert!(!cache.layer_of(&root, bytes).unwrap().has(9));
+}

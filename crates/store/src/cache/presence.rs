@@ -26,7 +26,7 @@ use nix::libc;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
@@ -110,6 +110,24 @@ impl Presence {
             .read_exact_at(&mut read, (HEADER_BYTES + bits.len()) as u64)?;
         join(&mut bits, &read);
         Ok(())
+    }
+
+    /// Second bitmap, as it is known.
+    pub fn bitmap(&self) -> Vec<u8> {
+        self.bits().clone()
+    }
+
+    /// First bitmap.
+    pub fn settled(&self) -> io::Result<Vec<u8>> {
+        let mut read = vec![0; self.bits().len()];
+        self.file.read_exact_at(&mut read, HEADER_BYTES as u64)?;
+        Ok(read)
+    }
+
+    /// Device and inode of the file.
+    pub fn inode(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok((metadata.dev(), metadata.ino()))
     }
 
     /// Marks chunks as written.
