@@ -40,6 +40,8 @@ pub enum FetchOutcome {
     Present,
     /// It could not be fetched for this reason; a later attempt may succeed.
     Failed(String),
+    /// The layer's file has all of its chunks. Also sent without a request, for any chunk.
+    Complete,
 }
 
 /// Defect of a message.
@@ -84,6 +86,7 @@ impl FetchAnswer {
         let mut bytes = self.request.encode().to_vec();
         match &self.outcome {
             FetchOutcome::Present => bytes.extend(0u32.to_le_bytes()),
+            FetchOutcome::Complete => bytes.extend(2u32.to_le_bytes()),
             FetchOutcome::Failed(reason) => {
                 bytes.extend(1u32.to_le_bytes());
                 let end = reason.floor_char_boundary(MAX_REASON_BYTES);
@@ -102,6 +105,7 @@ impl FetchAnswer {
         let (outcome, reason) = rest.split_first_chunk().ok_or(MessageError)?;
         let outcome = match (u32::from_le_bytes(*outcome), reason) {
             (0, []) => FetchOutcome::Present,
+            (2, []) => FetchOutcome::Complete,
             (1, reason) => {
                 let reason = String::from_utf8_lossy(reason);
                 FetchOutcome::Failed(reason.replace(char::is_control, " "))
@@ -124,7 +128,8 @@ mod tests {
     #[test]
     fn messages_survive_the_round_trip() {
         assert_eq!(FetchRequest::decode(&REQUEST.encode()), Ok(REQUEST));
-        for outcome in [FetchOutcome::Present, FetchOutcome::Failed("503".into())] {
+        let failed = FetchOutcome::Failed("503".into());
+        for outcome in [FetchOutcome::Present, FetchOutcome::Complete, failed] {
             let answer = FetchAnswer {
                 request: REQUEST,
                 outcome,

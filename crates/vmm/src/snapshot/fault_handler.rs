@@ -204,6 +204,9 @@ impl FaultHandler {
     }
 
     fn on_answer(&mut self, answer: FetchAnswer) -> Result<(), VmmError> {
+        if answer.outcome == FetchOutcome::Complete {
+            return self.on_complete(answer.request.layer);
+        }
         let chunk = answer.request.chunk;
         let Some(request) = self.open.get_mut(&chunk) else {
             return Ok(());
@@ -222,7 +225,25 @@ impl FaultHandler {
                 self.last_failure = Some(reason);
                 Ok(())
             }
+            FetchOutcome::Complete => Ok(()),
         }
+    }
+
+    /// Reads from the layer's file from now on, also what was asked for.
+    fn on_complete(&mut self, layer: u32) -> Result<(), VmmError> {
+        let Ok(number) = usize::try_from(layer) else {
+            return Ok(());
+        };
+        if let Some(layer) = self.source.layers.get_mut(number) {
+            layer.present = None;
+        }
+        let waiting = self.open.iter().filter(|(_, open)| open.layer == number);
+        let waiting: Vec<u64> = waiting.map(|(&chunk, _)| chunk).collect();
+        for chunk in waiting {
+            self.open.remove(&chunk);
+            self.fill(number, chunk)?;
+        }
+        Ok(())
     }
 
     fn on_fault(&mut self, address: u64) -> Result<(), VmmError> {
