@@ -50,6 +50,13 @@ fn main() -> ExitCode {
     {
         return jiffy_rootless::holder::main();
     }
+    // Started by ourselves to fetch memory that guests wait for.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == jiffy_remote::FETCHER_ARGUMENT)
+    {
+        return jiffy_remote::fetcher_main();
+    }
     // This very program, also when its file has been replaced.
     jiffy_image::set_unpacker_program("/proc/self/exe");
     let cli = Cli::read();

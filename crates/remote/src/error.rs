@@ -20,6 +20,15 @@ pub enum RemoteError {
         /// Path of the file.
         path: PathBuf,
     },
+    /// The store does not know a tenant that it knew before.
+    #[error("the store does not know tenant {tenant}")]
+    NoTenant {
+        /// Name of the tenant.
+        tenant: String,
+    },
+    /// A VMM asked for a layer that is not its own.
+    #[error("this layer is not one of the guest's")]
+    NotGranted,
     /// A local file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {

@@ -4,12 +4,18 @@
 //! kept of it in the data directory (`<home>/store/`).
 
 mod error;
+mod fetch_grants;
+mod fetcher;
+mod fetcher_process;
 mod key_file;
 mod push;
 mod remote_store;
 mod settings;
 
 pub use error::RemoteError;
+pub use fetch_grants::{FetchGrant, GrantDirectory, GrantSocket, GrantedLayer, LayerOrigin};
+pub use fetcher::{FETCHER_ARGUMENT, FetchService, FetcherSettings, fetcher_main};
+pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
 pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
 pub use settings::RemoteSettings;

@@ -1,0 +1,94 @@
+//! Parts of snapshots that VMMs wait for, each opened once.
+
+use crate::fetch_grants::LayerOrigin;
+use crate::{RemoteError, RemoteStore};
+use jiffy_store::{CachedPart, FormatError, StoreError, Tenant};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tokio::sync::OnceCell;
+
+/// A part, opened when it is first needed. Its layer stays in the cache while this exists.
+pub type PartSlot = OnceCell<CachedPart>;
+
+/// Parts in use.
+#[derive(Debug)]
+pub struct OpenParts {
+    remote: Arc<RemoteStore>,
+    tenants: Mutex<HashMap<String, Arc<Tenant>>>,
+    parts: Mutex<HashMap<LayerOrigin, Weak<PartSlot>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OpenParts {
+    /// Parts of `remote`.
+    pub fn new(remote: Arc<RemoteStore>) -> Self {
+        Self {
+            remote,
+            tenants: Mutex::default(),
+            parts: Mutex::default(),
+        }
+    }
+
+    /// The store.
+    pub fn remote(&self) -> &RemoteStore {
+        &self.remote
+    }
+
+    /// Slot of a part. VMMs that need the same one share it.
+    pub fn slot(&self, origin: &LayerOrigin) -> Arc<PartSlot> {
+        let mut parts = lock(&self.parts);
+        parts.retain(|_, slot| slot.strong_count() > 0);
+        if let Some(slot) = parts.get(origin).and_then(Weak::upgrade) {
+            return slot;
+        }
+        let slot = Arc::<PartSlot>::default();
+        parts.insert(origin.clone(), Arc::downgrade(&slot));
+        slot
+    }
+
+    /// Opens the part of a slot, unless it is open.
+    pub async fn open<'a>(
+        &self,
+        slot: &'a PartSlot,
+        origin: &LayerOrigin,
+    ) -> Result<&'a CachedPart, RemoteError> {
+        slot.get_or_try_init(|| async {
+            let opened = self.read(origin).await;
+            if opened.is_err() {
+                // Its keys may have been renewed.
+                lock(&self.tenants).remove(&origin.tenant);
+            }
+            opened
+        })
+        .await
+    }
+
+    async fn read(&self, origin: &LayerOrigin) -> Result<CachedPart, RemoteError> {
+        let shared = &self.remote.shared;
+        let known = lock(&self.tenants).get(&origin.tenant).cloned();
+        let tenant = match known {
+            Some(tenant) => tenant,
+            None => {
+                let found = shared.find_tenant(&origin.tenant).await?;
+                let tenant = found.ok_or_else(|| RemoteError::NoTenant {
+                    tenant: origin.tenant.clone(),
+                })?;
+                lock(&self.tenants).insert(origin.tenant.clone(), tenant.clone());
+                tenant
+            }
+        };
+        let snapshot = shared.open(&tenant, origin.snapshot).await?;
+        if snapshot.part_root(origin.part)? != origin.layer {
+            let reason = FormatError::Damaged("it is not the layer that is waited for");
+            return Err(StoreError::Damaged {
+                object: origin.layer.to_string(),
+                reason,
+            }
+            .into());
+        }
+        Ok(shared.cached_part(&snapshot, origin.part, &self.remote.cache)?)
+    }
+}

@@ -1,0 +1,183 @@
+//! Process of the fetcher.
+
+use super::service::FetchService;
+use crate::fetch_grants::GrantDirectory;
+use crate::{RemoteSettings, RemoteStore};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, Scope,
+};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use std::error::Error;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// First argument of a program that is to run as the fetcher. The second one is its
+/// [`FetcherSettings`].
+pub const FETCHER_ARGUMENT: &str = "--as-fetcher";
+
+/// File in the directory of grants that a running fetcher has locked.
+const LOCK_FILE: &str = "lock";
+
+/// Settings of the fetcher: the store as its daemon uses it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetcherSettings {
+    /// Address of the store.
+    pub url: String,
+    /// File of master keys.
+    pub keyring: Option<PathBuf>,
+    /// Data directory.
+    pub home: PathBuf,
+    /// Directory of running things.
+    pub run: PathBuf,
+    /// Bytes that cached layers may take on disk.
+    pub cache_bytes: u64,
+}
+
+impl FetcherSettings {
+    /// Settings of a fetcher for grants in `run`.
+    pub fn new(store: &RemoteSettings, run: &Path) -> Self {
+        Self {
+            url: store.url.to_string(),
+            keyring: store.keyring.clone(),
+            home: store.home.clone(),
+            run: run.to_owned(),
+            cache_bytes: store.cache_bytes,
+        }
+    }
+
+    fn store(&self) -> Result<RemoteSettings, Box<dyn Error>> {
+        Ok(RemoteSettings {
+            url: self.url.parse()?,
+            keyring: self.keyring.clone(),
+            home: self.home.clone(),
+            cache_bytes: self.cache_bytes,
+            upload_bytes_per_second: None,
+        })
+    }
+}
+
+/// Lock by which there is one fetcher for a directory. The kernel drops it with the process.
+#[derive(Debug)]
+pub(crate) struct FetcherLock(File);
+
+impl FetcherLock {
+    pub(crate) fn open(grants: &GrantDirectory) -> std::io::Result<Self> {
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let path = grants.path().join(LOCK_FILE);
+        options.mode(0o600).open(path).map(Self)
+    }
+
+    /// Takes the lock; returns false if another process has it.
+    fn take(&self) -> bool {
+        fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK))).is_ok()
+    }
+
+    fn release(&self) {
+        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK)));
+    }
+
+    /// Returns true if a process has the lock. Does not take it, not even for a moment.
+    pub(crate) fn is_taken(&self) -> bool {
+        let mut found = range(libc::F_WRLCK);
+        let asked = fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found));
+        asked.is_ok() && found.l_type != libc::F_UNLCK as libc::c_short
+    }
+}
+
+fn range(kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Main function of the fetcher's process. Must be called before another thread exists.
+pub fn main() -> ExitCode {
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!("the fetcher ended: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let settings = std::env::args().nth(2).unwrap_or_default();
+    let settings: FetcherSettings = serde_json::from_str(&settings)?;
+    // A signal of the daemon's terminal is not for the guests.
+    let _ = nix::unistd::setsid();
+    let grants = GrantDirectory::open(&settings.run)?;
+    let lock = FetcherLock::open(&grants)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let _inside = runtime.enter();
+    let remote = RemoteStore::open(&settings.store()?)?;
+    confine(&settings, &grants)?;
+    while lock.take() {
+        let mut service = FetchService::new(grants.clone(), remote.clone());
+        runtime.block_on(service.run())?;
+        lock.release();
+        // A grant that was written just now relied on the lock.
+        if grants.ids()?.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Gives up what is not needed: capabilities, new privileges, writing outside the store's directory
+/// and that of the grants, listening, signals to other processes.
+fn confine(settings: &FetcherSettings, grants: &GrantDirectory) -> Result<(), Box<dyn Error>> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+    // A core file would hold keys.
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    jiffy_jail::drop_privileges(false)?;
+    prctl::set_no_new_privs()?;
+    restrict_by_landlock(&settings.home.join("store"), grants.path())?;
+    Ok(())
+}
+
+fn restrict_by_landlock(store: &Path, grants: &Path) -> Result<(), Box<dyn Error>> {
+    let abi = ABI::V6;
+    let root = PathFd::new("/")?;
+    let rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(Scope::Signal)?
+        .create()?
+        // To read keys and authorities, and to run the command that unwraps keys.
+        .add_rule(PathBeneath::new(root, AccessFs::from_read(abi)))?;
+    let rules = [store, grants].iter().try_fold(rules, |rules, path| {
+        let file = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_PATH.bits())
+            .open(path)?;
+        let all = AccessFs::from_all(abi);
+        let added = rules.add_rule(PathBeneath::new(file.as_fd(), all));
+        added.map_err(|e: RulesetError| -> Box<dyn Error> { e.into() })
+    })?;
+    rules.restrict_self()?;
+    Ok(())
+}
