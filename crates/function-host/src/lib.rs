@@ -5,4 +5,21 @@
 //! does not. Why it is so: docs/design-functions.md.
 
 pub mod compiler;
+pub mod function_error;
+pub mod function_record;
+pub mod functions;
+pub mod owner;
+pub mod response_body;
+pub mod running_process;
 pub mod tenant_process;
+
+mod function_state;
+mod function_store;
+mod log_buffer;
+mod unix_connector;
+
+pub use function_error::FunctionError;
+pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
+pub use functions::{FunctionHostSettings, Functions, ModuleUpload};
+pub use response_body::FunctionBody;
+pub use running_process::{BoxError, RequestBody};

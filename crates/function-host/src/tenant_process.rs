@@ -21,10 +21,13 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Time within which a process starts, and answers an order.
 const ANSWER_TIMEOUT_S: i64 = 30;
+/// Time for a killed process to end, in milliseconds.
+const END_TIMEOUT_MS: u16 = 5000;
 /// Socket of requests in a tenant's directory.
 pub const HTTP_SOCKET: &str = "http.sock";
 /// Control socket there.
@@ -75,7 +78,7 @@ pub struct TenantProcess {
     directory: PathBuf,
     control: Mutex<Channel>,
     engine: String,
-    left: bool,
+    left: AtomicBool,
 }
 
 impl TenantProcess {
@@ -97,7 +100,7 @@ impl TenantProcess {
             directory: directory.to_owned(),
             control: Mutex::new(control),
             engine,
-            left: false,
+            left: AtomicBool::new(false),
         })
     }
 
@@ -132,13 +135,23 @@ impl TenantProcess {
     /// True if the process has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        let mut watched = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        poll(&mut watched, PollTimeout::ZERO) != Ok(0)
+        self.ends_within(PollTimeout::ZERO)
     }
 
-    /// Closes the control socket and leaves the process to the next daemon.
-    pub fn leave(mut self) {
-        self.left = true;
+    fn ends_within(&self, timeout: PollTimeout) -> bool {
+        let mut watched = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut watched, timeout) != Ok(0)
+    }
+
+    /// Ends the process, and waits until it has ended.
+    pub fn end(&self) {
+        self.kill();
+        self.ends_within(PollTimeout::from(END_TIMEOUT_MS));
+    }
+
+    /// Leaves the process to the next daemon: it goes on when this value is dropped.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Release);
     }
 
     /// Carries out an order.
@@ -191,7 +204,7 @@ impl TenantProcess {
 
 impl Drop for TenantProcess {
     fn drop(&mut self) {
-        if self.left {
+        if self.left.load(Ordering::Acquire) {
             return;
         }
         self.kill();
@@ -199,7 +212,10 @@ impl Drop for TenantProcess {
             // Ends now.
             let _ = child.wait();
         }
-        remove_files(&self.directory);
+        // Another process may run there by now.
+        if read_instance(&self.directory).is_some_and(|instance| instance == self.instance) {
+            remove_files(&self.directory);
+        }
     }
 }
 
@@ -303,8 +319,7 @@ fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> 
 }
 
 fn adopt(directory: &Path) -> Option<TenantProcess> {
-    let text = fs::read(directory.join(PROCESS_FILE)).ok()?;
-    let instance: ProcessInstance = serde_json::from_slice(&text).ok()?;
+    let instance = read_instance(directory)?;
     let pidfd = open_pidfd(instance.pid).ok()?;
     // A pidfd refers to one process for ever: if the instance matches now, it was opened on the
     // right one.
@@ -319,7 +334,7 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
             directory: directory.to_owned(),
             control: Mutex::new(control),
             engine,
-            left: false,
+            left: AtomicBool::new(false),
         }),
         Err(e) => {
             tracing::warn!("ending the process {} of functions: {e}", instance.pid);
@@ -327,6 +342,11 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
             None
         }
     }
+}
+
+fn read_instance(directory: &Path) -> Option<ProcessInstance> {
+    let text = fs::read(directory.join(PROCESS_FILE)).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 fn write_instance(directory: &Path, instance: &ProcessInstance) -> io::Result<()> {

@@ -181,6 +181,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     tenant.deploy("one", &constant("first"), FunctionLimits::default());
     let (directory, id) = (tenant.directory, tenant.process.id());
     tenant.process.leave();
+    drop(tenant.process);
     let get = || TestClient::connect(&directory.path().join(HTTP_SOCKET)).get("one", "/");
     assert_eq!(get().text(), "first");
     let adopted = TenantProcess::adopt(directory.path()).unwrap();
@@ -198,6 +199,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
         std::thread::sleep(Duration::from_millis(10));
     }
     adopted.leave();
+    drop(adopted);
     assert!(TenantProcess::adopt(directory.path()).is_none());
 
     let settings = ProcessSettings {
@@ -207,6 +209,7 @@ fn a_process_is_taken_over_by_the_next_daemon_and_ends_without_one() {
     let process = TenantProcess::start(&settings, directory.path()).unwrap();
     let ended = File::from(process.pidfd().unwrap());
     process.leave();
+    drop(process);
     let mut ended = [PollFd::new(ended.as_fd(), PollFlags::POLLIN)];
     let count = poll(&mut ended, PollTimeout::from(10_000u16)).unwrap();
     assert_eq!(count, 1, "the process goes on without a daemon");

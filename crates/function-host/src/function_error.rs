@@ -1,0 +1,77 @@
+//! Failures of calls on functions.
+
+use crate::owner::MAX_NAME_BYTES;
+use crate::tenant_process::ProcessError;
+use jiffy_proto::function::{LimitError, MAX_FUNCTIONS, MAX_MODULE_BYTES};
+use std::path::Path;
+
+/// Failure of a call on functions.
+#[derive(Debug, thiserror::Error)]
+pub enum FunctionError {
+    /// The host has no program for functions.
+    #[error("this host runs no functions: the program jiffy-functions is not installed")]
+    NotInstalled,
+    /// No such function.
+    #[error("there is no function `{0}`")]
+    NotFound(String),
+    /// No such version.
+    #[error("the function `{name}` has no version {version} any more; it has {kept}")]
+    NoVersion {
+        /// Function.
+        name: String,
+        /// Version that was asked for.
+        version: u64,
+        /// Versions that there are.
+        kept: String,
+    },
+    /// A name that no function may have.
+    #[error("a function's name has 1 to {MAX_NAME_BYTES} characters of a-z, 0-9 and single dashes")]
+    Name,
+    /// A setting out of its range.
+    #[error("{0}")]
+    Setting(String),
+    /// A limit out of its range.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// Too many functions.
+    #[error("{MAX_FUNCTIONS} functions are there, and no more may be: remove some")]
+    TooMany,
+    /// Module above the limit.
+    #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
+    TooLarge,
+    /// A module that does not compile or start. The message is its author's.
+    #[error("{0}")]
+    Module(String),
+    /// The owner's process cannot be started or reached now.
+    #[error("functions cannot run now: {0}")]
+    Unavailable(String),
+    /// Files of the host.
+    #[error("{path}: {source}")]
+    File {
+        /// Path.
+        path: String,
+        /// Reason.
+        source: std::io::Error,
+    },
+}
+
+impl FunctionError {
+    /// Failure of a file.
+    pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.display().to_string();
+        move |source| Self::File { path, source }
+    }
+}
+
+impl From<ProcessError> for FunctionError {
+    fn from(error: ProcessError) -> Self {
+        match error {
+            ProcessError::Refused(message) | ProcessError::Compile(message) => {
+                Self::Module(message)
+            }
+            ProcessError::Start(_) | ProcessError::Control(_) => {
+                Self::Unavailable(error.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Function as it is kept on disk.
+
+use crate::function_error::FunctionError;
+use crate::owner::is_name;
+use jiffy_proto::function::{LoadSettings, World};
+use serde::{Deserialize, Serialize};
+
+/// Versions of a function that are kept.
+pub const MAX_VERSIONS: usize = 5;
+/// Environment of a function in bytes, as JSON. It is part of one control message.
+const MAX_ENV_BYTES: usize = 32 << 10;
+/// Hosts that a function may send requests to.
+const MAX_ALLOWED_HOSTS: usize = 64;
+/// Longest name of a host in bytes.
+const MAX_HOST_BYTES: usize = 253;
+
+/// Function with its versions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionRecord {
+    /// Id of the API key that it belongs to; none: the host's owner.
+    pub owner: Option<String>,
+    /// Name, unique for its owner.
+    pub name: String,
+    /// False to refuse requests.
+    pub enabled: bool,
+    /// True to answer requests without a key.
+    pub public: bool,
+    /// Limits, environment, egress.
+    pub settings: LoadSettings,
+    /// Times at which it is called, in the notation of cron.
+    #[serde(default)]
+    pub schedule: Option<String>,
+    /// Number of the version that answers.
+    pub answering: u64,
+    /// Versions, oldest first.
+    pub versions: Vec<VersionRecord>,
+    /// Number of the next version.
+    pub next_version: u64,
+    /// Number of changes so far.
+    pub revision: u64,
+    /// Milliseconds since 1970 of the first deployment.
+    pub created_ms: u64,
+    /// Milliseconds since 1970 of the last change.
+    pub updated_ms: u64,
+}
+
+/// Version of a function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionRecord {
+    /// Number, from 1.
+    pub number: u64,
+    /// Digest of the module (BLAKE3) in hexadecimal digits.
+    pub module: String,
+    /// Bytes of the module.
+    pub bytes: u64,
+    /// World of the module.
+    pub world: World,
+    /// Compiled file.
+    pub artifact: Artifact,
+    /// Milliseconds since 1970 of its deployment.
+    pub created_ms: u64,
+}
+
+/// Compiled file of a version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// Fingerprint of the engine that it is for.
+    pub engine: String,
+    /// Digest of the file in hexadecimal digits.
+    pub digest: String,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+impl FunctionRecord {
+    /// Version that answers.
+    #[must_use]
+    pub fn version(&self) -> Option<&VersionRecord> {
+        self.find(self.answering)
+    }
+
+    /// Version by its number.
+    #[must_use]
+    pub fn find(&self, number: u64) -> Option<&VersionRecord> {
+        self.versions.iter().find(|v| v.number == number)
+    }
+
+    /// Adds a version, which answers from now on, and drops the oldest beyond [`MAX_VERSIONS`].
+    pub(crate) fn push(&mut self, mut version: VersionRecord) {
+        version.number = self.next_version;
+        self.answering = version.number;
+        self.next_version += 1;
+        self.versions.push(version);
+        let beyond = self.versions.len().saturating_sub(MAX_VERSIONS);
+        self.versions.drain(..beyond);
+    }
+
+    /// Lets another version answer; none: the one before that which answers.
+    pub(crate) fn roll_back(&mut self, version: Option<u64>) -> Result<(), FunctionError> {
+        let before = self.versions.iter().map(|v| v.number);
+        let before = before.filter(|n| *n < self.answering).max();
+        let number = version.or(before);
+        let number = number.unwrap_or_else(|| self.answering.saturating_sub(1));
+        if self.find(number).is_none() {
+            let kept: Vec<_> = self.versions.iter().map(|v| v.number.to_string()).collect();
+            return Err(FunctionError::NoVersion {
+                name: self.name.clone(),
+                version: number,
+                kept: kept.join(", "),
+            });
+        }
+        self.answering = number;
+        Ok(())
+    }
+}
+
+/// Changes of settings by a deployment. What is absent stays, or has its default.
+#[derive(Debug, Clone, Default)]
+pub struct DeployChanges {
+    /// Memory of one request in MiB.
+    pub memory_mib: Option<u32>,
+    /// Processor time of one request in milliseconds.
+    pub cpu_ms: Option<u32>,
+    /// Time of one request in milliseconds.
+    pub wall_ms: Option<u32>,
+    /// Requests that run at once.
+    pub concurrency: Option<u32>,
+    /// Environment, as a whole.
+    pub env: Option<std::collections::BTreeMap<String, String>>,
+    /// Hosts, as a whole.
+    pub allow: Option<Vec<String>>,
+    /// True to answer requests without a key.
+    pub public: Option<bool>,
+    /// Schedule; an empty one removes it.
+    pub schedule: Option<String>,
+}
+
+impl DeployChanges {
+    /// Applies the changes, each of which is checked.
+    pub(crate) fn apply(&self, record: &mut FunctionRecord) -> Result<(), FunctionError> {
+        let mut limits = record.settings.limits.clone();
+        limits.memory_mib = self.memory_mib.unwrap_or(limits.memory_mib);
+        limits.cpu_ms = self.cpu_ms.unwrap_or(limits.cpu_ms);
+        limits.wall_ms = self.wall_ms.unwrap_or(limits.wall_ms);
+        limits.concurrency = self.concurrency.unwrap_or(limits.concurrency);
+        limits.check()?;
+        record.settings.limits = limits;
+        if let Some(env) = &self.env {
+            check_env(env)?;
+            record.settings.env.clone_from(env);
+        }
+        if let Some(allow) = &self.allow {
+            check_hosts(allow)?;
+            record.settings.allow.clone_from(allow);
+        }
+        record.public = self.public.unwrap_or(record.public);
+        if let Some(schedule) = &self.schedule {
+            record.schedule = Some(schedule.clone()).filter(|s| !s.is_empty());
+        }
+        Ok(())
+    }
+}
+
+fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), FunctionError> {
+    let bad = |name: &str| name.is_empty() || name.contains(['=', '\0']);
+    if let Some((name, _)) = env.iter().find(|(n, v)| bad(n) || v.contains('\0')) {
+        let name = name.escape_debug();
+        let message =
+            format!("`{name}` is no environment variable: it is empty or holds `=` or NUL");
+        return Err(FunctionError::Setting(message));
+    }
+    let bytes = serde_json::to_vec(env).map_or(usize::MAX, |text| text.len());
+    match bytes <= MAX_ENV_BYTES {
+        true => Ok(()),
+        false => Err(FunctionError::Setting(format!(
+            "the environment of a function has {MAX_ENV_BYTES} bytes at most as JSON"
+        ))),
+    }
+}
+
+fn check_hosts(hosts: &[String]) -> Result<(), FunctionError> {
+    if hosts.len() > MAX_ALLOWED_HOSTS {
+        let message = format!("`allow` names {MAX_ALLOWED_HOSTS} hosts at most");
+        return Err(FunctionError::Setting(message));
+    }
+    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':' | b'*');
+    let bad =
+        |host: &&String| !(1..=MAX_HOST_BYTES).contains(&host.len()) || !host.bytes().all(legal);
+    match hosts.iter().find(bad) {
+        None => Ok(()),
+        Some(host) => Err(FunctionError::Setting(format!(
+            "`{}` is no host that a function can be allowed",
+            host.escape_debug()
+        ))),
+    }
+}
+
+/// Record of a function that is not deployed yet.
+pub(crate) fn new_record(
+    owner: Option<&str>,
+    name: &str,
+    now_ms: u64,
+) -> Result<FunctionRecord, FunctionError> {
+    if !is_name(name) {
+        return Err(FunctionError::Name);
+    }
+    Ok(FunctionRecord {
+        owner: owner.map(str::to_owned),
+        name: name.to_owned(),
+        enabled: true,
+        public: false,
+        settings: LoadSettings::default(),
+        schedule: None,
+        answering: 0,
+        versions: Vec::new(),
+        next_version: 1,
+        revision: 0,
+        created_ms: now_ms,
+        updated_ms: now_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version() -> VersionRecord {
+        VersionRecord {
+            number: 0,
+            module: "m".to_owned(),
+            bytes: 1,
+            world: World::Core,
+            artifact: Artifact {
+                engine: "e".to_owned(),
+                digest: "d".to_owned(),
+                bytes: 1,
+            },
+            created_ms: 0,
+        }
+    }
+
+    #[test]
+    fn five_versions_are_kept_and_can_answer_again() {
+        let mut record = new_record(None, "hello", 0).unwrap();
+        for _ in 0..7 {
+            record.push(version());
+        }
+        let kept: Vec<_> = record.versions.iter().map(|v| v.number).collect();
+        assert_eq!((kept, record.answering), (vec![3, 4, 5, 6, 7], 7));
+        record.roll_back(None).unwrap();
+        assert_eq!(record.answering, 6);
+        record.roll_back(Some(3)).unwrap();
+        let refused = record.roll_back(None).unwrap_err().to_string();
+        assert!(
+            refused.contains("no version 2 any more; it has 3, 4, 5, 6, 7"),
+            "{refused}"
+        );
+        assert!(record.roll_back(Some(8)).is_err());
+        record.push(version());
+        assert_eq!((record.answering, record.versions.len()), (8, 5));
+    }
+
+    #[test]
+    fn settings_are_bounded() {
+        let mut record = new_record(None, "hello", 0).unwrap();
+        let env = |name: &str, value: &str| DeployChanges {
+            env: Some([(name.to_owned(), value.to_owned())].into()),
+            ..DeployChanges::default()
+        };
+        let allow = |hosts: Vec<String>| DeployChanges {
+            allow: Some(hosts),
+            ..DeployChanges::default()
+        };
+        let memory = DeployChanges {
+            memory_mib: Some(100_000),
+            ..DeployChanges::default()
+        };
+        for bad in [
+            env("", "x"),
+            env("A=B", "x"),
+            env("A", "\0"),
+            env("A", &"x".repeat(MAX_ENV_BYTES)),
+            allow(vec![String::new()]),
+            allow(vec!["a b".to_owned()]),
+            allow(vec!["a".to_owned(); MAX_ALLOWED_HOSTS + 1]),
+            memory,
+        ] {
+            assert!(bad.apply(&mut record).is_err(), "{bad:?}");
+        }
+        env("A", "x").apply(&mut record).unwrap();
+        allow(vec!["api.example:8443".to_owned()])
+            .apply(&mut record)
+            .unwrap();
+        DeployChanges::default().apply(&mut record).unwrap();
+        assert_eq!(
+            (
+                record.settings.env["A"].as_str(),
+                record.settings.allow.len()
+            ),
+            ("x", 1)
+        );
+        assert!(new_record(None, "a--b", 0).is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Files of one owner's functions.
+//!
+//! ```text
+//! <owner digest>/
+//!   records/<name>.json          function; its replacement is what commits a change
+//!   modules/<blake3>.wasm        modules, by content
+//!   compiled/<engine>/<module>.cwasm   their machine code
+//!   http.sock, control.sock, process.json   of the process that runs
+//! ```
+
+use crate::function_error::FunctionError;
+use crate::function_record::FunctionRecord;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Extension of a compiled module that is being written.
+pub(crate) const UNFINISHED: &str = "new";
+
+/// Files of one owner's functions. Calls block.
+#[derive(Debug)]
+pub(crate) struct FunctionStore {
+    directory: PathBuf,
+}
+
+impl FunctionStore {
+    pub(crate) fn new(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Makes the directories, which only this user can enter.
+    pub(crate) fn create(&self) -> Result<(), FunctionError> {
+        for name in ["records", "modules", "compiled"] {
+            let path = self.directory.join(name);
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+            made.map_err(FunctionError::file(&path))?;
+        }
+        Ok(())
+    }
+
+    /// All functions. Files that cannot be read are reported and skipped.
+    pub(crate) fn records(&self) -> Vec<FunctionRecord> {
+        let entries = fs::read_dir(self.directory.join("records"));
+        let entries = entries.into_iter().flatten().flatten();
+        let records = entries.filter_map(|entry| {
+            let path = entry.path();
+            if path.extension() != Some(OsStr::new("json")) {
+                return None;
+            }
+            let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+            if let Err(e) = &record {
+                tracing::error!("a function cannot be read: {}: {e}", path.display());
+            }
+            record.ok()
+        });
+        records.collect()
+    }
+
+    fn record_path(&self, name: &str) -> PathBuf {
+        self.directory.join("records").join(format!("{name}.json"))
+    }
+
+    /// Writes a record at once: the former one stays until the new one is complete on disk.
+    pub(crate) fn commit(&self, record: &FunctionRecord) -> Result<(), FunctionError> {
+        let path = self.record_path(&record.name);
+        let write = || {
+            let directory = self.directory.join("records");
+            let mut file = tempfile::NamedTempFile::new_in(&directory)?;
+            file.write_all(&serde_json::to_vec(record)?)?;
+            file.as_file().sync_all()?;
+            file.persist(&path)?;
+            File::open(&directory)?.sync_all()
+        };
+        write().map_err(FunctionError::file(&path))
+    }
+
+    /// Removes a record.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), FunctionError> {
+        let path = self.record_path(name);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(FunctionError::file(&path)),
+        }
+    }
+
+    /// Path of a module.
+    pub(crate) fn module(&self, digest: &str) -> PathBuf {
+        let name = format!("{digest}.wasm");
+        self.directory.join("modules").join(name)
+    }
+
+    /// Path of a compiled module.
+    pub(crate) fn artifact(&self, engine: &str, module: &str) -> PathBuf {
+        let name = format!("{module}.cwasm");
+        self.directory.join("compiled").join(engine).join(name)
+    }
+
+    /// Makes the directory of compiled modules of an engine, and removes those of others.
+    pub(crate) fn prepare_engine(&self, engine: &str) -> Result<(), FunctionError> {
+        let compiled = self.directory.join("compiled");
+        for entry in fs::read_dir(&compiled).into_iter().flatten().flatten() {
+            if entry.file_name() != OsStr::new(engine) {
+                // Compiled again when it is needed.
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        let path = compiled.join(engine);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.map_err(FunctionError::file(&path))
+    }
+
+    /// Removes files that no record needs: of former versions, and of deployments that were cut
+    /// off. Compilers may be writing, unless this is the start of a daemon.
+    pub(crate) fn gc<'a>(&self, records: impl Iterator<Item = &'a FunctionRecord>, is_start: bool) {
+        let versions = records.flat_map(|record| &record.versions);
+        let modules: HashSet<&str> = versions.map(|version| version.module.as_str()).collect();
+        let needed = |path: &Path| {
+            let stem = path.file_stem().and_then(OsStr::to_str);
+            let known = ["wasm", "cwasm"].map(|kind| Some(OsStr::new(kind)));
+            let is_being_written = path.extension() == Some(OsStr::new(UNFINISHED)) && !is_start;
+            is_being_written
+                || known.contains(&path.extension())
+                    && stem.is_some_and(|stem| modules.contains(stem))
+        };
+        let compiled = fs::read_dir(self.directory.join("compiled"));
+        let engines = compiled.into_iter().flatten().flatten().map(|e| e.path());
+        for directory in engines.chain([self.directory.join("modules")]) {
+            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+                if !needed(&entry.path()) {
+                    // What stays is tried again next time.
+                    let _ = fs::remove_file(entry.path());
+                }
+            }
+        }
+        let records = fs::read_dir(self.directory.join("records"));
+        for entry in records.into_iter().flatten().flatten() {
+            if entry.path().extension() != Some(OsStr::new("json")) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Removes everything.
+    pub(crate) fn remove_all(&self) {
+        if let Err(e) = fs::remove_dir_all(&self.directory)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!("{}: {e}", self.directory.display());
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Processes of owners: started when they are needed, restarted, ended when idle.
+
+use super::{Functions, Owner, Shared, UPKEEP_INTERVAL};
+use crate::function_error::FunctionError;
+use crate::function_state::FunctionState;
+use crate::owner;
+use crate::running_process::{ProcessUse, RunningProcess};
+use crate::tenant_process::{ProcessSettings, TenantProcess};
+use jiffy_cgroup::GroupLimits;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Memory of a process besides that of its guests, in bytes: its own, and compiled modules.
+const MEMORY_OVERHEAD_BYTES: u64 = 1 << 30;
+/// Threads and processes.
+const MAX_TASKS: u64 = 256;
+/// Life of a process that is not counted as a failed start.
+const STABLE_LIFE: Duration = Duration::from_secs(10);
+/// Delay before the second start in a row; doubled for each further one.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+/// Longest delay between two starts.
+const MAX_DELAY: Duration = Duration::from_secs(30);
+/// Longest time for which a request waits for the next start.
+const MAX_START_WAIT: Duration = Duration::from_secs(1);
+
+/// Starts in a row that did not last.
+#[derive(Debug, Default)]
+pub(super) struct StartBackoff {
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl StartBackoff {
+    fn ended(&mut self, life: Duration) {
+        if life >= STABLE_LIFE {
+            self.failures = 0;
+        }
+        // The first end may be an accident, after which the process is back at once.
+        let delay = match self.failures {
+            0 => Duration::ZERO,
+            n => FIRST_DELAY.saturating_mul(1 << n.min(16)).min(MAX_DELAY),
+        };
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(Instant::now() + delay);
+    }
+
+    fn wait(&self) -> Duration {
+        let now = Instant::now();
+        self.not_before
+            .map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
+    }
+}
+
+impl Owner {
+    fn current(&self) -> Option<Arc<RunningProcess>> {
+        self.running.read().clone()
+    }
+
+    /// Takes a process that is over out of use. Blocks until it has ended.
+    pub(super) fn retire(&self, running: Arc<RunningProcess>, shared: &Shared) {
+        let id = running.process.id();
+        running.process.end();
+        *self.running.write() = None;
+        drop(running);
+        if let Some(cgroups) = &shared.settings.cgroups {
+            cgroups.remove_group(id);
+        }
+        for state in self.states() {
+            state.end_process();
+        }
+    }
+}
+
+/// Takes logs and counts of functions that ran since the last time. Blocks.
+fn pull(states: &[Arc<FunctionState>], running: &RunningProcess) {
+    for state in states {
+        if state.ran.load(Ordering::Acquire) {
+            state.pull(&running.process);
+        }
+    }
+}
+
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FunctionError> + Send + 'static,
+) -> Result<T, FunctionError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(FunctionError::Unavailable(e.to_string())))
+}
+
+impl Functions {
+    /// Uses the process of an owner, which is started if it does not run.
+    pub(super) async fn process(&self, owner: &Arc<Owner>) -> Result<ProcessUse, FunctionError> {
+        if let Some(in_use) = usable(owner.current()) {
+            return Ok(in_use);
+        }
+        let mut backoff = owner.starting.lock().await;
+        let before = owner.current();
+        if let Some(in_use) = usable(before.clone()) {
+            return Ok(in_use);
+        }
+        if let Some(over) = before {
+            backoff.ended(over.started.elapsed());
+            tracing::warn!(
+                owner = owner::process_owner(owner.key.as_deref()),
+                "the process {} of functions has ended; it is started again",
+                over.process.id()
+            );
+            let (owner, shared) = (owner.clone(), self.0.clone());
+            blocking(move || Ok(owner.retire(over, &shared))).await?;
+        }
+        let wait = backoff.wait();
+        if wait > MAX_START_WAIT {
+            let message = "their process has ended several times in a row".to_owned();
+            return Err(FunctionError::Unavailable(message));
+        }
+        tokio::time::sleep(wait).await;
+        let started = self.start(owner).await;
+        if started.is_err() {
+            backoff.ended(Duration::ZERO);
+        }
+        let running = started?;
+        *owner.running.write() = Some(running.clone());
+        let over = || FunctionError::Unavailable("their process has just ended".to_owned());
+        running.enter().ok_or_else(over)
+    }
+
+    async fn start(&self, owner: &Arc<Owner>) -> Result<Arc<RunningProcess>, FunctionError> {
+        let (owner, shared) = (owner.clone(), self.0.clone());
+        let running = blocking(move || {
+            let settings = &shared.settings;
+            let program = settings.program.as_deref();
+            let started = TenantProcess::start(
+                &ProcessSettings {
+                    program: program.ok_or(FunctionError::NotInstalled)?,
+                    owner: &owner::process_owner(owner.key.as_deref()),
+                    limits: settings.limits,
+                    jailed: settings.jailed,
+                    grace: settings.grace,
+                },
+                owner.store.directory(),
+            )?;
+            owner.store.prepare_engine(started.engine())?;
+            Ok(RunningProcess::new(started, owner.store.directory()))
+        });
+        let running = Arc::new(running.await?);
+        self.limit(&running);
+        Ok(running)
+    }
+
+    /// Limits a process while its first request is on the way: moving one takes some 15 ms.
+    fn limit(&self, running: &Arc<RunningProcess>) {
+        let Some(cgroups) = self.0.settings.cgroups.clone() else {
+            return;
+        };
+        let limits = GroupLimits {
+            memory_bytes: self.0.settings.limits.memory_bytes + MEMORY_OVERHEAD_BYTES,
+            max_tasks: MAX_TASKS,
+            swap: false,
+        };
+        let running = running.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(e) = cgroups.limit(running.process.id(), limits) {
+                tracing::error!("ending a process of functions, which has no limits: {e}");
+                running.close();
+                running.process.kill();
+            }
+        });
+    }
+
+    /// Ends the process of an owner if it was idle for `idle`; its log and counts are taken first.
+    async fn end_idle(&self, owner: &Arc<Owner>, running: Arc<RunningProcess>, idle: Duration) {
+        // Requests wait here for the next process.
+        let _starting = owner.starting.lock().await;
+        if !running.close_if_idle(idle) {
+            return;
+        }
+        let (owner, shared) = (owner.clone(), self.0.clone());
+        let ended = blocking(move || {
+            pull(&owner.states(), &running);
+            Ok(owner.retire(running, &shared))
+        });
+        if let Err(e) = ended.await {
+            tracing::error!("{e}");
+        }
+    }
+
+    async fn upkeep(&self, owner: &Arc<Owner>) {
+        let Some(running) = owner.current() else {
+            return;
+        };
+        if running.process.has_ended() {
+            // The next request starts another; those that wait for this one are told now.
+            running.close();
+            return;
+        }
+        let is_without_functions = owner.functions.read().is_empty();
+        let idle = match is_without_functions {
+            true => Duration::ZERO,
+            false => self.0.settings.idle,
+        };
+        self.end_idle(owner, running.clone(), idle).await;
+        let states = owner.states();
+        if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
+            // A failure shows as the end of the process.
+            let _ = blocking(move || Ok(pull(&states, &running))).await;
+        }
+    }
+
+    /// Leaves the processes to the next daemon, after log and counts are taken.
+    pub async fn leave(&self) {
+        for owner in self.owners() {
+            let _starting = owner.starting.lock().await;
+            let Some(running) = owner.current() else {
+                continue;
+            };
+            running.close();
+            *owner.running.write() = None;
+            // Uses of it may still hold it for a moment.
+            let _ = blocking(move || {
+                running.process.leave();
+                Ok(())
+            })
+            .await;
+        }
+    }
+
+    /// Ends all processes.
+    pub async fn stop_all(&self) {
+        for owner in self.owners() {
+            let _starting = owner.starting.lock().await;
+            if let Some(running) = owner.current() {
+                running.close();
+                let (owner, shared) = (owner.clone(), self.0.clone());
+                let _ = blocking(move || Ok(owner.retire(running, &shared))).await;
+            }
+        }
+    }
+
+    /// Process ids of the processes that run, by owner.
+    #[must_use]
+    pub fn process_ids(&self) -> Vec<(Option<String>, u32)> {
+        let owners = self.owners().into_iter();
+        let running = owners.filter_map(|owner| {
+            let running = owner.current().filter(|running| !running.is_over())?;
+            Some((owner.key.clone(), running.process.id()))
+        });
+        running.collect()
+    }
+}
+
+fn usable(running: Option<Arc<RunningProcess>>) -> Option<ProcessUse> {
+    let running = running.filter(|running| !running.is_over())?;
+    running.enter()
+}
+
+/// Looks after the processes until the functions are dropped.
+pub(super) async fn look_after(shared: Weak<Shared>) {
+    let mut tick = tokio::time::interval(UPKEEP_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let functions = Functions(shared);
+        for owner in functions.owners() {
+            functions.upkeep(&owner).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_restart_is_at_once_and_further_ones_are_later_and_later() {
+        let mut backoff = StartBackoff::default();
+        backoff.ended(Duration::from_secs(1));
+        assert_eq!(backoff.wait(), Duration::ZERO);
+        let mut before = Duration::ZERO;
+        for _ in 0..30 {
+            backoff.ended(Duration::ZERO);
+            assert!(backoff.wait() >= before.min(MAX_DELAY - FIRST_DELAY));
+            before = backoff.wait();
+        }
+        assert!(before <= MAX_DELAY && before > MAX_START_WAIT);
+        backoff.ended(STABLE_LIFE);
+        assert_eq!(backoff.wait(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,104 @@
+//! Process of an owner while it runs: requests under way, loaded versions, connections.
+
+use crate::tenant_process::{HTTP_SOCKET, TenantProcess};
+use crate::unix_connector::UnixConnector;
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Any error.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// Body of a request to a function.
+pub type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Connections that wait for requests. A process accepts far more at once.
+const MAX_IDLE_CONNECTIONS: usize = 256;
+/// Time for which one waits; the process closes it after 60 s.
+const MAX_CONNECTION_IDLE: Duration = Duration::from_secs(30);
+/// Bit of the count of requests that refuses further ones.
+const CLOSED: u64 = 1 << 63;
+
+/// Process that runs.
+#[derive(Debug)]
+pub(crate) struct RunningProcess {
+    pub process: Arc<TenantProcess>,
+    pub client: Client<UnixConnector, RequestBody>,
+    /// Revisions of functions that the process answers with.
+    pub loaded: Mutex<HashMap<String, u64>>,
+    /// Held while a version is loaded.
+    pub loading: tokio::sync::Mutex<()>,
+    in_flight: AtomicU64,
+    last_used: Mutex<Instant>,
+    pub started: Instant,
+}
+
+impl RunningProcess {
+    pub(crate) fn new(process: TenantProcess, directory: &Path) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+            .pool_idle_timeout(MAX_CONNECTION_IDLE)
+            .pool_timer(TokioTimer::new())
+            .build(UnixConnector::new(directory.join(HTTP_SOCKET)));
+        let now = Instant::now();
+        Self {
+            process: Arc::new(process),
+            client,
+            loaded: Mutex::default(),
+            loading: tokio::sync::Mutex::default(),
+            in_flight: AtomicU64::new(0),
+            last_used: Mutex::new(now),
+            started: now,
+        }
+    }
+
+    /// Counts a request, or another use; none if the process is about to end.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<ProcessUse> {
+        let open = |count: u64| (count & CLOSED == 0).then(|| count + 1);
+        let counted = self
+            .in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, open);
+        counted.is_ok().then(|| ProcessUse(self.clone()))
+    }
+
+    /// The process, unless it is over. Does not keep it from ending as idle.
+    pub(crate) fn peek(self: Arc<Self>) -> Option<Arc<Self>> {
+        Some(self).filter(|running| !running.is_over())
+    }
+
+    /// Refuses further uses, if there is none and was none for `idle`.
+    pub(crate) fn close_if_idle(&self, idle: Duration) -> bool {
+        self.last_used.lock().elapsed() >= idle
+            && self
+                .in_flight
+                .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+    }
+
+    /// Refuses further uses.
+    pub(crate) fn close(&self) {
+        self.in_flight.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// True if it has ended, or is about to.
+    pub(crate) fn is_over(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) & CLOSED != 0 || self.process.has_ended()
+    }
+}
+
+/// Use of a process, which does not end as idle meanwhile.
+#[derive(Debug)]
+pub(crate) struct ProcessUse(pub Arc<RunningProcess>);
+
+impl Drop for ProcessUse {
+    fn drop(&mut self) {
+        *self.0.last_used.lock() = Instant::now();
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,270 @@
+//! Functions of a host: versions on disk and the life of a tenant's process, without a daemon.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use http_body_util::{BodyExt, Empty};
+use hyper::Request;
+use jiffy_function_host::{
+    BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
+    RequestBody,
+};
+use jiffy_proto::function::TenantLimits;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use support::constant;
+
+const NAME: &str = "hello";
+const KEY: Option<&str> = Some("k1");
+
+fn settings(directory: &Path, idle: Duration) -> FunctionHostSettings {
+    FunctionHostSettings {
+        directory: directory.to_owned(),
+        program: Some(support::program().to_owned()),
+        jailed: true,
+        cgroups: None,
+        limits: TenantLimits::default(),
+        idle,
+        grace: Duration::from_secs(10),
+    }
+}
+
+fn open(directory: &Path) -> Functions {
+    Functions::open(settings(directory, Duration::from_secs(600)))
+}
+
+async fn deploy_module(
+    functions: &Functions,
+    key: Option<&str>,
+    name: &str,
+    module: &[u8],
+) -> Result<Arc<FunctionRecord>, FunctionError> {
+    let mut upload = functions.upload().unwrap();
+    let binary = wat::parse_bytes(module).map_or(module.to_vec(), |binary| binary.into_owned());
+    upload.write(&binary).unwrap();
+    let changes = DeployChanges::default();
+    functions.deploy(key, name, changes, upload).await
+}
+
+async fn deploy(functions: &Functions, text: &str) -> Arc<FunctionRecord> {
+    let deployed = deploy_module(functions, KEY, NAME, &constant(text)).await;
+    deployed.unwrap()
+}
+
+fn body() -> RequestBody {
+    let body = Empty::new();
+    body.map_err(|never| -> BoxError { match never {} })
+        .boxed_unsync()
+}
+
+async fn try_get(functions: &Functions, key: Option<&str>, name: &str) -> Result<String, String> {
+    let record = functions.find(key, name).map_err(|e| e.to_string())?;
+    let request = Request::builder().uri("/").header("host", "f");
+    let sent = functions.send(&record, request.body(body()).unwrap()).await;
+    let response = sent.map_err(|e| e.to_string())?;
+    assert_eq!(response.status(), 200);
+    let bytes = response.into_body().collect().await;
+    let bytes = bytes.map_err(|e| e.to_string())?.to_bytes();
+    Ok(String::from_utf8(bytes.to_vec()).unwrap())
+}
+
+async fn get(functions: &Functions) -> String {
+    try_get(functions, KEY, NAME).await.unwrap()
+}
+
+fn process(functions: &Functions) -> u32 {
+    let ids = functions.process_ids();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    ids[0].1
+}
+
+/// Files below a directory, without those of a process.
+fn files(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(at) = left.pop() {
+        for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => left.push(entry.path()),
+                false => found.push(entry.file_name().to_string_lossy().into_owned()),
+            }
+        }
+    }
+    found.retain(|name| !name.ends_with(".sock") && name != "process.json");
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_are_deployed_rolled_back_and_removed_without_a_trace() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    for number in 1..=7 {
+        let text = format!("version {number}");
+        assert_eq!(deploy(&functions, &text).await.answering, number);
+        assert_eq!(get(&functions).await, text);
+    }
+    // Five records' worth of modules and machine code.
+    assert_eq!(files(directory.path()).len(), 1 + 5 + 5);
+    functions.roll_back(KEY, NAME, Some(3)).await.unwrap();
+    assert_eq!(get(&functions).await, "version 3");
+    let refused = functions.roll_back(KEY, NAME, Some(2)).await;
+    assert!(matches!(refused, Err(FunctionError::NoVersion { .. })));
+
+    // What does not compile or start leaves the former version, and no file.
+    let before = files(directory.path()).len();
+    let trap = r#"(module (memory (export "memory") 1) (func $start unreachable) (start $start)
+        (func (export "jiffy_buf") (param i32) (result i32) (i32.const 0))
+        (func (export "jiffy_handle") (param i32 i32) (result i32) (i32.const 0))
+        (func (export "jiffy_out") (result i32) (i32.const 0)))"#;
+    for bad in [&b"no module"[..], b"(module)", trap.as_bytes()] {
+        let refused = deploy_module(&functions, KEY, NAME, bad).await;
+        assert!(
+            matches!(refused, Err(FunctionError::Module(_))),
+            "{refused:?}"
+        );
+        assert_eq!(get(&functions).await, "version 3");
+        assert_eq!(files(directory.path()).len(), before);
+    }
+
+    // Another owner has a process of its own, and neither sees the other's functions.
+    deploy_module(&functions, None, NAME, &constant("the host's"))
+        .await
+        .unwrap();
+    assert_eq!(try_get(&functions, None, NAME).await.unwrap(), "the host's");
+    assert_eq!(get(&functions).await, "version 3");
+    assert!(functions.find(Some("k2"), NAME).is_err());
+    let label = jiffy_function_host::owner::label(KEY, NAME);
+    assert_eq!(functions.find_label(&label).unwrap().owner.as_deref(), KEY);
+    assert_eq!(functions.process_ids().len(), 2);
+    functions.remove(None, NAME).await.unwrap();
+    assert_eq!(get(&functions).await, "version 3");
+    functions.remove_all(KEY).await;
+    assert!(functions.process_ids().is_empty() && functions.list().is_empty());
+    assert_eq!(files(directory.path()), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_process_is_back_within_a_second_under_load_and_others_are_unaffected() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    deploy(&functions, "mine").await;
+    deploy_module(&functions, None, "other", &constant("other"))
+        .await
+        .unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let failures = Arc::new(AtomicU32::new(0));
+    let other = {
+        let (functions, done, failures) = (functions.clone(), done.clone(), failures.clone());
+        tokio::spawn(async move {
+            while !done.load(Ordering::Relaxed) {
+                if try_get(&functions, None, "other").await.is_err() {
+                    failures.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })
+    };
+    for _ in 0..3 {
+        let ids = functions.process_ids();
+        let (_, id) = *ids.iter().find(|(key, _)| key.as_deref() == KEY).unwrap();
+        kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
+        let start = Instant::now();
+        // A request that may be repeated does not even fail.
+        assert_eq!(get(&functions).await, "mine");
+        assert!(
+            start.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            start.elapsed()
+        );
+    }
+    done.store(true, Ordering::Relaxed);
+    other.await.unwrap();
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
+    functions.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_and_what_it_counted_outlive_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    deploy(&functions, "first").await;
+    assert_eq!(get(&functions).await, "first");
+    let id = process(&functions);
+    functions.leave().await;
+    drop(functions);
+    // A deployment that was cut off.
+    let owner = std::fs::read_dir(directory.path()).unwrap().flatten();
+    let owner = owner.map(|e| e.path()).find(|p| p.join("modules").exists());
+    let stray = owner.unwrap().join("modules").join("stray.wasm");
+    std::fs::write(&stray, "").unwrap();
+
+    let functions = open(directory.path());
+    assert_eq!(process(&functions), id);
+    assert!(!stray.exists());
+    assert_eq!(get(&functions).await, "first");
+    assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 2);
+    deploy(&functions, "second").await;
+    assert_eq!(get(&functions).await, "second");
+    // A daemon that is killed leaves it as well, and one that ends meanwhile is started again.
+    functions.leave().await;
+    drop(functions);
+    kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
+    let functions = open(directory.path());
+    assert_eq!(get(&functions).await, "second");
+    assert_ne!(process(&functions), id);
+    functions.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_process_ends_and_is_back_while_the_request_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let idle = Duration::from_millis(300);
+    let functions = Functions::open(settings(directory.path(), idle));
+    deploy(&functions, "here").await;
+    assert_eq!(get(&functions).await, "here");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !functions.process_ids().is_empty() {
+        assert!(Instant::now() < deadline, "the idle process goes on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let start = Instant::now();
+    assert_eq!(get(&functions).await, "here");
+    println!("back in {:?}", start.elapsed());
+    assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 2);
+    functions.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_request_fails_while_versions_are_deployed() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    deploy(&functions, "version 0").await;
+    deploy(&functions, "version 1").await;
+    let done = Arc::new(AtomicBool::new(false));
+    let clients = (0..3).map(|_| {
+        let (functions, done) = (functions.clone(), done.clone());
+        tokio::spawn(async move {
+            let mut count = 0u32;
+            while !done.load(Ordering::Relaxed) {
+                assert!(get(&functions).await.starts_with("version"));
+                count += 1;
+            }
+            count
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    let start = Instant::now();
+    for round in 1..=30u32 {
+        let due = start + Duration::from_millis(100) * round;
+        tokio::time::sleep(due.saturating_duration_since(Instant::now())).await;
+        deploy(&functions, &format!("version {}", round % 2)).await;
+    }
+    done.store(true, Ordering::Relaxed);
+    for client in clients {
+        assert!(client.await.unwrap() > 10);
+    }
+    functions.stop_all().await;
+}
