@@ -86,6 +86,7 @@ struct AdoptedState {
     link: ControlSocket,
     console: ConsoleRing,
     overlay: File,
+    knows_rollback: bool,
 }
 
 impl MicroVm {
@@ -177,6 +178,7 @@ impl MicroVm {
             modules: spec.modules,
             identity: Some(spec.identity),
             report: spec.report,
+            knows_rollback: adopted.knows_rollback,
             steps: None,
         });
         let mut context = vm.context.lock().await;
@@ -217,6 +219,7 @@ async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptErro
         link,
         console,
         overlay: reattached.overlay,
+        knows_rollback: reattached.knows_rollback,
     })
 }
 
@@ -225,6 +228,7 @@ struct ReattachedVmm {
     prepared_snapshot: Option<String>,
     console: OwnedFd,
     overlay: File,
+    knows_rollback: bool,
 }
 
 async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
@@ -234,13 +238,17 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
             protocol,
             running,
             prepared_snapshot,
+            rollback,
             console,
             overlays,
-        } => Some((protocol, running, prepared_snapshot, console, overlays, fds)),
+        } => {
+            let state = (protocol, running, prepared_snapshot, rollback);
+            Some((state, console, overlays, fds))
+        }
         _ => None,
     };
-    let (protocol, running, prepared_snapshot, console, overlays, fds) =
-        answer(link, reattached).await?;
+    let (state, console, overlays, fds) = answer(link, reattached).await?;
+    let (protocol, running, prepared_snapshot, knows_rollback) = state;
     if protocol != CONTROL_PROTOCOL_VERSION {
         return Err(AdoptError::Version(protocol));
     }
@@ -257,6 +265,7 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
         prepared_snapshot,
         console: take(console)?,
         overlay: File::from(take(overlay)?),
+        knows_rollback,
     })
 }
 

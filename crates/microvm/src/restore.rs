@@ -56,10 +56,35 @@ pub struct RestoreSpec {
 }
 
 /// Open files of a lineage.
-struct LineageFiles {
-    state: File,
-    memory: Vec<SnapshotLayer>,
-    disk: Vec<SnapshotLayer>,
+pub(crate) struct LineageFiles {
+    pub state: File,
+    pub memory: Vec<SnapshotLayer>,
+    pub disk: Vec<SnapshotLayer>,
+}
+
+impl LineageFiles {
+    pub fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
+        let newest = lineage.newest();
+        let newest = newest.ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        Ok(Self {
+            state: newest.state()?,
+            memory: lineage.memory()?,
+            disk: lineage.disk(0)?,
+        })
+    }
+}
+
+impl MemoryPolicy {
+    /// The source as VMMs know it, with its file among `fds`.
+    pub(crate) fn source<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> MemorySource {
+        match self {
+            Self::Map => MemorySource::Map,
+            Self::CopyAll => MemorySource::Copy { working_set: None },
+            Self::CopyWorkingSet(set) => MemorySource::Copy {
+                working_set: Some(add_fd(fds, set)),
+            },
+        }
+    }
 }
 
 impl RestoreSpec {
@@ -75,13 +100,7 @@ impl RestoreSpec {
             kvm: add_fd(&mut fds, kvm),
             state: add_fd(&mut fds, &files.state),
             memory: layers(&mut fds, &files.memory),
-            source: match &self.memory {
-                MemoryPolicy::Map => MemorySource::Map,
-                MemoryPolicy::CopyAll => MemorySource::Copy { working_set: None },
-                MemoryPolicy::CopyWorkingSet(set) => MemorySource::Copy {
-                    working_set: Some(add_fd(&mut fds, set)),
-                },
-            },
+            source: self.memory.source(&mut fds),
             populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
             disks: {
                 let images = self.rootfs.iter();
@@ -112,7 +131,10 @@ impl RestoreSpec {
     }
 }
 
-fn layers<'a>(fds: &mut Vec<BorrowedFd<'a>>, list: &'a [SnapshotLayer]) -> Vec<LayerFiles> {
+pub(crate) fn layers<'a>(
+    fds: &mut Vec<BorrowedFd<'a>>,
+    list: &'a [SnapshotLayer],
+) -> Vec<LayerFiles> {
     list.iter()
         .map(|layer| LayerFiles {
             file: add_fd(fds, &layer.file),
@@ -144,11 +166,7 @@ impl MicroVm {
         let limits = VmmLimits {
             memory: newest.manifest().memory.bytes,
         };
-        let files = LineageFiles {
-            state: newest.state()?,
-            memory: spec.lineage.memory()?,
-            disk: spec.lineage.disk(0)?,
-        };
+        let files = LineageFiles::open(&spec.lineage)?;
         let kvm = host_kvm::open()?;
         Self::start_restored(spec, identity, parent, limits, &files, &kvm)
     }

@@ -14,6 +14,7 @@ use crate::control_socket::ControlSocket;
 use crate::exit_reason::printable;
 use crate::jail::LimitTask;
 use crate::snapshot_context::SnapshotContext;
+use crate::vmm_driver::NextSteps;
 use crate::vmm_process::KeptSocket;
 use jiffy_engine::{BootReport, ExitReason};
 use jiffy_proto::agent::Identity;
@@ -40,9 +41,12 @@ pub struct MicroVm {
     pid: u32,
     pub(crate) kept: KeptSocket,
     pub(crate) context: Arc<Mutex<SnapshotContext>>,
-    identity: watch::Sender<Option<Identity>>,
+    pub(crate) identity: watch::Sender<Option<Identity>>,
     limit_task: Option<LimitTask>,
     disk_failure: Arc<OnceLock<String>>,
+    pub(crate) next_steps: NextSteps,
+    /// Its VMM knows [`Request::Rollback`].
+    pub(crate) knows_rollback: bool,
 }
 
 impl MicroVm {

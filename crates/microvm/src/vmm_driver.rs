@@ -11,7 +11,7 @@ use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -36,6 +36,20 @@ pub(crate) enum BootStep {
     },
 }
 
+/// Receiver of the steps of a rollback, from the moment that it begins.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NextSteps(Arc<Mutex<Option<mpsc::Sender<BootStep>>>>);
+
+impl NextSteps {
+    pub fn set(&self, steps: Option<mpsc::Sender<BootStep>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = steps;
+    }
+
+    fn take(&self) -> Option<mpsc::Sender<BootStep>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// Serves the VMM's control socket until the VMM ends.
 pub(crate) struct VmmDriver {
     pub link: Arc<ControlSocket>,
@@ -47,6 +61,7 @@ pub(crate) struct VmmDriver {
     /// Identity of the guest, once it is known.
     pub identity: watch::Receiver<Option<Identity>>,
     pub steps: Option<mpsc::Sender<BootStep>>,
+    pub next_steps: NextSteps,
     pub killed: mpsc::Receiver<()>,
     pub cause: Option<StopCause>,
     /// Failure of the host to serve a disk.
@@ -70,7 +85,17 @@ impl VmmDriver {
                             old.abort();
                         }
                     }
-                    Ok((event, _)) => self.on_event(event).await,
+                    Ok((event, _)) => {
+                        if event == Event::RollbackBegun {
+                            // The agent that greeted is no more.
+                            if let Some(old) = greeting.take() {
+                                old.abort();
+                            }
+                            self.steps = self.next_steps.take();
+                            self.restored = true;
+                        }
+                        self.on_event(event).await;
+                    }
                     Err(_) => break,
                 },
                 // A dropped sender is no request: the guest may be kept.
@@ -173,6 +198,9 @@ impl VmmDriver {
             | Event::Resumed
             | Event::Snapshotted(_)
             | Event::SnapshotFailed { .. }
+            | Event::RollbackRefused { .. }
+            | Event::RollbackBegun
+            | Event::RolledBack(_)
             | Event::WorkingSet { .. }
             | Event::Stats(_)
             | Event::Detached

@@ -152,6 +152,53 @@ pub struct RestoreConfig {
     pub lazy: Option<LazyConfig>,
 }
 
+/// Snapshot to which a running VM is put back in its process. It is of the same size, and its
+/// devices are over the same images.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackConfig {
+    /// State of vCPUs and devices.
+    pub state: FdIndex,
+    /// Memory, oldest layer first; at least one.
+    pub memory: Vec<LayerFiles>,
+    /// Source of the memory's contents.
+    pub source: MemorySource,
+    /// See [`RestoreConfig::populate`].
+    #[serde(default)]
+    pub populate: Option<FdIndex>,
+    /// `/proc/PID/pagemap` of the VMM, by which the guest's own pages are found.
+    pub pagemap: FdIndex,
+    /// One for each disk with an overlay, in guest order.
+    pub disks: Vec<DiskRollback>,
+}
+
+/// Rollback of a disk: its image stays, and what lies above it is replaced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskRollback {
+    /// Oldest first; read-only.
+    pub layers: Vec<LayerFiles>,
+    /// Takes the guest's writes from now on; empty.
+    pub overlay: FdIndex,
+}
+
+/// Report of a rollback. Times in microseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackReport {
+    /// Reading state and indexes, while the guest ran on.
+    pub read_us: u64,
+    /// Time for which the guest was stopped.
+    pub stopped_us: u64,
+    /// Of this, until all vCPUs were out of the guest.
+    pub pause_us: u64,
+    /// Finding the guest's own pages.
+    pub scan_us: u64,
+    /// Dropping them, mapping and reading.
+    pub memory_us: u64,
+    /// Putting devices and vCPUs back.
+    pub state_us: u64,
+    /// Number of the guest's own pages, [`crate::layer::MEMORY_PAGE`] bytes each.
+    pub pages: u64,
+}
+
 /// Memory layers with holes, whose chunks a fetcher gets when the guest touches them
 /// ([`crate::fetch`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

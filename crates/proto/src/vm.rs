@@ -3,7 +3,8 @@
 //! ([`FdIndex`]).
 
 use crate::snapshot::{
-    LayerFiles, RestoreConfig, SnapshotConfig, SnapshotDecision, SnapshotReport,
+    LayerFiles, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision,
+    SnapshotReport,
 };
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
@@ -59,6 +60,15 @@ pub enum Request {
     Resume,
     /// Takes a snapshot; answered by [`Event::Snapshotted`] or [`Event::SnapshotFailed`].
     Snapshot(SnapshotConfig),
+    /// Puts the VM back to a snapshot, in the same process; answered by [`Event::RollbackRefused`],
+    /// or by [`Event::RollbackBegun`] and then [`Event::RolledBack`] or [`Event::Stopped`].
+    Rollback(Box<RollbackConfig>),
+    /// Hands over the host's end of the agent's greeting after a rollback, as
+    /// [`Request::Detach`] does. Not answered.
+    HoldGreeting {
+        /// The stream.
+        greeting: FdIndex,
+    },
     /// Writes an index of the memory chunks that are present now, which for a VM restored with
     /// [`crate::snapshot::MemorySource::Map`] is its working set; answered by
     /// [`Event::WorkingSet`].
@@ -155,6 +165,16 @@ pub enum Event {
         #[serde(default)]
         needed_bytes: Option<u64>,
     },
+    /// The rollback was refused or failed; the VM is as before, and runs if it did.
+    RollbackRefused {
+        /// The failed operation and its object.
+        reason: String,
+    },
+    /// The guest's own pages are being dropped. Everything that the VMM reports from now on is
+    /// about the guest as it was in the snapshot; a failure ends the VM.
+    RollbackBegun,
+    /// The guest runs from the snapshot.
+    RolledBack(RollbackReport),
     /// Answer to [`Request::WorkingSet`].
     WorkingSet {
         /// Number of chunks, or none if this host cannot determine it.
@@ -173,6 +193,9 @@ pub enum Event {
         /// Prepared snapshot that the VMM has completed, and that is neither committed nor aborted.
         #[serde(rename = "undecided")]
         prepared_snapshot: Option<String>,
+        /// The VMM knows [`Request::Rollback`].
+        #[serde(default)]
+        rollback: bool,
         /// The console ring.
         console: FdIndex,
         /// Overlays in use, of writable disks, in guest order; they may change when the snapshot is

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use jiffy_proto::snapshot::{
-    AfterSnapshot, DiskFreeze, FreezePhases, LayerFiles, MemorySource, RestoreConfig,
-    SnapshotConfig, SnapshotDecision, SnapshotReport,
+    AfterSnapshot, DiskFreeze, DiskRollback, FreezePhases, LayerFiles, MemorySource, RestoreConfig,
+    RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
 use jiffy_proto::vm::{
     DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StartTimes, StopCause, VmConfig,
@@ -34,8 +34,12 @@ const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"dire
 const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
 "phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
 "zero":5,"cpu":"cpu","vcpus":2}"#;
-const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc","console":0,
-"overlays":[1]}"#;
+const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc","rollback":true,
+"console":0,"overlays":[1]}"#;
+const ROLLBACK: &str = r#"{"op":"rollback","state":0,"memory":[{"file":1,"index":2}],"source":{"kind":"map"},
+"populate":3,"pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
+const ROLLED_BACK: &str = r#"{"event":"rolled_back","read_us":1,"stopped_us":2,"pause_us":3,"scan_us":4,"memory_us":5,
+"state_us":6,"pages":7}"#;
 
 /// Checks that each message is serialized as the text beside it, without its line breaks, and read
 /// back from it.
@@ -122,6 +126,24 @@ fn snapshot() -> Request {
     })
 }
 
+fn rollback() -> Request {
+    let layer = |file| LayerFiles {
+        file: FdIndex(file),
+        index: FdIndex(file + 1),
+    };
+    Request::Rollback(Box::new(RollbackConfig {
+        state: FdIndex(0),
+        memory: vec![layer(1)],
+        source: MemorySource::Map,
+        populate: Some(FdIndex(3)),
+        pagemap: FdIndex(4),
+        disks: vec![DiskRollback {
+            layers: vec![layer(5)],
+            overlay: FdIndex(7),
+        }],
+    }))
+}
+
 #[test]
 fn requests_keep_their_serialized_forms() {
     check(vec![
@@ -130,6 +152,13 @@ fn requests_keep_their_serialized_forms() {
         (Request::Pause, r#"{"op":"pause"}"#),
         (Request::Resume, r#"{"op":"resume"}"#),
         (snapshot(), SNAPSHOT),
+        (rollback(), ROLLBACK),
+        (
+            Request::HoldGreeting {
+                greeting: FdIndex(0),
+            },
+            r#"{"op":"hold_greeting","greeting":0}"#,
+        ),
         (
             Request::WorkingSet {
                 index: FdIndex(0),
@@ -232,6 +261,25 @@ fn events_keep_their_serialized_forms() {
             r#"{"event":"snapshot_failed","reason":"why","needed_bytes":5}"#,
         ),
         (
+            Event::RollbackRefused {
+                reason: "why".to_owned(),
+            },
+            r#"{"event":"rollback_refused","reason":"why"}"#,
+        ),
+        (Event::RollbackBegun, r#"{"event":"rollback_begun"}"#),
+        (
+            Event::RolledBack(RollbackReport {
+                read_us: 1,
+                stopped_us: 2,
+                pause_us: 3,
+                scan_us: 4,
+                memory_us: 5,
+                state_us: 6,
+                pages: 7,
+            }),
+            ROLLED_BACK,
+        ),
+        (
             Event::WorkingSet { chunks: Some(1) },
             r#"{"event":"working_set","chunks":1}"#,
         ),
@@ -241,6 +289,7 @@ fn events_keep_their_serialized_forms() {
                 protocol: 1,
                 running: true,
                 prepared_snapshot: Some("abc".to_owned()),
+                rollback: true,
                 console: FdIndex(0),
                 overlays: vec![FdIndex(1)],
             },

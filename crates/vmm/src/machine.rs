@@ -12,6 +12,7 @@ mod exit_counters;
 mod lazy_layers;
 mod received_fds;
 mod restore;
+mod rollback;
 mod save;
 
 pub use builder::{Machine, build};
@@ -20,3 +21,4 @@ pub(crate) use devices::{borrow_eventfd, new_eventfd, report_device};
 pub use exit_counters::ExitCounters;
 pub use received_fds::ReceivedFds;
 pub use restore::restore;
+pub use rollback::RollbackTarget;

@@ -3,6 +3,7 @@
 
 mod disk_thread;
 mod reattach;
+mod rollback;
 mod snapshot;
 
 use crate::error::VmmError;
@@ -380,6 +381,11 @@ impl Vm {
                 self.link.send(&Event::Resumed, &[]);
             }
             Request::Snapshot(config) => self.on_snapshot(&config, fds),
+            Request::Rollback(config) => self.on_rollback(&config, fds),
+            Request::HoldGreeting { greeting } => {
+                let greeting = ReceivedFds::new(fds).take(greeting, "greeting");
+                self._greeting = greeting.ok();
+            }
             Request::WorkingSet {
                 index,
                 pagemap,

@@ -4,7 +4,7 @@ use super::{BootError, MicroVm};
 use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
 use crate::snapshot_context::SnapshotContext;
-use crate::vmm_driver::{BootStep, VmmDriver};
+use crate::vmm_driver::{BootStep, NextSteps, VmmDriver};
 use crate::vmm_limits::VmmLimits;
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine::{BootMode, BootReport};
@@ -36,6 +36,8 @@ pub(crate) struct MicroVmParts {
     /// None: assigned later.
     pub identity: Option<Identity>,
     pub report: BootReport,
+    /// Its VMM knows [`Request::Rollback`].
+    pub knows_rollback: bool,
     /// Receives the steps of its boot; none if it is up.
     pub steps: Option<mpsc::Sender<BootStep>>,
 }
@@ -98,6 +100,7 @@ impl MicroVm {
                 agent_us: 0,
                 total_us: 0,
             },
+            knows_rollback: true,
             steps: Some(step_sender),
         });
         vm.limit_task = limit_task;
@@ -113,6 +116,7 @@ impl MicroVm {
         let (reply, replies) = mpsc::unbounded_channel();
         let (identity, identity_receiver) = watch::channel(parts.identity);
         let disk_failure = Arc::new(OnceLock::new());
+        let next_steps = NextSteps::default();
         let driver = VmmDriver {
             link: link.clone(),
             vmm: parts.vmm,
@@ -123,6 +127,7 @@ impl MicroVm {
             identity: identity_receiver,
             restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
             steps: parts.steps,
+            next_steps: next_steps.clone(),
             killed,
             cause: None,
             disk_failure: disk_failure.clone(),
@@ -147,6 +152,8 @@ impl MicroVm {
             identity,
             limit_task: None,
             disk_failure,
+            next_steps,
+            knows_rollback: parts.knows_rollback,
         }
     }
 }

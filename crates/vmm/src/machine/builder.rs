@@ -15,6 +15,7 @@ use crate::poll::Poller;
 use crate::snapshot::lazy_memory::LazyMemory;
 use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
+use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{FdIndex, VmConfig, limits};
@@ -50,6 +51,8 @@ pub struct Machine {
     pub memory: GuestMemory,
     /// Memory layers below it.
     pub layers: MemoryLayers,
+    /// Files that the layers are mapped from.
+    pub mapped: MappedFiles,
     /// Memory, if it has not all arrived.
     pub lazy: Option<Arc<LazyMemory>>,
     /// Size and processor features, saved with its state.
@@ -58,8 +61,8 @@ pub struct Machine {
     pub msrs: Arc<Vec<u32>>,
     /// KVM's handle.
     pub vm: Arc<VmFd>,
-    /// Kick descriptors; they live as long as the machine.
-    _kicks: Vec<EventFd>,
+    /// Kick descriptors of all queues; they live as long as the machine.
+    kicks: Vec<EventFd>,
 }
 
 impl Machine {
@@ -67,6 +70,24 @@ impl Machine {
     /// host's storage answers.
     pub fn devices_of_event_loop(&self) -> Vec<SharedDevice> {
         self.devices.get(self.disks..).unwrap_or_default().to_vec()
+    }
+
+    /// Kicks every queue, as the guest would: the threads that serve the devices look at them.
+    pub fn ring_queues(&self) {
+        for kick in &self.kicks {
+            // Fails only if the counter is full, and then the kick is pending already.
+            let _ = kick.write(1);
+        }
+    }
+
+    /// Takes guest memory away from KVM and gives it back: KVM forgets all that it derived from
+    /// its contents. No vCPU may be running.
+    ///
+    /// Without hardware support for nested page tables, KVM shadows the guest's, and learns of
+    /// changes by the guest's own writes only.
+    pub fn renew_memory_slots(&self) -> Result<(), VmmError> {
+        set_memory_slots(&self.vm, &self.memory, false)?;
+        set_memory_slots(&self.vm, &self.memory, true)
     }
 }
 
@@ -92,7 +113,7 @@ impl MachineBuilder {
         guest_connect: Box<dyn GuestConnect>,
     ) -> Result<Self, VmmError> {
         let (kvm, vm) = create_vm(kvm)?;
-        register_memory(&vm, &memory)?;
+        set_memory_slots(&vm, &memory, true)?;
         let new_poller = || Poller::new().map_err(|e| VmmError::host("epoll", e));
         let (poller, disk_poller) = (new_poller()?, new_poller()?);
         let mut kicks = Vec::new();
@@ -165,11 +186,12 @@ impl MachineBuilder {
             device_failed,
             memory: self.memory,
             layers,
+            mapped: MappedFiles::default(),
             lazy: None,
             shape,
             msrs: Arc::new(vcpu::msr_list(&self.kvm)?),
             vm,
-            _kicks: self.kicks,
+            kicks: self.kicks,
         })
     }
 }
@@ -289,7 +311,8 @@ fn create_vm(fd: OwnedFd) -> Result<(Kvm, VmFd), VmmError> {
     Ok((kvm, vm))
 }
 
-fn register_memory(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
+/// Adds the memory slots of `memory`, or removes them.
+fn set_memory_slots(vm: &VmFd, memory: &GuestMemory, present: bool) -> Result<(), VmmError> {
     for (slot, region) in (0u32..).zip(memory.iter()) {
         let host = region
             .get_host_address(vm_memory::MemoryRegionAddress(0))
@@ -297,7 +320,7 @@ fn register_memory(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
         let slot = kvm_userspace_memory_region {
             slot,
             guest_phys_addr: region.start_addr().0,
-            memory_size: region.len(),
+            memory_size: if present { region.len() } else { 0 },
             userspace_addr: u64::try_from(host.addr()).unwrap_or(0),
             flags: 0,
         };

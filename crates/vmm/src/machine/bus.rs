@@ -119,6 +119,13 @@ impl Bus {
         (lock(&self.ioapic).save(), lock(&self.ports).save())
     }
 
+    /// Puts interrupt pins and console port back; no vCPU may be running.
+    pub fn restore(&self, ioapic: &IoApicState, serial: &SerialPortState) -> Result<(), VmmError> {
+        let routing = |e| VmmError::host("routing interrupts", e);
+        lock(&self.ioapic).restore(ioapic).map_err(routing)?;
+        lock(&self.ports).restore(serial).map_err(VmmError::Config)
+    }
+
     /// Exits to the VMM; the caller fills the other fields.
     pub fn stats(&self) -> VmStats {
         VmStats {

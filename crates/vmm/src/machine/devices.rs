@@ -15,7 +15,7 @@ use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::vsock::{GuestConnect, Vsock};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
-use jiffy_proto::snapshot::MAX_LAYERS;
+use jiffy_proto::snapshot::{LayerFiles, MAX_LAYERS};
 use jiffy_proto::vm::{DiskConfig, DiskLimits, Event, FdIndex, NetConfig, VsockConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use nix::sys::epoll::EpollFlags;
@@ -124,20 +124,7 @@ fn create_block(
             layers,
             overlay,
         } => {
-            if layers.len() > MAX_LAYERS {
-                return Err(VmmError::Config(format!(
-                    "{} disk layers: at most {MAX_LAYERS}",
-                    layers.len()
-                )));
-            }
-            let layers = layers.iter().map(|layer| {
-                let file = File::from(fds.take(layer.file, "disk layer")?);
-                Ok((
-                    file,
-                    read_layer_index(fds, layer.index, "disk layer index", DISK_BLOCK)?,
-                ))
-            });
-            let layers = layers.collect::<Result<_, VmmError>>()?;
+            let layers = take_disk_layers(layers, fds)?;
             DiskBackend::Layered {
                 base: File::from(fds.take(*base, "base disk")?),
                 layers,
@@ -151,6 +138,25 @@ fn create_block(
             None => Ok(create_block),
         })
         .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
+}
+
+/// Takes the layers of a disk.
+pub(super) fn take_disk_layers(
+    layers: &[LayerFiles],
+    fds: &mut ReceivedFds,
+) -> Result<Vec<(File, LayerIndex)>, VmmError> {
+    if layers.len() > MAX_LAYERS {
+        return Err(VmmError::Config(format!(
+            "{} disk layers: at most {MAX_LAYERS}",
+            layers.len()
+        )));
+    }
+    let layers = layers.iter().map(|layer| {
+        let file = File::from(fds.take(layer.file, "disk layer")?);
+        let index = read_layer_index(fds, layer.index, "disk layer index", DISK_BLOCK)?;
+        Ok((file, index))
+    });
+    layers.collect()
 }
 
 /// Reads the index of a layer from its file.

@@ -2,6 +2,7 @@
 
 use jiffy_proto::console::ConsoleRing;
 use std::io::{self, Write};
+use std::sync::Arc;
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, SerialState, Trigger};
 use vmm_sys_util::eventfd::EventFd;
@@ -17,7 +18,8 @@ const RESET_CPU: u8 = 0xfe;
 /// PIT channel 2 output is high, so a guest that polls it does not wait for ever.
 const TIMER2_OUTPUT_HIGH: u8 = 0x20;
 
-struct SerialIrq(EventFd);
+#[derive(Clone)]
+struct SerialIrq(Arc<EventFd>);
 
 impl Trigger for SerialIrq {
     type E = io::Error;
@@ -26,7 +28,8 @@ impl Trigger for SerialIrq {
     }
 }
 
-struct ConsoleWriter(ConsoleRing);
+#[derive(Clone)]
+struct ConsoleWriter(Arc<ConsoleRing>);
 
 impl Write for ConsoleWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -59,13 +62,18 @@ crate::frozen_layout!(SerialPortState, 40);
 /// All port devices.
 pub struct LegacyPorts {
     serial: Serial<SerialIrq, NoEvents, ConsoleWriter>,
+    console: ConsoleWriter,
+    irq: SerialIrq,
 }
 
 impl LegacyPorts {
     /// Creates the ports; console output goes to `console`, the serial interrupt to `irq`.
     pub fn new(console: ConsoleRing, irq: EventFd) -> Self {
+        let (irq, console) = (SerialIrq(Arc::new(irq)), ConsoleWriter(Arc::new(console)));
         Self {
-            serial: Serial::new(SerialIrq(irq), ConsoleWriter(console)),
+            serial: Serial::new(irq.clone(), console.clone()),
+            console,
+            irq,
         }
     }
 
@@ -94,12 +102,8 @@ impl LegacyPorts {
         }
     }
 
-    /// Restores the ports. A pending interrupt is raised at once.
-    pub fn restore(
-        saved: &SerialPortState,
-        console: ConsoleRing,
-        irq: EventFd,
-    ) -> Result<Self, String> {
+    /// Puts the registers back. A pending interrupt is raised at once.
+    pub fn restore(&mut self, saved: &SerialPortState) -> Result<(), String> {
         let r = saved.registers;
         let state = SerialState {
             baud_divisor_low: r[0],
@@ -113,9 +117,10 @@ impl LegacyPorts {
             scratch: r[8],
             in_buffer: saved.input.clone(),
         };
-        let serial = Serial::from_state(&state, SerialIrq(irq), NoEvents, ConsoleWriter(console))
+        let (irq, console) = (self.irq.clone(), self.console.clone());
+        self.serial = Serial::from_state(&state, irq, NoEvents, console)
             .map_err(|e| format!("serial port: {e:?}"))?;
-        Ok(Self { serial })
+        Ok(())
     }
 
     /// Port read. A port without a device reads as ones.

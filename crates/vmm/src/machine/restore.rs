@@ -14,9 +14,10 @@ use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState
 use crate::snapshot::map_layers::{MAX_MAPPINGS, plan_lazy_mappings};
 use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
 use crate::snapshot::populate::populate;
+use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
-use jiffy_proto::snapshot::{MemorySource, RestoreConfig};
+use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
 use jiffy_proto::vm::limits;
 use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
@@ -35,25 +36,14 @@ pub fn restore(
     check_config(&state.shape)?;
     let memory = memory::allocate(state.shape.memory_mib)?;
     let linear = LinearMemory::new(&memory)?;
-    let layers = config.memory.iter().map(|layer| {
-        let file = File::from(fds.take(layer.file, "memory layer")?);
-        let index = read_layer_index(fds, layer.index, "memory layer index", MEMORY_CHUNK)?;
-        Ok(MemoryLayer::new(file, index))
-    });
-    let layers = layers.collect::<Result<Vec<_>, VmmError>>()?;
-    let layers = MemoryLayers::new(layers, linear.bytes())?;
-    let eager = match config.source {
-        MemorySource::Map => None,
-        MemorySource::Copy { working_set: None } => Some(UnitSet::full(linear.chunks())),
-        MemorySource::Copy {
-            working_set: Some(file),
-        } => Some(read_layer_index(fds, file, "working set", MEMORY_CHUNK)?.stored),
-    };
+    let layers = take_memory_layers(&config.memory, linear.bytes(), fds)?;
+    let eager = take_eager_chunks(config.source, linear.chunks(), fds)?;
     let lazy = LazyLayerSet::take(config, fds)?;
     let absent = |layer: usize, chunk: u64| lazy.is_absent(layer, chunk);
     let runs = layers.runs(linear.chunks());
     let plan = plan_lazy_mappings(runs, eager.as_ref(), absent, MAX_MAPPINGS);
     let lazy = lazy.map(&plan, &layers, &linear, on_memory_failure)?;
+    let mapped = MappedFiles::of(&plan, &layers)?;
     if let Some(pages) = config.populate {
         // Before KVM knows the memory, so that it is told of no page that changes.
         let pages = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
@@ -89,17 +79,48 @@ pub fn restore(
     let ring = console(fds, config.console)?;
     let irq = builder.serial_irq()?;
     let late = irq.try_clone().map_err(|e| VmmError::host("eventfd", e))?;
-    let ports = LegacyPorts::restore(&state.serial, ring, irq).map_err(VmmError::Config)?;
+    let mut ports = LegacyPorts::new(ring, irq);
+    ports.restore(&state.serial).map_err(VmmError::Config)?;
     let shape = state.shape.clone();
     let mut machine = builder.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
     machine.lazy = lazy;
+    machine.mapped = mapped;
     // Interrupts are routed from here on.
     let _ = late.write(1);
     restore_devices(&machine, &state)?;
     Ok(machine)
 }
 
-fn read_state(file: &File) -> Result<MachineState, VmmError> {
+/// Takes the memory layers of a VM of `bytes` bytes of memory.
+pub(super) fn take_memory_layers(
+    layers: &[LayerFiles],
+    bytes: u64,
+    fds: &mut ReceivedFds,
+) -> Result<MemoryLayers, VmmError> {
+    let layers = layers.iter().map(|layer| {
+        let file = File::from(fds.take(layer.file, "memory layer")?);
+        let index = read_layer_index(fds, layer.index, "memory layer index", MEMORY_CHUNK)?;
+        Ok(MemoryLayer::new(file, index))
+    });
+    MemoryLayers::new(layers.collect::<Result<Vec<_>, VmmError>>()?, bytes)
+}
+
+/// Takes the set of chunks that are read rather than mapped.
+pub(super) fn take_eager_chunks(
+    source: MemorySource,
+    chunks: u64,
+    fds: &mut ReceivedFds,
+) -> Result<Option<UnitSet>, VmmError> {
+    Ok(match source {
+        MemorySource::Map => None,
+        MemorySource::Copy { working_set: None } => Some(UnitSet::full(chunks)),
+        MemorySource::Copy {
+            working_set: Some(file),
+        } => Some(read_layer_index(fds, file, "working set", MEMORY_CHUNK)?.stored),
+    })
+}
+
+pub(super) fn read_state(file: &File) -> Result<MachineState, VmmError> {
     let bytes = read_all(file, MAX_STATE_BYTES)
         .map_err(|e| VmmError::host("reading the snapshot's state", e))?;
     MachineState::decode(&bytes)

@@ -99,6 +99,7 @@ impl Vm {
                     protocol: CONTROL_PROTOCOL_VERSION,
                     running: self.running,
                     prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
+                    rollback: true,
                     console: index(0),
                     overlays: (1..fds.len()).map(index).collect(),
                 };

@@ -252,7 +252,7 @@ impl Vm {
                 "this sandbox was snapshotted {MAX_LIVE_LAYERS} times without being paused or rolled back: pause and resume it"
             )));
         }
-        let disks = self.writable_disks().len();
+        let disks = self.machine.writable_disks().len();
         if config.disks.len() != disks {
             return Err(VmmError::Config(format!(
                 "{} overlays for {disks} writable disks",
@@ -280,14 +280,6 @@ impl Vm {
                 })
                 .collect::<Result<_, VmmError>>()?,
         })
-    }
-
-    fn writable_disks(&self) -> Vec<usize> {
-        let devices = self.machine.devices.iter().enumerate();
-        devices
-            .filter(|(_, device)| lock(device).device_ref(Block::writable) == Some(true))
-            .map(|(at, _)| at)
-            .collect()
     }
 
     /// Reads the state of the paused machine and freezes its disks. On failure the disks are as
@@ -321,7 +313,7 @@ impl Vm {
             candidates,
             disks: Vec::new(),
         };
-        for (at, (overlay, index_file)) in self.writable_disks().into_iter().zip(disks) {
+        for (at, (overlay, index_file)) in self.machine.writable_disks().into_iter().zip(disks) {
             let Some(device) = self.machine.devices.get(at) else {
                 continue;
             };

@@ -1,12 +1,14 @@
 //! `ioctl` requests that confined threads of a VMM may make.
 //!
-//! Other requests of KVM (new machines, vCPUs, memory slots, devices, routes by the event loop) and
-//! all requests of other drivers, sockets and terminals kill the process.
+//! Those that set something put a machine back to a snapshot: they reach the guest's own registers,
+//! interrupts, clock and memory, and no more. Other requests of KVM (new machines, vCPUs, devices,
+//! another CPUID) and all requests of other drivers, sockets and terminals kill the process.
 
 use crate::snapshot::userfaultfd;
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_irq_routing, kvm_lapic_state, kvm_mp_state,
-    kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_msrs, kvm_regs, kvm_sregs, kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
 };
 
 /// Type of KVM's requests (include/uapi/linux/kvm.h).
@@ -63,12 +65,26 @@ pub const VCPU_IOCTLS: &[IoctlRequest] = requests![
     "KVM_GET_DEBUGREGS" = DIRECTION_READ, KVMIO, 0xa1, size_of::<kvm_debugregs>();
     "KVM_GET_XSAVE" = DIRECTION_READ, KVMIO, 0xa4, size_of::<kvm_xsave>();
     "KVM_GET_XCRS" = DIRECTION_READ, KVMIO, 0xa6, size_of::<kvm_xcrs>();
+    "KVM_SET_MSRS" = DIRECTION_WRITE, KVMIO, 0x89, size_of::<kvm_msrs>();
+    "KVM_SET_REGS" = DIRECTION_WRITE, KVMIO, 0x82, size_of::<kvm_regs>();
+    "KVM_SET_SREGS" = DIRECTION_WRITE, KVMIO, 0x84, size_of::<kvm_sregs>();
+    "KVM_SET_LAPIC" = DIRECTION_WRITE, KVMIO, 0x8f, size_of::<kvm_lapic_state>();
+    "KVM_SET_MP_STATE" = DIRECTION_WRITE, KVMIO, 0x99, size_of::<kvm_mp_state>();
+    "KVM_SET_VCPU_EVENTS" = DIRECTION_WRITE, KVMIO, 0xa0, size_of::<kvm_vcpu_events>();
+    "KVM_SET_DEBUGREGS" = DIRECTION_WRITE, KVMIO, 0xa2, size_of::<kvm_debugregs>();
+    "KVM_SET_XSAVE" = DIRECTION_WRITE, KVMIO, 0xa5, size_of::<kvm_xsave>();
+    "KVM_SET_XCRS" = DIRECTION_WRITE, KVMIO, 0xa7, size_of::<kvm_xcrs>();
 ];
 
 /// Requests of the event loop.
 pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
     "KVM_GET_CLOCK" = DIRECTION_READ, KVMIO, 0x7c, size_of::<kvm_clock_data>();
     "PAGEMAP_SCAN" = DIRECTION_READ | DIRECTION_WRITE, b'f', 16, 96;
+    "KVM_SET_CLOCK" = DIRECTION_WRITE, KVMIO, 0x7b, size_of::<kvm_clock_data>();
+    "KVM_SET_GSI_ROUTING" = DIRECTION_WRITE, KVMIO, 0x6a, size_of::<kvm_irq_routing>();
+    "KVM_SET_USER_MEMORY_REGION" = DIRECTION_WRITE, KVMIO, 0x46,
+        size_of::<kvm_userspace_memory_region>();
+    "TUNSETOFFLOAD" = DIRECTION_WRITE, b'T', 208, size_of::<libc::c_uint>();
 ];
 
 /// Requests of the thread that fills memory that has not arrived. None changes a page that is
@@ -105,6 +121,8 @@ mod tests {
         assert_eq!(of("KVM_GET_MSRS"), 0xc008_ae88);
         assert_eq!(of("KVM_GET_XSAVE"), 0x9000_aea4);
         assert_eq!(of("KVM_GET_CLOCK"), 0x8030_ae7c);
+        assert_eq!(of("KVM_SET_REGS"), 0x4090_ae82);
+        assert_eq!(of("KVM_SET_USER_MEMORY_REGION"), 0x4020_ae46);
         assert_eq!(of("PAGEMAP_SCAN"), 0xc060_6610);
     }
 }

@@ -7,7 +7,7 @@ mod request;
 mod throttle;
 mod token_bucket;
 
-pub use disk::DiskBackend;
+pub use disk::{DiskBackend, DiskLayers};
 pub use throttle::SharedDiskLimiter;
 
 use super::device::RingState;
@@ -150,6 +150,23 @@ impl Block {
     /// Undoes the last [`Self::freeze`].
     pub fn thaw(&mut self) -> io::Result<()> {
         self.disk.thaw()
+    }
+
+    /// Opens layers, oldest first, and an empty file for the guest's writes, to be put above this
+    /// disk's image by [`Self::revert`].
+    pub fn open_layers(
+        &self,
+        layers: Vec<(File, LayerIndex)>,
+        overlay: File,
+    ) -> io::Result<DiskLayers> {
+        self.disk.open_layers(layers, overlay)
+    }
+
+    /// Puts `layers` in the place of all that lies above the image. Needs a reset of the device.
+    pub fn revert(&mut self, layers: DiskLayers) {
+        self.disk.revert(layers);
+        self.warning = None;
+        self.warned = false;
     }
 
     /// Size of the disk in bytes.

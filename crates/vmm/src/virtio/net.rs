@@ -34,6 +34,8 @@ const TX_BUDGET_BYTES: usize = 2 << 20;
 /// Token of the tap in the event loop.
 const TAP_TOKEN: u32 = 0;
 const MIN_MTU: u16 = 68;
+/// Most frames that wait in a tap: more than its queue holds.
+const MAX_WAITING_FRAMES: usize = 4096;
 
 /// Failure to create a network interface.
 #[derive(Debug, thiserror::Error)]
@@ -295,6 +297,17 @@ impl VirtioDevice for Net {
         active
             .flat_map(|a| a.queues.iter().map(RingState::of))
             .collect()
+    }
+
+    /// Drops the frames that wait in the tap: they are answers to another guest, or to this one in
+    /// a time that did not happen for it.
+    fn restored(&mut self) -> Result<(), DeviceError> {
+        for _ in 0..MAX_WAITING_FRAMES {
+            if !self.rx.drop_frame(&self.tap) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {

@@ -8,6 +8,7 @@ mod lazy;
 mod live;
 mod reattach;
 mod restore;
+mod rollback;
 mod stalled_disk;
 mod test_fetcher;
 mod test_vm;

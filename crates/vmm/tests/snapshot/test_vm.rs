@@ -29,19 +29,19 @@ pub const DISK_BYTES: u64 = 64 << 20;
 const COMMAND_PORT: u32 = 5000;
 
 pub struct TestVm {
-    channel: Channel,
+    pub channel: Channel,
     pub child: Child,
     console: ConsoleRing,
     /// Snapshot that it was restored from, and the overlay that it writes to.
-    origin: OpenSnapshot,
-    overlay: File,
+    pub origin: OpenSnapshot,
+    pub overlay: File,
     /// Overlay that it wrote to before it was adopted.
     former: Option<File>,
     base: File,
     /// Largest size in bytes of its next snapshots.
     pub max_bytes: Option<u64>,
     /// Held, because closing it makes the guest greet again.
-    greeting: Option<UnixStream>,
+    pub greeting: Option<UnixStream>,
 }
 
 enum RestoreSource<'a> {
@@ -288,6 +288,7 @@ impl TestVm {
                         protocol: CONTROL_PROTOCOL_VERSION,
                         running,
                         prepared_snapshot,
+                        rollback: true,
                         console: FdIndex(0),
                         overlays,
                     },

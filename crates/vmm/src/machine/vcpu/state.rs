@@ -82,6 +82,25 @@ impl VcpuState {
         let cpuid = CpuId::from_entries(&self.cpuid)
             .map_err(|e| VmmError::host("restoring CPUID", format!("{e:?}")))?;
         vcpu.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        self.revert(vcpu)
+    }
+
+    /// Checks that a vCPU in use can be put back to this state: CPUID cannot change any more.
+    pub fn check_cpuid(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
+        let cpuid = vcpu
+            .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+            .map_err(failed("KVM_GET_CPUID2"))?;
+        if cpuid.as_slice() == self.cpuid {
+            return Ok(());
+        }
+        Err(VmmError::Config(
+            "the snapshot's CPUID is another one".to_owned(),
+        ))
+    }
+
+    /// Puts a vCPU with the same CPUID back to this state. It must be outside the guest and have
+    /// no unfinished exit.
+    pub fn revert(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
         vcpu.set_mp_state(self.mp_state)
             .map_err(failed("KVM_SET_MP_STATE"))?;
         vcpu.set_sregs(&self.sregs)

@@ -39,11 +39,26 @@ enum VcpuCommand {
     Run,
     Pause(Sender<()>),
     Save(Arc<Vec<u32>>, Sender<Result<VcpuState, VmmError>>),
+    CheckCpuid(Arc<VcpuState>, Sender<Result<(), VmmError>>),
+    Revert(Arc<VcpuState>, Sender<Result<(), VmmError>>),
 }
 
 struct VcpuThread {
     commands: Sender<VcpuCommand>,
     handle: JoinHandle<()>,
+}
+
+impl VcpuThread {
+    /// Sends a command and waits for its result.
+    fn call<T>(
+        &self,
+        command: impl FnOnce(Sender<Result<T, VmmError>>) -> VcpuCommand,
+    ) -> Result<T, VmmError> {
+        let gone = || VmmError::Guest("a vCPU had ended already".to_owned());
+        let (tell, result) = channel();
+        self.commands.send(command(tell)).map_err(|_| gone())?;
+        result.recv().map_err(|_| gone())?
+    }
 }
 
 /// All vCPUs of a machine. They start paused.
@@ -120,16 +135,33 @@ impl Vcpus {
 
     /// Reads the state of all vCPUs, which must be paused.
     pub fn save(&self, msrs: &Arc<Vec<u32>>) -> Result<Vec<VcpuState>, VmmError> {
-        let gone = || VmmError::Guest("a vCPU had ended already".to_owned());
-        self.threads
-            .iter()
-            .map(|thread| {
-                let (tell, state) = channel();
-                let command = VcpuCommand::Save(msrs.clone(), tell);
-                thread.commands.send(command).map_err(|_| gone())?;
-                state.recv().map_err(|_| gone())?
-            })
+        let threads = self.threads.iter();
+        threads
+            .map(|thread| thread.call(|tell| VcpuCommand::Save(msrs.clone(), tell)))
             .collect()
+    }
+
+    /// Checks that all vCPUs, which must be paused, can be put back to `states`.
+    pub fn check_cpuid(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
+        if states.len() != self.threads.len() {
+            let reason = "the snapshot has another number of vCPUs".to_owned();
+            return Err(VmmError::Config(reason));
+        }
+        self.call_each(states, VcpuCommand::CheckCpuid)
+    }
+
+    /// Puts all vCPUs, which must be paused, back to `states`.
+    pub fn revert(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
+        self.call_each(states, VcpuCommand::Revert)
+    }
+
+    fn call_each(
+        &self,
+        states: &[Arc<VcpuState>],
+        command: fn(Arc<VcpuState>, Sender<Result<(), VmmError>>) -> VcpuCommand,
+    ) -> Result<(), VmmError> {
+        let mut threads = self.threads.iter().zip(states);
+        threads.try_for_each(|(thread, state)| thread.call(|tell| command(state.clone(), tell)))
     }
 
     /// Reason that a vCPU ended, if one did.
@@ -170,6 +202,12 @@ impl VcpuWorker {
                 }
                 VcpuCommand::Save(msrs, tell) => {
                     let _ = tell.send(VcpuState::save(&self.vcpu, &msrs));
+                }
+                VcpuCommand::CheckCpuid(state, tell) => {
+                    let _ = tell.send(state.check_cpuid(&self.vcpu));
+                }
+                VcpuCommand::Revert(state, tell) => {
+                    let _ = tell.send(state.revert(&self.vcpu));
                 }
                 VcpuCommand::Run => match self.run() {
                     Ok(paused) => {

@@ -115,7 +115,7 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         let layers = layers(snapshots[at]);
         let plan = plan(&layers, budget);
         mapped = revert_memory(&mapped, &plan, &layers, &linear, &private(&linear)).unwrap();
-        // What is read makes huge pages, which reach beyond it.
+        // Chunks that are read make huge pages, which reach beyond them.
         if plan.copy.is_empty() {
             let left = private(&linear).count();
             assert_eq!(left, 0, "round {round}: pages are still the guest's own");

@@ -41,6 +41,14 @@ pub enum DiskBackend {
     },
 }
 
+/// Layers and overlay of a writable disk of a certain size.
+#[derive(Debug)]
+pub struct DiskLayers {
+    /// Oldest first.
+    layers: Vec<BlockOverlay>,
+    overlay: BlockOverlay,
+}
+
 /// Disk of a fixed size.
 #[derive(Debug)]
 pub struct Disk {
@@ -129,6 +137,30 @@ impl Disk {
         frozen.take_over(top, self.bytes)?;
         self.overlay = self.layers.pop();
         Ok(())
+    }
+
+    /// Opens layers, oldest first, and an empty file for writes, to be put above the image.
+    pub fn open_layers(
+        &self,
+        layers: Vec<(File, LayerIndex)>,
+        overlay: File,
+    ) -> io::Result<DiskLayers> {
+        if self.read_only() {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let layers = layers
+            .into_iter()
+            .map(|(file, index)| BlockOverlay::frozen(file, index, self.bytes));
+        Ok(DiskLayers {
+            layers: layers.collect::<io::Result<_>>()?,
+            overlay: BlockOverlay::create(overlay, self.bytes)?,
+        })
+    }
+
+    /// Puts `layers` in the place of all that lies above the image.
+    pub fn revert(&mut self, layers: DiskLayers) {
+        self.layers = layers.layers;
+        self.overlay = Some(layers.overlay);
     }
 
     /// Number of the layer below the overlay that holds `block`, from 1; 0 is the base.

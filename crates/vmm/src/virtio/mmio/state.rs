@@ -94,14 +94,27 @@ impl MmioDevice {
         Ok(())
     }
 
+    /// Puts a device in use back to a state: its driver is forgotten first. Memory must be put back
+    /// already.
+    pub fn revert(&mut self, state: &TransportState) -> Result<(), DeviceError> {
+        self.reset();
+        self.failure = None;
+        self.restore(state)
+    }
+
+    /// Interrupts once, if a driver is active.
+    pub fn interrupt(&self) {
+        if self.active {
+            self.irq.queue();
+        }
+    }
+
     /// Serves every queue and interrupts once, in case a kick or an interrupt was in flight when
     /// the machine stopped. Both are harmless when there is nothing to do.
     pub fn kick_queues(&mut self) {
         for queue in 0..self.queue_count() {
             self.queue_event(queue);
         }
-        if self.active {
-            self.irq.queue();
-        }
+        self.interrupt();
     }
 }

@@ -74,6 +74,12 @@ impl FrameReceiver {
         self.readable = false;
     }
 
+    /// Drops the next frame of the tap; returns false if there is none.
+    pub fn drop_frame(&mut self, tap: &Tap) -> bool {
+        self.reset();
+        matches!(tap.read(&mut self.frame), Ok(length) if length != 0)
+    }
+
     /// Moves frames until the tap is empty, the guest has no buffers or the budget is spent;
     /// returns true if the budget was.
     pub fn run(&mut self, tap: &Tap, mut to: ReceiveQueue<'_>) -> Result<bool, DeviceError> {

@@ -1,0 +1,167 @@
+//! Rollback of a machine in use to a snapshot: the snapshot is read and checked while the guest
+//! runs; then the machine is put back to it.
+
+use super::Machine;
+use super::bus::lock;
+use super::devices::{read_layer_index, take_disk_layers};
+use super::received_fds::ReceivedFds;
+use super::restore::{read_state, take_eager_chunks, take_memory_layers};
+use super::vcpu::{VcpuState, Vcpus};
+use crate::error::VmmError;
+use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::machine_state::MachineState;
+use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_mappings};
+use crate::snapshot::memory_layers::MemoryLayers;
+use crate::snapshot::populate::populate;
+use crate::snapshot::revert_memory::revert_memory;
+use crate::virtio::blk::{Block, DiskLayers};
+use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
+use jiffy_proto::snapshot::RollbackConfig;
+use kvm_bindings::kvm_clock_data;
+use std::fs::File;
+use std::sync::Arc;
+
+/// Snapshot that fits a machine in use.
+pub struct RollbackTarget {
+    state: MachineState,
+    vcpus: Vec<Arc<VcpuState>>,
+    layers: MemoryLayers,
+    plan: MappingPlan,
+    populate: Option<UnitSet>,
+    /// Writable disks by device number.
+    disks: Vec<(usize, DiskLayers)>,
+}
+
+impl RollbackTarget {
+    /// Reads and checks a snapshot. Changes nothing of the machine.
+    pub fn read(
+        machine: &Machine,
+        config: &RollbackConfig,
+        fds: &mut ReceivedFds,
+    ) -> Result<Self, VmmError> {
+        if machine.lazy.is_some() {
+            return Err(refused("memory of this VM is fetched when it is touched"));
+        }
+        let mut state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
+        let vcpus = std::mem::take(&mut state.vcpus);
+        check_shape(machine, &state)?;
+        let linear = LinearMemory::new(&machine.memory)?;
+        let layers = take_memory_layers(&config.memory, linear.bytes(), fds)?;
+        let eager = take_eager_chunks(config.source, linear.chunks(), fds)?;
+        let runs = layers.runs(linear.chunks());
+        let plan = plan_mappings(runs, eager.as_ref(), MAX_MAPPINGS);
+        let populate = config
+            .populate
+            .map(|pages| read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE))
+            .transpose()?;
+        Ok(Self {
+            disks: open_disks(machine, config, fds)?,
+            vcpus: vcpus.into_iter().map(Arc::new).collect(),
+            populate: populate.map(|index| index.stored),
+            state,
+            layers,
+            plan,
+        })
+    }
+
+    /// Checks the vCPUs, which must be paused.
+    pub fn check_vcpus(&self, vcpus: &Vcpus) -> Result<(), VmmError> {
+        vcpus.check_cpuid(&self.vcpus)
+    }
+}
+
+fn refused(why: &str) -> VmmError {
+    VmmError::Config(why.to_owned())
+}
+
+fn check_shape(machine: &Machine, state: &MachineState) -> Result<(), VmmError> {
+    if state.shape != machine.shape {
+        return Err(refused("the snapshot is of another size or processor"));
+    }
+    let names = machine.devices.iter().map(|d| lock(d).name().to_owned());
+    if !names.eq(state.devices.iter().map(|d| d.name().to_owned())) {
+        return Err(refused("the snapshot has other devices"));
+    }
+    Ok(())
+}
+
+fn open_disks(
+    machine: &Machine,
+    config: &RollbackConfig,
+    fds: &mut ReceivedFds,
+) -> Result<Vec<(usize, DiskLayers)>, VmmError> {
+    let writable = machine.writable_disks();
+    if writable.len() != config.disks.len() {
+        return Err(refused("the snapshot has another number of writable disks"));
+    }
+    let mut disks = Vec::new();
+    for (at, disk) in writable.into_iter().zip(&config.disks) {
+        let layers = take_disk_layers(&disk.layers, fds)?;
+        let overlay = File::from(fds.take(disk.overlay, "overlay disk")?);
+        let device = machine.devices.get(at);
+        let opened = device.and_then(|device| {
+            lock(device).device_ref(|block: &Block| block.open_layers(layers, overlay))
+        });
+        match opened {
+            Some(Ok(layers)) => disks.push((at, layers)),
+            Some(Err(e)) => return Err(VmmError::Config(format!("disk {at}: {e}"))),
+            None => return Err(refused("a disk is none")),
+        }
+    }
+    Ok(disks)
+}
+
+impl Machine {
+    /// Device numbers of the disks that the guest can write.
+    pub fn writable_disks(&self) -> Vec<usize> {
+        let devices = self.devices.iter().enumerate();
+        devices
+            .filter(|(_, device)| lock(device).device_ref(Block::writable) == Some(true))
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// Puts memory back; `private` are the guest's own pages. Nothing may be running, and after an
+    /// error nothing may run any more.
+    pub fn revert_memory(
+        &mut self,
+        target: &mut RollbackTarget,
+        private: &UnitSet,
+    ) -> Result<(), VmmError> {
+        let linear = LinearMemory::new(&self.memory)?;
+        let (plan, layers) = (&target.plan, &target.layers);
+        self.mapped = revert_memory(&self.mapped, plan, layers, &linear, private)?;
+        self.layers = std::mem::take(&mut target.layers);
+        if let Some(pages) = &target.populate {
+            populate(&target.plan, pages, &linear);
+        }
+        self.renew_memory_slots()
+    }
+
+    /// Puts vCPUs and devices back, after memory. Nothing may be running, and after an error
+    /// nothing may run any more.
+    pub fn revert_state(&self, target: RollbackTarget, vcpus: &Vcpus) -> Result<(), VmmError> {
+        let state = &target.state;
+        vcpus.revert(&target.vcpus)?;
+        let clock = kvm_clock_data {
+            clock: state.clock.ns,
+            ..Default::default()
+        };
+        let set = self.vm.set_clock(&clock);
+        set.map_err(|e| VmmError::host("KVM_SET_CLOCK", e))?;
+        self.bus.restore(&state.ioapic, &state.serial)?;
+        for (at, layers) in target.disks {
+            if let Some(device) = self.devices.get(at) {
+                lock(device).device_mut(|block: &mut Block| block.revert(layers));
+            }
+        }
+        for (device, state) in self.devices.iter().zip(&target.state.devices) {
+            let mut device = lock(device);
+            let reverted = device.revert(state);
+            reverted.map_err(|e| VmmError::Config(e.to_string()))?;
+            device.interrupt();
+        }
+        self.ring_queues();
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Rollback in the event loop: read the snapshot, stop the guest, put the machine back, go on.
+
+use super::disk_thread::DisksPaused;
+use super::{Vm, micros};
+use crate::error::VmmError;
+use crate::machine::{ReceivedFds, RollbackTarget};
+use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::pagemap_scan::{PageFilter, scan_pages};
+use jiffy_proto::layer::UnitSet;
+use jiffy_proto::snapshot::{RollbackConfig, RollbackReport};
+use jiffy_proto::vm::Event;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+/// Rollback that nothing refuses any more, of a guest that is paused.
+struct CheckedRollback {
+    target: RollbackTarget,
+    /// The guest's own pages.
+    private: UnitSet,
+    paused_disks: DisksPaused,
+    report: RollbackReport,
+    stopped: Instant,
+}
+
+impl Vm {
+    pub(super) fn on_rollback(&mut self, config: &RollbackConfig, fds: Vec<OwnedFd>) {
+        let was_running = self.running;
+        let checked = match self.check_rollback(config, &mut ReceivedFds::new(fds)) {
+            Ok(checked) => checked,
+            Err(e) => {
+                if was_running {
+                    self.resume();
+                }
+                let reason = e.to_string();
+                self.link.send(&Event::RollbackRefused { reason }, &[]);
+                return;
+            }
+        };
+        // From here on nothing of the guest is left.
+        self.link.send(&Event::RollbackBegun, &[]);
+        match self.roll_back(checked) {
+            Ok(report) => drop(self.link.send(&Event::RolledBack(report), &[])),
+            Err(e) => self.cause = Some(e.into()),
+        }
+    }
+
+    /// Reads the snapshot and pauses the guest, which loses nothing.
+    fn check_rollback(
+        &mut self,
+        config: &RollbackConfig,
+        fds: &mut ReceivedFds,
+    ) -> Result<CheckedRollback, VmmError> {
+        let mut report = RollbackReport::default();
+        let reading = Instant::now();
+        if self.background_copy.is_some() {
+            let reason = "a snapshot of this sandbox is still being written".to_owned();
+            return Err(VmmError::Config(reason));
+        }
+        let pagemap = File::from(fds.take(config.pagemap, "pagemap")?);
+        let target = RollbackTarget::read(&self.machine, config, fds)?;
+        report.read_us = micros(reading);
+
+        let stopped = Instant::now();
+        self.pause();
+        // Requests in flight write into memory.
+        let paused_disks = self.disks.pause();
+        report.pause_us = micros(stopped);
+        target.check_vcpus(&self.vcpus)?;
+        let scanning = Instant::now();
+        let linear = LinearMemory::new(&self.machine.memory)?;
+        let private = scan_pages(&pagemap, &linear, PageFilter::Private)
+            .map_err(|e| VmmError::host("looking for written pages", e))?;
+        report.pages = private.count();
+        report.scan_us = micros(scanning);
+        Ok(CheckedRollback {
+            target,
+            private,
+            paused_disks,
+            report,
+            stopped,
+        })
+    }
+
+    /// Puts the machine back and runs it. After an error it must not run.
+    fn roll_back(&mut self, checked: CheckedRollback) -> Result<RollbackReport, VmmError> {
+        let CheckedRollback {
+            mut target,
+            private,
+            paused_disks,
+            mut report,
+            stopped,
+        } = checked;
+        let memory = Instant::now();
+        self.machine.revert_memory(&mut target, &private)?;
+        report.memory_us = micros(memory);
+        let state = Instant::now();
+        self.machine.revert_state(target, &self.vcpus)?;
+        report.state_us = micros(state);
+        self.prepared = None;
+        self.disks_to_thaw.clear();
+        self._greeting = None;
+        drop(paused_disks);
+        self.resume();
+        report.stopped_us = micros(stopped);
+        Ok(report)
+    }
+}

@@ -1,0 +1,220 @@
+//! Rollback of a running VM in its process.
+
+use super::files::{FdList, OpenSnapshot, file};
+use super::guest_image::guest;
+use super::test_vm::TestVm;
+use jiffy_proto::snapshot::{
+    AfterSnapshot, DiskRollback, MemorySource, RollbackConfig, RollbackReport,
+};
+use jiffy_proto::vm::{Event, Request};
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
+impl TestVm {
+    /// Puts the guest back to a snapshot whose memory is mapped; returns when it has greeted.
+    pub fn roll_back(&mut self, to: &OpenSnapshot) -> Result<RollbackReport, String> {
+        self.roll_back_from(to, MemorySource::Map)
+    }
+
+    /// Puts the guest back; returns when it has greeted.
+    pub fn roll_back_from(
+        &mut self,
+        to: &OpenSnapshot,
+        source: MemorySource,
+    ) -> Result<RollbackReport, String> {
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
+        let overlay = file();
+        let mut fds = FdList(Vec::new());
+        let config = RollbackConfig {
+            state: fds.add(to.state.as_ref().unwrap()),
+            memory: fds.layers(&to.memory),
+            source,
+            populate: None,
+            pagemap: fds.add(&pagemap),
+            disks: vec![DiskRollback {
+                layers: fds.layers(&to.disk),
+                overlay: fds.add(&overlay),
+            }],
+        };
+        let request = Request::Rollback(Box::new(config));
+        self.channel.send(&request, &fds.0).unwrap();
+        drop(fds);
+        let refused = self.wait(|event| match event {
+            Event::RollbackBegun => Ok(None),
+            Event::RollbackRefused { reason } => Ok(Some(reason)),
+            other => Err(other),
+        });
+        if let Some(reason) = refused {
+            return Err(reason);
+        }
+        self.greeting = None;
+        let report = self.wait(|event| match event {
+            Event::RolledBack(report) => Ok(report),
+            other => Err(other),
+        });
+        self.origin = to.share();
+        self.overlay = overlay;
+        self.wait_for_hello();
+        Ok(report)
+    }
+
+    /// Asks the guest for memory; it may give it later.
+    pub fn balloon(&self, target_mib: u32) {
+        self.send(&Request::Balloon { target_mib });
+    }
+}
+
+fn sequence(vm: &mut TestVm) -> u64 {
+    vm.status()[1]
+}
+
+/// Number of descriptors, number of mappings, and resident memory in KiB of the VMM.
+fn held(vm: &TestVm) -> (usize, usize, u64) {
+    let process = format!("/proc/{}", vm.child.id());
+    let fds = fs::read_dir(format!("{process}/fd")).unwrap().count();
+    let maps = fs::read_to_string(format!("{process}/maps")).unwrap();
+    let status = fs::read_to_string(format!("{process}/status")).unwrap();
+    let anonymous = status.lines().find_map(|l| l.strip_prefix("RssAnon:"));
+    let kib = anonymous.unwrap().trim().trim_end_matches(" kB");
+    (fds, maps.lines().count(), kib.parse().unwrap())
+}
+
+#[test]
+fn a_guest_goes_back_to_any_snapshot_and_verifies() {
+    let test = "a_guest_goes_back_to_any_snapshot_and_verifies";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 48"), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    let one = vm.snapshot(AfterSnapshot::Resume);
+    let then = sequence(&mut vm);
+    assert_eq!(vm.ask("dirty 16"), "ok");
+    assert_eq!(vm.ask("mark two"), "ok");
+    let two = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(vm.ask("mark three"), "ok");
+    let limit = Instant::now() + Duration::from_secs(20);
+    while sequence(&mut vm) < then + 500 {
+        assert!(Instant::now() < limit);
+    }
+
+    let report = vm.roll_back(&one).unwrap();
+    assert!(report.pages > 0, "{report:?}");
+    assert!(sequence(&mut vm) < then + 400, "it did not go back");
+    assert_eq!(vm.ask("marks"), "one one");
+    vm.verify();
+    // Forward, and what descends from that.
+    vm.roll_back(&two).unwrap();
+    assert_eq!(vm.ask("marks"), "two two");
+    vm.verify();
+    assert_eq!(vm.ask("mark four"), "ok");
+    let four = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(four.memory.len(), 3);
+    vm.roll_back(&one).unwrap();
+    assert_eq!(vm.ask("marks"), "one one");
+    vm.roll_back(&four).unwrap();
+    assert_eq!(vm.ask("marks"), "four four");
+    vm.verify();
+    let mut restored = TestVm::restore(four, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "four four");
+    restored.verify();
+}
+
+#[test]
+fn a_hundred_rollbacks_leave_nothing_in_the_vmm() {
+    let test = "a_hundred_rollbacks_leave_nothing_in_the_vmm";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("mark start"), "ok");
+    let start = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(vm.ask("mark later"), "ok");
+    let later = vm.snapshot(AfterSnapshot::Resume);
+    let base = vm.base();
+    drop(vm);
+    let mut vm = TestVm::restore(start.share(), &base, MemorySource::Map);
+    let mut first = None;
+    for round in 0..100 {
+        let (snapshot, marks) = match round % 3 {
+            2 => (&later, "later later"),
+            _ => (&start, "start start"),
+        };
+        assert_eq!(vm.ask(&format!("dirty {}", round % 7 * 8)), "ok");
+        // Balloons and free page reports leave holes.
+        if round % 5 == 0 {
+            vm.balloon(32);
+        }
+        vm.roll_back(snapshot).unwrap();
+        assert_eq!(vm.ask("marks"), marks);
+        if round % 10 == 9 {
+            vm.verify();
+        }
+        if round == 9 {
+            vm.roll_back(&start).unwrap();
+            assert_eq!(vm.ask("marks"), "start start");
+            first = Some(held(&vm));
+        }
+    }
+    vm.roll_back(&start).unwrap();
+    assert_eq!(vm.ask("marks"), "start start");
+    let (before, after) = (first.unwrap(), held(&vm));
+    // A connection may be on its way out.
+    assert!(
+        after.0 <= before.0 + 2,
+        "descriptors: {before:?}, {after:?}"
+    );
+    assert!(after.1 <= before.1 + 16, "mappings: {before:?}, {after:?}");
+    assert!(
+        after.2 <= before.2 + 16_384,
+        "memory: {before:?}, {after:?}"
+    );
+    vm.verify();
+}
+
+#[test]
+fn memory_that_is_read_rather_than_mapped_goes_back_too() {
+    let test = "memory_that_is_read_rather_than_mapped_goes_back_too";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 1, 256, "");
+    assert_eq!(vm.ask("dirty 16"), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    let one = vm.snapshot(AfterSnapshot::Stay);
+    let base = vm.base();
+    drop(vm);
+    let read = MemorySource::Copy { working_set: None };
+    let mut vm = TestVm::restore(one.share(), &base, read);
+    for source in [read, MemorySource::Map, read] {
+        assert_eq!(vm.ask("mark two"), "ok");
+        assert_eq!(vm.ask("dirty 32"), "ok");
+        vm.roll_back_from(&one, source).unwrap();
+        assert_eq!(vm.ask("marks"), "one one");
+        vm.verify();
+    }
+}
+
+#[test]
+fn a_snapshot_that_does_not_fit_is_refused_and_the_guest_runs_on() {
+    let test = "a_snapshot_that_does_not_fit_is_refused_and_the_guest_runs_on";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, 256, "");
+    let own = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(vm.ask("mark kept"), "ok");
+    let larger = TestVm::boot(guest, 2, 320, "").snapshot(AfterSnapshot::Stay);
+    let fewer = TestVm::boot(guest, 1, 256, "").snapshot(AfterSnapshot::Stay);
+    let damaged = OpenSnapshot {
+        state: Some(file()),
+        ..own.share()
+    };
+    let mut short = own.share();
+    short.memory[0].0 = file();
+    let mut short_disk = own.share();
+    short_disk.disk[0].0 = file();
+    for wrong in [larger, fewer, damaged, short, short_disk] {
+        let greetings = vm.status()[4];
+        vm.roll_back(&wrong).unwrap_err();
+        assert_eq!(vm.ask("marks"), "kept kept");
+        assert_eq!(vm.status()[4], greetings, "its connections broke");
+        vm.verify();
+    }
+    vm.roll_back(&own).unwrap();
+    assert_eq!(vm.ask("marks"), "none");
+    vm.verify();
+}
