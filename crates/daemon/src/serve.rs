@@ -9,7 +9,7 @@ use jiffy_client::local_daemon;
 use jiffy_engine::EngineName;
 use jiffy_engines::{EngineChoice, Host, HostEngine};
 use jiffy_host::{HostOptions, Sandboxes};
-use jiffy_image::Home;
+use jiffy_image::{Home, Reference};
 use jiffy_net::Network;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -58,6 +58,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         limits: options.limits,
         site: options.site.clone(),
         remote,
+        is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
     site::log_settings(&options.site, &options.network.allow_private);

@@ -10,6 +10,7 @@
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::private_database::keep_private;
 use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
+use crate::store_copies::StoreRetraction;
 use jiffy_engine::GuestHandle;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;
@@ -20,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Version of the tables; another one is refused.
-const SCHEMA_VERSION: i64 = 2;
+const SCHEMA_VERSION: i64 = 3;
 
 const SCHEMA_V1: &str = "
     CREATE TABLE sandboxes (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
@@ -36,6 +37,9 @@ const SCHEMA_V1: &str = "
 /// Table that version 2 added: the guests of running sandboxes, by which they are found again.
 const SCHEMA_V2: &str =
     "CREATE TABLE guests (sandbox TEXT PRIMARY KEY, handle TEXT NOT NULL) STRICT;";
+
+/// Table that version 3 added: what is still to be removed from stores that hosts share.
+const SCHEMA_V3: &str = "CREATE TABLE retractions (retraction TEXT PRIMARY KEY) STRICT;";
 
 /// The journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +95,10 @@ pub enum JournalChange {
     Snapshot(SnapshotRecord),
     /// There is no such snapshot any more.
     NoSnapshot(String),
+    /// A copy in a store is to be removed.
+    Retraction(StoreRetraction),
+    /// It was removed.
+    Retracted(StoreRetraction),
 }
 
 /// A snapshot as the journal knows it.
@@ -158,10 +166,12 @@ impl Journal {
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
         match found {
-            0 | 1 => {
+            0..SCHEMA_VERSION => {
                 let tx = connection.transaction().map_err(failed)?;
-                tx.execute_batch(if found == 0 { SCHEMA_V1 } else { "" })
-                    .and_then(|()| tx.execute_batch(SCHEMA_V2))
+                let schemas = [SCHEMA_V1, SCHEMA_V2, SCHEMA_V3];
+                let mut missing = (0..).zip(schemas).filter(|(version, _)| *version >= found);
+                missing
+                    .try_for_each(|(_, schema)| tx.execute_batch(schema))
                     .and_then(|()| tx.pragma_update(None, "user_version", SCHEMA_VERSION))
                     .and_then(|()| tx.commit())
                     .map_err(failed)?;
@@ -268,6 +278,12 @@ impl Journal {
             .collect()
     }
 
+    /// Copies that are still to be removed from stores, the oldest first.
+    pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
+        let rows = self.rows("SELECT retraction, 1 FROM retractions ORDER BY rowid")?;
+        rows.iter().map(|(text, _)| self.parse(text)).collect()
+    }
+
     fn rows(&self, query: &str) -> Result<Vec<(String, bool)>, JournalError> {
         let connection = &self.database().connection;
         let read = || -> rusqlite::Result<Vec<(String, bool)>> {
@@ -325,6 +341,14 @@ fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
         }
         JournalChange::NoSnapshot(id) => {
             tx.execute("DELETE FROM snapshots WHERE id = ?1", [id])?;
+        }
+        JournalChange::Retraction(retraction) => {
+            tx.prepare_cached("INSERT OR IGNORE INTO retractions (retraction) VALUES (?1)")?
+                .execute([json(serde_json::to_string(retraction))?])?;
+        }
+        JournalChange::Retracted(retraction) => {
+            tx.prepare_cached("DELETE FROM retractions WHERE retraction = ?1")?
+                .execute([json(serde_json::to_string(retraction))?])?;
         }
     }
     Ok(())

@@ -13,6 +13,7 @@ mod sandbox_settings;
 mod sandboxes;
 mod site;
 mod startup;
+mod store_copies;
 mod usage;
 
 pub use admission::{
@@ -39,4 +40,5 @@ pub use site::{
     authorities, joined, proxy,
 };
 pub use startup::{StartupError, start_up};
+pub use store_copies::{StoreCopies, StoreCopy, StorePlace, StoreRetraction, StoreState};
 pub use usage::UsageSample;

@@ -7,6 +7,9 @@ use crate::startup::StartupError;
 use jiffy_engine::{EngineError, IdentityError, SizeError};
 use std::time::Duration;
 
+/// Time after which it is worth a look whether a snapshot is in the store by now.
+const STORE_RETRY: Duration = Duration::from_secs(30);
+
 /// Class of an error, by which an HTTP interface chooses its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -158,6 +161,21 @@ pub enum OperationError {
         /// Why not.
         source: EngineError,
     },
+    /// There is no store to put a snapshot into.
+    #[error(
+        "this host shares no store: start its daemon with --store, or do not ask for `durable`"
+    )]
+    NoStore,
+    /// A snapshot that is here and is not in the store yet.
+    #[error(
+        "snapshot {id} is on this host, and not in the store yet: {reason}; it is uploaded when that is possible"
+    )]
+    NotStored {
+        /// Snapshot.
+        id: String,
+        /// Failure of the latest attempt.
+        reason: String,
+    },
     /// The start command of the template did not get ready.
     #[error("cannot start template `{template}`: {source}")]
     Startup {
@@ -244,6 +262,7 @@ impl OperationError {
             | Self::FixedSize
             | Self::NoEngine { .. }
             | Self::FixedEngine { .. }
+            | Self::NoStore
             | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
             | Self::Stranger { .. }
@@ -252,7 +271,7 @@ impl OperationError {
             | Self::Connect { .. }
             | Self::Restart { .. } => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
-            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Busy { .. } | Self::NotStored { .. } => ErrorKind::Busy,
             Self::Quota(refusal) if !refusal.of_disk => ErrorKind::Quota,
             Self::Quota(_) | Self::DiskQuota { .. } => ErrorKind::DiskQuota,
             Self::Identity(_)
@@ -267,6 +286,7 @@ impl OperationError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after, .. } => Some(*retry_after),
+            Self::NotStored { .. } => Some(STORE_RETRY),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! Records of sandboxes and snapshots, as the journal keeps them.
 
 use crate::sandbox_settings::SandboxSettings;
+use crate::store_copies::StoreCopies;
 use jiffy_engine::{BootMode, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -180,6 +181,9 @@ pub struct SnapshotRecord {
     pub bytes: u64,
     /// Milliseconds since 1970.
     pub created_ms: u64,
+    /// Copies of it in stores that hosts share.
+    #[serde(default, skip_serializing_if = "StoreCopies::is_empty")]
+    pub store: StoreCopies,
 }
 
 #[cfg(test)]

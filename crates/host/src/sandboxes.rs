@@ -31,6 +31,7 @@ mod take_snapshot;
 mod template_retirement;
 mod template_snapshots;
 mod timeout;
+mod upload;
 mod wake_options;
 
 pub use concerns::{
@@ -69,6 +70,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
+use upload::Uploads;
 
 /// Options of a host.
 #[derive(Debug, Clone)]
@@ -89,6 +91,8 @@ pub struct HostOptions {
     pub site: SiteSettings,
     /// Store that snapshots are shared in; none: they stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
+    /// Tells the templates whose snapshots all tenants of the store share.
+    pub is_stock: fn(&str) -> bool,
 }
 
 impl Default for HostOptions {
@@ -102,6 +106,7 @@ impl Default for HostOptions {
             reader: None,
             site: SiteSettings::default(),
             remote: None,
+            is_stock: |_| false,
         }
     }
 }
@@ -141,6 +146,8 @@ struct SandboxesInner<E: Engine> {
     /// Last use of template snapshots, by id.
     template_uses: Mutex<HashMap<String, Instant>>,
     upkeep: SnapshotUpkeep,
+    /// Snapshots on their way into the store.
+    uploads: Uploads,
     /// Budgets of owners; none: they have none.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
@@ -184,6 +191,11 @@ impl<E: Engine> Sandboxes<E> {
         let journal = Journal::open(file)?;
         let recovered = recover::recover(&engine, &journal)?;
         let (upkeep, orders) = SnapshotUpkeep::new();
+        let uploads = Uploads::new(
+            options.remote.clone(),
+            options.is_stock,
+            journal.retractions()?,
+        );
         let (file_remover, removals) = FileRemover::new();
         let indexes = Arc::<EntryIndexes>::default();
         for r in &recovered.sandboxes {
@@ -223,6 +235,7 @@ impl<E: Engine> Sandboxes<E> {
             making: Mutex::default(),
             template_uses: Mutex::default(),
             upkeep,
+            uploads,
             quota: Mutex::default(),
             site_mark: template_snapshots::site_mark(&options.site),
             site: options.site,
@@ -233,6 +246,7 @@ impl<E: Engine> Sandboxes<E> {
         this.keep_time();
         this.keep_samples(options.sample);
         this.spawn_gc(options.gc_interval);
+        this.begin_uploads();
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
         // Those that a daemon left before it came to it; sealed ones stay as they are.
         for snapshot in this.0.snapshot_index.lock().values().filter(|s| s.kept) {

@@ -40,6 +40,11 @@ pub enum RemoteError {
 }
 
 impl RemoteError {
+    /// True if something that a push is based on was removed from the store.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Gone(_)))
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         move |source| Self::Io {
             path: path.to_owned(),

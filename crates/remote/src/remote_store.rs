@@ -1,7 +1,7 @@
 //! The shared store as this host uses it.
 
 use crate::{RemoteError, RemoteSettings, key_file};
-use jiffy_store::{BackendSettings, Keyring, LayerCache, SharedStore, Tenant};
+use jiffy_store::{BackendSettings, Keyring, LayerCache, SharedStore, Tenant, Traffic};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -105,6 +105,11 @@ impl RemoteStore {
 
     fn tenants(&self) -> MutexGuard<'_, HashMap<String, OpenTenant>> {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests and bytes since the start.
+    pub fn traffic(&self) -> Traffic {
+        self.shared.backend().traffic()
     }
 
     /// Asks the store for something, to learn early that it does not answer or refuses.

@@ -313,7 +313,9 @@ impl Backend {
         F: FnMut(I::Item) -> R,
         R: Future<Output = Result<(), StoreError>>,
     {
-        futures_util::stream::iter(items.into_iter().map(work))
+        // Collected, or what contains this could not be proved to be `Send`.
+        let requests: Vec<R> = items.into_iter().map(work).collect();
+        futures_util::stream::iter(requests)
             .buffer_unordered(self.settings.concurrency.max(1))
             .try_collect()
             .await

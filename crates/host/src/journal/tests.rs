@@ -48,6 +48,7 @@ fn snapshot(id: &str) -> SnapshotRecord {
         total_ms: 0.0,
         bytes: 0,
         created_ms: 1,
+        store: Default::default(),
     }
 }
 
@@ -141,17 +142,48 @@ fn a_guest_is_known_as_long_as_its_sandbox_runs() {
 }
 
 #[test]
-fn a_journal_of_the_previous_version_is_migrated() {
+fn a_journal_of_a_previous_version_is_migrated() {
+    let dir = tempfile::tempdir().unwrap();
+    for version in [1, 2] {
+        let file = dir.path().join(format!("{version}.db"));
+        let connection = Connection::open(&file).unwrap();
+        connection.execute_batch(SCHEMA_V1).unwrap();
+        if version == 2 {
+            connection.execute_batch(SCHEMA_V2).unwrap();
+        }
+        connection
+            .pragma_update(None, "user_version", version)
+            .unwrap();
+        drop(connection);
+        for _ in 0..2 {
+            let journal = Journal::open(&file).unwrap();
+            assert_eq!(journal.guests().unwrap(), HashMap::new());
+            assert_eq!(journal.retractions().unwrap(), []);
+        }
+    }
+}
+
+#[test]
+fn a_removal_from_a_store_is_known_until_it_is_done() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");
-    let connection = Connection::open(&file).unwrap();
-    connection.execute_batch(SCHEMA_V1).unwrap();
-    connection.pragma_update(None, "user_version", 1).unwrap();
-    drop(connection);
-    for _ in 0..2 {
-        let journal = Journal::open(&file).unwrap();
-        assert_eq!(journal.guests().unwrap(), HashMap::new());
+    let retraction = |id: &str| StoreRetraction {
+        store: "file:///s".into(),
+        tenant: "host".into(),
+        id: id.into(),
+        root: None,
+        content: true,
+    };
+    let journal = Journal::open(&file).unwrap();
+    for id in ["a", "b", "a"] {
+        let change = JournalChange::Retraction(retraction(id));
+        journal.commit(&[change]).unwrap();
     }
+    let done = JournalChange::Retracted(retraction("a"));
+    journal.commit(&[done]).unwrap();
+    drop(journal);
+    let journal = Journal::open(&file).unwrap();
+    assert_eq!(journal.retractions().unwrap(), [retraction("b")]);
 }
 
 #[test]

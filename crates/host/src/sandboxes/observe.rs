@@ -278,6 +278,7 @@ impl<E: Engine> SandboxFigures<'_, E> {
             "Disk space of all snapshots, at most a minute ago",
             bytes as f64,
         );
+        Sandboxes(self.0.clone()).upload_figures(&mut now);
         for source in self.0.sources.lock().iter() {
             source().iter().for_each(|figure| now.figure(figure));
         }

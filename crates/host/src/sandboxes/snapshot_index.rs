@@ -179,6 +179,7 @@ mod tests {
             total_ms: 0.0,
             bytes: 0,
             created_ms: 1,
+            store: Default::default(),
         }
     }
 

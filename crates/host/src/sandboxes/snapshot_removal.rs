@@ -22,6 +22,7 @@ impl<E: Engine> Snapshots<'_, E> {
         }
         drop(pin);
         self.gc([record.id.clone()]);
+        self.withdraw(&record.id);
         Ok(record)
     }
 
@@ -35,6 +36,7 @@ impl<E: Engine> Snapshots<'_, E> {
         });
         drop(pin);
         self.gc([record.id.clone()]);
+        self.withdraw(&record.id);
         Ok(record)
     }
 

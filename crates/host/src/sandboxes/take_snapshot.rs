@@ -84,14 +84,24 @@ impl<E: Engine> Sandboxes<E> {
             if let Some(current) = self.0.snapshot_index.lock().get(&snapshot.id) {
                 snapshot = current.clone();
             }
+            let before = snapshot.clone();
             snapshot.name = name.or(snapshot.name);
             snapshot.purpose = SnapshotPurpose::Asked;
             snapshot.kept = true;
-            self.0
-                .journal
-                .commit(&[JournalChange::Snapshot(snapshot.clone())])?;
+            // A copy in a store says the same of it as this host.
+            let copies = match snapshot == before {
+                true => Vec::new(),
+                false => snapshot.store.give_up(&before.id),
+            };
+            let changes = copies.iter().cloned().map(JournalChange::Retraction);
+            let changes = [JournalChange::Snapshot(snapshot.clone())]
+                .into_iter()
+                .chain(changes);
+            self.0.journal.commit(&changes.collect::<Vec<_>>())?;
             self.0.snapshot_index.lock().insert(snapshot.clone());
             self.0.upkeep.seal(&snapshot.id);
+            self.0.uploads.retract(copies);
+            self.snapshots().upload(&snapshot);
         }
         Ok(snapshot)
     }
@@ -139,6 +149,7 @@ impl<E: Engine> Snapshots<'_, E> {
             total_ms: 0.0,
             bytes: 0,
             created_ms: now_ms(),
+            store: Default::default(),
         })
     }
 
@@ -195,6 +206,7 @@ impl<E: Engine> Snapshots<'_, E> {
         if snapshot.kept {
             self.0.upkeep.seal(&snapshot.id);
         }
+        self.upload(&snapshot);
         Ok(snapshot)
     }
 }

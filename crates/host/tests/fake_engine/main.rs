@@ -13,4 +13,5 @@ mod observe;
 mod operations;
 mod recovery;
 mod removal;
+mod uploads;
 mod warm_pool;

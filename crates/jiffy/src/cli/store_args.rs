@@ -9,9 +9,8 @@ use std::path::PathBuf;
 /// The store that hosts share snapshots in.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// Open this store at start (nothing is pushed to it or pulled from it yet):
-    /// s3://BUCKET/PREFIX, whose server and credentials the usual AWS variables name, or
-    /// file:///PATH
+    /// Upload snapshots, and what paused sandboxes sleep in, to this store: s3://BUCKET/PREFIX,
+    /// whose server and credentials the usual AWS variables name, or file:///PATH
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
     pub store: Option<StoreUrl>,
     /// Master keys of the store, in a file that may name a command that wraps and unwraps; the same

@@ -4,6 +4,7 @@ use super::super::Snapshots;
 use super::super::snapshot_index::SnapshotIndex;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
+use crate::store_copies::StoreRetraction;
 use jiffy_engine::Engine;
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,6 +15,8 @@ struct UnneededSnapshots {
     gone: Vec<String>,
     /// Their children, which have another parent now.
     moved: BTreeMap<String, SnapshotRecord>,
+    /// Their copies in stores.
+    copies: Vec<StoreRetraction>,
 }
 
 impl<E: Engine> Snapshots<'_, E> {
@@ -36,9 +39,12 @@ impl<E: Engine> Snapshots<'_, E> {
             .cloned()
             .map(JournalChange::NoSnapshot);
         let moved = collected.moved.into_values().map(JournalChange::Snapshot);
+        let copies = collected.copies.iter().cloned();
+        let copies = copies.map(JournalChange::Retraction);
         self.0
             .journal
-            .commit_write_behind(&gone.chain(moved).collect::<Vec<_>>());
+            .commit_write_behind(&gone.chain(moved).chain(copies).collect::<Vec<_>>());
+        self.0.uploads.retract(collected.copies);
         self.0.file_remover.remove(collected.gone);
     }
 
@@ -72,6 +78,7 @@ impl<E: Engine> Snapshots<'_, E> {
                 snapshots.insert(child.clone());
                 collected.moved.insert(child.id.clone(), child);
             }
+            collected.copies.extend(record.store.all_retractions(&id));
             collected.moved.remove(&id);
             collected.gone.push(id);
             queue.extend(record.parent);

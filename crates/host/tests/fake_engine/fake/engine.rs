@@ -5,7 +5,8 @@ use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, Guest, GuestHandle,
-    KeptGuest, SandboxSize, SnapshotTimes, VerifiedSnapshot,
+    KeptGuest, SandboxSize, SnapshotFile, SnapshotFileKind, SnapshotParts, SnapshotTimes,
+    VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeSet;
@@ -162,7 +163,11 @@ impl Engine for FakeEngine {
         fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
         self.world.step("snapshot-named").await?;
         *guest.0.undecided.lock().unwrap() = None;
-        *guest.0.parent.lock().unwrap() = Some(id.to_owned());
+        let below = guest.0.parent.lock().unwrap().replace(id.to_owned());
+        if let Some(below) = below {
+            let mut parents = self.world.parents.lock().unwrap();
+            parents.insert(id.to_owned(), below);
+        }
         if then == AfterSnapshot::Stop {
             guest.stop().await;
         }
@@ -221,6 +226,29 @@ impl Engine for FakeEngine {
 
     fn snapshot_size(&self, id: &str) -> Option<u64> {
         fs::metadata(self.dir.join(id)).map(|m| m.len()).ok()
+    }
+
+    fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
+        let file = fs::File::open(self.dir.join(id)).map_err(EngineError::failed)?;
+        let parents = self.world.parents.lock().unwrap();
+        let parent = parents.get(id).filter(|_| !self.is_independent(id));
+        Ok(SnapshotParts {
+            id: id.to_owned(),
+            parent: parent.cloned(),
+            engine: "microvm".to_owned(),
+            template: "base".to_owned(),
+            version: String::new(),
+            kernel: String::new(),
+            agent: String::new(),
+            processor: String::new(),
+            files: vec![SnapshotFile {
+                name: "memory.layer".to_owned(),
+                kind: SnapshotFileKind::Memory,
+                file: Arc::new(file),
+                inherited: Vec::new(),
+            }],
+            working_set: Vec::new(),
+        })
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

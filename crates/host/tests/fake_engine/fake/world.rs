@@ -1,7 +1,7 @@
 //! Guests of the engine, and the steps that fail or hang.
 
 use jiffy_engine::{EngineError, ExitReason, SandboxIdentity};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
@@ -40,6 +40,8 @@ pub struct World {
     pub sealed: Mutex<BTreeSet<String>>,
     /// Snapshots that need the files of no other.
     pub merged: Mutex<BTreeSet<String>>,
+    /// Snapshots below those that were taken of a guest that had one.
+    pub parents: Mutex<BTreeMap<String, String>>,
     /// Count of requests for that.
     pub asked: Mutex<usize>,
     /// Count of its looks for what was not finished.

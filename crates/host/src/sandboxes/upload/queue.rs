@@ -1,0 +1,302 @@
+//! Snapshots that wait for their upload, and what is to be removed from the store.
+
+use crate::store_copies::StoreRetraction;
+use jiffy_remote::RemoteStore;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+
+/// Uploads at once, of different owners.
+const MAX_UPLOADS: usize = 4;
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+
+/// Uploads of a host.
+pub(in super::super) struct Uploads {
+    /// None: snapshots stay on this host.
+    pub remote: Option<Arc<RemoteStore>>,
+    /// Tells the templates whose snapshots all tenants share.
+    pub is_stock: fn(&str) -> bool,
+    queue: Mutex<UploadQueue>,
+    /// Told when there is more to do.
+    pub wake: Arc<Notify>,
+    /// Told when there is more to remove, or the store answers again.
+    pub wake_retractions: Arc<Notify>,
+    /// Told when an upload has ended in whichever way.
+    pub ended: watch::Sender<()>,
+    /// Held while a snapshot of all tenants is pushed, which several uploads may need.
+    pub sharing: tokio::sync::Mutex<()>,
+    pub counters: UploadCounters,
+}
+
+/// Counters since the start.
+#[derive(Default)]
+pub(in super::super) struct UploadCounters {
+    pub uploads: AtomicU64,
+    pub failures: AtomicU64,
+    pub chunks: AtomicU64,
+    pub new_chunks: AtomicU64,
+}
+
+#[derive(Default)]
+struct UploadQueue {
+    /// By id of the snapshot.
+    uploads: BTreeMap<String, QueuedUpload>,
+    retractions: VecDeque<StoreRetraction>,
+}
+
+struct QueuedUpload {
+    owner: Option<String>,
+    failures: u32,
+    error: Option<String>,
+    due: Instant,
+    /// Of one that is under way: ends it.
+    cancel: Option<watch::Sender<bool>>,
+}
+
+/// End of an upload.
+pub(super) enum UploadEnd {
+    /// It is in the store.
+    Stored,
+    /// It is not wanted any more.
+    Dropped,
+    /// It is tried again later.
+    Failed(String),
+}
+
+impl Uploads {
+    pub fn new(
+        remote: Option<Arc<RemoteStore>>,
+        is_stock: fn(&str) -> bool,
+        retractions: Vec<StoreRetraction>,
+    ) -> Self {
+        let queue = UploadQueue {
+            retractions: retractions.into(),
+            ..UploadQueue::default()
+        };
+        Self {
+            remote,
+            is_stock,
+            queue: Mutex::new(queue),
+            wake: Arc::default(),
+            wake_retractions: Arc::default(),
+            ended: watch::Sender::default(),
+            sharing: tokio::sync::Mutex::default(),
+            counters: UploadCounters::default(),
+        }
+    }
+
+    /// Has snapshot `id` uploaded. One that waits for another attempt is tried at once.
+    pub fn want(&self, id: &str, owner: Option<&str>) {
+        if self.remote.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        let mut queue = self.queue.lock();
+        let upload = queue.uploads.entry(id.to_owned());
+        let upload = upload.or_insert_with(|| QueuedUpload {
+            owner: owner.map(str::to_owned),
+            failures: 0,
+            error: None,
+            due: now,
+            cancel: None,
+        });
+        upload.due = upload.due.min(now);
+        drop(queue);
+        self.wake.notify_one();
+    }
+
+    /// Takes snapshot `id` out, and ends its upload if that is under way.
+    pub fn cancel(&self, id: &str) {
+        let mut queue = self.queue.lock();
+        match queue.uploads.get(id).map(|upload| &upload.cancel) {
+            Some(Some(cancel)) => drop(cancel.send_replace(true)),
+            Some(None) => drop(queue.uploads.remove(id)),
+            None => {}
+        }
+        drop(queue);
+        self.ended.send_replace(());
+    }
+
+    /// Has copies removed from the store. The journal knows of them.
+    pub fn retract(&self, copies: Vec<StoreRetraction>) {
+        if !copies.is_empty() {
+            self.queue.lock().retractions.extend(copies);
+            self.wake_retractions.notify_one();
+        }
+    }
+
+    /// True if snapshot `id` waits or is being uploaded.
+    pub fn is_queued(&self, id: &str) -> bool {
+        self.queue.lock().uploads.contains_key(id)
+    }
+
+    /// Numbers of uploads that wait and that are under way.
+    pub fn counts(&self) -> (usize, usize) {
+        let queue = self.queue.lock();
+        let under_way = queue.uploads.values().filter(|u| u.cancel.is_some());
+        let under_way = under_way.count();
+        (queue.uploads.len() - under_way, under_way)
+    }
+
+    /// Number of copies that are still to be removed.
+    pub fn retractions(&self) -> usize {
+        self.queue.lock().retractions.len()
+    }
+
+    /// Number of failed attempts at snapshot `id`, and the latest failure.
+    pub(super) fn failure(&self, id: &str) -> (u32, Option<String>) {
+        let queue = self.queue.lock();
+        let upload = queue.uploads.get(id);
+        upload.map_or((0, None), |upload| (upload.failures, upload.error.clone()))
+    }
+
+    /// Uploads to begin now, one of each owner, and the time of the next one.
+    pub(super) fn begin_due(&self) -> (Vec<(String, watch::Receiver<bool>)>, Option<Instant>) {
+        let now = Instant::now();
+        let mut queue = self.queue.lock();
+        let running = queue.uploads.values().filter(|u| u.cancel.is_some());
+        let mut busy: HashSet<Option<String>> = running.map(|u| u.owner.clone()).collect();
+        let mut waiting: Vec<_> = queue
+            .uploads
+            .iter_mut()
+            .filter(|(_, upload)| upload.cancel.is_none())
+            .collect();
+        waiting.sort_by_key(|(_, upload)| upload.due);
+        let mut begun = Vec::new();
+        let mut next = None;
+        for (id, upload) in waiting {
+            if upload.due > now {
+                next = Some(upload.due);
+                break;
+            }
+            if busy.len() < MAX_UPLOADS && busy.insert(upload.owner.clone()) {
+                let (cancel, cancelled) = watch::channel(false);
+                upload.cancel = Some(cancel);
+                begun.push((id.clone(), cancelled));
+            }
+        }
+        (begun, next)
+    }
+
+    /// Notes the end of an upload. After a success those that failed are tried again at once: the
+    /// store answers.
+    pub(super) fn end(&self, id: &str, end: UploadEnd) {
+        let now = Instant::now();
+        let mut queue = self.queue.lock();
+        match end {
+            UploadEnd::Stored => {
+                queue.uploads.remove(id);
+                let failed = queue.uploads.values_mut().filter(|u| u.error.is_some());
+                failed.for_each(|upload| upload.due = now);
+                self.wake_retractions.notify_one();
+            }
+            UploadEnd::Dropped => drop(queue.uploads.remove(id)),
+            UploadEnd::Failed(error) => {
+                if let Some(upload) = queue.uploads.get_mut(id) {
+                    upload.cancel = None;
+                    upload.due = now + retry_delay(upload.failures);
+                    upload.failures += 1;
+                    upload.error = Some(error);
+                }
+                self.counters.failures.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        drop(queue);
+        self.ended.send_replace(());
+        self.wake.notify_one();
+    }
+
+    /// Next copy to remove from the store at `url`.
+    pub(super) fn next_retraction(&self, url: &str) -> Option<StoreRetraction> {
+        let queue = self.queue.lock();
+        let mut here = queue.retractions.iter().filter(|r| r.store == url);
+        here.next().cloned()
+    }
+
+    /// Notes that a copy was removed.
+    pub(super) fn end_retraction(&self, done: &StoreRetraction) {
+        self.queue.lock().retractions.retain(|r| r != done);
+    }
+}
+
+/// Time until an upload is tried again that has failed so often before.
+pub(super) fn retry_delay(failures: u32) -> Duration {
+    FIRST_RETRY_DELAY
+        .saturating_mul(1 << failures.min(16))
+        .min(MAX_RETRY_DELAY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uploads() -> Uploads {
+        let dir = tempfile::tempdir().unwrap();
+        let remote = RemoteStore::open(&jiffy_remote::RemoteSettings {
+            url: format!("file://{}/bucket", dir.path().display())
+                .parse()
+                .unwrap(),
+            keyring: None,
+            home: dir.path().join("home"),
+            cache_bytes: 1,
+            upload_bytes_per_second: None,
+        });
+        Uploads::new(Some(remote.unwrap()), |_| false, Vec::new())
+    }
+
+    fn begun(uploads: &Uploads) -> Vec<String> {
+        let (begun, _) = uploads.begin_due();
+        begun.into_iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn an_owner_has_one_upload_at_a_time_and_all_together_a_few() {
+        let uploads = uploads();
+        for (id, owner) in [("a1", Some("a")), ("a2", Some("a")), ("n1", None)] {
+            uploads.want(id, owner);
+        }
+        assert_eq!(begun(&uploads), ["a1", "n1"]);
+        assert_eq!(begun(&uploads), [""; 0]);
+        for owner in ["b", "c", "d"] {
+            uploads.want(owner, Some(owner));
+        }
+        assert_eq!(begun(&uploads), ["b", "c"]);
+        uploads.end("a1", UploadEnd::Stored);
+        assert_eq!(begun(&uploads), ["a2"]);
+        assert_eq!(uploads.counts(), (1, 4));
+    }
+
+    #[test]
+    fn a_failure_is_tried_again_later_and_at_once_when_the_store_answers() {
+        let uploads = uploads();
+        uploads.want("x", None);
+        uploads.want("y", Some("y"));
+        assert_eq!(begun(&uploads).len(), 2);
+        uploads.end("x", UploadEnd::Failed("gone".into()));
+        assert_eq!(uploads.failure("x"), (1, Some("gone".into())));
+        let (now, next) = uploads.begin_due();
+        assert!(now.is_empty() && next.is_some());
+        uploads.end("y", UploadEnd::Stored);
+        assert_eq!(begun(&uploads), ["x"]);
+        assert_eq!(retry_delay(0), FIRST_RETRY_DELAY);
+        assert_eq!(retry_delay(40), MAX_RETRY_DELAY);
+    }
+
+    #[test]
+    fn one_that_is_not_wanted_any_more_ends() {
+        let uploads = uploads();
+        uploads.want("x", None);
+        uploads.want("y", None);
+        let (running, _) = uploads.begin_due();
+        let (id, cancelled) = &running[0];
+        uploads.cancel(id);
+        uploads.cancel("y");
+        assert!(*cancelled.borrow());
+        uploads.end(id, UploadEnd::Dropped);
+        assert_eq!(uploads.counts(), (0, 0));
+    }
+}

@@ -1,0 +1,181 @@
+//! Copies of a snapshot in stores that hosts share, as the journal keeps them.
+
+use serde::{Deserialize, Serialize};
+
+/// Copies of a snapshot in stores.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreCopies {
+    /// Number of times that the copies were given up, so that content that was removed from a store
+    /// is never the same as new one.
+    pub revision: u32,
+    /// An upload to this store as this tenant has begun, and left no copy yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uploading: Option<StorePlace>,
+    /// Complete copies.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<StoreCopy>,
+}
+
+/// Store and tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorePlace {
+    /// Address of the store.
+    pub store: String,
+    /// Tenant.
+    pub tenant: String,
+}
+
+/// Complete copy of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreCopy {
+    /// Store and tenant.
+    #[serde(flatten)]
+    pub place: StorePlace,
+    /// Root that names it.
+    pub root: String,
+    /// Another host pushed it, and this one fetched it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fetched: bool,
+}
+
+/// Removal from a store that is still to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StoreRetraction {
+    /// Address of the store.
+    pub store: String,
+    /// Tenant.
+    pub tenant: String,
+    /// Id of the snapshot.
+    pub id: String,
+    /// Root of the copy; none: the one that the id names.
+    pub root: Option<String>,
+    /// True if the content goes, too, and not only the name.
+    pub content: bool,
+}
+
+/// State of a snapshot in the store that hosts share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreState {
+    /// On this host alone.
+    Local,
+    /// On this host, and on its way into the store.
+    Uploading,
+    /// In the store: other hosts find it.
+    Stored,
+}
+
+impl StoreState {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Local, Self::Uploading, Self::Stored];
+
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Uploading => "uploading",
+            Self::Stored => "stored",
+        }
+    }
+}
+
+impl StoreCopies {
+    /// True if there is nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Root of the copy at `place`.
+    pub(crate) fn root(&self, place: &StorePlace) -> Option<&str> {
+        let mut copies = self.copies.iter();
+        let copy = copies.find(|copy| copy.place == *place);
+        copy.map(|copy| copy.root.as_str())
+    }
+
+    /// Notes the complete copy at `place`.
+    pub(crate) fn add(&mut self, place: StorePlace, root: String) {
+        self.uploading.take_if(|uploading| *uploading == place);
+        self.copies.retain(|copy| copy.place != place);
+        self.copies.push(StoreCopy {
+            place,
+            root,
+            fetched: false,
+        });
+    }
+
+    /// Gives all complete copies up, for new ones. Returns what is to be removed from stores.
+    pub(crate) fn give_up(&mut self, id: &str) -> Vec<StoreRetraction> {
+        let retractions = self.retractions(id, true).collect();
+        self.revision += 1;
+        self.copies.clear();
+        retractions
+    }
+
+    /// Removals that take the complete copies of snapshot `id` away, or with `content` false their
+    /// names; not those that other hosts pushed.
+    pub(crate) fn retractions(
+        &self,
+        id: &str,
+        content: bool,
+    ) -> impl Iterator<Item = StoreRetraction> {
+        let own = self.copies.iter().filter(|copy| !copy.fetched);
+        own.map(move |copy| StoreRetraction::new(&copy.place, id, Some(&copy.root), content))
+    }
+
+    /// Removals that leave nothing of snapshot `id`, which is gone from this host.
+    pub(crate) fn all_retractions(&self, id: &str) -> impl Iterator<Item = StoreRetraction> {
+        let begun = self.uploading.iter();
+        let begun = begun.map(|place| StoreRetraction::new(place, id, None, true));
+        self.retractions(id, true).chain(begun)
+    }
+}
+
+impl StoreRetraction {
+    /// Removal of the copy at `place`.
+    pub(crate) fn new(place: &StorePlace, id: &str, root: Option<&str>, content: bool) -> Self {
+        Self {
+            store: place.store.clone(),
+            tenant: place.tenant.clone(),
+            id: id.to_owned(),
+            root: root.map(str::to_owned),
+            content,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(tenant: &str) -> StorePlace {
+        StorePlace {
+            store: "file:///s".into(),
+            tenant: tenant.into(),
+        }
+    }
+
+    #[test]
+    fn copies_that_are_given_up_are_removed_but_not_those_of_other_hosts() {
+        let mut store = StoreCopies {
+            uploading: Some(place("a")),
+            ..StoreCopies::default()
+        };
+        let begun: Vec<_> = store.all_retractions("s").collect();
+        assert_eq!((begun.len(), &begun[0].root), (1, &None));
+        store.add(place("a"), "old".into());
+        store.add(place("a"), "new".into());
+        store.copies.push(StoreCopy {
+            place: place("b"),
+            root: "fetched".into(),
+            fetched: true,
+        });
+        assert_eq!(store.root(&place("a")), Some("new"));
+        let removed = store.give_up("s");
+        assert_eq!(removed.len(), 1);
+        assert_eq!(removed[0].root.as_deref(), Some("new"));
+        assert_eq!((store.revision, store.copies.len()), (1, 0));
+        let text = serde_json::to_string(&store).unwrap();
+        assert_eq!(serde_json::from_str::<StoreCopies>(&text).unwrap(), store);
+    }
+}
