@@ -40,6 +40,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         then: AfterSnapshot::Stop,
         durability: Durability::PageCache,
         max_bytes: None,
+        working_set: false,
     };
     let (snapshot, _) = vm.snapshot(&store, &saved).await?;
     vm.ended().await;

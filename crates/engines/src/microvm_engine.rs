@@ -4,6 +4,7 @@ mod guest;
 mod import;
 mod parts;
 mod unassigned;
+mod working_set;
 
 pub use guest::MicroVmGuest;
 pub use unassigned::UnassignedMicroVmGuest;
@@ -12,15 +13,14 @@ use crate::agent_identity::renewed;
 use crate::data_dir_gc;
 use crate::guest_nic::{self, GuestNic};
 use crate::host::Host;
-use crate::rehearsal::rehearse;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
-    AfterSnapshot, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError,
-    ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
-    ProcessInstance, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes,
-    Startup, UnassignedGuest, VerifiedSnapshot,
+    AfterSnapshot, BootMode, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError,
+    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
+    ProcessInstance, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup,
+    VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
@@ -115,6 +115,7 @@ impl MicroVmEngine {
         memory: impl FnOnce(&Lineage) -> MemoryPolicy,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        working_set::read_ahead(&lineage);
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;
@@ -274,6 +275,9 @@ impl Engine for MicroVmEngine {
             },
             durability: Durability::PageCache,
             max_bytes,
+            working_set: then == AfterSnapshot::Stop
+                && self.policy.policy == RestorePolicy::Map
+                && guest.vm.report().mode != BootMode::Cold,
         };
         let saved = guest.vm.snapshot(&self.store, &spec).await;
         let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
@@ -296,25 +300,7 @@ impl Engine for MicroVmEngine {
         id: &str,
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
-        // Mapped, so that what is present afterwards is what was touched.
-        let unassigned = self.arrive(id, |_| MemoryPolicy::Map).await?;
-        let sandbox_identity = SandboxIdentity {
-            id: "template".to_owned(),
-            site: site.clone(),
-            ..SandboxIdentity::default()
-        };
-        let guest = unassigned.assign_identity(&sandbox_identity).await?;
-        // Every template's first use is a command; one without any does with the greeting.
-        rehearse(&guest.vm).await;
-        let recorded = guest.vm.working_set(&self.store).await;
-        guest.stop().await;
-        let set = recorded.map_err(EngineError::failed)?;
-        let snapshot = self.store.get(id).map_err(EngineError::failed)?;
-        tracing::debug!(template, id, set.chunks, "working set recorded");
-        snapshot
-            .put_working_set(&set.touched)
-            .and_then(|()| snapshot.put_written_pages(&set.written))
-            .map_err(EngineError::failed)
+        self.record_first_use(template, id, site).await
     }
 
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {

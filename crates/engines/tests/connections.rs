@@ -232,6 +232,7 @@ impl Bench {
             then,
             durability: Durability::PageCache,
             max_bytes: None,
+            working_set: false,
         };
         vm.snapshot(&self.store, &spec).await.unwrap();
     }

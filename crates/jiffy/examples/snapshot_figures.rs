@@ -31,6 +31,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
         then,
         durability: Durability::PageCache,
         max_bytes: None,
+        working_set: false,
     }
 }
 

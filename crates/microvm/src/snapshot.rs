@@ -29,6 +29,10 @@ pub struct SnapshotSpec {
     pub durability: Durability,
     /// Largest size in bytes ([`Snapshot::bytes`]); none: unlimited.
     pub max_bytes: Option<u64>,
+    /// Records the chunks that the guest has touched since its restore, if they are few
+    /// ([`Snapshot::put_touched`]). Says something of guests restored with
+    /// [`crate::MemoryPolicy::Map`] only.
+    pub working_set: bool,
 }
 
 /// Snapshot that the VMM has written and the store has not published. The VM's memory and disk are
@@ -40,6 +44,8 @@ pub(crate) struct UnpublishedSnapshot {
     frozen: File,
     spec: SnapshotSpec,
     report: SnapshotReport,
+    /// Index of the chunks that the guest has touched.
+    touched: Option<File>,
 }
 
 impl MicroVm {
@@ -64,6 +70,14 @@ impl MicroVm {
         let taken = tokio::spawn(async move { taker.run(&mut context).await });
         taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
     }
+}
+
+/// Files of a request beside those of the draft.
+struct RequestFiles<'a> {
+    overlay: &'a File,
+    pagemap: Option<&'a File>,
+    direct: Option<&'a File>,
+    touched: Option<&'a File>,
 }
 
 /// Task that takes one snapshot.
@@ -93,7 +107,17 @@ impl SnapshotTask {
         // Without it the VMM compares all of memory.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm)).ok();
         let direct = draft.memory_direct();
-        self.send_request(&draft, &overlay, pagemap.as_ref(), direct.as_ref())?;
+        let touched = match self.spec.working_set {
+            true => self.store.overlay().ok(),
+            false => None,
+        };
+        let files = RequestFiles {
+            overlay: &overlay,
+            pagemap: pagemap.as_ref(),
+            direct: direct.as_ref(),
+            touched: touched.as_ref(),
+        };
+        self.send_request(&draft, &files)?;
         let report = context
             .reply(|event| match event {
                 Event::Snapshotted(report) => Some(Ok(report)),
@@ -110,6 +134,7 @@ impl SnapshotTask {
             frozen: std::mem::replace(&mut context.overlay, overlay),
             spec: self.spec.clone(),
             report,
+            touched,
         });
         let published = context.publish();
         let next = match (self.spec.then, &published) {
@@ -133,9 +158,7 @@ impl SnapshotTask {
     fn send_request(
         &self,
         draft: &SnapshotDraft,
-        overlay: &File,
-        pagemap: Option<&File>,
-        direct: Option<&File>,
+        files: &RequestFiles<'_>,
     ) -> Result<(), SaveError> {
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
         let mut add = |file| add_fd(&mut fds, file);
@@ -143,14 +166,15 @@ impl SnapshotTask {
             id: self.spec.id.clone(),
             state: add(&draft.state),
             memory: add(&draft.memory),
-            direct: direct.map(&mut add),
+            direct: files.direct.map(&mut add),
             index: add(&draft.memory_index),
-            pagemap: pagemap.map(&mut add),
+            pagemap: files.pagemap.map(&mut add),
+            working_set: files.touched.map(&mut add),
             disks: draft
                 .disk_indexes
                 .iter()
                 .map(|index| DiskFreeze {
-                    overlay: add(overlay),
+                    overlay: add(files.overlay),
                     index: add(index),
                 })
                 .collect(),
@@ -187,6 +211,10 @@ impl SnapshotContext {
         let overlays = std::slice::from_ref(&of.frozen);
         let snapshot = of.draft.publish(&manifest, overlays, of.spec.durability)?;
         self.parent = Some((of.spec.id.clone(), snapshot.hold()?));
+        if let Some(touched) = &of.touched {
+            // A hint: a VMM of an earlier version leaves the file empty.
+            let _ = snapshot.put_touched(touched);
+        }
         Ok((snapshot, of.report.clone()))
     }
 }
@@ -197,6 +225,7 @@ fn manifest(context: &SnapshotContext, of: &UnpublishedSnapshot) -> Result<Manif
         frozen,
         spec,
         report,
+        ..
     } = of;
     let size = |file: &File| {
         let failed = |source| SaveError::Host {

@@ -29,6 +29,10 @@ pub struct SnapshotConfig {
     /// `/proc/PID/pagemap` of the VMM, by which written pages are found; without it all of memory
     /// is scanned.
     pub pagemap: Option<FdIndex>,
+    /// Takes an index whose `stored` chunks the guest has touched since it was made. Needs
+    /// `pagemap`. A hint: the file stays empty if they cannot be found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_set: Option<FdIndex>,
     /// One for each disk with an overlay, in guest order.
     pub disks: Vec<DiskFreeze>,
     /// State of the VM after the snapshot.

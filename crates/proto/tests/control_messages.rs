@@ -117,6 +117,7 @@ fn snapshot() -> Request {
         direct: None,
         index: FdIndex(2),
         pagemap: None,
+        working_set: None,
         disks: vec![DiskFreeze {
             overlay: FdIndex(3),
             index: FdIndex(4),

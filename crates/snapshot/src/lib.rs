@@ -7,7 +7,8 @@
 //! - `disk0.layer`, `disk0.index`, ...: blocks that the guest wrote since the parent.
 //! - `seal.json`: BLAKE3 hash of every chunk, added later ([`Snapshot::write_checksums`]).
 //! - `working-set.index`: chunks of memory that a restored guest touches first, added later
-//!   ([`Snapshot::put_working_set`]).
+//!   ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]) and read ahead of it
+//!   ([`Lineage::read_ahead`]).
 //! - `written-pages.index`: pages that it writes then ([`Snapshot::put_written_pages`]).
 //!
 //! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and
@@ -22,6 +23,7 @@ mod lineage;
 mod manifest;
 mod merge;
 mod parts;
+mod read_ahead;
 mod snapshot;
 mod snapshot_dir;
 mod store;

@@ -53,6 +53,7 @@ impl Store {
             disk.stored = merged.stored.count();
         }
         manifest.parent = None;
+        lineage.copy_working_set(draft.path());
         replace(draft, &manifest, newest.path())?;
         self.index.insert(id, None);
         self.get(id)

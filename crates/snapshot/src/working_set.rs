@@ -1,5 +1,4 @@
-//! Working set: chunks of memory that a restored guest touches first, the pages that it writes, and
-//! the prefetch of the chunks into the page cache.
+//! Working set: chunks of memory that a restored guest touches first, and the pages that it writes.
 //!
 //! It is a hint: without it, or with a wrong one, restores are only slower. So it has no checksum.
 
@@ -7,16 +6,17 @@ use crate::snapshot::read_index;
 use crate::snapshot_dir::SnapshotDir;
 use crate::{Lineage, Snapshot, SnapshotError};
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 pub(crate) const WORKING_SET_FILE: &str = "working-set.index";
 pub(crate) const WRITTEN_PAGES_FILE: &str = "written-pages.index";
 /// Largest index read: pages of 32 GiB.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
+
+/// Most chunks of a working set that is recorded at a pause: 64 MiB. A guest that has touched more
+/// since its restore has done more than the next one begins with.
+const MAX_TOUCHED_CHUNKS: u64 = 1024;
 
 /// A set and the file that holds it.
 type RecordedSet = (UnitSet, File);
@@ -26,6 +26,25 @@ impl Snapshot {
     /// set stays.
     pub fn put_working_set(&self, index: &File) -> Result<(), SnapshotError> {
         self.put_set(WORKING_SET_FILE, MEMORY_CHUNK, index)
+    }
+
+    /// Adds `index`, an index of the chunks that a guest had touched when it was paused, as the
+    /// working set; one that is empty or has more than 1,024 chunks (64 MiB) is left out. Returns
+    /// true if the snapshot has a working set of its own then.
+    pub fn put_touched(&self, index: &File) -> Result<bool, SnapshotError> {
+        let path = self.path().join(WORKING_SET_FILE);
+        let length = index.metadata().map_err(SnapshotError::io(&path))?.len();
+        if length == 0 {
+            return Ok(false);
+        }
+        let chunks = read_index(index)
+            .map_err(SnapshotError::io(&path))?
+            .stored
+            .count();
+        if !(1..=MAX_TOUCHED_CHUNKS).contains(&chunks) {
+            return Ok(false);
+        }
+        self.put_working_set(index).map(|()| true)
     }
 
     /// Adds `index`, an index of memory whose `stored` are the written pages. An existing one
@@ -85,6 +104,32 @@ impl Lineage {
         Ok(found.map(|(_, file)| file))
     }
 
+    /// Those pages.
+    pub(crate) fn written_page_set(&self) -> Result<Option<UnitSet>, SnapshotError> {
+        let found = self.recorded(WRITTEN_PAGES_FILE, MEMORY_PAGE)?;
+        Ok(found.map(|(set, _)| set))
+    }
+
+    /// Copies the working set and the written pages, as far as they are recorded, to the directory
+    /// `dir` of a snapshot without parents. They are hints: a failure leaves them out.
+    pub(crate) fn copy_working_set(&self, dir: &Path) {
+        for (name, unit) in [
+            (WORKING_SET_FILE, MEMORY_CHUNK),
+            (WRITTEN_PAGES_FILE, MEMORY_PAGE),
+        ] {
+            if let Ok(Some((set, _))) = self.recorded(name, unit)
+                && let Ok(to) = SnapshotDir::at(dir)
+            {
+                let index = LayerIndex {
+                    zero: UnitSet::empty(set.units()),
+                    stored: set,
+                    unit,
+                };
+                let _ = to.create_once(name, &index.encode());
+            }
+        }
+    }
+
     fn recorded(&self, name: &str, unit: u32) -> Result<Option<RecordedSet>, SnapshotError> {
         for snapshot in self.snapshots().iter().rev() {
             if let Some(found) = snapshot.read_set(name, unit)? {
@@ -92,34 +137,5 @@ impl Lineage {
             }
         }
         Ok(None)
-    }
-
-    /// Reads the working set (or all memory, if it is not recorded) into the page cache, where it
-    /// counts as recently used. Returns the number of bytes.
-    pub fn prefetch(&self) -> Result<u64, SnapshotError> {
-        let chunk = u64::from(MEMORY_CHUNK);
-        let set = self.working_set()?.map(|(set, _)| set);
-        let mut prefetched = 0;
-        for (snapshot, layer) in self.snapshots().iter().zip(self.memory()?) {
-            let failed = |e: io::Error| SnapshotError::io(snapshot.path())(e);
-            let stored = read_index(&layer.index).map_err(failed)?.stored;
-            let wanted = |c: &u64| set.as_ref().is_none_or(|set| set.contains(*c));
-            let wanted: Vec<u64> = stored.iter().filter(wanted).collect();
-            // Requests all chunks first, so that a storage device can queue them.
-            for &at in &wanted {
-                let (offset, length) = (at.saturating_mul(chunk), chunk);
-                if let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) {
-                    let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
-                    // On failure the read below loads the chunk.
-                    let _ = posix_fadvise(&layer.file, offset, length, advice);
-                }
-            }
-            let mut buffer = vec![0; MEMORY_CHUNK as usize];
-            for at in wanted {
-                let read = layer.file.read_at(&mut buffer, at * chunk);
-                prefetched += read.map_err(failed)? as u64;
-            }
-        }
-        Ok(prefetched)
     }
 }

@@ -257,6 +257,7 @@ impl MicroVmSnapshots {
             then: AfterSnapshot::Stop,
             durability: Durability::PageCache,
             max_bytes: None,
+            working_set: false,
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;

@@ -2,6 +2,7 @@
 
 use super::*;
 use jiffy_proto::layer::MEMORY_PAGE;
+use std::time::{Duration, Instant};
 
 fn working_set(chunks: &[u64], bytes: u64) -> fs::File {
     recorded_set(MEMORY_CHUNK, chunks, bytes)
@@ -69,23 +70,98 @@ fn cached(file: &fs::File) -> usize {
     pages.iter().filter(|&page| page & 1 == 1).count()
 }
 
+/// Takes `layer` out of the page cache; returns false if its file system keeps files in memory.
+fn reclaim(layer: &fs::File) -> bool {
+    layer.sync_all().unwrap();
+    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+    nix::fcntl::posix_fadvise(layer, 0, 0, advice).unwrap();
+    cached(layer) == 0
+}
+
+fn layer(snapshot: &Snapshot) -> fs::File {
+    fs::File::open(snapshot.path().join("memory.layer")).unwrap()
+}
+
 #[test]
 fn a_reclaimed_working_set_is_prefetched_again() {
+    let test = "a_reclaimed_working_set_is_prefetched_again";
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
     root.put_working_set(&working_set(&[1, 2], MEMORY_BYTES))
         .unwrap();
-    let layer = fs::File::open(root.path().join("memory.layer")).unwrap();
-    layer.sync_all().unwrap();
-    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
-    nix::fcntl::posix_fadvise(&layer, 0, 0, advice).unwrap();
-    if cached(&layer) != 0 {
-        eprintln!(
-            "SKIPPED a_reclaimed_working_set_is_prefetched_again: this file system keeps files in memory"
-        );
+    let layer = layer(&root);
+    if !reclaim(&layer) {
+        eprintln!("SKIPPED {test}: this file system keeps files in memory");
         return;
     }
     // Chunk 1 is in the set and stored, chunk 2 only in the set.
     assert_eq!(store.lineage("root").unwrap().prefetch().unwrap(), 65536);
     assert_eq!(cached(&layer), 16);
+}
+
+#[test]
+fn a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory() {
+    let test = "a_working_set_is_read_ahead_from_the_layers_that_are_not_in_memory";
+    let (_dir, store) = store();
+    put_chunk(&store, "root", None, (0, 1, 3));
+    put_chunk(&store, "child", Some("root"), (1, 2, 3));
+    let [root, child] = ["root", "child"].map(|id| store.get(id).unwrap());
+    let touched = working_set(&[0, 1, 2, 3], MEMORY_BYTES);
+    assert!(child.put_touched(&touched).unwrap());
+    let lineage = store.lineage("child").unwrap();
+    let layers = [layer(&root), layer(&child)];
+    if !layers.iter().all(reclaim) {
+        eprintln!("SKIPPED {test}: this file system keeps files in memory");
+        return;
+    }
+    let arrived = |layer: &fs::File| {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while cached(layer) < 16 && Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        assert_eq!(cached(layer), 16);
+    };
+    // One chunk of each layer is stored; the others are zero.
+    assert_eq!(lineage.read_ahead().unwrap(), 2 * 65536);
+    layers.iter().for_each(arrived);
+    assert_eq!(lineage.read_ahead().unwrap(), 0);
+    assert!(reclaim(&layers[1]));
+    assert_eq!(lineage.read_ahead().unwrap(), 65536);
+    arrived(&layers[1]);
+}
+
+#[test]
+fn a_pause_keeps_what_its_guest_touched_unless_that_says_nothing() {
+    let (_dir, store) = store();
+    let root = put(&store, "root", None).unwrap();
+    // Earlier VMMs leave the file empty, and this guest did much more than wake.
+    let all: Vec<u64> = (0..1025).collect();
+    for none in [
+        tempfile::tempfile().unwrap(),
+        working_set(&[], MEMORY_BYTES),
+        working_set(&all, 2048 * u64::from(MEMORY_CHUNK)),
+    ] {
+        assert!(!root.put_touched(&none).unwrap());
+    }
+    assert!(root.working_set().unwrap().is_none());
+    assert!(root.put_touched(&working_set(&[1], MEMORY_BYTES)).unwrap());
+    assert!(root.working_set().unwrap().is_some());
+}
+
+#[test]
+fn a_merged_snapshot_keeps_the_working_set_of_its_lineage() {
+    let (_dir, store) = store();
+    put_chunk(&store, "root", None, (0, 1, 3));
+    put_chunk(&store, "child", Some("root"), (1, 2, 3));
+    let root = store.get("root").unwrap();
+    root.put_working_set(&working_set(&[0, 1], MEMORY_BYTES))
+        .unwrap();
+    root.put_written_pages(&recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES))
+        .unwrap();
+    let merged = store.merge("child").unwrap();
+    let (set, _) = merged.working_set().unwrap().unwrap();
+    assert_eq!(set.iter().collect::<Vec<_>>(), [0, 1]);
+    let lineage = store.lineage("child").unwrap();
+    assert_eq!(lineage.snapshots().len(), 1);
+    assert!(lineage.written_pages().unwrap().is_some());
 }

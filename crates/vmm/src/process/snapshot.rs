@@ -61,6 +61,7 @@ struct SnapshotOutputs {
     memory: MemoryFiles,
     state: File,
     pagemap: Option<File>,
+    working_set: Option<File>,
     disks: Vec<(File, File)>,
 }
 
@@ -163,6 +164,10 @@ impl Vm {
             &mut report.phases,
         )?;
         report.candidates = frozen.candidates.count();
+        if let Some((set, pagemap)) = files.working_set.as_ref().zip(files.pagemap.as_ref()) {
+            // A snapshot without it is as good, and slower to restore.
+            let _ = write_touched(set, pagemap, &linear);
+        }
         if let Some(most) = config.max_bytes {
             let needed = frozen.max_bytes(linear.chunks());
             if needed > most {
@@ -271,6 +276,10 @@ impl Vm {
             },
             state: take(config.state, "snapshot state")?,
             pagemap: config.pagemap.map(|fd| take(fd, "pagemap")).transpose()?,
+            working_set: config
+                .working_set
+                .map(|fd| take(fd, "working set"))
+                .transpose()?,
             disks: config
                 .disks
                 .iter()
@@ -445,12 +454,16 @@ impl Vm {
         pages
             .write_all_at(&written.encode(), 0)
             .map_err(|e| failed(&e))?;
-        let set = LayerIndex {
-            stored: scan_pagemap(&pagemap, &linear, PageFilter::Present).map_err(|e| failed(&e))?,
-            ..LayerIndex::empty(MEMORY_CHUNK, linear.bytes())
-        };
-        file.write_all_at(&set.encode(), 0)
-            .map_err(|e| failed(&e))?;
-        Ok(set.stored.count())
+        write_touched(&file, &pagemap, &linear).map_err(|e| failed(&e))
     }
+}
+
+/// Writes the index of the chunks with a present page to `file`; returns their number.
+fn write_touched(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<u64> {
+    let set = LayerIndex {
+        stored: scan_pagemap(pagemap, linear, PageFilter::Present)?,
+        ..LayerIndex::empty(MEMORY_CHUNK, linear.bytes())
+    };
+    file.write_all_at(&set.encode(), 0)?;
+    Ok(set.stored.count())
 }

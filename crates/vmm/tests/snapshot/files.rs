@@ -43,6 +43,7 @@ pub struct SnapshotTarget {
     pub index: File,
     pub overlay: File,
     pub disk_index: File,
+    pub working_set: Option<File>,
 }
 
 impl SnapshotTarget {
@@ -62,6 +63,7 @@ impl SnapshotTarget {
             index: file(),
             overlay: file(),
             disk_index: file(),
+            working_set: None,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Live snapshots.
 
-use super::files::OpenSnapshot;
+use super::files::{OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::guest;
 use super::test_vm::TestVm;
+use jiffy_proto::layer::{LayerIndex, UnitSet};
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::thread;
 use std::time::Duration;
 
@@ -164,4 +165,37 @@ fn a_guest_restored_from_its_working_set_verifies() {
     // Chunks that were read into memory and not changed are not stored again.
     let next = second.snapshot(AfterSnapshot::Stop);
     assert!(next.report.stored < 700, "{:?}", next.report);
+}
+
+/// Units of an index file.
+fn stored(index: &File) -> UnitSet {
+    let mut bytes = vec![0; usize::try_from(index.metadata().unwrap().len()).unwrap()];
+    index.read_exact_at(&mut bytes, 0).unwrap();
+    LayerIndex::decode_any(&bytes).unwrap().stored
+}
+
+#[test]
+fn a_pause_records_the_chunks_that_the_guest_touched_since_its_restore() {
+    let test = "a_pause_records_the_chunks_that_the_guest_touched_since_its_restore";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 64"), "ok");
+    let first = vm.snapshot(AfterSnapshot::Stop);
+    let mut restored = restore(&first, &vm.base());
+    restored.status();
+    let (before, _) = restored.working_set();
+    let touched = file();
+    let mut target = SnapshotTarget::new();
+    target.working_set = Some(touched.try_clone().unwrap());
+    let second = restored.snapshot_to(target, AfterSnapshot::Stop).unwrap();
+    let (before, recorded) = (stored(&before), stored(&touched));
+    assert!(before.iter().all(|chunk| recorded.contains(chunk)));
+    // All that it wrote, and far from all that it has.
+    let written = stored(&second.memory.last().unwrap().1);
+    assert!(written.iter().all(|chunk| recorded.contains(chunk)));
+    assert!(
+        recorded.count() < first.report.stored,
+        "{}",
+        recorded.count()
+    );
 }

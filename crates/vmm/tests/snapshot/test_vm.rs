@@ -445,6 +445,7 @@ impl TestVm {
             direct: target.direct.as_ref().map(|file| fds.add(file)),
             index: fds.add(&target.index),
             pagemap: Some(fds.add(&pagemap)),
+            working_set: target.working_set.as_ref().map(|file| fds.add(file)),
             disks: vec![DiskFreeze {
                 overlay: fds.add(&target.overlay),
                 index: fds.add(&target.disk_index),
@@ -452,9 +453,8 @@ impl TestVm {
             then,
             max_bytes: self.max_bytes,
         };
-        self.channel
-            .send(&Request::Snapshot(config), &fds.0)
-            .unwrap();
+        let request = Request::Snapshot(config);
+        self.channel.send(&request, &fds.0).unwrap();
     }
 
     pub fn outcome(&mut self) -> Result<SnapshotReport, String> {

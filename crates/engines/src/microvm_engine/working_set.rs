@@ -1,0 +1,48 @@
+//! Working sets: recorded with a template's snapshot, and read ahead of restores.
+
+use super::MicroVmEngine;
+use crate::rehearsal::rehearse;
+use jiffy_engine::{EngineError, Guest, SandboxIdentity, UnassignedGuest};
+use jiffy_microvm::MemoryPolicy;
+use jiffy_proto::agent::SiteSettings;
+use jiffy_snapshot::Lineage;
+
+/// Has what a guest of `lineage` touches first read while its VMM starts, if it is on disk only.
+pub(super) fn read_ahead(lineage: &Lineage) {
+    let lineage = lineage.clone();
+    tokio::task::spawn_blocking(move || match lineage.read_ahead() {
+        Ok(0) => {}
+        Ok(bytes) => tracing::debug!(bytes, "reading a working set ahead"),
+        Err(e) => tracing::debug!("not reading a working set ahead: {e}"),
+    });
+}
+
+impl MicroVmEngine {
+    /// Records what a guest of snapshot `id` touches up to the end of its first use.
+    pub(super) async fn record_first_use(
+        &self,
+        template: &str,
+        id: &str,
+        site: &SiteSettings,
+    ) -> Result<(), EngineError> {
+        // Mapped, so that what is present afterwards is what was touched.
+        let unassigned = self.arrive(id, |_| MemoryPolicy::Map).await?;
+        let sandbox_identity = SandboxIdentity {
+            id: "template".to_owned(),
+            site: site.clone(),
+            ..SandboxIdentity::default()
+        };
+        let guest = unassigned.assign_identity(&sandbox_identity).await?;
+        // Every template's first use is a command; one without any does with the greeting.
+        rehearse(&guest.vm).await;
+        let recorded = guest.vm.working_set(&self.store).await;
+        guest.stop().await;
+        let set = recorded.map_err(EngineError::failed)?;
+        let snapshot = self.store.get(id).map_err(EngineError::failed)?;
+        tracing::debug!(template, id, set.chunks, "working set recorded");
+        snapshot
+            .put_working_set(&set.touched)
+            .and_then(|()| snapshot.put_written_pages(&set.written))
+            .map_err(EngineError::failed)
+    }
+}

@@ -1,0 +1,155 @@
+//! Reads of a lineage's working set into the page cache, in large pieces.
+
+use crate::snapshot::read_index;
+use crate::{Lineage, SnapshotError, SnapshotLayer};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use rustix::io::{ReadWriteFlags, preadv2};
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+const CHUNK: u64 = MEMORY_CHUNK as u64;
+const CHUNK_PAGES: u64 = CHUNK / MEMORY_PAGE as u64;
+/// Runs of a layer that are looked up in the page cache to tell whether the layer has to be read.
+const SAMPLED_RUNS: usize = 8;
+
+/// Chunks that a layer has, and that no layer above it hides.
+type LayerRun = (usize, Range<u64>);
+
+/// Open layers of memory with their indexes, oldest first.
+struct IndexedLayers(Vec<(SnapshotLayer, LayerIndex)>);
+
+impl IndexedLayers {
+    fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
+        let layers = lineage.snapshots().iter().zip(lineage.memory()?);
+        let layers = layers.map(|(snapshot, layer)| {
+            let index = read_index(&layer.index).map_err(SnapshotError::io(snapshot.path()))?;
+            Ok((layer, index))
+        });
+        layers.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Places of the chunks of `set`, newest layer first.
+    fn runs(&self, set: &UnitSet) -> Vec<LayerRun> {
+        let mut left = set.clone();
+        let mut runs: Vec<LayerRun> = Vec::new();
+        for (number, (_, index)) in self.0.iter().enumerate().rev() {
+            let decided: Vec<u64> = left.iter().filter(|&chunk| index.decides(chunk)).collect();
+            for chunk in decided {
+                left.remove(chunk);
+                if !index.stored.contains(chunk) {
+                    continue;
+                }
+                match runs.last_mut() {
+                    Some((layer, run)) if *layer == number && run.end == chunk => run.end += 1,
+                    _ => runs.push((number, chunk..chunk + 1)),
+                }
+            }
+        }
+        runs
+    }
+
+    /// Asks for `runs`; returns their bytes.
+    fn request(&self, runs: &[LayerRun]) -> u64 {
+        let mut bytes = 0;
+        for (layer, run) in runs {
+            let (offset, length) = (run.start * CHUNK, (run.end - run.start) * CHUNK);
+            bytes += length;
+            if let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) {
+                let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+                // On failure the chunks are read when they are touched.
+                let _ = posix_fadvise(&self.0[*layer].0.file, offset, length, advice);
+            }
+        }
+        bytes
+    }
+
+    /// Layers of `runs` that are not in the page cache, by samples.
+    fn cold(&self, runs: &[LayerRun]) -> Vec<bool> {
+        let cold = |(number, (layer, _)): (usize, &(SnapshotLayer, LayerIndex))| {
+            let own: Vec<u64> = runs
+                .iter()
+                .filter(|(layer, _)| *layer == number)
+                .map(|(_, run)| run.start)
+                .collect();
+            let step = own.len().div_ceil(SAMPLED_RUNS).max(1);
+            let mut samples = own.into_iter().step_by(step);
+            samples.any(|chunk| !is_cached(&layer.file, chunk * CHUNK))
+        };
+        self.0.iter().enumerate().map(cold).collect()
+    }
+}
+
+/// Returns true if the byte at `offset` can be read without waiting.
+fn is_cached(file: &File, offset: u64) -> bool {
+    let mut byte = [0];
+    let mut buffers = [IoSliceMut::new(&mut byte)];
+    preadv2(file, &mut buffers, offset, ReadWriteFlags::NOWAIT).is_ok()
+}
+
+/// Chunks in which `pages` lie.
+fn chunks_of(pages: &UnitSet, chunks: u64) -> UnitSet {
+    let mut set = UnitSet::empty(chunks);
+    pages.iter().for_each(|page| set.insert(page / CHUNK_PAGES));
+    set
+}
+
+impl Lineage {
+    /// Asks the kernel to read the working set into the page cache, and does not wait for it. The
+    /// chunks of pages that a restored guest writes first, which a VMM copies before the guest
+    /// runs, come first. Returns the bytes asked for: none of layers that are in the page cache.
+    pub fn read_ahead(&self) -> Result<u64, SnapshotError> {
+        let Some((set, _)) = self.working_set()? else {
+            return Ok(0);
+        };
+        let layers = IndexedLayers::open(self)?;
+        let cold = layers.cold(&layers.runs(&set));
+        if !cold.contains(&true) {
+            return Ok(0);
+        }
+        let first = match self.written_page_set() {
+            Ok(Some(pages)) => chunks_of(&pages, set.units()),
+            _ => UnitSet::empty(set.units()),
+        };
+        let mut rest = set;
+        first.iter().for_each(|chunk| rest.remove(chunk));
+        let mut bytes = 0;
+        for set in [first, rest] {
+            let mut runs = layers.runs(&set);
+            runs.retain(|(layer, _)| cold.get(*layer) == Some(&true));
+            bytes += layers.request(&runs);
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the working set (or all memory, if it is not recorded) into the page cache, where it
+    /// counts as recently used. Returns the number of bytes.
+    pub fn prefetch(&self) -> Result<u64, SnapshotError> {
+        let layers = IndexedLayers::open(self)?;
+        let Some((_, newest)) = layers.0.last() else {
+            return Ok(0);
+        };
+        let set = match self.working_set()? {
+            Some((set, _)) => set,
+            None => UnitSet::full(newest.units()),
+        };
+        let runs = layers.runs(&set);
+        // Requests all chunks first, so that a storage device can queue them.
+        layers.request(&runs);
+        let mut buffer = vec![0; MEMORY_CHUNK as usize];
+        let mut prefetched = 0;
+        for (layer, run) in runs {
+            let failed = |e: io::Error| match self.snapshots().get(layer) {
+                Some(snapshot) => SnapshotError::io(snapshot.path())(e),
+                None => SnapshotError::Missing(String::new()),
+            };
+            for chunk in run {
+                let read = layers.0[layer].0.file.read_at(&mut buffer, chunk * CHUNK);
+                prefetched += read.map_err(failed)? as u64;
+            }
+        }
+        Ok(prefetched)
+    }
+}
