@@ -118,6 +118,12 @@ impl LayerCache {
         }))
     }
 
+    /// Reads bytes of the layer named `root`, present or not; returns false if there are none.
+    pub(crate) fn read_at(&self, root: &Hash, offset: u64, buffer: &mut [u8]) -> bool {
+        let data = File::open(self.path(root, "data"));
+        data.is_ok_and(|data| data.read_exact_at(buffer, offset).is_ok())
+    }
+
     /// Bytes on disk.
     pub fn bytes(&self) -> Result<u64, StoreError> {
         Ok(self.layers()?.iter().map(|(_, bytes, _)| bytes).sum())

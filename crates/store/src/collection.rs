@@ -4,18 +4,31 @@
 //! the oldest lease and the grace period, is condemned: a push does not count on it any more. A
 //! later collection that finds it condemned for the grace period and still unmarked removes it. All
 //! times are the store's own: the clock of no host matters.
+//!
+//! Chunks in use of packs that are mostly dead are moved to new packs ([`repack`]).
+
+mod lock;
+mod mark;
+mod repack;
 
 use crate::data_keys::Hash;
-use crate::lease::{Condemned, LEASE_TIME, REUSED};
+use crate::lease::{Condemned, LEASE_TIME};
 use crate::manifest::Scope;
 use crate::tenant::{SHARED_TENANT, SharedStore, Tenant};
 use crate::{Listed, StoreError};
+use lock::CollectionLock;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
+
+pub use lock::GC_LOCK_TIME;
 
 /// Kinds of objects that are collected.
 const COLLECTED: [&str; 3] = ["manifests", "locations", "packs"];
+/// Object whose time is that of the last collection.
+const LAST: &str = "gc/last";
+
+/// Told what is being done, how much of it is done, and how much there is.
+pub type OnProgress<'a> = &'a (dyn Fn(&'static str, u64, u64) + Send + Sync);
 
 /// Settings of a collection.
 #[derive(Debug, Clone, Copy)]
@@ -24,13 +37,22 @@ pub struct GcOptions {
     pub grace: Duration,
     /// Age from which on the lock of another collection counts as left behind.
     pub lock_time: Duration,
+    /// Packs with fewer bytes in use than this part of them, in percent, are rewritten. 0: none.
+    pub repack_percent: u8,
+    /// Most bytes that are moved from such packs.
+    pub repack_bytes: u64,
+    /// Says what would be done, and does none of it.
+    pub dry_run: bool,
 }
 
 impl Default for GcOptions {
     fn default() -> Self {
         Self {
             grace: LEASE_TIME,
-            lock_time: Duration::from_secs(3600),
+            lock_time: GC_LOCK_TIME,
+            repack_percent: 50,
+            repack_bytes: 1 << 30,
+            dry_run: false,
         }
     }
 }
@@ -42,12 +64,31 @@ pub struct GcReport {
     pub live: u64,
     /// Objects that a later collection may remove.
     pub condemned: u64,
+    /// Their bytes.
+    pub condemned_bytes: u64,
     /// Objects removed.
     pub removed: u64,
     /// Their bytes.
     pub removed_bytes: u64,
+    /// Packs whose chunks in use were moved to others.
+    pub repacked: u64,
+    /// Bytes of these packs.
+    pub repacked_bytes: u64,
+    /// Bytes of the packs that were written instead.
+    pub rewritten_bytes: u64,
     /// Leases of pushes that are under way.
     pub leases: u64,
+}
+
+/// A collection that is under way.
+struct Collector<'a> {
+    store: &'a SharedStore,
+    tenant: &'a Tenant,
+    options: GcOptions,
+    /// None in a dry run.
+    lock: Option<CollectionLock>,
+    now: i64,
+    progress: OnProgress<'a>,
 }
 
 impl SharedStore {
@@ -64,191 +105,150 @@ impl SharedStore {
         tenant: &Tenant,
         options: GcOptions,
     ) -> Result<GcReport, StoreError> {
-        let lock = tenant.key("gc/lock");
-        let content = bytes::Bytes::from(
-            crate::data_keys::random::<16>()
-                .map_err(StoreError::damaged(&lock))?
-                .to_vec(),
-        );
-        // The time at which it is written is the store's time.
-        let probe = tenant.key("gc/clock");
-        self.backend.put(&probe, content.clone()).await?;
-        let gone = || StoreError::Gone(probe.clone());
-        let now = self
-            .backend
-            .head(&probe)
-            .await?
-            .ok_or_else(gone)?
-            .modified_ms;
-        if !self.backend.create(&lock, content.clone()).await?
-            && self.backend.get(&lock, 64).await? != content
-        {
-            let held = self.backend.head(&lock).await?;
-            if held.is_some_and(|held| now - held.modified_ms < millis(options.lock_time)) {
-                return Err(StoreError::Collecting(options.lock_time));
-            }
-            // Left by a collection that was cut off.
-            self.backend.delete(&lock).await?;
-            if !self.backend.create(&lock, content).await? {
-                return Err(StoreError::Collecting(options.lock_time));
-            }
-        }
-        let collected = self.collect_at(tenant, options, now).await;
-        self.backend.delete(&lock).await?;
-        collected
+        self.collect_with(tenant, options, &|_, _, _| {}).await
     }
 
-    async fn collect_at(
+    /// As [`Self::collect`], and tells how far it is.
+    pub async fn collect_with(
         &self,
         tenant: &Tenant,
         options: GcOptions,
-        now: i64,
+        progress: OnProgress<'_>,
     ) -> Result<GcReport, StoreError> {
-        let before = self.condemned(tenant).await?;
+        let lock = match options.dry_run {
+            true => None,
+            false => Some(self.lock_collection(tenant, options.lock_time).await?),
+        };
+        let now = match &lock {
+            Some(lock) => lock.now,
+            None => self.store_time(tenant).await?,
+        };
+        let collector = Collector {
+            store: self,
+            tenant,
+            options,
+            lock,
+            now,
+            progress,
+        };
+        let collected = collector.run().await;
+        if let Some(lock) = &collector.lock {
+            self.unlock_collection(lock).await?;
+        }
+        collected
+    }
+
+    /// Collects unless a host did within `interval`, or another does now. Returns none then.
+    pub async fn collect_if_due(
+        &self,
+        tenant: &Tenant,
+        options: GcOptions,
+        interval: Duration,
+    ) -> Result<Option<GcReport>, StoreError> {
+        if let Some(last) = self.backend.head(&tenant.key(LAST)).await? {
+            let now = self.store_time(tenant).await?;
+            if now - last.modified_ms < millis(interval) {
+                return Ok(None);
+            }
+        }
+        match self.collect(tenant, options).await {
+            Err(StoreError::Collecting(_)) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+}
+
+impl Collector<'_> {
+    fn report(&self, what: &'static str, done: u64, total: u64) {
+        (self.progress)(what, done, total);
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        match self.options.dry_run {
+            true => Ok(()),
+            false => self.store.backend.delete(key).await,
+        }
+    }
+
+    async fn write_condemned(&self, condemned: &Condemned) -> Result<(), StoreError> {
+        let Some(lock) = &self.lock else {
+            return Ok(());
+        };
+        self.store.check_lock(lock).await?;
+        let key = self.tenant.key("gc/condemned");
+        self.store.write_list(self.tenant, &key, condemned).await
+    }
+
+    async fn run(&self) -> Result<GcReport, StoreError> {
+        let (store, tenant) = (self.store, self.tenant);
+        let before = store.condemned(tenant).await?;
         // Leases before manifests: a push that ends in between is seen as the one or the other.
-        let (oldest, protected, leases) = self.leases(tenant, now).await?;
+        let leases = self.leases().await?;
         let mut objects = Vec::new();
         for kind in COLLECTED {
-            objects.extend(self.backend.list(&tenant.key(kind)).await?);
+            objects.extend(store.backend.list(&tenant.key(kind)).await?);
         }
-        let live = self.mark(tenant, &objects, protected).await?;
-        let young = oldest.unwrap_or(now).min(now - millis(options.grace));
-        let mut condemned = Condemned::new();
-        let mut doomed = Vec::new();
+        let marked = self.mark(&objects, &leases.protected).await?;
+        let young = leases
+            .oldest
+            .unwrap_or(self.now)
+            .min(self.now - millis(self.options.grace));
+        let (mut condemned, mut doomed) = (Condemned::new(), Vec::new());
+        let mut condemned_bytes = 0;
         for object in &objects {
-            if live.contains(&object.key) || object.modified_ms >= young {
+            if marked.live.contains(&object.key) || object.modified_ms >= young {
                 continue;
             }
             let since = before.get(&object.key).copied();
-            condemned.insert(object.key.clone(), since.unwrap_or(now));
+            condemned.insert(object.key.clone(), since.unwrap_or(self.now));
+            condemned_bytes += object.bytes;
             // Condemned by an earlier collection, and long enough for each push to have seen it.
-            if since.is_some_and(|since| now - since >= millis(options.grace) && since < now) {
+            let grace = millis(self.options.grace);
+            if since.is_some_and(|since| self.now - since >= grace && since < self.now) {
                 doomed.push(object);
             }
         }
         // An object stays condemned until it is gone.
-        self.write_list(tenant, &tenant.key("gc/condemned"), &condemned)
-            .await?;
-        self.sweep(tenant, &doomed).await?;
+        self.write_condemned(&condemned).await?;
+        self.sweep(&doomed).await?;
+        let removed_bytes = doomed.iter().map(|object| object.bytes).sum();
         for object in &doomed {
             condemned.remove(&object.key);
         }
         if !doomed.is_empty() {
-            self.write_list(tenant, &tenant.key("gc/condemned"), &condemned)
-                .await?;
+            self.write_condemned(&condemned).await?;
         }
-        Ok(GcReport {
-            live: live.len() as u64,
+        let mut report = GcReport {
+            live: marked.live.len() as u64,
             condemned: condemned.len() as u64,
+            condemned_bytes: condemned_bytes - removed_bytes,
             removed: doomed.len() as u64,
-            removed_bytes: doomed.iter().map(|object| object.bytes).sum(),
-            leases,
-        })
-    }
-
-    /// Start of the oldest lease, keys that leases protect, and number of leases. Removes those
-    /// that have ended.
-    async fn leases(
-        &self,
-        tenant: &Tenant,
-        now: i64,
-    ) -> Result<(Option<i64>, HashSet<String>, u64), StoreError> {
-        let listed = self.backend.list(&tenant.key("leases")).await?;
-        let starts: BTreeMap<&str, i64> = listed
-            .iter()
-            .map(|lease| (lease.key.as_str(), lease.modified_ms))
-            .collect();
-        let (mut oldest, mut protected, mut leases) = (None, HashSet::new(), 0);
-        for lease in &listed {
-            let key = lease.key.strip_suffix(REUSED).unwrap_or(&lease.key);
-            let start = starts.get(key).copied().unwrap_or(lease.modified_ms);
-            if now - start > millis(LEASE_TIME) {
-                self.backend.delete(&lease.key).await?;
-            } else if key == lease.key {
-                oldest = Some(oldest.unwrap_or(start).min(start));
-                leases += 1;
-            }
+            removed_bytes,
+            leases: leases.count,
+            ..GcReport::default()
+        };
+        self.repack(
+            &objects,
+            &marked,
+            &leases,
+            young,
+            &mut condemned,
+            &mut report,
+        )
+        .await?;
+        if self.lock.is_some() {
+            let last = bytes::Bytes::from_static(b"collected");
+            store.backend.put(&tenant.key(LAST), last).await?;
         }
-        // Each lease that was listed, whether its list was too: the list may have come meanwhile.
-        for key in starts.keys().filter(|key| !key.ends_with(REUSED)) {
-            let list: Option<BTreeSet<String>> =
-                self.read_list(tenant, &format!("{key}{REUSED}")).await?;
-            protected.extend(list.unwrap_or_default());
-        }
-        Ok((oldest, protected, leases))
-    }
-
-    /// Returns the keys of what is needed: of snapshots that were not removed or have a name, of
-    /// those that they are based on, and of those that leases protect.
-    async fn mark(
-        &self,
-        tenant: &Tenant,
-        objects: &[Listed],
-        protected: HashSet<String>,
-    ) -> Result<HashSet<String>, StoreError> {
-        let removed = self.backend.list(&tenant.key("removed")).await?;
-        let removed: HashSet<Hash> = removed
-            .iter()
-            .filter_map(|found| root_of(&found.key))
-            .collect();
-        let referenced = self.backend.list(&tenant.key("references")).await?;
-        let referenced = referenced.iter().filter_map(|found| {
-            let mut parts = found.key.rsplit('/');
-            parts.next();
-            parts.next()?.parse::<Hash>().ok()
-        });
-        let prefix = tenant.key("manifests/");
-        let manifests = objects
-            .iter()
-            .filter(|object| object.key.starts_with(&prefix));
-        let roots: BTreeSet<Hash> = manifests
-            .filter_map(|object| root_of(&object.key))
-            .collect();
-        // Left by a collection that was cut off when the snapshot was gone.
-        for root in removed.difference(&roots.iter().copied().collect()) {
-            self.backend.delete(&tenant.removed_key(root)).await?;
-        }
-        let mut needed: Vec<Hash> = roots
-            .iter()
-            .filter(|root| !removed.contains(root))
-            .copied()
-            .collect();
-        needed.extend(referenced);
-        needed.extend(self.named_roots(tenant).await?);
-        needed.extend(
-            protected
-                .iter()
-                .filter(|key| key.starts_with(&prefix))
-                .filter_map(|key| root_of(key)),
-        );
-        let mut live = protected;
-        let mut seen = HashSet::new();
-        while let Some(root) = needed.pop() {
-            if !seen.insert(root) || !roots.contains(&root) {
-                continue;
-            }
-            // A snapshot that cannot be read stops the collection: what it needs is unknown.
-            let (keys, manifest) = self.manifest(tenant, root).await?;
-            let own = tenant.name() == SHARED_TENANT;
-            let lineage = manifest.lineage.iter();
-            needed.extend(
-                lineage
-                    .filter(|name| own || name.scope == Scope::Tenant)
-                    .map(|name| name.root),
-            );
-            live.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
-            let locations = self.locations(tenant, &keys, root).await?;
-            live.extend(
-                locations
-                    .packs()
-                    .map(|pack| tenant.pack_key(keys.generation(), &pack)),
-            );
-        }
-        Ok(live)
+        Ok(report)
     }
 
     /// Removes objects: manifests first, so that none is left without what it needs.
-    async fn sweep(&self, tenant: &Tenant, doomed: &[&Listed]) -> Result<(), StoreError> {
+    async fn sweep(&self, doomed: &[&Listed]) -> Result<(), StoreError> {
+        let (store, tenant) = (self.store, self.tenant);
+        let Some(lock) = &self.lock else {
+            return Ok(());
+        };
         let prefix = tenant.key("manifests/");
         let (manifests, others): (Vec<&Listed>, Vec<&Listed>) = doomed
             .iter()
@@ -257,7 +257,8 @@ impl SharedStore {
             let Some(root) = root_of(&object.key) else {
                 continue;
             };
-            let lineage = match self.manifest(tenant, root).await {
+            store.check_lock(lock).await?;
+            let lineage = match store.manifest(tenant, root).await {
                 Ok((_, manifest)) => manifest.lineage,
                 // References to its ancestors then stay.
                 Err(StoreError::Damaged { .. } | StoreError::Missing { .. }) => Vec::new(),
@@ -265,14 +266,20 @@ impl SharedStore {
             };
             let shared = lineage.iter().filter(|name| name.scope == Scope::Shared);
             for ancestor in shared.filter(|_| tenant.name() != SHARED_TENANT) {
-                self.unrefer(tenant, &ancestor.root, &root).await?;
+                store.unrefer(tenant, &ancestor.root, &root).await?;
             }
-            self.backend.delete(&object.key).await?;
-            self.backend.delete(&tenant.removed_key(&root)).await?;
+            store.backend.delete(&object.key).await?;
+            store.backend.delete(&tenant.removed_key(&root)).await?;
         }
-        self.backend
-            .each(others, |object| self.backend.delete(&object.key))
-            .await
+        let (total, removed) = (others.len() as u64, std::sync::atomic::AtomicU64::new(0));
+        let remove = async |object: &Listed| {
+            store.check_lock(lock).await?;
+            store.backend.delete(&object.key).await?;
+            let removed = removed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.report("objects removed", removed + 1, total);
+            Ok(())
+        };
+        store.backend.each(others, remove).await
     }
 }
 

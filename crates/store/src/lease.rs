@@ -120,9 +120,11 @@ impl SharedStore {
         Ok(condemned.unwrap_or_default())
     }
 
-    /// Keys that a push may not count on: those condemned, and manifests that were removed.
+    /// Keys that a push may not count on: those condemned, packs with damage, and manifests that
+    /// were removed.
     pub(crate) async fn lost(&self, tenant: &Tenant) -> Result<HashSet<String>, StoreError> {
         let mut lost: HashSet<String> = self.condemned(tenant).await?.into_keys().collect();
+        lost.extend(self.distrusted(tenant).await?);
         for removed in self.backend.list(&tenant.key("removed")).await? {
             lost.insert(removed.key.replace("/removed/", "/manifests/"));
         }

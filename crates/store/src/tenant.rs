@@ -8,7 +8,7 @@
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;
 use crate::keyring::{Keyring, MAX_WRAPPED_BYTES, key_error};
-use crate::{Backend, Hash, StoreError};
+use crate::{Backend, Hash, Listed, StoreError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl Tenant {
 #[derive(Debug)]
 pub struct SharedStore {
     pub(crate) backend: Backend,
-    keyring: Keyring,
+    pub(crate) keyring: Keyring,
 }
 
 impl SharedStore {
@@ -139,7 +139,11 @@ impl SharedStore {
 
     /// Opens tenant `name`, which is made if it is new.
     pub async fn tenant(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
-        if let Some((_, record)) = self.newest(name).await? {
+        let listed = self.backend.list(&self.prefix(name)).await?;
+        if let Some((_, record)) = self.newest_of(name, &listed).await? {
+            if !listed.iter().any(|found| found.key.ends_with("/name")) {
+                self.write_tenant_name(&self.prefix(name), name).await;
+            }
             return self.unwrap(name, &record).await.map(Arc::new);
         }
         let id: TenantId = random().map_err(|e| key_error(name, &e.to_string()))?;
@@ -152,6 +156,7 @@ impl SharedStore {
             Err(StoreError::Conflict { .. }) => {}
             other => other?,
         }
+        self.write_tenant_name(&self.prefix(name), name).await;
         match self.newest(name).await? {
             Some((_, record)) => self.unwrap(name, &record).await.map(Arc::new),
             None => Err(key_error(name, "its record went away")),
@@ -203,6 +208,14 @@ impl SharedStore {
 
     async fn newest(&self, name: &str) -> Result<Option<(u32, Record)>, StoreError> {
         let listed = self.backend.list(&self.prefix(name)).await?;
+        self.newest_of(name, &listed).await
+    }
+
+    async fn newest_of(
+        &self,
+        name: &str,
+        listed: &[Listed],
+    ) -> Result<Option<(u32, Record)>, StoreError> {
         let newest = listed
             .iter()
             .filter_map(|found| version_of(&found.key))

@@ -1,18 +1,20 @@
-//! Verification of a snapshot in a store, repair from a copy, and figures of a tenant.
+//! Verification: reads what a tenant has in a store, and names what is not as it was written.
 
+use crate::collection::OnProgress;
 use crate::data_keys::Hash;
 use crate::fetch_plan::{PlannedRange, Wanted, plan};
-use crate::locations::{Location, Locations};
-use crate::pack::{MAX_FRAME_BYTES, PackWriter, decode_frame, encode_frame};
+use crate::pack::{PackId, decode_frame};
+use crate::pack_index::{decode_tail, pack_id};
 use crate::remote::RemoteSnapshot;
-use crate::source::SnapshotSource;
 use crate::tenant::{SharedStore, Tenant};
-use crate::{CHUNK_BYTES, FormatError, StoreError};
+use crate::{FormatError, Listed, StoreError};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-const REPAIR_PACK_BYTES: usize = 8 << 20;
+/// Times that a snapshot is read whose chunks are moved meanwhile.
+const VERIFY_ATTEMPTS: usize = 3;
 
 /// Chunk that is not as it was written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -27,51 +29,214 @@ pub struct DamagedFrame {
     pub reason: String,
 }
 
-/// Size of what a tenant has in a store.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct StoreStats {
-    /// Snapshots.
+/// Snapshot with damaged chunks.
+#[derive(Debug, Clone, Serialize)]
+pub struct DamagedSnapshot {
+    /// Id of the snapshot on the host that made it.
+    pub id: String,
+    /// Root.
+    pub root: String,
+    /// Its damaged chunks, ascending.
+    pub chunks: Vec<DamagedFrame>,
+    /// The snapshot.
+    #[serde(skip)]
+    pub snapshot: RemoteSnapshot,
+}
+
+/// Manifest, locations or index of a pack that is not as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct DamagedObject {
+    /// Key.
+    pub object: String,
+    /// Defect.
+    pub reason: String,
+}
+
+/// Result of a verification.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct VerifyReport {
+    /// Snapshots read.
     pub snapshots: u64,
-    /// Packs.
-    pub packs: u64,
-    /// Bytes of packs.
-    pub pack_bytes: u64,
-    /// Bytes of manifests and locations.
-    pub manifest_bytes: u64,
-    /// Leases of pushes.
-    pub leases: u64,
-    /// Objects that a collection may remove.
-    pub condemned: u64,
+    /// Chunks read, each once.
+    pub chunks: u64,
+    /// Bytes read from packs.
+    pub bytes: u64,
+    /// Snapshots with damaged chunks.
+    pub damaged: Vec<DamagedSnapshot>,
+    /// Other objects that are damaged.
+    pub objects: Vec<DamagedObject>,
+}
+
+impl VerifyReport {
+    /// Returns true if all is as it was written.
+    pub fn is_sound(&self) -> bool {
+        self.damaged.is_empty() && self.objects.is_empty()
+    }
+
+    /// Keys of the packs that have damage.
+    pub(crate) fn packs(&self) -> BTreeSet<String> {
+        let chunks = self.damaged.iter().flat_map(|damaged| &damaged.chunks);
+        let objects = self.objects.iter().map(|damaged| &damaged.object);
+        let packs = objects.filter(|key| key.contains("/packs/"));
+        chunks
+            .map(|frame| &frame.pack)
+            .chain(packs)
+            .cloned()
+            .collect()
+    }
+}
+
+/// Frames that were read, with their defects.
+#[derive(Debug, Default)]
+struct CheckedFrames {
+    frames: Mutex<HashMap<(PackId, u32), Option<FormatError>>>,
+    bytes: AtomicU64,
+}
+
+impl CheckedFrames {
+    fn defect(&self, frame: &Wanted) -> Option<Option<FormatError>> {
+        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (frame.location.pack, frame.location.offset);
+        frames.get(&key).cloned()
+    }
 }
 
 impl SharedStore {
     /// Reads all chunks of a snapshot and names those that are not as they were written.
     pub async fn verify(&self, snapshot: &RemoteSnapshot) -> Result<Vec<DamagedFrame>, StoreError> {
-        let damages = Mutex::new(Vec::new());
+        let checked = CheckedFrames::default();
+        self.check_frames(snapshot, &checked, &|| {}).await
+    }
+
+    /// Reads what `tenant` has: these snapshots, or all of them and the indexes of all packs.
+    pub async fn verify_tenant(
+        &self,
+        tenant: &Arc<Tenant>,
+        only: Option<&[Hash]>,
+        progress: OnProgress<'_>,
+    ) -> Result<VerifyReport, StoreError> {
+        let packs = self.backend.list(&tenant.key("packs")).await?;
+        let roots = match only {
+            Some(roots) => roots.to_vec(),
+            None => self.snapshots(tenant).await?,
+        };
+        let all = packs.iter().map(|pack| pack.bytes).sum();
+        let mut report = VerifyReport::default();
+        let checked = CheckedFrames::default();
+        let read = || progress("bytes", checked.bytes.load(Ordering::Relaxed), all);
+        for root in roots {
+            self.verify_root(tenant, root, &checked, &read, &mut report)
+                .await?;
+        }
+        if only.is_none() {
+            report
+                .objects
+                .extend(self.verify_indexes(tenant, &packs).await?);
+        }
+        report.objects.sort();
+        report.bytes = checked.bytes.into_inner();
+        let frames = checked.frames.into_inner();
+        report.chunks = frames.unwrap_or_else(PoisonError::into_inner).len() as u64;
+        Ok(report)
+    }
+
+    async fn verify_root(
+        &self,
+        tenant: &Arc<Tenant>,
+        root: Hash,
+        checked: &CheckedFrames,
+        read: &(dyn Fn() + Send + Sync),
+        report: &mut VerifyReport,
+    ) -> Result<(), StoreError> {
+        let mut found: Option<DamagedSnapshot> = None;
+        for _ in 0..VERIFY_ATTEMPTS {
+            let snapshot = match self.open(tenant, root).await {
+                Ok(snapshot) => snapshot,
+                Err(e) => {
+                    let defect = self.unreadable(tenant, root, e).await?;
+                    report.objects.extend(defect);
+                    return Ok(());
+                }
+            };
+            let before = found.as_ref().map(|found| &found.snapshot.locations);
+            if before == Some(&snapshot.locations) {
+                break;
+            }
+            let chunks = self.check_frames(&snapshot, checked, read).await?;
+            if chunks.is_empty() {
+                found = None;
+                break;
+            }
+            // Its chunks may have been moved meanwhile: looked at again.
+            found = Some(DamagedSnapshot {
+                id: snapshot.manifest.attributes.id.clone(),
+                root: root.to_string(),
+                chunks,
+                snapshot,
+            });
+        }
+        report.snapshots += 1;
+        report.damaged.extend(found);
+        Ok(())
+    }
+
+    /// Damage of a snapshot that cannot be opened; none if it was removed meanwhile.
+    async fn unreadable(
+        &self,
+        tenant: &Tenant,
+        root: Hash,
+        e: StoreError,
+    ) -> Result<Option<DamagedObject>, StoreError> {
+        let key = tenant.manifest_key(&root);
+        let (object, reason) = match e {
+            StoreError::Damaged { object, reason } => (object, reason.to_string()),
+            StoreError::Missing { object } => (object, "it is gone".to_owned()),
+            e @ (StoreError::TooLarge { .. } | StoreError::Tenant { .. }) => (key, e.to_string()),
+            e => return Err(e),
+        };
+        let exists = self.backend.head(&tenant.manifest_key(&root)).await?;
+        Ok(exists.map(|_| DamagedObject { object, reason }))
+    }
+
+    async fn check_frames(
+        &self,
+        snapshot: &RemoteSnapshot,
+        checked: &CheckedFrames,
+        read: &(dyn Fn() + Send + Sync),
+    ) -> Result<Vec<DamagedFrame>, StoreError> {
+        let generation = snapshot.keys.generation();
+        let mut damages = Vec::new();
         for (number, part) in snapshot.manifest.parts.iter().enumerate() {
-            let ranges = plan(&snapshot.wanted(number));
+            let all = snapshot.wanted(number);
+            let unread = all.iter().filter(|wanted| checked.defect(wanted).is_none());
+            let ranges = plan(&unread.copied().collect::<Vec<_>>());
             self.backend
                 .each(ranges, async |range: PlannedRange| {
-                    let found = self.verify_range(snapshot, &part.name, range).await?;
-                    damages
-                        .lock()
-                        .unwrap_or_else(|e| e.into_inner())
-                        .extend(found);
+                    self.check_range(snapshot, checked, range).await?;
+                    read();
                     Ok(())
                 })
                 .await?;
+            damages.extend(all.iter().filter_map(|wanted| {
+                let reason = checked.defect(wanted)??;
+                Some(DamagedFrame {
+                    part: part.name.clone(),
+                    chunk: wanted.number,
+                    pack: snapshot.tenant.pack_key(generation, &wanted.location.pack),
+                    reason: reason.to_string(),
+                })
+            }));
         }
-        let mut damages = damages.into_inner().unwrap_or_else(|e| e.into_inner());
         damages.sort();
         Ok(damages)
     }
 
-    async fn verify_range(
+    async fn check_range(
         &self,
         snapshot: &RemoteSnapshot,
-        part: &str,
+        checked: &CheckedFrames,
         range: PlannedRange,
-    ) -> Result<Vec<DamagedFrame>, StoreError> {
+    ) -> Result<(), StoreError> {
         let key = snapshot
             .tenant
             .pack_key(snapshot.keys.generation(), &range.pack);
@@ -84,157 +249,60 @@ impl SharedStore {
                 None => Err("the pack is gone"),
             },
         };
-        let mut damages = Vec::new();
+        let read = range.end - range.start;
+        checked.bytes.fetch_add(read, Ordering::Relaxed);
         for frame in &range.frames {
             let at = (u64::from(frame.location.offset) - range.start) as usize;
-            let checked = match &bytes {
+            let decoded = match &bytes {
                 Ok(bytes) => bytes
                     .get(at..at + frame.location.length as usize)
                     .ok_or(FormatError::Damaged("the pack is cut short"))
                     .and_then(|bytes| decode_frame(&snapshot.keys, &frame.hash, bytes).map(drop)),
                 Err(reason) => Err(FormatError::Damaged(reason)),
             };
-            if let Err(reason) = checked {
-                damages.extend(frame.numbers.iter().map(|&chunk| DamagedFrame {
-                    part: part.to_owned(),
-                    chunk,
-                    pack: key.clone(),
-                    reason: reason.to_string(),
-                }));
-            }
+            let key = (frame.location.pack, frame.location.offset);
+            let mut frames = checked
+                .frames
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            frames.insert(key, decoded.err());
         }
-        Ok(damages)
+        Ok(())
     }
 
-    /// Writes the damaged chunks of a snapshot anew, from a copy of it. Returns the chunks that the
-    /// copy does not have either.
-    pub async fn repair(
+    /// Indexes that are damaged. Chunks can be read without them, and pushes do not reuse those.
+    async fn verify_indexes(
         &self,
-        snapshot: &RemoteSnapshot,
-        damages: &[DamagedFrame],
-        copy: &SnapshotSource,
-    ) -> Result<Vec<DamagedFrame>, StoreError> {
-        let tenant: &Arc<Tenant> = &snapshot.tenant;
-        let lease = self.take_lease(tenant).await?;
-        let repaired = self.repair_under(snapshot, damages, copy).await;
-        self.end_lease(&lease).await;
-        repaired
-    }
-
-    async fn repair_under(
-        &self,
-        snapshot: &RemoteSnapshot,
-        damages: &[DamagedFrame],
-        copy: &SnapshotSource,
-    ) -> Result<Vec<DamagedFrame>, StoreError> {
-        let (tenant, keys) = (&snapshot.tenant, &snapshot.keys);
-        let full = |reason| StoreError::Source(format!("a pack of it cannot be written: {reason}"));
-        let mut moved: HashMap<Hash, Location> = HashMap::new();
-        let mut lost = Vec::new();
-        let mut writer = PackWriter::new(keys, tenant.id()).map_err(full)?;
-        let mut buffer = vec![0; CHUNK_BYTES as usize];
-        for damage in damages {
-            let Some(hash) = self.hash_of(snapshot, damage) else {
-                continue;
+        tenant: &Tenant,
+        packs: &[Listed],
+    ) -> Result<Vec<DamagedObject>, StoreError> {
+        let damaged = Mutex::new(Vec::new());
+        let check = async |pack: &Listed| {
+            let mut parts = pack.key.rsplit('/').skip(1);
+            let generation = parts.next().and_then(|number| number.parse().ok());
+            let (Some(id), Some(generation)) = (pack_id(&pack.key), generation) else {
+                return Ok(());
             };
-            if moved.contains_key(&hash) {
-                continue;
-            }
-            let part = copy.parts.iter().find(|part| part.name == damage.part);
-            let read = part.and_then(|part| {
-                let bytes = part.file.metadata().ok()?.len();
-                part.read(damage.chunk, bytes, &mut buffer).ok()
+            let keys = tenant.generation(generation)?;
+            let read = self.read_tail(tenant, keys, id, pack.bytes).await;
+            let decoded = read.and_then(|tail| {
+                decode_tail(tenant, keys, id, &tail, pack.bytes)
+                    .map_err(StoreError::damaged(&pack.key))
             });
-            let Some(chunk) = read.filter(|chunk| keys.chunk_hash(chunk) == hash) else {
-                lost.push(damage.clone());
-                continue;
-            };
-            let frame = encode_frame(keys, &hash, chunk).map_err(full)?;
-            let entry = writer.push(hash, &frame, chunk.len()).map_err(full)?;
-            let location = Location {
-                pack: writer.id(),
-                offset: entry.offset,
-                length: entry.length,
-            };
-            moved.insert(hash, location);
-            if writer.len() + MAX_FRAME_BYTES > REPAIR_PACK_BYTES {
-                let next = PackWriter::new(keys, tenant.id()).map_err(full)?;
-                self.write_pack(snapshot, std::mem::replace(&mut writer, next))
-                    .await?;
+            match decoded {
+                Ok(_) | Err(StoreError::Missing { .. }) => Ok(()),
+                Err(StoreError::Damaged { object, reason }) => {
+                    let mut damaged = damaged.lock().unwrap_or_else(PoisonError::into_inner);
+                    damaged.push(DamagedObject {
+                        object,
+                        reason: format!("its index: {reason}"),
+                    });
+                    Ok(())
+                }
+                Err(e) => Err(e),
             }
-        }
-        if !writer.is_empty() {
-            self.write_pack(snapshot, writer).await?;
-        }
-        if !moved.is_empty() {
-            self.relocate(snapshot, &moved).await?;
-        }
-        Ok(lost)
-    }
-
-    fn hash_of(&self, snapshot: &RemoteSnapshot, damage: &DamagedFrame) -> Option<Hash> {
-        let (number, _) = snapshot.part(&damage.part)?;
-        let wanted: Vec<Wanted> = snapshot.wanted(number);
-        let at = wanted
-            .binary_search_by_key(&damage.chunk, |wanted| wanted.number)
-            .ok()?;
-        Some(wanted[at].hash)
-    }
-
-    async fn write_pack(
-        &self,
-        snapshot: &RemoteSnapshot,
-        writer: PackWriter,
-    ) -> Result<(), StoreError> {
-        let key = snapshot
-            .tenant
-            .pack_key(snapshot.keys.generation(), &writer.id());
-        let (object, _) = writer
-            .finish(&snapshot.keys)
-            .map_err(StoreError::damaged(&key))?;
-        self.backend.create(&key, object).await.map(drop)
-    }
-
-    async fn relocate(
-        &self,
-        snapshot: &RemoteSnapshot,
-        moved: &HashMap<Hash, Location>,
-    ) -> Result<(), StoreError> {
-        let hashes = snapshot.manifest.parts.iter().flat_map(|part| &part.hashes);
-        let old = snapshot.locations.0.iter();
-        let locations = hashes
-            .zip(old)
-            .map(|(hash, old)| *moved.get(hash).unwrap_or(old));
-        let locations = Locations(locations.collect());
-        let key = snapshot.tenant.locations_key(&snapshot.root);
-        let encoded = locations.encode(&snapshot.keys, snapshot.tenant.id(), snapshot.root);
-        self.backend
-            .put(&key, encoded.map_err(StoreError::damaged(&key))?.into())
-            .await
-    }
-
-    /// Sizes of what a tenant has, from listings.
-    pub async fn stats(&self, tenant: &Tenant) -> Result<StoreStats, StoreError> {
-        let list = async |kind: &str| self.backend.list(&tenant.key(kind)).await;
-        let (manifests, locations, packs) = (
-            list("manifests").await?,
-            list("locations").await?,
-            list("packs").await?,
-        );
-        let bytes =
-            |objects: &[crate::Listed]| objects.iter().map(|object| object.bytes).sum::<u64>();
-        let leases = list("leases").await?;
-        let leases: HashSet<&str> = leases
-            .iter()
-            .map(|lease| lease.key.trim_end_matches(crate::lease::REUSED))
-            .collect();
-        Ok(StoreStats {
-            snapshots: manifests.len() as u64,
-            packs: packs.len() as u64,
-            pack_bytes: bytes(&packs),
-            manifest_bytes: bytes(&manifests) + bytes(&locations),
-            leases: leases.len() as u64,
-            condemned: self.condemned(tenant).await?.len() as u64,
-        })
+        };
+        self.backend.each(packs, check).await?;
+        Ok(damaged.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -12,6 +12,9 @@ use support::*;
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),
+    repack_percent: 50,
+    repack_bytes: 1 << 30,
+    dry_run: false,
 };
 
 /// Waits until the clock of the store, which has milliseconds here, has gone on.

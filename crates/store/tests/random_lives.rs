@@ -79,6 +79,7 @@ async fn whatever_is_pushed_and_not_removed_is_whole_at_any_time() {
                     let at_once = GcOptions {
                         grace: Duration::from_millis(5),
                         lock_time: Duration::from_secs(60),
+                        ..GcOptions::default()
                     };
                     match store.collect(&tenant, at_once).await {
                         Ok(_) | Err(StoreError::Collecting(_) | StoreError::Conflict { .. }) => {}

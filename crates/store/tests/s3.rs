@@ -119,6 +119,7 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
         let at_once = GcOptions {
             grace: Duration::ZERO,
             lock_time: Duration::from_secs(60),
+            ..GcOptions::default()
         };
         let mut removed = 0;
         for _ in 0..2 {

@@ -1,0 +1,286 @@
+//! Repacking: chunks in use of packs that are mostly dead, or have damage, move to new packs.
+//!
+//! New packs are written first, then the locations of the snapshots that used the old ones. Both
+//! hold at any time: a collection that is cut off leaves packs that the next one collects. An old
+//! pack that no snapshot uses any more is condemned, so that no push counts on it; a push that did
+//! so before has a lease which says so, and keeps it.
+
+use super::mark::{Leases, Marked, PackUse};
+use super::{Collector, GcReport};
+use crate::data_keys::{DataKeys, Hash};
+use crate::fetch_plan::{PlannedRange, Wanted, plan};
+use crate::lease::Condemned;
+use crate::locations::Location;
+use crate::pack::{MAX_FRAME_BYTES, PackId, PackWriter, decode_frame};
+use crate::pack_index::pack_id;
+use crate::repair::{REPAIR_PACK_BYTES, full};
+use crate::{Listed, StoreError};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Pack whose chunks are to move.
+struct Candidate<'a> {
+    key: &'a str,
+    generation: u32,
+    id: PackId,
+    bytes: u64,
+    live: u64,
+    used: &'a PackUse,
+}
+
+/// Chunks that were moved.
+#[derive(Default)]
+struct Moved {
+    /// New places by old ones: pack and offset.
+    places: HashMap<(PackId, u32), Location>,
+    by_hash: HashMap<Hash, Location>,
+    /// Packs that keep a chunk.
+    kept: HashSet<PackId>,
+    written: u64,
+}
+
+impl Collector<'_> {
+    /// Moves chunks out of packs that are worth it, and condemns those packs.
+    pub(super) async fn repack(
+        &self,
+        objects: &[Listed],
+        marked: &Marked,
+        leases: &Leases,
+        young: i64,
+        condemned: &mut Condemned,
+        report: &mut GcReport,
+    ) -> Result<(), StoreError> {
+        let distrusted = self.distrusted_packs(objects).await?;
+        let chosen = self.candidates(objects, marked, leases, young, &distrusted);
+        let mut generations: BTreeMap<u32, Vec<Candidate<'_>>> = BTreeMap::new();
+        for candidate in chosen {
+            let of = generations.entry(candidate.generation).or_default();
+            of.push(candidate);
+        }
+        for (generation, packs) in &generations {
+            let kept = match self.options.dry_run {
+                true => HashSet::new(),
+                false => {
+                    let keys = self.tenant.generation(*generation)?;
+                    let moved = self.move_chunks(keys, packs).await?;
+                    report.rewritten_bytes += moved.written;
+                    moved.kept
+                }
+            };
+            for pack in packs.iter().filter(|pack| !kept.contains(&pack.id)) {
+                condemned.insert(pack.key.to_owned(), self.now);
+                report.repacked += 1;
+                report.repacked_bytes += pack.bytes;
+            }
+        }
+        match report.repacked {
+            0 => Ok(()),
+            _ => self.write_condemned(condemned).await,
+        }
+    }
+
+    /// Packs with damage that still exist.
+    async fn distrusted_packs(&self, objects: &[Listed]) -> Result<BTreeSet<String>, StoreError> {
+        let all = self.store.distrusted(self.tenant).await?;
+        let there: HashSet<&String> = objects.iter().map(|object| &object.key).collect();
+        let left: BTreeSet<String> = all
+            .iter()
+            .filter(|key| there.contains(key))
+            .cloned()
+            .collect();
+        if left != all && !self.options.dry_run {
+            self.store.write_distrusted(self.tenant, &left).await?;
+        }
+        Ok(left)
+    }
+
+    /// Packs that are worth it, those with the least in use first.
+    fn candidates<'a>(
+        &self,
+        objects: &[Listed],
+        marked: &'a Marked,
+        leases: &Leases,
+        young: i64,
+        distrusted: &BTreeSet<String>,
+    ) -> Vec<Candidate<'a>> {
+        let listed: HashMap<&str, &Listed> = objects
+            .iter()
+            .map(|object| (object.key.as_str(), object))
+            .collect();
+        // Locations of a snapshot that lacks a pack are left to a push that makes it whole.
+        let gone = marked
+            .packs
+            .iter()
+            .filter(|(key, _)| !listed.contains_key(key.as_str()));
+        let broken: BTreeSet<Hash> = gone.flat_map(|(_, used)| &used.roots).copied().collect();
+        let mut found: Vec<Candidate<'a>> = Vec::new();
+        for (key, used) in &marked.packs {
+            let Some(object) = listed.get(key.as_str()) else {
+                continue;
+            };
+            let mut parts = key.rsplit('/').skip(1);
+            let generation = parts.next().and_then(|number| number.parse().ok());
+            let (Some(id), Some(generation)) = (pack_id(key), generation) else {
+                continue;
+            };
+            let live = used.frames.values().map(|&length| u64::from(length)).sum();
+            let percent = u64::from(self.options.repack_percent);
+            let is_worth_it = live * 100 < object.bytes * percent || distrusted.contains(key);
+            let is_free = object.modified_ms < young && !leases.protected.contains(key);
+            if is_worth_it && is_free && used.roots.is_disjoint(&broken) {
+                found.push(Candidate {
+                    key,
+                    generation,
+                    id,
+                    bytes: object.bytes,
+                    live,
+                    used,
+                });
+            }
+        }
+        found.sort_by_key(|pack| (pack.live * 1000 / pack.bytes.max(1), pack.id));
+        let mut sum = 0;
+        found.retain(|pack| {
+            sum += pack.live;
+            sum <= self.options.repack_bytes
+        });
+        found
+    }
+
+    /// Moves the chunks of `packs` that are in use.
+    async fn move_chunks(
+        &self,
+        keys: &DataKeys,
+        packs: &[Candidate<'_>],
+    ) -> Result<Moved, StoreError> {
+        let mut roots: BTreeSet<Hash> = BTreeSet::new();
+        for pack in packs {
+            roots.extend(&pack.used.roots);
+        }
+        let ids: HashSet<PackId> = packs.iter().map(|pack| pack.id).collect();
+        let frames = self.frames(&roots, &ids).await?;
+        let mut moved = Moved::default();
+        self.write_packs(keys, &frames, &mut moved).await?;
+        for root in roots {
+            self.check().await?;
+            // A push that is under way may write them.
+            let protected = self.leases().await?.protected;
+            if protected.contains(&self.tenant.locations_key(&root)) {
+                let users = packs.iter().filter(|pack| pack.used.roots.contains(&root));
+                moved.kept.extend(users.map(|pack| pack.id));
+                continue;
+            }
+            let place =
+                |_: &Hash, old: &Location| moved.places.get(&(old.pack, old.offset)).copied();
+            self.store.relocate(self.tenant, root, place).await?;
+        }
+        Ok(moved)
+    }
+
+    /// Frames of the packs `ids` that the snapshots use, in the order of packs.
+    async fn frames(
+        &self,
+        roots: &BTreeSet<Hash>,
+        ids: &HashSet<PackId>,
+    ) -> Result<Vec<Wanted>, StoreError> {
+        let mut frames: BTreeMap<(PackId, u32), (Hash, Location)> = BTreeMap::new();
+        for &root in roots {
+            let (keys, manifest) = self.store.manifest(self.tenant, root).await?;
+            let locations = self.store.locations(self.tenant, &keys, root).await?;
+            let hashes = manifest.parts.iter().flat_map(|part| &part.hashes);
+            for (&hash, &place) in hashes.zip(&locations.0) {
+                if ids.contains(&place.pack) {
+                    frames.insert((place.pack, place.offset), (hash, place));
+                }
+            }
+        }
+        let wanted = (0..).zip(frames.into_values());
+        Ok(wanted
+            .map(|(number, (hash, location))| Wanted {
+                number,
+                hash,
+                location,
+            })
+            .collect())
+    }
+
+    async fn write_packs(
+        &self,
+        keys: &DataKeys,
+        frames: &[Wanted],
+        moved: &mut Moved,
+    ) -> Result<(), StoreError> {
+        let begin = || PackWriter::new(keys, self.tenant.id()).map_err(full);
+        let mut writer = begin()?;
+        let (mut done, total) = (0, frames.len() as u64);
+        for range in plan(frames) {
+            done += range.frames.len() as u64;
+            self.move_range(keys, &range, &mut writer, moved).await?;
+            self.report("chunks moved", done, total);
+            if writer.len() + range_bytes(&range) > REPAIR_PACK_BYTES {
+                let full = std::mem::replace(&mut writer, begin()?);
+                moved.written += self.write_pack(keys, full).await?;
+            }
+        }
+        moved.written += self.write_pack(keys, writer).await?;
+        Ok(())
+    }
+
+    async fn write_pack(&self, keys: &DataKeys, writer: PackWriter) -> Result<u64, StoreError> {
+        if writer.is_empty() {
+            return Ok(0);
+        }
+        self.check().await?;
+        self.store.write_pack(self.tenant, keys, writer).await
+    }
+
+    /// Adds the frames of a range to the pack that is being written.
+    async fn move_range(
+        &self,
+        keys: &DataKeys,
+        range: &PlannedRange,
+        writer: &mut PackWriter,
+        moved: &mut Moved,
+    ) -> Result<(), StoreError> {
+        let key = self.tenant.pack_key(keys.generation(), &range.pack);
+        let read = self.store.backend.get_range(&key, range.start..range.end);
+        let bytes = read.await?;
+        for frame in &range.frames {
+            let at = (u64::from(frame.location.offset) - range.start) as usize;
+            let frame_bytes = bytes.get(at..at + frame.location.length as usize);
+            let chunk = frame_bytes.and_then(|bytes| decode_frame(keys, &frame.hash, bytes).ok());
+            let (Some(bytes), Some(chunk)) = (frame_bytes, chunk) else {
+                // Left where it is, for `verify` to name and `repair` to mend.
+                tracing::warn!("a chunk of {key} is damaged: verify the store");
+                moved.kept.insert(range.pack);
+                continue;
+            };
+            let place = match moved.by_hash.get(&frame.hash) {
+                Some(place) => *place,
+                None => {
+                    let entry = writer.push(frame.hash, bytes, chunk.len()).map_err(full)?;
+                    Location {
+                        pack: writer.id(),
+                        offset: entry.offset,
+                        length: entry.length,
+                    }
+                }
+            };
+            moved.by_hash.insert(frame.hash, place);
+            let old = (frame.location.pack, frame.location.offset);
+            moved.places.insert(old, place);
+        }
+        Ok(())
+    }
+
+    /// Fails if another process may have the lock.
+    async fn check(&self) -> Result<(), StoreError> {
+        match &self.lock {
+            Some(lock) => self.store.check_lock(lock).await,
+            None => Ok(()),
+        }
+    }
+}
+
+fn range_bytes(range: &PlannedRange) -> usize {
+    range.frames.len() * MAX_FRAME_BYTES
+}

@@ -1,0 +1,290 @@
+//! Repair: damaged chunks are written anew from copies, and what snapshots say of their places is
+//! changed. Packs with damage are not counted on by pushes any more: list `gc/distrusted`.
+
+use crate::collection::{GC_LOCK_TIME, OnProgress};
+use crate::data_keys::{DataKeys, Hash};
+use crate::locations::{Location, Locations};
+use crate::pack::{MAX_FRAME_BYTES, PackWriter, encode_frame};
+use crate::remote::RemoteSnapshot;
+use crate::source::SnapshotSource;
+use crate::tenant::{SharedStore, Tenant};
+use crate::verify::{DamagedFrame, DamagedSnapshot, VerifyReport};
+use crate::{CHUNK_BYTES, LayerCache, StoreError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Bytes of packs that are written anew.
+pub(crate) const REPAIR_PACK_BYTES: usize = 8 << 20;
+
+/// Copies of chunks on this host. What they give is compared with the hash of the chunk.
+pub trait ChunkCopies: Send + Sync {
+    /// Reads chunk `chunk` of part number `part` into `buffer`; returns its length.
+    fn read_chunk(
+        &self,
+        snapshot: &RemoteSnapshot,
+        part: usize,
+        chunk: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize>;
+}
+
+impl ChunkCopies for SnapshotSource {
+    fn read_chunk(
+        &self,
+        snapshot: &RemoteSnapshot,
+        part: usize,
+        chunk: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        let name = &snapshot.manifest.parts.get(part)?.name;
+        let part = self.parts.iter().find(|part| part.name == *name)?;
+        let bytes = part.file.metadata().ok()?.len();
+        part.read(chunk, bytes, buffer).ok().map(<[u8]>::len)
+    }
+}
+
+impl ChunkCopies for LayerCache {
+    fn read_chunk(
+        &self,
+        snapshot: &RemoteSnapshot,
+        part: usize,
+        chunk: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        let root = snapshot.part_root(part).ok()?;
+        let range = snapshot.manifest.parts.get(part)?.chunk_range(chunk);
+        let length = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
+        let chunk = buffer.get_mut(..length)?;
+        self.read_at(&root, range.start, chunk).then_some(length)
+    }
+}
+
+/// Packs that a repair writes, and the new places of chunks.
+struct Rewriter<'a> {
+    store: &'a SharedStore,
+    tenant: &'a Tenant,
+    keys: &'a DataKeys,
+    moved: &'a mut HashMap<Hash, Location>,
+    writer: PackWriter,
+}
+
+impl SharedStore {
+    /// Writes the damaged chunks of a snapshot anew, from copies. Returns those that have none.
+    pub async fn repair(
+        &self,
+        snapshot: &RemoteSnapshot,
+        damages: &[DamagedFrame],
+        copies: &dyn ChunkCopies,
+    ) -> Result<Vec<DamagedFrame>, StoreError> {
+        let damaged = DamagedSnapshot {
+            id: snapshot.manifest.attributes.id.clone(),
+            root: snapshot.root.to_string(),
+            chunks: damages.to_vec(),
+            snapshot: snapshot.clone(),
+        };
+        let lost = self
+            .repair_all(&snapshot.tenant, &[damaged], copies, &|_, _, _| {})
+            .await?;
+        Ok(lost.into_iter().flat_map(|lost| lost.chunks).collect())
+    }
+
+    /// Writes the damaged chunks of a tenant's snapshots anew, from copies. Returns those that have
+    /// none. No collection runs meanwhile.
+    pub async fn repair_all(
+        &self,
+        tenant: &Arc<Tenant>,
+        damaged: &[DamagedSnapshot],
+        copies: &dyn ChunkCopies,
+        progress: OnProgress<'_>,
+    ) -> Result<Vec<DamagedSnapshot>, StoreError> {
+        let lock = self.lock_collection(tenant, GC_LOCK_TIME).await?;
+        let work = async {
+            let mut moved = HashMap::new();
+            let total = damaged.len() as u64;
+            for (at, damaged) in (0..).zip(damaged) {
+                progress("snapshots", at, total);
+                self.check_lock(&lock).await?;
+                self.rewrite_chunks(damaged, copies, &mut moved).await?;
+            }
+            // A chunk of several snapshots is mended in all when one of them has a copy.
+            let mut lost = Vec::new();
+            for damaged in damaged {
+                self.check_lock(&lock).await?;
+                let root = damaged.snapshot.root;
+                self.relocate(tenant, root, |hash, _| moved.get(hash).copied())
+                    .await?;
+                let chunks = damaged.hashes().into_iter().filter_map(|(frame, _, hash)| {
+                    (!moved.contains_key(&hash)).then(|| frame.clone())
+                });
+                let chunks: Vec<DamagedFrame> = chunks.collect();
+                if !chunks.is_empty() {
+                    let damaged = damaged.clone();
+                    lost.push(DamagedSnapshot { chunks, ..damaged });
+                }
+            }
+            Ok(lost)
+        };
+        let repaired = work.await;
+        self.unlock_collection(&lock).await?;
+        repaired
+    }
+
+    /// Writes damaged chunks that a copy has into new packs.
+    async fn rewrite_chunks(
+        &self,
+        damaged: &DamagedSnapshot,
+        copies: &dyn ChunkCopies,
+        moved: &mut HashMap<Hash, Location>,
+    ) -> Result<(), StoreError> {
+        let snapshot = &damaged.snapshot;
+        let mut rewriter = Rewriter {
+            store: self,
+            tenant: &snapshot.tenant,
+            keys: &snapshot.keys,
+            writer: PackWriter::new(&snapshot.keys, snapshot.tenant.id()).map_err(full)?,
+            moved,
+        };
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        for (frame, part, hash) in damaged.hashes() {
+            if rewriter.moved.contains_key(&hash) {
+                continue;
+            }
+            let read = copies.read_chunk(snapshot, part, frame.chunk, &mut buffer);
+            let chunk = read.and_then(|length| buffer.get(..length));
+            if let Some(chunk) = chunk.filter(|chunk| snapshot.keys.chunk_hash(chunk) == hash) {
+                rewriter.add(hash, chunk).await?;
+            }
+        }
+        rewriter.flush().await
+    }
+
+    /// Changes the places of a snapshot's chunks to those that `moved` gives.
+    pub(crate) async fn relocate(
+        &self,
+        tenant: &Tenant,
+        root: Hash,
+        moved: impl Fn(&Hash, &Location) -> Option<Location>,
+    ) -> Result<(), StoreError> {
+        let (keys, manifest) = self.manifest(tenant, root).await?;
+        let old = self.locations(tenant, &keys, root).await?;
+        let hashes = manifest.parts.iter().flat_map(|part| &part.hashes);
+        let places = hashes.zip(&old.0);
+        let new = Locations(
+            places
+                .map(|(hash, place)| moved(hash, place).unwrap_or(*place))
+                .collect(),
+        );
+        if new == old {
+            return Ok(());
+        }
+        let key = tenant.locations_key(&root);
+        let encoded = new
+            .encode(&keys, tenant.id(), root)
+            .map_err(StoreError::damaged(&key))?;
+        self.backend.put(&key, encoded.into()).await
+    }
+
+    /// Lets no push count on the packs that a verification found damaged: another push of a
+    /// snapshot writes its chunks anew, and a collection moves what is sound out of them.
+    pub async fn distrust(
+        &self,
+        tenant: &Tenant,
+        verified: &VerifyReport,
+    ) -> Result<(), StoreError> {
+        let packs = verified.packs();
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let lock = self.lock_collection(tenant, GC_LOCK_TIME).await?;
+        let work = async {
+            let mut all = self.distrusted(tenant).await?;
+            all.extend(packs);
+            self.write_distrusted(tenant, &all).await
+        };
+        let written = work.await;
+        self.unlock_collection(&lock).await?;
+        written
+    }
+
+    pub(crate) async fn distrusted(&self, tenant: &Tenant) -> Result<BTreeSet<String>, StoreError> {
+        let packs = self.read_list(tenant, &distrusted_key(tenant)).await?;
+        Ok(packs.unwrap_or_default())
+    }
+
+    pub(crate) async fn write_distrusted(
+        &self,
+        tenant: &Tenant,
+        packs: &BTreeSet<String>,
+    ) -> Result<(), StoreError> {
+        let key = distrusted_key(tenant);
+        self.write_list(tenant, &key, packs).await
+    }
+}
+
+impl DamagedSnapshot {
+    /// Its damaged chunks with the numbers of their parts, and their hashes.
+    fn hashes(&self) -> Vec<(&DamagedFrame, usize, Hash)> {
+        let parts = &self.snapshot.manifest.parts;
+        let hashes: Vec<HashMap<u64, Hash>> =
+            parts.iter().map(|part| part.stored().collect()).collect();
+        let chunks = self.chunks.iter().filter_map(|frame| {
+            let (part, _) = self.snapshot.part(&frame.part)?;
+            Some((frame, part, *hashes.get(part)?.get(&frame.chunk)?))
+        });
+        chunks.collect()
+    }
+}
+
+impl Rewriter<'_> {
+    async fn add(&mut self, hash: Hash, chunk: &[u8]) -> Result<(), StoreError> {
+        let frame = encode_frame(self.keys, &hash, chunk).map_err(full)?;
+        let entry = self.writer.push(hash, &frame, chunk.len()).map_err(full)?;
+        let location = Location {
+            pack: self.writer.id(),
+            offset: entry.offset,
+            length: entry.length,
+        };
+        self.moved.insert(hash, location);
+        match self.writer.len() + MAX_FRAME_BYTES > REPAIR_PACK_BYTES {
+            true => self.flush().await,
+            false => Ok(()),
+        }
+    }
+
+    async fn flush(&mut self) -> Result<(), StoreError> {
+        if self.writer.is_empty() {
+            return Ok(());
+        }
+        let next = PackWriter::new(self.keys, self.tenant.id()).map_err(full)?;
+        let writer = std::mem::replace(&mut self.writer, next);
+        self.store
+            .write_pack(self.tenant, self.keys, writer)
+            .await
+            .map(drop)
+    }
+}
+
+impl SharedStore {
+    /// Writes a pack; returns its bytes.
+    pub(crate) async fn write_pack(
+        &self,
+        tenant: &Tenant,
+        keys: &DataKeys,
+        writer: PackWriter,
+    ) -> Result<u64, StoreError> {
+        let key = tenant.pack_key(keys.generation(), &writer.id());
+        let (object, _) = writer.finish(keys).map_err(StoreError::damaged(&key))?;
+        let bytes = object.len() as u64;
+        // A pack that exists is this one: its id is random, and an answer was lost.
+        self.backend.create(&key, object).await?;
+        Ok(bytes)
+    }
+}
+
+fn distrusted_key(tenant: &Tenant) -> String {
+    tenant.key("gc/distrusted")
+}
+
+pub(crate) fn full(reason: crate::FormatError) -> StoreError {
+    StoreError::Source(format!("a pack of it cannot be written: {reason}"))
+}

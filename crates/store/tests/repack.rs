@@ -1,0 +1,203 @@
+//! Packs that are mostly dead are rewritten, and what is in use stays readable at every step.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use jiffy_store::*;
+use std::sync::Arc;
+use std::time::Duration;
+use support::*;
+
+const AT_ONCE: GcOptions = GcOptions {
+    grace: Duration::ZERO,
+    lock_time: Duration::from_secs(3600),
+    repack_percent: 50,
+    repack_bytes: 1 << 30,
+    dry_run: false,
+};
+
+async fn tick() {
+    tokio::time::sleep(Duration::from_millis(3)).await;
+}
+
+/// A store whose one big pack is mostly dead: of its chunks a kept snapshot uses two.
+async fn mostly_dead(
+    store: &SharedStore,
+    tenant: &Arc<Tenant>,
+    dir: &std::path::Path,
+) -> (Hash, SnapshotSource) {
+    let options = PushOptions::new(dir.join("index"));
+    let big = snapshot(dir, &(1..=16).collect::<Vec<_>>());
+    let (gone, _) = store.push(tenant, &big, &options).await.unwrap();
+    let source = snapshot(dir, &[3, 0, 14, 20]);
+    let (kept, _) = store.push(tenant, &source, &options).await.unwrap();
+    store.remove(tenant, gone.root).await.unwrap();
+    (kept.root, source)
+}
+
+#[tokio::test]
+async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let (root, source) = mostly_dead(&store, &tenant, dir.path()).await;
+    tick().await;
+    let dry = GcOptions {
+        dry_run: true,
+        ..AT_ONCE
+    };
+    let would = store.collect(&tenant, dry).await.unwrap();
+    assert_eq!((would.repacked, would.condemned, would.removed), (1, 2, 0));
+    tick().await;
+    let first = store.collect(&tenant, AT_ONCE).await.unwrap();
+    assert_eq!((first.repacked, first.removed), (1, 0));
+    // Three chunks of sixteen, and that of the state, were in use.
+    assert!(
+        first.rewritten_bytes * 3 < first.repacked_bytes,
+        "{first:?}"
+    );
+    assert_same(&store, &tenant, root, &source).await;
+    tick().await;
+    let second = store.collect(&tenant, AT_ONCE).await.unwrap();
+    assert_eq!((second.repacked, second.removed), (0, 3));
+    assert_same(&store, &tenant, root, &source).await;
+    tick().await;
+    let third = store.collect(&tenant, AT_ONCE).await.unwrap();
+    assert_eq!((third.repacked, third.removed, third.condemned), (0, 0, 0));
+    let usage = store.chunk_usage(&tenant, &|_, _, _| {}).await.unwrap();
+    let stats = store.stats(&tenant).await.unwrap();
+    assert_eq!((usage.chunks, stats.packs), (4, 2));
+    assert!(stats.pack_bytes < usage.stored_bytes + 2000, "{stats:?}");
+}
+
+/// A host goes away at each request of two collections that rewrite a pack.
+#[tokio::test]
+async fn a_rewrite_that_is_cut_off_anywhere_loses_nothing() {
+    for at in 0..90 {
+        let dir = tempfile::tempdir().unwrap();
+        let inner: Arc<dyn object_store::ObjectStore> =
+            Arc::new(object_store::memory::InMemory::new());
+        let faulty = FaultyStore::new(inner.clone());
+        let (collecting, other) = (over(faulty.clone(), quick()), over(inner, quick()));
+        let tenant = other.tenant("alice").await.unwrap();
+        let (root, source) = mostly_dead(&other, &tenant, dir.path()).await;
+        faulty.die_at(at);
+        let both = async {
+            for _ in 0..2 {
+                tick().await;
+                collecting.collect(&tenant, AT_ONCE).await?;
+            }
+            Ok::<_, StoreError>(())
+        };
+        let died = faulty.until_death(both).await.is_none();
+        assert_same(&other, &tenant, root, &source).await;
+        // Another host pushes what reuses the same chunks, then ends the work.
+        let options = PushOptions::new(dir.path().join("other-index"));
+        let more = snapshot(dir.path(), &[14, 30]);
+        let (pushed, _) = other.push(&tenant, &more, &options).await.unwrap();
+        let options = GcOptions {
+            lock_time: Duration::ZERO,
+            ..AT_ONCE
+        };
+        for _ in 0..4 {
+            tick().await;
+            other.collect(&tenant, options).await.unwrap();
+        }
+        assert_same(&other, &tenant, root, &source).await;
+        assert_same(&other, &tenant, pushed.root, &more).await;
+        let stats = other.stats(&tenant).await.unwrap();
+        assert_eq!(stats.condemned, 0);
+        let usage = other.chunk_usage(&tenant, &|_, _, _| {}).await.unwrap();
+        assert!(
+            stats.pack_bytes < usage.stored_bytes * 2 + 4000,
+            "{stats:?}"
+        );
+        if !died {
+            assert!(at > 30, "{at} requests");
+            return;
+        }
+    }
+    panic!("the collection never ended");
+}
+
+/// Between any two requests of a collection that rewrites a pack, another host pushes what reuses
+/// its chunks.
+#[tokio::test]
+async fn pushes_between_any_two_requests_of_a_rewrite_stay_whole() {
+    for at in 0..60 {
+        let dir = tempfile::tempdir().unwrap();
+        let inner: Arc<dyn object_store::ObjectStore> =
+            Arc::new(object_store::memory::InMemory::new());
+        let faulty = FaultyStore::new(inner.clone());
+        let (collecting, other) = (over(faulty.clone(), quick()), over(inner, quick()));
+        let tenant = other.tenant("alice").await.unwrap();
+        let (root, source) = mostly_dead(&other, &tenant, dir.path()).await;
+        tick().await;
+        let (reached, arrived) = tokio::sync::oneshot::channel();
+        let mut reached = Some(reached);
+        let mut count = 0;
+        faulty.on(move |_, _| {
+            count += 1;
+            match count == at + 1 {
+                true => {
+                    let _ = reached.take().map(|reached| reached.send(()));
+                    Fault::Slow(Duration::from_millis(40))
+                }
+                false => Fault::None,
+            }
+        });
+        let more = snapshot(dir.path(), &[14, 15, 30]);
+        let options = PushOptions::new(dir.path().join("other-index"));
+        let push = async {
+            match arrived.await {
+                Ok(()) => Some(other.push(&tenant, &more, &options).await),
+                Err(_) => None,
+            }
+        };
+        let collect = async {
+            let collected = collecting.collect(&tenant, AT_ONCE).await;
+            faulty.heal();
+            collected.unwrap();
+        };
+        let (pushed, ()) = tokio::join!(push, collect);
+        let Some(pushed) = pushed else {
+            assert!(at > 20, "{at} requests");
+            return;
+        };
+        let pushed = match pushed {
+            Err(StoreError::Gone(_)) => other.push(&tenant, &more, &options).await,
+            other => other,
+        };
+        let (name, _) = pushed.unwrap();
+        for _ in 0..3 {
+            tick().await;
+            collecting.collect(&tenant, AT_ONCE).await.unwrap();
+            assert_same(&other, &tenant, name.root, &more).await;
+            assert_same(&other, &tenant, root, &source).await;
+        }
+    }
+    panic!("the collection never ended");
+}
+
+#[tokio::test]
+async fn a_collection_that_lost_its_lock_says_so_and_leaves_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    mostly_dead(&store, &tenant, dir.path()).await;
+    let half_an_hour = GcOptions::default();
+    let taken = GcOptions {
+        lock_time: Duration::ZERO,
+        ..half_an_hour
+    };
+    // The lock of a host that went away is taken over; one that is held is not.
+    store.collect(&tenant, taken).await.unwrap();
+    let last = store
+        .collect_if_due(&tenant, half_an_hour, Duration::from_secs(60))
+        .await
+        .unwrap();
+    assert_eq!(last, None);
+    tick().await;
+    let due = store.collect_if_due(&tenant, half_an_hour, Duration::from_millis(1));
+    assert!(due.await.unwrap().is_some());
+}

@@ -1,0 +1,222 @@
+//! Verification names what is not as it was written, in chunks, indexes, locations and manifests,
+//! and repair mends what a copy has.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use jiffy_store::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use support::*;
+
+const SILENT: OnProgress<'static> = &|_, _, _| {};
+
+struct Place {
+    dir: tempfile::TempDir,
+    store: SharedStore,
+    tenant: Arc<Tenant>,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let url: StoreUrl = format!("file://{}/store", dir.path().display())
+            .parse()
+            .unwrap();
+        let store = SharedStore::new(url.open(quick()).unwrap(), keyring());
+        let tenant = store.tenant("alice").await.unwrap();
+        Self { dir, store, tenant }
+    }
+
+    fn options(&self) -> PushOptions {
+        PushOptions::new(self.dir.path().join("index"))
+    }
+
+    async fn verify(&self) -> VerifyReport {
+        let verified = self.store.verify_tenant(&self.tenant, None, SILENT).await;
+        verified.unwrap()
+    }
+
+    /// Files of the store below `kind`, the largest first.
+    fn files(&self, kind: &str) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        walk(&self.dir.path().join("store"), &mut found);
+        found.retain(|path| path.to_string_lossy().contains(&format!("/{kind}/")));
+        found.sort_by_key(|path| std::cmp::Reverse(fs::metadata(path).unwrap().len()));
+        found
+    }
+}
+
+fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => walk(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+/// Flips a bit at `at` from the end.
+fn flip_from_end(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    let at = bytes.len() - at;
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[tokio::test]
+async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
+    let place = Place::new().await;
+    for seeds in [&[1, 2, 3][..], &[2, 3, 4, 5]] {
+        let source = snapshot(place.dir.path(), seeds);
+        let options = place.options();
+        let pushed = place.store.push(&place.tenant, &source, &options).await;
+        pushed.unwrap();
+    }
+    let sound = place.verify().await;
+    assert!(sound.is_sound());
+    // Each chunk is read once, however many snapshots have it: five and the state's.
+    assert_eq!((sound.snapshots, sound.chunks), (2, 6));
+    let pack = &place.files("packs")[0];
+    flip_from_end(pack, 100);
+    let found = place.verify().await;
+    let [index] = &found.objects[..] else {
+        panic!("{:?}", found.objects)
+    };
+    assert!(index.object.contains("/packs/") && index.reason.contains("index"));
+    flip_from_end(pack, 100);
+    for (kind, snapshots) in [("locations", 1), ("manifests", 1)] {
+        let file = &place.files(kind)[0];
+        flip_from_end(file, 10);
+        let found = place.verify().await;
+        assert_eq!((found.snapshots, found.objects.len()), (snapshots, 1));
+        assert!(found.objects[0].object.contains(kind), "{found:?}");
+        flip_from_end(file, 10);
+    }
+    // A chunk that both snapshots have: the third frame of the first pack.
+    let mut bytes = fs::read(pack).unwrap();
+    bytes[64 + (CHUNK + 41) + 1000] ^= 4;
+    fs::write(pack, &bytes).unwrap();
+    let found = place.verify().await;
+    let chunks: usize = found
+        .damaged
+        .iter()
+        .map(|damaged| damaged.chunks.len())
+        .sum();
+    assert!(chunks >= 1 && found.objects.is_empty(), "{found:?}");
+    fs::remove_file(pack).unwrap();
+    assert!(!place.verify().await.is_sound());
+}
+
+#[tokio::test]
+async fn repair_takes_chunks_from_the_cache_of_a_host_and_mends_all_snapshots() {
+    let place = Place::new().await;
+    let (a, b) = (
+        snapshot(place.dir.path(), &[1, 2, 3]),
+        snapshot(place.dir.path(), &[3, 2, 9]),
+    );
+    let (store, tenant) = (&place.store, &place.tenant);
+    let (a_name, _) = store.push(tenant, &a, &place.options()).await.unwrap();
+    let (b_name, _) = store.push(tenant, &b, &place.options()).await.unwrap();
+    let cache = LayerCache::open(place.dir.path().join("cache"), u64::MAX).unwrap();
+    let cache = Arc::new(cache);
+    let remote = store.open(tenant, a_name.root).await.unwrap();
+    for part in 0..2 {
+        let pulled = store.pull(&remote, part, Selection::All, &cache).await;
+        pulled.unwrap();
+    }
+    // The pack of the first snapshot; the second reuses two of its chunks.
+    fs::remove_file(&place.files("packs")[0]).unwrap();
+    let found = place.verify().await;
+    assert_eq!(found.damaged.len(), 2);
+    // A host that has no copy mends nothing, and says what is lost.
+    let empty = LayerCache::open(place.dir.path().join("empty"), u64::MAX).unwrap();
+    let lost = store.repair_all(tenant, &found.damaged, &empty, SILENT);
+    assert_eq!(lost.await.unwrap().len(), 2);
+    let lost = store.repair_all(tenant, &found.damaged, &*cache, SILENT);
+    assert!(lost.await.unwrap().is_empty());
+    assert!(place.verify().await.is_sound());
+    assert_same(store, tenant, a_name.root, &a).await;
+    assert_same(store, tenant, b_name.root, &b).await;
+}
+
+#[tokio::test]
+async fn another_push_mends_what_was_found_damaged() {
+    let place = Place::new().await;
+    let (store, tenant) = (&place.store, &place.tenant);
+    let source = snapshot(place.dir.path(), &[1, 2, 3]);
+    let (name, _) = store.push(tenant, &source, &place.options()).await.unwrap();
+    let pack = &place.files("packs")[0];
+    let mut bytes = fs::read(pack).unwrap();
+    bytes[64 + 1000] ^= 4;
+    fs::write(pack, &bytes).unwrap();
+    // Pushes do not read chunks: only a verification finds it.
+    let (_, again) = store.push(tenant, &source, &place.options()).await.unwrap();
+    assert!(again.existed);
+    let found = place.verify().await;
+    assert!(!found.is_sound());
+    store.distrust(tenant, &found).await.unwrap();
+    let (_, again) = store.push(tenant, &source, &place.options()).await.unwrap();
+    assert!(!again.existed);
+    assert!(place.verify().await.is_sound());
+    assert_same(store, tenant, name.root, &source).await;
+}
+
+#[tokio::test]
+async fn a_collection_moves_sound_chunks_out_of_a_pack_whose_index_is_damaged() {
+    let place = Place::new().await;
+    let (store, tenant) = (&place.store, &place.tenant);
+    let source = snapshot(place.dir.path(), &[1, 2, 3]);
+    let (name, _) = store.push(tenant, &source, &place.options()).await.unwrap();
+    flip_from_end(&place.files("packs")[0], 100);
+    let found = place.verify().await;
+    store.distrust(tenant, &found).await.unwrap();
+    let at_once = GcOptions {
+        grace: Duration::ZERO,
+        ..GcOptions::default()
+    };
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let report = store.collect(tenant, at_once).await.unwrap();
+    assert_eq!(report.repacked, 1);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let report = store.collect(tenant, at_once).await.unwrap();
+    assert_eq!((report.repacked, report.removed), (0, 1));
+    assert!(place.verify().await.is_sound());
+    assert_same(store, tenant, name.root, &source).await;
+}
+
+#[tokio::test]
+async fn tenants_are_listed_with_the_master_keys_and_no_others() {
+    let place = Place::new().await;
+    for name in ["shared", "zoe", "bob"] {
+        place.store.tenant(name).await.unwrap();
+    }
+    let tenants = place.store.tenants().await.unwrap();
+    assert_eq!(tenants.names, ["alice", "bob", "zoe", "shared"]);
+    assert_eq!(tenants.foreign, 0);
+    // One that an earlier version made, which wrote no name.
+    let name = &place
+        .files("tenants")
+        .into_iter()
+        .find(|p| p.ends_with("name"));
+    fs::remove_file(name.as_ref().unwrap()).unwrap();
+    assert_eq!(place.store.tenants().await.unwrap().foreign, 1);
+    for name in ["alice", "bob", "zoe", "shared"] {
+        place.store.tenant(name).await.unwrap();
+    }
+    assert_eq!(place.store.tenants().await.unwrap(), tenants);
+    let other = Keyring::parse(&format!(
+        "locator = \"{}\"\ncurrent = \"k1\"\n[keys]\nk1 = \"{}\"\n",
+        "b".repeat(64),
+        "2".repeat(64)
+    ));
+    let url: StoreUrl = format!("file://{}/store", place.dir.path().display())
+        .parse()
+        .unwrap();
+    let stranger = SharedStore::new(url.open(quick()).unwrap(), other.unwrap());
+    let tenants = stranger.tenants().await.unwrap();
+    assert_eq!((tenants.names.len(), tenants.foreign), (0, 4));
+}
