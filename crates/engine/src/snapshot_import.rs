@@ -24,6 +24,17 @@ pub trait ImportedFile: Send + Sync {
 
     /// Makes the file at `to`, which does not exist. Blocks.
     fn place(&self, to: &Path) -> io::Result<()>;
+
+    /// Place of its other content, in the words of the one who gave it, if not all has arrived:
+    /// then the file has holes.
+    fn missing(&self) -> Option<String> {
+        None
+    }
+
+    /// Makes the file `to`, by which what has arrived is kept. Blocks.
+    fn pin(&self, _to: &Path) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// All files of such a snapshot.

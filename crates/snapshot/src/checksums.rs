@@ -121,6 +121,7 @@ pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
     if dir.find(CHECKSUMS_FILE)?.is_some() {
         return Ok(());
     }
+    snapshot.check_complete()?;
     let checksums = compute(snapshot, &dir, &|| dir.is_still_named())?;
     let path = dir.path(CHECKSUMS_FILE);
     let text = serde_json::to_vec(&checksums).map_err(|e| SnapshotError::damaged(&path, e))?;

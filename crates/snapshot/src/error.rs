@@ -45,6 +45,9 @@ pub enum SnapshotError {
         /// Format of this program.
         loaded: u32,
     },
+    /// Chunks of its memory have not arrived on this host.
+    #[error("the memory of snapshot {0} has not all arrived on this host: have it fetched first")]
+    Incomplete(String),
     /// The parent is missing.
     #[error("snapshot {child} needs its parent {parent}, which is gone")]
     Orphan {

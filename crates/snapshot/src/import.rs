@@ -1,12 +1,13 @@
 //! Import of a snapshot that another host made. Its files are as hostile as their origin.
 
 use crate::manifest::{Manifest, check_id};
+use crate::missing::PIN_FILE;
 use crate::snapshot::{
     MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index,
     disk_layer, read,
 };
 use crate::working_set::{WORKING_SET_FILE, WRITTEN_PAGES_FILE};
-use crate::{Lineage, SnapshotError, Store, checksums};
+use crate::{Lineage, MissingMemory, SnapshotError, Store, checksums};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -58,12 +59,14 @@ pub fn check_manifest(
 
 impl Store {
     /// Publishes snapshot `id` with the files that `fill` puts into the directory that it is given.
-    /// Afterwards it is complete, checked and on storage, or does not exist.
+    /// Afterwards it is checked and on storage, or does not exist. With `missing` the memory layer
+    /// has holes, and `fill` makes [`crate::PIN_FILE`] as well.
     pub fn import(
         &self,
         id: &str,
         parent: Option<&str>,
         mode: ImportMode,
+        missing: Option<&MissingMemory>,
         fill: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<Snapshot, SnapshotError> {
         check_id(id)?;
@@ -76,12 +79,15 @@ impl Store {
         fill(&draft.0).map_err(SnapshotError::io(&draft.0))?;
         let path = draft.0.join(MANIFEST);
         let manifest = check_manifest(&read(&path, MAX_MANIFEST_BYTES)?, id, parent)?;
-        check_files(&draft.0, &manifest)?;
+        check_files(&draft.0, &manifest, missing.is_some())?;
         let snapshot = Snapshot::checked_at(&draft.0, manifest)?;
         if let Some(parent) = parent {
             self.lineage(parent)?.check_child(snapshot.manifest())?;
         }
-        sync(&draft.0).map_err(SnapshotError::io(&draft.0))?;
+        if let Some(missing) = missing {
+            missing.write(&draft.0)?;
+        }
+        sync(&draft.0, missing.is_some()).map_err(SnapshotError::io(&draft.0))?;
         let flags = match mode {
             ImportMode::Replace if place.exists() => RenameFlags::RENAME_EXCHANGE,
             ImportMode::New | ImportMode::Replace => RenameFlags::RENAME_NOREPLACE,
@@ -118,7 +124,7 @@ impl Lineage {
 }
 
 /// Checks that the directory has the files of `manifest` and no others.
-fn check_files(dir: &Path, manifest: &Manifest) -> Result<(), SnapshotError> {
+fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), SnapshotError> {
     let mut allowed: BTreeSet<String> = [
         MANIFEST,
         STATE,
@@ -130,6 +136,9 @@ fn check_files(dir: &Path, manifest: &Manifest) -> Result<(), SnapshotError> {
     ]
     .map(str::to_owned)
     .into();
+    if pinned {
+        allowed.insert(PIN_FILE.to_owned());
+    }
     allowed.extend((0..manifest.disks.len()).flat_map(|n| [disk_layer(n), disk_index(n)]));
     for entry in fs::read_dir(dir).map_err(SnapshotError::io(dir))? {
         let entry = entry.map_err(SnapshotError::io(dir))?;
@@ -146,9 +155,14 @@ fn check_files(dir: &Path, manifest: &Manifest) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-fn sync(dir: &Path) -> io::Result<()> {
+/// Puts files on storage. A layer with holes tells itself which chunks are.
+fn sync(dir: &Path, has_holes: bool) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
-        File::open(entry?.path())?.sync_all()?;
+        let entry = entry?;
+        let name = entry.file_name();
+        if !has_holes || (name != MEMORY_LAYER && name != PIN_FILE) {
+            File::open(entry.path())?.sync_all()?;
+        }
     }
     File::open(dir)?.sync_all()
 }

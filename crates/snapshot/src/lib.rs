@@ -9,6 +9,8 @@
 //! - `working-set.index`: chunks of memory that a restored guest touches first, added later
 //!   ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]) and read ahead of it
 //!   ([`Lineage::read_ahead`]).
+//! - `missing.json`, `memory.present`: there while chunks of `memory.layer` are missing on this host
+//!   ([`Snapshot::missing`]); `prefetch` beside them: all are wanted.
 //! - `written-pages.index`: pages that it writes then ([`Snapshot::put_written_pages`]).
 //!
 //! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and
@@ -22,6 +24,7 @@ mod import;
 mod lineage;
 mod manifest;
 mod merge;
+mod missing;
 mod parts;
 mod read_ahead;
 mod snapshot;
@@ -36,6 +39,7 @@ pub use error::SnapshotError;
 pub use import::{ImportMode, check_manifest};
 pub use lineage::Lineage;
 pub use manifest::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
+pub use missing::{MissingMemory, PIN_FILE, is_reserved};
 pub use parts::{PartKind, SnapshotPart};
 pub use snapshot::{Hold, Snapshot, SnapshotLayer, read_index};
 pub use store::Store;

@@ -27,6 +27,9 @@ impl Store {
         if newest.manifest().parent.is_none() {
             return Ok(newest);
         }
+        for snapshot in lineage.snapshots() {
+            snapshot.check_complete()?;
+        }
         let mut manifest = newest.manifest().clone();
         let draft = self.draft(manifest.disks.len())?;
         let failed = |path: &Path| {

@@ -1,6 +1,7 @@
 //! Files of a snapshot and the chunks that its ancestors have, for other hosts.
 
 use crate::manifest::Manifest;
+use crate::missing::MISSING_FILE;
 use crate::snapshot::{
     MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, disk_index, disk_layer,
     read_index,
@@ -48,6 +49,10 @@ impl Store {
             return Err(SnapshotError::Missing(id.to_owned()));
         }
         let dir = SnapshotDir::at(&path)?;
+        // Opened first: what is complete stays so.
+        if dir.find(MISSING_FILE)?.is_some() {
+            return Err(SnapshotError::Incomplete(id.to_owned()));
+        }
         let text = dir.read(MANIFEST, MAX_MANIFEST_BYTES)?;
         let manifest = Manifest::parse(&text, id, &dir.path(MANIFEST))?;
         let based = manifest.parent.is_some();

@@ -3,7 +3,7 @@
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all};
 use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
-use jiffy_snapshot::{ImportMode, Manifest, check_manifest};
+use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
 impl MicroVmEngine {
     /// Checks the versions of a snapshot against this host. The processor's features are compared
@@ -53,9 +53,25 @@ impl MicroVmEngine {
             ExistingSnapshot::Keep => ImportMode::New,
             ExistingSnapshot::Replace => ImportMode::Replace,
         };
+        if let Some(file) = files.iter().find(|file| is_reserved(file.name())) {
+            return Err(EngineError::Incompatible {
+                reason: format!(
+                    "snapshot {} is damaged: it has a file {}",
+                    import.id,
+                    file.name()
+                ),
+            });
+        }
+        let missing = files.iter().find_map(|file| file.missing());
+        let missing = missing.map(|origin| MissingMemory { origin });
         let work = tokio::task::spawn_blocking(move || {
-            let fill = |dir: &std::path::Path| place_all(&files, dir);
-            store.import(&import.id, import.parent.as_deref(), mode, fill)
+            let fill = |dir: &std::path::Path| {
+                place_all(&files, dir)?;
+                let mut with_holes = files.iter().filter(|file| file.missing().is_some());
+                with_holes.try_for_each(|file| file.pin(&dir.join(PIN_FILE)))
+            };
+            let parent = import.parent.as_deref();
+            store.import(&import.id, parent, mode, missing.as_ref(), fill)
         });
         let imported = work.await.map_err(EngineError::failed)?;
         imported.map(drop).map_err(EngineError::failed)
