@@ -9,6 +9,7 @@ use jiffy_pull::RegistryAddress;
 use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// One key may fill this part of the data directory's file system: one in so many.
 const KEY_DISK_DIVISOR: u64 = 4;
@@ -94,6 +95,8 @@ pub struct StoreOptions {
     pub cache_mib: Option<u64>,
     /// MiB per second that are sent to it; none: no limit.
     pub upload_mib_per_second: Option<u64>,
+    /// Time for which a guest waits for memory from the store.
+    pub timeout: Duration,
 }
 
 /// Share of the data directory's file system.

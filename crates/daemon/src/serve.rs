@@ -7,7 +7,7 @@ use anyhow::Context;
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
 use jiffy_engine::EngineName;
-use jiffy_engines::{EngineChoice, Host, HostEngine};
+use jiffy_engines::{EngineChoice, Host, HostEngine, LazyStore};
 use jiffy_host::{HostOptions, Sandboxes};
 use jiffy_image::{Home, Reference};
 use jiffy_net::Network;
@@ -53,6 +53,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let remote = remote
         .map(|shared| store::open(shared, &home))
         .transpose()?;
+    let lazy = options.store.as_ref().zip(remote.as_ref());
+    let lazy = lazy.map(|(shared, remote)| store::lazy(shared, remote, &home));
+    let lazy = lazy.transpose()?;
     let host_options = HostOptions {
         warm: options.warm_pool,
         limits: options.limits,
@@ -66,7 +69,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
     let network = network::open(&options.network, home.path(), engine::nic_kind(engine))?;
-    let sandboxes = open(host, host_options, network.clone(), engine).await?;
+    let sandboxes = open(host, host_options, network.clone(), engine, lazy).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {
@@ -140,9 +143,10 @@ pub(crate) async fn open(
     options: HostOptions,
     network: Option<Network>,
     engine: EngineName,
+    lazy: Option<LazyStore>,
 ) -> anyhow::Result<Sandboxes<HostEngine>> {
     let journal = host.home().path().join("state.db");
-    let engine = HostEngine::open(host, network, engine).await?;
+    let engine = HostEngine::open(host, network, engine, lazy).await?;
     Ok(Sandboxes::open(engine, &journal, options).await?)
 }
 

@@ -68,7 +68,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         engine::nic_kind(engine),
     )?;
     confine(&mut host, &ConfinementOptions::default())?;
-    let sandboxes = open(host, HostOptions::default(), network.clone(), engine).await?;
+    let sandboxes = open(host, HostOptions::default(), network.clone(), engine, None).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;
     network::close(network).await;

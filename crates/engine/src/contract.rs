@@ -356,6 +356,17 @@ pub trait Engine: Send + Sync + 'static {
         std::future::ready(Err(no_import(import)))
     }
 
+    /// Returns true if a guest of `engine` can be restored from a snapshot whose memory has not all
+    /// arrived ([`jiffy_engine::ImportedFile::missing`](crate::ImportedFile::missing)).
+    fn restores_lazily(&self, _engine: &str) -> bool {
+        false
+    }
+
+    /// Asks that all memory of snapshot `id` and its ancestors be got while a guest runs from it.
+    fn want_all(&self, _id: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Opens the files of snapshot `id` with what the snapshots below it have of them. Blocks.
     fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
         Err(EngineError::Failed {

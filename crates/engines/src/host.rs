@@ -320,6 +320,7 @@ impl PreparedTemplate {
             net: None,
             identity: Identity::default(),
             memory,
+            lazy: None,
         })
     }
 

@@ -3,7 +3,7 @@
 
 use crate::gvisor_engine::{self, GvisorEngine, GvisorGuest, SNAPSHOTS, UnassignedGvisorGuest};
 use crate::host::{Host, PreparedTemplate};
-use crate::microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
+use crate::microvm_engine::{LazyStore, MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, EngineName,
@@ -34,14 +34,17 @@ pub struct HostEngine {
 
 impl HostEngine {
     /// The engines of `host`; new sandboxes come up on the one that is `chosen`, which must be
-    /// usable if it is gVisor.
+    /// usable if it is gVisor. Memory that has not arrived comes from `lazy`.
     pub async fn open(
         host: Host,
         network: Option<Network>,
         chosen: EngineName,
+        lazy: Option<LazyStore>,
     ) -> Result<Self, EngineError> {
         let templates = Arc::new(TemplateCache::new(host));
-        let microvm = MicroVmEngine::on(templates.clone())?.with_network(network.clone());
+        let microvm = MicroVmEngine::on(templates.clone())?
+            .with_network(network.clone())
+            .with_lazy_store(lazy);
         let gvisor_store = SnapshotStore::open(templates.host().home().path().join(SNAPSHOTS));
         let gvisor_store = gvisor_store.map_err(EngineError::failed)?;
         let gvisor =
@@ -384,6 +387,17 @@ impl Engine for HostEngine {
     ) -> Result<(), EngineError> {
         let engine = self.of_import(import)?;
         with!(engine, engine => engine.import_snapshot(import, files, existing).await)
+    }
+
+    fn restores_lazily(&self, engine: &str) -> bool {
+        engine == jiffy_engine::MICROVM && self.microvm.restores_lazily(engine)
+    }
+
+    fn want_all(&self, id: &str) -> Result<(), EngineError> {
+        match self.gvisor_store.has(id) {
+            true => Ok(()),
+            false => self.microvm.want_all(id),
+        }
     }
 
     fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {

@@ -21,7 +21,7 @@ pub use engine_choice::{EngineChoice, EngineFacts};
 pub use gvisor_engine::{GvisorEngine, GvisorGuest, UnassignedGvisorGuest};
 pub use host::{CreateError, Host, HostError, PreparedTemplate, SandboxSpec};
 pub use host_engine::{HostEngine, HostGuest, UnassignedHostGuest};
-pub use microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
+pub use microvm_engine::{LazyStore, MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
 pub use programs::{ProgramError, Programs};
 pub use restore_policy::{
     EngineCost, HostFile, HostFingerprint, KeepError, Percentiles, PolicyCost, PolicyInForce,

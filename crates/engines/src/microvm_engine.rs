@@ -2,11 +2,13 @@
 
 mod guest;
 mod import;
+mod lazy_restore;
 mod parts;
 mod unassigned;
 mod working_set;
 
 pub use guest::MicroVmGuest;
+pub use lazy_restore::LazyStore;
 pub use unassigned::UnassignedMicroVmGuest;
 
 use crate::agent_identity::renewed;
@@ -50,6 +52,8 @@ pub struct MicroVmEngine {
     templates: Arc<TemplateCache>,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
     merging: tokio::sync::Mutex<()>,
+    /// Source of memory that has not arrived; none: all memory is here.
+    lazy: Option<LazyStore>,
 }
 
 impl MicroVmEngine {
@@ -77,6 +81,7 @@ impl MicroVmEngine {
             socket_directory,
             templates,
             merging: tokio::sync::Mutex::default(),
+            lazy: None,
         })
     }
 
@@ -128,9 +133,11 @@ impl MicroVmEngine {
             false => None,
         };
         let memory = memory(&lineage);
+        let lazy = self.missing_memory(&lineage)?;
         let mut spec: RestoreSpec = prepared
             .restore_spec(lineage, disk_mib, overlay, memory)
             .map_err(chain)?;
+        spec.lazy = lazy;
         spec.net = lease.as_mut().and_then(guest_nic::spec);
         let waiting = MicroVm::restore_unassigned(spec)
             .await
@@ -305,11 +312,17 @@ impl Engine for MicroVmEngine {
 
     fn prefetch(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        if !lineage.is_complete() {
+            return Ok(());
+        }
         lineage.prefetch().map(drop).map_err(EngineError::failed)
     }
 
     fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        if !lineage.is_complete() {
+            return Ok(());
+        }
         let mut sealed = lineage
             .snapshots()
             .iter()
@@ -437,6 +450,8 @@ impl Engine for MicroVmEngine {
         if self.merge_growth(id).is_none() {
             return Ok(());
         }
+        // Boxed: it is deep, and rare.
+        Box::pin(self.complete(id)).await?;
         let (store, owned) = (self.store.clone(), id.to_owned());
         let merged = tokio::task::spawn_blocking(move || store.merge(&owned)).await;
         let merged = merged.map_err(EngineError::failed)?;
@@ -446,6 +461,19 @@ impl Engine for MicroVmEngine {
     fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.manifest(id).map(|taken| taken.template);
         self.templates.serves(template, taken.ok().as_deref())
+    }
+
+    fn restores_lazily(&self, _engine: &str) -> bool {
+        self.restores_lazily_here()
+    }
+
+    fn want_all(&self, id: &str) -> Result<(), EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let mut wanted = lineage
+            .snapshots()
+            .iter()
+            .map(|snapshot| snapshot.want_all());
+        wanted.try_for_each(|wanted| wanted.map_err(EngineError::failed))
     }
 
     async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {

@@ -73,6 +73,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         },
         name: None,
         engine: None,
+        prefetch: Default::default(),
     };
     let made = host.create(spec).await.unwrap();
     let id = made.id.clone();

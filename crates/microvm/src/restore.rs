@@ -9,12 +9,12 @@ use crate::vmm_driver::BootStep;
 use crate::vmm_limits::VmmLimits;
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
-use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
+use jiffy_proto::snapshot::{LayerFiles, LazyConfig, LazyLayer, MemorySource, RestoreConfig};
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
 use jiffy_snapshot::{Hold, Lineage, SnapshotError, SnapshotLayer};
 use std::fs::File;
-use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Source of a restored VM's memory.
@@ -53,6 +53,40 @@ pub struct RestoreSpec {
     /// Index of pages that become the guest's own before it runs: those that it writes first
     /// ([`crate::WorkingSet::written`]).
     pub populate: Option<File>,
+    /// Memory that has not all arrived; none: all layers are whole.
+    pub lazy: Option<LazyMemory>,
+}
+
+/// Memory that has not all arrived, and the way to it.
+#[derive(Debug)]
+pub struct LazyMemory {
+    /// `/dev/userfaultfd`.
+    pub userfaultfd: File,
+    /// Listening socket to which the fetcher connects.
+    pub listener: OwnedFd,
+    /// Memory layers with holes: the number in the lineage, and an index whose `stored` chunks are
+    /// there.
+    pub layers: Vec<(u32, File)>,
+    /// Time for which the guest waits for a chunk; then it ends.
+    pub timeout: Duration,
+}
+
+impl LazyMemory {
+    fn config<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> LazyConfig {
+        let layers = self.layers.iter().map(|(layer, present)| LazyLayer {
+            layer: *layer,
+            present: add_fd(fds, present),
+        });
+        let layers = layers.collect();
+        fds.push(self.listener.as_fd());
+        LazyConfig {
+            // The channel refuses too many descriptors.
+            listener: FdIndex(u8::try_from(fds.len() - 1).unwrap_or(u8::MAX)),
+            userfaultfd: add_fd(fds, &self.userfaultfd),
+            layers,
+            timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// Open files of a lineage.
@@ -125,7 +159,7 @@ impl RestoreSpec {
                 mtu: net.mtu,
             }),
             paused: false,
-            lazy: None,
+            lazy: self.lazy.as_ref().map(|lazy| lazy.config(&mut fds)),
         };
         (config, fds)
     }
@@ -161,6 +195,9 @@ impl MicroVm {
             .lineage
             .newest()
             .ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        if spec.lazy.is_none() && !spec.lineage.is_complete() {
+            return Err(SnapshotError::Incomplete(newest.id().to_owned()).into());
+        }
         let hold = newest.hold()?;
         let parent = (newest.id().to_owned(), hold);
         let limits = VmmLimits {

@@ -65,6 +65,11 @@ impl LayerCache {
         })
     }
 
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     fn path(&self, root: &Hash, kind: &str) -> PathBuf {
         self.dir.join(format!("{root}.{kind}"))
     }

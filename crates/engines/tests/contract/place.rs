@@ -59,7 +59,7 @@ impl Place {
         if nix::unistd::geteuid().is_root() {
             host.limit_vmms(Cgroups::find().unwrap());
         }
-        HostEngine::open(host, None, engine).await.unwrap()
+        HostEngine::open(host, None, engine, None).await.unwrap()
     }
 
     /// Waits until nothing is left: no process, no control group, nothing in a directory.

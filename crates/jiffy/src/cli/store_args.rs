@@ -5,6 +5,7 @@ use clap::Args;
 use jiffy_daemon::StoreOptions;
 use jiffy_store::StoreUrl;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The store that hosts share snapshots in.
 #[derive(Debug, Args)]
@@ -29,6 +30,9 @@ pub struct StoreArgs {
     /// Most that is sent to the store per second (default: no limit)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
     pub store_upload_limit: Option<u64>,
+    /// Seconds for which a guest waits for memory that has not arrived, before it is broken
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "store")]
+    pub store_timeout: u64,
 }
 
 impl StoreArgs {
@@ -39,6 +43,7 @@ impl StoreArgs {
             keys: self.store_keys.clone(),
             cache_mib: self.cache_size,
             upload_mib_per_second: self.store_upload_limit,
+            timeout: Duration::from_secs(self.store_timeout.max(1)),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::fetch_grants::LayerOrigin;
 use crate::{RemoteError, RemoteStore};
-use jiffy_store::{CachedPart, FormatError, StoreError, Tenant};
+use jiffy_store::{CachedPart, FormatError, Selection, StoreError, Tenant};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::OnceCell;
@@ -67,20 +67,33 @@ impl OpenParts {
     }
 
     async fn read(&self, origin: &LayerOrigin) -> Result<CachedPart, RemoteError> {
-        let shared = &self.remote.shared;
         let known = lock(&self.tenants).get(&origin.tenant).cloned();
         let tenant = match known {
             Some(tenant) => tenant,
             None => {
-                let found = shared.find_tenant(&origin.tenant).await?;
-                let tenant = found.ok_or_else(|| RemoteError::NoTenant {
-                    tenant: origin.tenant.clone(),
-                })?;
+                let tenant = self.remote.owner_of(origin).await?;
                 lock(&self.tenants).insert(origin.tenant.clone(), tenant.clone());
                 tenant
             }
         };
-        let snapshot = shared.open(&tenant, origin.snapshot).await?;
+        self.remote.open_part(&tenant, origin).await
+    }
+}
+
+impl RemoteStore {
+    async fn owner_of(&self, origin: &LayerOrigin) -> Result<Arc<Tenant>, RemoteError> {
+        let found = self.shared.find_tenant(&origin.tenant).await?;
+        found.ok_or_else(|| RemoteError::NoTenant {
+            tenant: origin.tenant.clone(),
+        })
+    }
+
+    async fn open_part(
+        &self,
+        tenant: &Arc<Tenant>,
+        origin: &LayerOrigin,
+    ) -> Result<CachedPart, RemoteError> {
+        let snapshot = self.shared.open(tenant, origin.snapshot).await?;
         if snapshot.part_root(origin.part)? != origin.layer {
             let reason = FormatError::Damaged("it is not the layer that is waited for");
             return Err(StoreError::Damaged {
@@ -89,6 +102,19 @@ impl OpenParts {
             }
             .into());
         }
-        Ok(shared.cached_part(&snapshot, origin.part, &self.remote.cache)?)
+        Ok(self
+            .shared
+            .cached_part(&snapshot, origin.part, &self.cache)?)
+    }
+
+    /// Fetches all chunks of a layer that are missing here, and puts them on storage.
+    pub async fn fetch_layer(&self, origin: &LayerOrigin) -> Result<(), RemoteError> {
+        let tenant = self.owner_of(origin).await?;
+        let part = self.open_part(&tenant, origin).await?;
+        self.shared.fill(&part, Selection::All).await?;
+        let layer = part.layer().clone();
+        let settled = tokio::task::spawn_blocking(move || layer.settle()).await;
+        settled.map_err(|e| StoreError::Source(e.to_string()))??;
+        Ok(())
     }
 }
