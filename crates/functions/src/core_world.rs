@@ -3,6 +3,7 @@
 //! A message is lines that end in LF: `METHOD PATH` or a status, then `name: value` for each
 //! header, then an empty line and the body.
 
+use crate::core_wasi::{self, CoreState};
 use crate::fault::RequestFault;
 use crate::memory_limiter::MemoryLimiter;
 use crate::world::{CORE_FUNCTIONS, CORE_MEMORY};
@@ -27,7 +28,7 @@ const SERVER_HEADERS: [&str; 6] = [
 
 /// Module that is ready to be instantiated.
 pub(crate) struct CoreFunction {
-    pre: InstancePre<MemoryLimiter>,
+    pre: InstancePre<CoreState>,
     memory: ModuleExport,
     /// In the order of [`CORE_FUNCTIONS`].
     functions: [ModuleExport; 3],
@@ -40,8 +41,10 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
         index.ok_or_else(|| wasmtime::Error::msg(format!("the module does not export {name}")))
     };
     let [(buf, _), (handle, _), (out, _)] = CORE_FUNCTIONS;
+    let mut linker = Linker::new(module.engine());
+    core_wasi::link(module, &mut linker)?;
     Ok(CoreFunction {
-        pre: Linker::new(module.engine()).instantiate_pre(module)?,
+        pre: linker.instantiate_pre(module)?,
         memory: export(CORE_MEMORY)?,
         functions: [export(buf)?, export(handle)?, export(out)?],
     })
@@ -58,7 +61,7 @@ impl CoreFunction {
         engine: &Engine,
         limiter: MemoryLimiter,
     ) -> wasmtime::Result<()> {
-        let mut store = store(engine, limiter);
+        let mut store = store(engine, CoreState::new(limiter, None));
         self.pre.instantiate_async(&mut store).await.map(drop)
     }
 
@@ -66,18 +69,18 @@ impl CoreFunction {
     pub(crate) async fn call(
         &self,
         engine: &Engine,
-        limiter: MemoryLimiter,
+        state: CoreState,
         message: &[u8],
         max_response: u64,
     ) -> wasmtime::Result<Result<Vec<u8>, RequestFault>> {
-        let mut store = store(engine, limiter);
+        let mut store = store(engine, state);
         let instance = self.pre.instantiate_async(&mut store).await?;
         let [buf, handle, out] = &self.functions;
         let memory = instance
             .get_module_export(&mut store, &self.memory)
             .and_then(|export| export.into_memory())
             .ok_or_else(|| missing(CORE_MEMORY))?;
-        let function = |store: &mut Store<MemoryLimiter>, export| {
+        let function = |store: &mut Store<CoreState>, export| {
             let export = instance.get_module_export(store, export);
             export
                 .and_then(|e| e.into_func())
@@ -103,9 +106,9 @@ impl CoreFunction {
     }
 }
 
-fn store(engine: &Engine, limiter: MemoryLimiter) -> Store<MemoryLimiter> {
-    let mut store = Store::new(engine, limiter);
-    store.limiter(|limiter| limiter);
+fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
+    let mut store = Store::new(engine, state);
+    store.limiter(|state| &mut state.limiter);
     store.set_epoch_deadline(1);
     store.epoch_deadline_async_yield_and_update(1);
     store

@@ -19,6 +19,7 @@ pub mod serve;
 pub mod tenant;
 pub mod world;
 
+mod core_wasi;
 mod core_world;
 mod cpu_meter;
 mod http_world;

@@ -1,5 +1,6 @@
 //! Requests: connections, dispatch to a function, and the guest that answers.
 
+use crate::core_wasi::CoreState;
 use crate::cpu_meter::{MeteredGuest, RequestUsage};
 use crate::epoch_ticker::EpochTicker;
 use crate::fault::RequestFault;
@@ -266,7 +267,8 @@ impl GuestRequest {
         drop(body);
         let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.tenant.engine();
-        let guest = code.call(engine, self.limiter(), &message, max);
+        let state = CoreState::new(self.limiter(), Some(self.log.clone()));
+        let guest = code.call(engine, state, &message, max);
         let message = self.limited(guest).await?;
         let response = core_world::parse_response(message, max)?;
         Ok(response.map(|body| {

@@ -1,0 +1,285 @@
+//! Imports that a module of `jiffy-core/1` may have: clocks, random numbers, sleep and output to
+//! the function's log, by the names and types of WASI preview 1, as compilers of other languages
+//! emit them. There are no arguments, environment, files or sockets.
+
+use crate::logs::RequestLog;
+use crate::memory_limiter::MemoryLimiter;
+use jiffy_proto::function::LogStream;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use wasmtime::{Caller, ExternType, Linker, Memory, Module, Val, ValType};
+
+/// Module name of the imports.
+pub(crate) const WASI_MODULE: &str = "wasi_snapshot_preview1";
+/// Random bytes that one call may ask for.
+const MAX_RANDOM_BYTES: u32 = 64 << 10;
+/// Buffers that one write may have.
+const MAX_BUFFERS: u32 = 1024;
+/// Events that one call may wait for.
+const MAX_SUBSCRIPTIONS: u32 = 16;
+/// Monotonic time at the start of this process: later than any at which a module was snapshotted.
+const MONOTONIC_START: Duration = Duration::from_secs(3600);
+/// Bytes of a subscription and of an event.
+const SUBSCRIPTION_BYTES: usize = 48;
+const EVENT_BYTES: usize = 32;
+
+const SUCCESS: i32 = 0;
+const BAD_DESCRIPTOR: i32 = 8;
+const FAULT: i32 = 21;
+const INVALID: i32 = 28;
+
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// State of one request.
+pub(crate) struct CoreState {
+    pub(crate) limiter: MemoryLimiter,
+    log: Option<Arc<RequestLog>>,
+}
+
+impl CoreState {
+    pub(crate) fn new(limiter: MemoryLimiter, log: Option<Arc<RequestLog>>) -> Self {
+        Self { limiter, log }
+    }
+}
+
+type CoreCaller<'a> = Caller<'a, CoreState>;
+
+/// Links the imports of a module. Those that are not served here fail in the guest with `EBADF`.
+pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime::Result<()> {
+    let served = [
+        "args_sizes_get",
+        "args_get",
+        "environ_sizes_get",
+        "environ_get",
+        "sched_yield",
+        "proc_exit",
+        "clock_time_get",
+        "random_get",
+        "fd_write",
+        "poll_oneoff",
+    ];
+    // A module may name an import twice.
+    linker.allow_shadowing(true);
+    for import in module.imports() {
+        let ExternType::Func(kind) = import.ty() else {
+            continue;
+        };
+        let results: Vec<_> = kind.results().collect();
+        let is_errno = matches!(results.as_slice(), [ValType::I32]);
+        if import.module() == WASI_MODULE && is_errno && !served.contains(&import.name()) {
+            linker.func_new(WASI_MODULE, import.name(), kind, |_, _, results| {
+                results.fill(Val::I32(BAD_DESCRIPTOR));
+                Ok(())
+            })?;
+        }
+    }
+    for name in ["args_sizes_get", "environ_sizes_get"] {
+        linker.func_wrap(WASI_MODULE, name, no_strings)?;
+    }
+    for name in ["args_get", "environ_get"] {
+        linker.func_wrap(WASI_MODULE, name, |_: u32, _: u32| SUCCESS)?;
+    }
+    linker
+        .func_wrap(WASI_MODULE, "sched_yield", || SUCCESS)?
+        .func_wrap(WASI_MODULE, "proc_exit", exit)?
+        .func_wrap(WASI_MODULE, "clock_time_get", clock_time)?
+        .func_wrap(WASI_MODULE, "random_get", random)?
+        .func_wrap(WASI_MODULE, "fd_write", write)?
+        .func_wrap_async(
+            WASI_MODULE,
+            "poll_oneoff",
+            |caller, (from, to, count, at)| Box::new(poll(caller, from, to, count, at)),
+        )?;
+    Ok(())
+}
+
+fn memory(caller: &mut CoreCaller<'_>) -> wasmtime::Result<Memory> {
+    let export = caller.get_export(crate::world::CORE_MEMORY);
+    let memory = export.and_then(wasmtime::Extern::into_memory);
+    memory.ok_or_else(|| wasmtime::Error::msg("the module has no memory"))
+}
+
+/// Writes into the guest's memory. An address outside of it is the guest's error.
+fn put(caller: &mut CoreCaller<'_>, at: u32, bytes: &[u8]) -> wasmtime::Result<i32> {
+    let memory = memory(caller)?;
+    let written = memory.write(caller, usize::try_from(at)?, bytes);
+    Ok(written.map_or(FAULT, |()| SUCCESS))
+}
+
+fn no_strings(mut caller: CoreCaller<'_>, count: u32, bytes: u32) -> wasmtime::Result<i32> {
+    match put(&mut caller, count, &[0; 4])? {
+        SUCCESS => put(&mut caller, bytes, &[0; 4]),
+        failed => Ok(failed),
+    }
+}
+
+fn exit(code: i32) -> wasmtime::Result<()> {
+    Err(wasmtime::Error::msg(format!(
+        "the module ended itself with status {code}"
+    )))
+}
+
+/// Time of a clock: 0 since 1970, 1 monotonic.
+fn now(clock: u32) -> Option<Duration> {
+    match clock {
+        0 => SystemTime::now().duration_since(UNIX_EPOCH).ok(),
+        1 => Some(MONOTONIC_START + STARTED.elapsed()),
+        _ => None,
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn clock_time(
+    mut caller: CoreCaller<'_>,
+    clock: u32,
+    _precision: u64,
+    at: u32,
+) -> wasmtime::Result<i32> {
+    match now(clock) {
+        Some(time) => put(&mut caller, at, &nanoseconds(time).to_le_bytes()),
+        None => Ok(INVALID),
+    }
+}
+
+fn random(mut caller: CoreCaller<'_>, at: u32, length: u32) -> wasmtime::Result<i32> {
+    if length > MAX_RANDOM_BYTES {
+        return Ok(INVALID);
+    }
+    let memory = memory(&mut caller)?;
+    let Some(bytes) =
+        range(at, length).and_then(|range| memory.data_mut(&mut caller).get_mut(range))
+    else {
+        return Ok(FAULT);
+    };
+    rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(SUCCESS)
+}
+
+fn range(at: u32, length: u32) -> Option<std::ops::Range<usize>> {
+    let at = usize::try_from(at).ok()?;
+    Some(at..at.checked_add(usize::try_from(length).ok()?)?)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    Some(u32::from_le_bytes(*bytes))
+}
+
+/// Output to the log, on descriptors 1 and 2.
+fn write(
+    mut caller: CoreCaller<'_>,
+    descriptor: u32,
+    buffers: u32,
+    count: u32,
+    at: u32,
+) -> wasmtime::Result<i32> {
+    let stream = match descriptor {
+        1 => LogStream::Stdout,
+        2 => LogStream::Stderr,
+        _ => return Ok(BAD_DESCRIPTOR),
+    };
+    if count > MAX_BUFFERS {
+        return Ok(INVALID);
+    }
+    let memory = memory(&mut caller)?;
+    let data = memory.data(&caller);
+    let mut total = 0u32;
+    for index in 0..count {
+        let head = usize::try_from(buffers)?.saturating_add(usize::try_from(index)? * 8);
+        let buffer = word(data, head).zip(word(data, head.saturating_add(4)));
+        let Some(bytes) =
+            buffer.and_then(|(from, length)| data.get(range(from, length)?).zip(Some(length)))
+        else {
+            return Ok(FAULT);
+        };
+        if let Some(log) = &caller.data().log {
+            log.write(stream, bytes.0);
+        }
+        total = total.saturating_add(bytes.1);
+    }
+    put(&mut caller, at, &total.to_le_bytes())
+}
+
+/// Event that a guest waits for.
+struct Subscription {
+    user_data: [u8; 8],
+    kind: u8,
+    /// Time to wait, None for what is not a clock.
+    wait: Option<Duration>,
+}
+
+fn subscription(bytes: &[u8]) -> Option<Subscription> {
+    let user_data = *bytes.first_chunk()?;
+    let kind = *bytes.get(8)?;
+    if kind != 0 {
+        return Some(Subscription {
+            user_data,
+            kind,
+            wait: None,
+        });
+    }
+    let timeout = u64::from_le_bytes(*bytes.get(24..)?.first_chunk()?);
+    let timeout = Duration::from_nanos(timeout);
+    let is_absolute = bytes.get(40)? & 1 == 1;
+    let wait = match is_absolute {
+        true => timeout.saturating_sub(now(word(bytes, 16)?)?),
+        false => timeout,
+    };
+    Some(Subscription {
+        user_data,
+        kind,
+        wait: Some(wait),
+    })
+}
+
+/// Sleeps until the first of the clocks asked for. Descriptors are told to be bad at once.
+async fn poll(
+    mut caller: CoreCaller<'_>,
+    from: u32,
+    to: u32,
+    count: u32,
+    at: u32,
+) -> wasmtime::Result<i32> {
+    if count == 0 || count > MAX_SUBSCRIPTIONS {
+        return Ok(INVALID);
+    }
+    let memory = memory(&mut caller)?;
+    let length = u32::try_from(SUBSCRIPTION_BYTES)? * count;
+    let Some(bytes) = range(from, length).and_then(|range| memory.data(&caller).get(range)) else {
+        return Ok(FAULT);
+    };
+    let all = bytes.chunks_exact(SUBSCRIPTION_BYTES).map(subscription);
+    let Some(all) = all.collect::<Option<Vec<_>>>() else {
+        return Ok(INVALID);
+    };
+    let first = all.iter().map(|one| one.wait.unwrap_or_default()).min();
+    let first = first.unwrap_or_default();
+    tokio::time::sleep(first).await;
+    let due = all
+        .iter()
+        .filter(|one| one.wait.unwrap_or_default() <= first);
+    let mut events = Vec::new();
+    for one in due {
+        let mut event = [0; EVENT_BYTES];
+        if let (Some(user_data), Some(tail)) = (event.get_mut(..8), one.user_data.get(..)) {
+            user_data.copy_from_slice(tail);
+        }
+        let errno = if one.wait.is_some() {
+            SUCCESS
+        } else {
+            BAD_DESCRIPTOR
+        };
+        if let Some(bytes) = event.get_mut(8..11) {
+            bytes.copy_from_slice(&[u8::try_from(errno)?, 0, one.kind]);
+        }
+        events.extend_from_slice(&event);
+    }
+    let number = u32::try_from(events.len() / EVENT_BYTES)?;
+    match put(&mut caller, to, &events)? {
+        SUCCESS => put(&mut caller, at, &number.to_le_bytes()),
+        failed => Ok(failed),
+    }
+}
