@@ -5,6 +5,7 @@
 //! does not. Why it is so: docs/design-functions.md.
 
 pub mod compiler;
+pub mod egress;
 pub mod function_error;
 pub mod function_record;
 pub mod functions;

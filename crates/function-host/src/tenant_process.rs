@@ -1,5 +1,6 @@
 //! Starter's side of a tenant's process.
 
+use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -16,7 +17,7 @@ use nix::sys::time::TimeVal;
 use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -79,6 +80,9 @@ pub struct TenantProcess {
     control: Mutex<Channel>,
     engine: String,
     left: AtomicBool,
+    egress_settings: EgressSettings,
+    /// None until a function may reach a host.
+    egress: Mutex<Option<EgressBroker>>,
 }
 
 impl TenantProcess {
@@ -101,6 +105,8 @@ impl TenantProcess {
             control: Mutex::new(control),
             engine,
             left: AtomicBool::new(false),
+            egress_settings: EgressSettings::default(),
+            egress: Mutex::default(),
         })
     }
 
@@ -156,7 +162,11 @@ impl TenantProcess {
 
     /// Carries out an order.
     pub fn order(&self, order: &ControlRequest) -> Result<ControlResponse, ProcessError> {
-        self.send(order, None)
+        let answer = self.send(order, None)?;
+        if let ControlRequest::Remove { function } = order {
+            self.set_allowed(function, AllowList::default())?;
+        }
+        Ok(answer)
     }
 
     /// Loads a compiled file whose digest is `digest` in hexadecimal digits.
@@ -167,23 +177,66 @@ impl TenantProcess {
         digest: &str,
         settings: impl Into<LoadSettings>,
     ) -> Result<World, ProcessError> {
+        let settings = settings.into();
+        let list = allow_list(&settings.allow)?;
+        let former = self.allowed(function);
+        // Neither the former version nor the next one is refused a host of its own meanwhile.
+        self.set_allowed(function, former.and(&list))?;
         let order = ControlRequest::Load {
             function: function.to_owned(),
             digest: digest.to_owned(),
-            settings: settings.into(),
+            settings,
         };
-        match self.send(&order, Some(file))? {
-            ControlResponse::Loaded { world } => Ok(world),
-            other => Err(unexpected(&other)),
+        let loaded = match self.send(&order, Some(file.as_fd())) {
+            Ok(ControlResponse::Loaded { world }) => Ok(world),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => Err(error),
+        };
+        self.set_allowed(function, if loaded.is_ok() { list } else { former })?;
+        loaded
+    }
+
+    /// Sets what the host's owner lets functions reach, before any is loaded.
+    pub fn set_egress(&mut self, settings: EgressSettings) {
+        self.egress_settings = settings;
+    }
+
+    /// Sets the hosts that a function may reach, for one that is loaded already: a process that was
+    /// adopted reaches nothing before.
+    pub fn allow(&self, function: &str, hosts: &[String]) -> Result<(), ProcessError> {
+        self.set_allowed(function, allow_list(hosts)?)
+    }
+
+    fn allowed(&self, function: &str) -> AllowList {
+        let egress = self.egress.lock();
+        let list = egress.as_ref().map(|broker| broker.allowed(function));
+        list.unwrap_or_default()
+    }
+
+    fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
+        let mut egress = self.egress.lock();
+        let broker = match &mut *egress {
+            Some(broker) => broker,
+            None if list.is_empty() => return Ok(()),
+            none => {
+                let (broker, socket) = EgressBroker::start(self.egress_settings.clone())?;
+                self.send(&ControlRequest::Egress, Some(socket.as_fd()))?;
+                none.insert(broker)
+            }
+        };
+        match list.is_empty() {
+            true => broker.forget(function),
+            false => broker.allow(function, list),
         }
+        Ok(())
     }
 
     fn send(
         &self,
         order: &ControlRequest,
-        file: Option<&File>,
+        file: Option<BorrowedFd<'_>>,
     ) -> Result<ControlResponse, ProcessError> {
-        let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+        let files: Vec<_> = file.into_iter().collect();
         let control = self.control.lock();
         let answered = control.send(order, &files).and_then(|()| control.recv());
         if answered.is_err() {
@@ -217,6 +270,10 @@ impl Drop for TenantProcess {
             remove_files(&self.directory);
         }
     }
+}
+
+fn allow_list(hosts: &[String]) -> Result<AllowList, ProcessError> {
+    AllowList::parse(hosts).map_err(|error| ProcessError::Refused(error.to_string()))
 }
 
 fn unexpected(answer: &ControlResponse) -> ProcessError {
@@ -335,6 +392,8 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
             control: Mutex::new(control),
             engine,
             left: AtomicBool::new(false),
+            egress_settings: EgressSettings::default(),
+            egress: Mutex::default(),
         }),
         Err(e) => {
             tracing::warn!("ending the process {} of functions: {e}", instance.pid);

@@ -5,6 +5,7 @@
 use crate::cpu_meter::RequestUsage;
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
+use crate::outgoing::{OutgoingRequests, SentRequest};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
@@ -50,7 +51,7 @@ pub(crate) struct HttpState {
     table: ResourceTable,
     wasi: WasiCtx,
     http: WasiHttpCtx,
-    hooks: EgressDenied,
+    hooks: OutgoingHooks,
 }
 
 impl HttpState {
@@ -58,6 +59,7 @@ impl HttpState {
         limiter: MemoryLimiter,
         settings: &LoadSettings,
         log: Option<Arc<RequestLog>>,
+        outgoing: Option<OutgoingRequests>,
     ) -> Self {
         let mut wasi = WasiCtx::builder();
         wasi.max_random_size(MAX_RANDOM_BYTES)
@@ -86,7 +88,7 @@ impl HttpState {
             table,
             wasi: wasi.build(),
             http,
-            hooks: EgressDenied,
+            hooks: OutgoingHooks(outgoing),
         }
     }
 }
@@ -110,27 +112,20 @@ impl WasiHttpView for HttpState {
     }
 }
 
-/// Outgoing requests are refused with `HTTP-request-denied`.
-struct EgressDenied;
+/// Outgoing requests, refused with `HTTP-request-denied` where there are none.
+struct OutgoingHooks(Option<OutgoingRequests>);
 
-impl WasiHttpHooks for EgressDenied {
+impl WasiHttpHooks for OutgoingHooks {
     fn send_request(
         &mut self,
-        _request: hyper::Request<WasiBody>,
-        _options: Option<RequestOptions>,
+        request: hyper::Request<WasiBody>,
+        options: Option<RequestOptions>,
         _fut: Box<dyn Future<Output = Result<(), Error>> + Send>,
-    ) -> Box<
-        dyn Future<
-                Output = Result<
-                    (
-                        hyper::Response<WasiBody>,
-                        Box<dyn Future<Output = Result<(), Error>> + Send>,
-                    ),
-                    Error,
-                >,
-            > + Send,
-    > {
-        Box::new(async { Err(Error::HttpRequestDenied) })
+    ) -> SentRequest {
+        match &mut self.0 {
+            Some(outgoing) => outgoing.send(request, options),
+            None => Box::new(async { Err(Error::HttpRequestDenied) }),
+        }
     }
 
     fn p2_outgoing_body_chunk_size(&mut self) -> usize {
@@ -226,7 +221,7 @@ impl HttpFunction {
         limiter: MemoryLimiter,
         settings: &LoadSettings,
     ) -> wasmtime::Result<()> {
-        let mut store = store(engine, HttpState::new(limiter, settings, None));
+        let mut store = store(engine, HttpState::new(limiter, settings, None, None));
         self.0.instantiate_async(&mut store).await.map(drop)
     }
 

@@ -148,6 +148,12 @@ impl Orders {
                 let world = self.runtime.block_on(load).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Loaded { world });
             }
+            ControlRequest::Egress => {
+                let socket = files.pop().ok_or("the message has no socket")?;
+                let _inside = self.runtime.enter();
+                tenant.egress().attach(socket).map_err(|e| text(&e))?;
+                return Ok(ControlResponse::Done);
+            }
             ControlRequest::Metrics { function } => {
                 let metrics = tenant.metrics(&function).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Metrics { metrics });

@@ -9,6 +9,7 @@ use crate::guest_body::{GuestBody, GuestTask, ResponseBody};
 use crate::http_world::HttpState;
 use crate::logs::RequestLog;
 use crate::memory_limiter::{MemoryLimiter, MemoryReservation};
+use crate::outgoing::OutgoingRequests;
 use crate::tenant::Tenant;
 use crate::write_timeout::WriteTimeout;
 use crate::{core_world, request_body};
@@ -44,6 +45,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Requests that a guest may send while it answers one.
+const MAX_OUTGOING_REQUESTS: u32 = 32;
 /// Time to wait after an accept that failed.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -113,12 +116,13 @@ impl FunctionServer {
             .headers()
             .get(FUNCTION_HEADER)
             .and_then(|name| name.to_str().ok());
-        let Some(function) = name.and_then(|name| self.tenant.function(name)) else {
+        let name = name.unwrap_or_default().to_owned();
+        let Some(function) = self.tenant.function(&name) else {
             return faulty(&RequestFault::NotFound);
         };
         let id = self.request_id(&request);
         let log = Arc::new(RequestLog::new(function.log.clone(), id.clone()));
-        let mut response = match self.run(&function, request, &log).await {
+        let mut response = match self.run(name, &function, request, &log).await {
             Ok(response) => response,
             Err(fault) => {
                 record(&function, &log, &fault);
@@ -144,6 +148,7 @@ impl FunctionServer {
 
     async fn run(
         &self,
+        name: String,
         function: &Arc<Function>,
         request: Request<impl Body<Data = Bytes> + Unpin>,
         log: &Arc<RequestLog>,
@@ -169,6 +174,7 @@ impl FunctionServer {
         let usage = Arc::new(RequestUsage::default());
         let guest = GuestRequest {
             server: self.clone(),
+            name,
             function: function.clone(),
             left: deployment
                 .settings
@@ -208,6 +214,7 @@ fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
 /// Request whose guest runs, with everything that it occupies.
 struct GuestRequest {
     server: FunctionServer,
+    name: String,
     function: Arc<Function>,
     deployment: Arc<Deployment>,
     usage: Arc<RequestUsage>,
@@ -228,6 +235,16 @@ impl GuestRequest {
     fn limiter(&self) -> MemoryLimiter {
         let bytes = self.deployment.settings.limits.memory_bytes();
         MemoryLimiter::new(self.server.tenant.budget(), self.usage.clone(), bytes)
+    }
+
+    /// Way of its requests to elsewhere; none if it may not send any.
+    fn outgoing(&self) -> Option<OutgoingRequests> {
+        let is_allowed = !self.deployment.settings.allow.is_empty();
+        is_allowed.then(|| OutgoingRequests {
+            egress: self.server.tenant.egress().clone(),
+            function: self.name.clone(),
+            left: MAX_OUTGOING_REQUESTS,
+        })
     }
 
     /// Runs a guest within the limits of time.
@@ -296,6 +313,7 @@ impl GuestRequest {
                 self.limiter(),
                 &self.deployment.settings,
                 Some(self.log.clone()),
+                self.outgoing(),
             );
             let engine = self.server.tenant.engine();
             let guest = async {

@@ -2,6 +2,7 @@
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};
+use crate::egress::Egress;
 use crate::epoch_ticker::EpochTicker;
 use crate::fault::RequestFault;
 use crate::function::{Function, Version, VersionCode};
@@ -72,6 +73,7 @@ pub struct Tenant {
     functions: RwLock<HashMap<String, Arc<Function>>>,
     budget: Arc<MemoryBudget>,
     slots: Arc<Semaphore>,
+    egress: Arc<Egress>,
     limits: TenantLimits,
 }
 
@@ -85,6 +87,7 @@ impl Tenant {
             budget: Arc::new(MemoryBudget::new(limits.memory_bytes)),
             slots: Arc::new(Semaphore::new(usize::try_from(limits.slots).unwrap_or(1))),
             engine,
+            egress: Arc::default(),
             limits,
         })
     }
@@ -107,6 +110,10 @@ impl Tenant {
 
     pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
+    }
+
+    pub(crate) fn egress(&self) -> &Arc<Egress> {
+        &self.egress
     }
 
     pub(crate) fn slots(&self) -> &Arc<Semaphore> {

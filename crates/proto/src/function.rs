@@ -1,8 +1,10 @@
 //! Functions: messages between the daemon and a tenant's process (`jiffy-functions serve`), one
 //! packet each, answered in order.
 
+mod egress;
 mod limits;
 
+pub use egress::{EgressFailure, EgressRequest, EgressResponse};
 pub use limits::{
     FunctionLimits, LimitError, MAX_ARTIFACT_BYTES, MAX_BODY_BYTES, MAX_CONCURRENCY,
     MAX_FUNCTION_MEMORY_MIB, MAX_MODULE_BYTES, MAX_REQUEST_TIME, SlotReset, TenantLimits,
@@ -34,6 +36,9 @@ pub enum ControlRequest {
         /// Settings from now on.
         settings: LoadSettings,
     },
+    /// Sends outgoing connections through the broker whose socket comes with the message, and no
+    /// longer through an earlier one.
+    Egress,
     /// Replaces limits.
     Limit {
         /// Name of the function.

@@ -1,6 +1,7 @@
 ;; Component of wasi:http/proxy@0.2. What it does is told by the first byte of the path:
 ;; t trap, n no response, s spin, l endless response, e a request to elsewhere that is not denied
-;; traps; otherwise it logs a line and says hello.
+;; traps, f a request to the authority behind it, whose answer is R and the first digit of a status,
+;; or E and a letter, A for the first case of error-code; otherwise it logs a line and says hello.
 (component $C
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))
@@ -69,6 +70,12 @@
       (case "HTTP-upgrade-failed") (case "HTTP-protocol-error") (case "loop-detected")
       (case "configuration-error") (case "internal-error" (option string))))
     (export "error-code" (type $code (eq $code-type)))
+    (type $scheme-type (variant (case "HTTP") (case "HTTPS") (case "other" string)))
+    (export "scheme" (type $scheme (eq $scheme-type)))
+    (export "[method]outgoing-request.set-scheme" (func
+      (param "self" (borrow $elsewhere)) (param "scheme" (option $scheme)) (result (result))))
+    (export "[method]incoming-response.status" (func
+      (param "self" (borrow $incoming)) (result u16)))
     (export "[constructor]outgoing-request" (func
       (param "headers" (own $fields)) (result (own $elsewhere))))
     (export "[method]outgoing-request.set-authority" (func
@@ -134,6 +141,8 @@
   (alias export $types "[constructor]outgoing-request" (func $elsewhere))
   (alias export $types "[method]outgoing-request.set-authority" (func $authority))
   (alias export $types "[method]outgoing-request.set-path-with-query" (func $target))
+  (alias export $types "[method]outgoing-request.set-scheme" (func $scheme))
+  (alias export $types "[method]incoming-response.status" (func $status))
   (alias export $types "[method]future-incoming-response.subscribe" (func $subscribe))
   (alias export $types "[method]future-incoming-response.get" (func $get))
   (alias export $outgoing "handle" (func $send))
@@ -141,6 +150,8 @@
   (core func $elsewhere' (canon lower (func $elsewhere)))
   (core func $authority' (canon lower (func $authority) (memory $mem)))
   (core func $target' (canon lower (func $target) (memory $mem)))
+  (core func $scheme' (canon lower (func $scheme) (memory $mem)))
+  (core func $status' (canon lower (func $status)))
   (core func $subscribe' (canon lower (func $subscribe)))
   (core func $get' (canon lower (func $get) (memory $mem) (realloc $realloc)))
   (core func $send' (canon lower (func $send) (memory $mem) (realloc $realloc)))
@@ -172,6 +183,8 @@
     (import "h" "elsewhere" (func $elsewhere (param i32) (result i32)))
     (import "h" "authority" (func $authority (param i32 i32 i32 i32) (result i32)))
     (import "h" "target" (func $target (param i32 i32 i32 i32) (result i32)))
+    (import "h" "scheme" (func $scheme (param i32 i32 i32 i32 i32) (result i32)))
+    (import "h" "status" (func $status (param i32) (result i32)))
     (import "h" "subscribe" (func $subscribe (param i32) (result i32)))
     (import "h" "get" (func $get (param i32 i32)))
     (import "h" "send" (func $send (param i32 i32 i32 i32)))
@@ -191,6 +204,28 @@
       (if (i32.ne (i32.load8_u (i32.const 192)) (i32.const 1)) (then (unreachable)))
       (if (i32.ne (i32.load8_u (i32.const 208)) (i32.const 1)) (then (unreachable)))
       (if (i32.ne (i32.load8_u (i32.const 216)) (i32.const 15)) (then (unreachable))))
+    ;; Sends a request, and puts what comes of it at 1024.
+    (func $fetch (param $at i32) (param $length i32) (local $request i32) (local $future i32)
+      (local.set $request (call $elsewhere (call $fields)))
+      (drop (call $scheme (local.get $request) (i32.const 1) (i32.const 0) (i32.const 0)
+        (i32.const 0)))
+      (drop (call $authority (local.get $request) (i32.const 1) (local.get $at)
+        (local.get $length)))
+      (drop (call $target (local.get $request) (i32.const 1) (i32.const 1104) (i32.const 1)))
+      (call $send (local.get $request) (i32.const 0) (i32.const 0) (i32.const 128))
+      (if (i32.load8_u (i32.const 128)) (then (unreachable)))
+      (local.set $future (i32.load (i32.const 136)))
+      (call $block (call $subscribe (local.get $future)))
+      (call $get (local.get $future) (i32.const 192))
+      (if (i32.load8_u (i32.const 208))
+        (then
+          (i32.store8 (i32.const 1024) (i32.const 69))
+          (i32.store8 (i32.const 1025)
+            (i32.add (i32.const 65) (i32.load8_u (i32.const 216)))))
+        (else
+          (i32.store8 (i32.const 1024) (i32.const 82))
+          (i32.store8 (i32.const 1025) (i32.add (i32.const 48)
+            (i32.div_u (call $status (i32.load (i32.const 216))) (i32.const 100)))))))
     (data (i32.const 1024) "hello from a component")
     (data (i32.const 1056) "a line of output\n")
     (func (export "handle") (param $request i32) (param $out i32)
@@ -201,6 +236,9 @@
       (if (i32.eq (local.get $what) (i32.const 110)) (then (return)))
       (if (i32.eq (local.get $what) (i32.const 115)) (then (loop $forever (br $forever))))
       (if (i32.eq (local.get $what) (i32.const 101)) (then (call $denied)))
+      (if (i32.eq (local.get $what) (i32.const 102)) (then
+        (call $fetch (i32.add (i32.load (i32.const 4)) (i32.const 2))
+          (i32.sub (i32.load (i32.const 8)) (i32.const 2)))))
       (local.set $stream (call $stdout))
       (call $write (local.get $stream) (i32.const 1056) (i32.const 17) (i32.const 64))
       (call $drop-stream (local.get $stream))
@@ -224,6 +262,8 @@
       (export "elsewhere" (func $elsewhere'))
       (export "authority" (func $authority'))
       (export "target" (func $target'))
+      (export "scheme" (func $scheme'))
+      (export "status" (func $status'))
       (export "subscribe" (func $subscribe'))
       (export "get" (func $get'))
       (export "send" (func $send'))

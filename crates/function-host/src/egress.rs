@@ -1,0 +1,185 @@
+//! Broker of a tenant's outgoing connections.
+//!
+//! A tenant's process has no network. It asks the broker, which is in the daemon, for a connection
+//! to a host; the broker looks at the function's list of hosts, which the process cannot change,
+//! resolves the name, checks the addresses, connects, speaks TLS, and hands out one end of a pair
+//! of Unix sockets, between which and the host it copies within limits.
+
+mod allow_list;
+mod destination;
+mod relay;
+
+pub use allow_list::{AllowList, AllowListError, MAX_ALLOWED_HOSTS};
+
+use destination::Destinations;
+use ipnet::IpNet;
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use parking_lot::RwLock;
+use relay::{Connector, Relay};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
+
+/// Connections of one tenant at once, those that are being made included.
+const MAX_CONNECTIONS: usize = 64;
+/// Threads that look up names for one tenant.
+const LOOKUP_THREADS: usize = 4;
+
+/// Settings by the host's owner.
+#[derive(Debug, Clone, Default)]
+pub struct EgressSettings {
+    /// Ranges outside of the public internet that functions may reach if they list the host.
+    pub granted: Vec<IpNet>,
+    /// Addresses of names that are not looked up.
+    pub names: BTreeMap<String, Vec<IpAddr>>,
+}
+
+/// Broker of one tenant. It ends with this value, and its connections with it.
+#[derive(Debug)]
+pub struct EgressBroker {
+    lists: Arc<RwLock<HashMap<String, AllowList>>>,
+    /// Its runtime stops when this is dropped.
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl EgressBroker {
+    /// Starts a broker, and returns it with the end of its socket that is the process's.
+    pub fn start(settings: EgressSettings) -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = Channel::pair().map_err(io::Error::other)?;
+        let destinations = Destinations::new(settings).map_err(io::Error::other)?;
+        let connector = Connector::new(destinations).map_err(io::Error::other)?;
+        let lists: Arc<RwLock<HashMap<String, AllowList>>> = Arc::default();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(LOOKUP_THREADS)
+            .enable_all()
+            .build()?;
+        set_nonblocking(&ours)?;
+        let socket = {
+            let _inside = runtime.enter();
+            // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
+            Arc::new(unsafe { AsyncFd::register(ours) }?)
+        };
+        let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+        let broker = Broker {
+            socket,
+            lists: lists.clone(),
+            connector: Arc::new(connector),
+            permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        };
+        let thread = std::thread::Builder::new().name("function-egress".to_owned());
+        thread.spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = broker.serve() => {}
+                    _ = &mut stopped => {}
+                }
+            });
+            // Lookups that hang end by themselves.
+            runtime.shutdown_background();
+        })?;
+        Ok((Self { lists, _stop: stop }, theirs))
+    }
+
+    /// Sets the hosts that `function` may reach.
+    pub fn allow(&self, function: &str, list: AllowList) {
+        self.lists.write().insert(function.to_owned(), list);
+    }
+
+    /// Hosts that `function` may reach.
+    #[must_use]
+    pub fn allowed(&self, function: &str) -> AllowList {
+        self.lists.read().get(function).cloned().unwrap_or_default()
+    }
+
+    /// Forgets a function.
+    pub fn forget(&self, function: &str) {
+        self.lists.write().remove(function);
+    }
+}
+
+/// Sets a descriptor to return at once.
+fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
+    fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+/// Broker on its thread.
+struct Broker {
+    socket: Arc<AsyncFd<Channel>>,
+    lists: Arc<RwLock<HashMap<String, AllowList>>>,
+    connector: Arc<Connector>,
+    permits: Arc<Semaphore>,
+}
+
+impl Broker {
+    /// Serves until the process closes its end, or says what is no request.
+    async fn serve(self) {
+        while let Ok(request) = self.receive().await {
+            let permit = self.permits.clone().try_acquire_owned();
+            let is_allowed = {
+                let lists = self.lists.read();
+                let list = lists.get(&request.function);
+                list.is_some_and(|list| list.contains(&request.host, request.port))
+            };
+            let failure = match permit {
+                _ if !is_allowed => EgressFailure::Denied,
+                Err(_) => EgressFailure::TooMany,
+                Ok(permit) => {
+                    let (connector, socket) = (self.connector.clone(), self.socket.clone());
+                    tokio::spawn(async move {
+                        let made = connector.relay(&request).await;
+                        if let Some(relay) = answer(&socket, request.id, made).await {
+                            relay.run().await;
+                        }
+                        drop(permit);
+                    });
+                    continue;
+                }
+            };
+            answer(&self.socket, request.id, Err(failure)).await;
+        }
+    }
+
+    async fn receive(&self) -> Result<EgressRequest, ChannelError> {
+        loop {
+            let mut ready = self
+                .socket
+                .readable()
+                .await
+                .map_err(|_| ChannelError::Closed)?;
+            match self.socket.get_ref().recv() {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                // Descriptors that come with it are closed.
+                received => return received.map(|(request, _)| request),
+            }
+        }
+    }
+}
+
+/// Answers a request. Returns the connection if the process has it.
+async fn answer(
+    socket: &AsyncFd<Channel>,
+    id: u64,
+    made: Result<(Relay, OwnedFd), EgressFailure>,
+) -> Option<Relay> {
+    let (relay, theirs, failure) = match made {
+        Ok((relay, theirs)) => (Some(relay), Some(theirs), None),
+        Err(failure) => (None, None, Some(failure)),
+    };
+    let files: Vec<_> = theirs.iter().map(|file| file.as_fd()).collect();
+    let response = EgressResponse { id, failure };
+    loop {
+        let mut ready = socket.writable().await.ok()?;
+        match socket.get_ref().send(&response, &files) {
+            Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+            sent => return relay.filter(|_| sent.is_ok()),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Outgoing connections of guests, made by the broker outside of this process. Without one, and for
+//! functions that may reach nothing, requests are denied.
+
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
+use nix::errno::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+
+type Answer = Result<OwnedFd, EgressFailure>;
+type Waiting = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
+
+/// Way to the broker of this process; there may be none.
+#[derive(Debug, Default)]
+pub(crate) struct Egress(RwLock<Option<Arc<BrokerLink>>>);
+
+/// Connection to one broker.
+#[derive(Debug)]
+struct BrokerLink {
+    socket: AsyncFd<Channel>,
+    waiting: Waiting,
+    next: AtomicU64,
+}
+
+impl Egress {
+    /// Uses the broker at `socket` from now on. Must be called inside of the runtime.
+    pub(crate) fn attach(self: &Arc<Self>, socket: OwnedFd) -> io::Result<()> {
+        let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
+        nix::fcntl::fcntl(&socket, flags)?;
+        let link = Arc::new(BrokerLink {
+            // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
+            socket: unsafe { AsyncFd::register(Channel::new(socket)) }?,
+            waiting: Mutex::default(),
+            next: AtomicU64::new(0),
+        });
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
+        let egress = self.clone();
+        tokio::spawn(async move {
+            link.pass_answers().await;
+            egress.detach(&link);
+        });
+        Ok(())
+    }
+
+    fn detach(&self, link: &Arc<BrokerLink>) {
+        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if current
+            .as_ref()
+            .is_some_and(|current| Arc::ptr_eq(current, link))
+        {
+            *current = None;
+        }
+    }
+
+    /// Asks for a connection.
+    pub(crate) async fn connect(
+        &self,
+        function: &str,
+        host: &str,
+        port: u16,
+        tls: bool,
+    ) -> Result<UnixStream, EgressFailure> {
+        let link = self
+            .0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let link = link.ok_or(EgressFailure::Denied)?;
+        let request = EgressRequest {
+            id: link.next.fetch_add(1, Ordering::Relaxed),
+            function: function.to_owned(),
+            host: host.to_owned(),
+            port,
+            tls,
+        };
+        let socket = link.ask(&request).await?;
+        // The broker has set it to not block.
+        UnixStream::from_std(StdUnixStream::from(socket)).map_err(|_| EgressFailure::TooMany)
+    }
+}
+
+/// Request that waits for its answer, and is forgotten with this value.
+struct WaitingConnection<'a>(&'a Waiting, u64);
+
+impl Drop for WaitingConnection<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.remove(&self.1);
+    }
+}
+
+impl BrokerLink {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn ask(&self, request: &EgressRequest) -> Answer {
+        let (sender, receiver) = oneshot::channel();
+        self.waiting().insert(request.id, sender);
+        let _waiting = WaitingConnection(&self.waiting, request.id);
+        loop {
+            let mut ready = self
+                .socket
+                .writable()
+                .await
+                .map_err(|_| EgressFailure::Denied)?;
+            match self.socket.get_ref().send(request, &[]) {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                sent => break sent.map_err(|_| EgressFailure::Denied)?,
+            }
+        }
+        // The sender is gone if the broker is.
+        receiver.await.unwrap_or(Err(EgressFailure::Denied))
+    }
+
+    /// Passes answers to those who wait, until the broker is gone.
+    async fn pass_answers(&self) {
+        loop {
+            let Ok(mut ready) = self.socket.readable().await else {
+                break;
+            };
+            match self.socket.get_ref().recv::<EgressResponse>() {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                Err(_) => break,
+                Ok((response, mut files)) => {
+                    let answer = match response.failure {
+                        None => files.pop().ok_or(EgressFailure::Denied),
+                        Some(failure) => Err(failure),
+                    };
+                    if let Some(sender) = self.waiting().remove(&response.id) {
+                        // The guest may have ended meanwhile.
+                        let _ = sender.send(answer);
+                    }
+                }
+            }
+        }
+        self.waiting().clear();
+    }
+}

@@ -1,0 +1,195 @@
+//! Outgoing requests of wasi:http: HTTP/1.1 over a connection of the broker's, one request each.
+//! Redirects are the guest's to follow, each subject to the same list of hosts.
+
+use crate::egress::Egress;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1;
+use hyper::http::uri::Scheme;
+use hyper::{Method, Uri};
+use hyper_util::rt::TokioIo;
+use jiffy_proto::function::EgressFailure;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::{Sleep, timeout};
+use wasmtime_wasi_http::{Error, RequestOptions, WasiBody};
+
+/// Time for the head of a response, and between parts of its body, unless the guest wants less. The
+/// incoming request's own limit ends both before.
+const MAX_WAIT: Duration = jiffy_proto::function::MAX_REQUEST_TIME;
+/// Bytes of a response's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+
+type IoTask = Box<dyn Future<Output = Result<(), Error>> + Send>;
+pub(crate) type SentRequest =
+    Box<dyn Future<Output = Result<(hyper::Response<WasiBody>, IoTask), Error>> + Send>;
+
+/// Way of one function's requests to elsewhere.
+pub(crate) struct OutgoingRequests {
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) function: String,
+    /// Requests that the guest may still send.
+    pub(crate) left: u32,
+}
+
+impl OutgoingRequests {
+    /// Sends a request.
+    pub(crate) fn send(
+        &mut self,
+        request: hyper::Request<WasiBody>,
+        options: Option<RequestOptions>,
+    ) -> SentRequest {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Box::new(async { Err(Error::ConnectionLimitReached) });
+        };
+        self.left = left;
+        let (egress, function) = (self.egress.clone(), self.function.clone());
+        Box::new(async move { exchange(&egress, &function, request, options).await })
+    }
+}
+
+fn failed(failure: EgressFailure) -> Error {
+    match failure {
+        EgressFailure::Denied => Error::HttpRequestDenied,
+        EgressFailure::ProhibitedAddress => Error::DestinationIpProhibited,
+        EgressFailure::NotFound => Error::DestinationNotFound,
+        EgressFailure::Refused => Error::ConnectionRefused,
+        EgressFailure::Timeout => Error::ConnectionTimeout,
+        EgressFailure::TooMany => Error::ConnectionLimitReached,
+        EgressFailure::Tls => Error::TlsProtocolError,
+    }
+}
+
+/// Host without brackets, port, and true for TLS.
+fn destination(uri: &Uri) -> Result<(String, u16, bool), Error> {
+    let tls = match uri.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTP => false,
+        Some(scheme) if *scheme == Scheme::HTTPS => true,
+        _ => return Err(Error::HttpProtocolError),
+    };
+    let authority = uri.authority().ok_or(Error::HttpRequestUriInvalid)?;
+    // Names and passwords in a URI are no part of HTTP.
+    if authority.as_str().contains('@') || authority.host().is_empty() {
+        return Err(Error::HttpRequestUriInvalid);
+    }
+    let host = authority.host();
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    Ok((bare.unwrap_or(host).to_owned(), port, tls))
+}
+
+async fn exchange(
+    egress: &Egress,
+    function: &str,
+    mut request: hyper::Request<WasiBody>,
+    options: Option<RequestOptions>,
+) -> Result<(hyper::Response<WasiBody>, IoTask), Error> {
+    let (host, port, tls) = destination(request.uri())?;
+    if *request.method() == Method::CONNECT {
+        return Err(Error::HttpRequestMethodInvalid);
+    }
+    let wait = |wanted: Option<Duration>| wanted.unwrap_or(MAX_WAIT).min(MAX_WAIT);
+    let (connect, first, between) = match options {
+        Some(o) => (
+            o.connect_timeout,
+            o.first_byte_timeout,
+            o.between_bytes_timeout,
+        ),
+        None => (None, None, None),
+    };
+    let connection = egress.connect(function, &host, port, tls);
+    let connection = timeout(wait(connect), connection).await;
+    let connection = connection
+        .map_err(|_| Error::ConnectionTimeout)?
+        .map_err(failed)?;
+    let (mut sender, driver) = http1::Builder::new()
+        .max_buf_size(MAX_HEAD_BYTES)
+        .handshake(TokioIo::new(connection))
+        .await?;
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |path| path.as_str());
+    *request.uri_mut() = path.parse().map_err(|_| Error::HttpRequestUriInvalid)?;
+    let mut driver = tokio::spawn(driver);
+    let response = tokio::select! {
+        biased;
+        sent = timeout(wait(first), sender.send_request(request)) => {
+            sent.map_err(|_| Error::ConnectionReadTimeout)?
+        }
+        ended = &mut driver => match ended {
+            Ok(Err(error)) => return Err(error.into()),
+            _ => return Err(Error::ConnectionTerminated),
+        },
+    };
+    let body = |incoming| ResponseParts::new(incoming, wait(between)).boxed_unsync();
+    // The connection lives as long as its driver.
+    let driver = AbortOnDrop(driver);
+    let io: IoTask = Box::new(async move {
+        let mut driver = driver;
+        match (&mut driver.0).await {
+            Ok(ended) => ended.map_err(Error::from),
+            Err(_) => Err(Error::ConnectionTerminated),
+        }
+    });
+    Ok((response?.map(body), io))
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<hyper::Result<()>>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Body of a response, whose parts must follow each other in time.
+struct ResponseParts {
+    incoming: Incoming,
+    wait: Duration,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl ResponseParts {
+    fn new(incoming: Incoming, wait: Duration) -> Self {
+        let timer = Box::pin(tokio::time::sleep(wait));
+        Self {
+            incoming,
+            wait,
+            timer,
+        }
+    }
+}
+
+impl Body for ResponseParts {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match Pin::new(&mut self.incoming).poll_frame(context) {
+            Poll::Ready(frame) => {
+                let next = tokio::time::Instant::now() + self.wait;
+                self.timer.as_mut().reset(next);
+                Poll::Ready(frame.map(|frame| frame.map_err(Error::from)))
+            }
+            Poll::Pending => {
+                ready!(self.timer.as_mut().poll(context));
+                Poll::Ready(Some(Err(Error::ConnectionReadTimeout)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
