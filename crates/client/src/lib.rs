@@ -5,6 +5,7 @@ mod client;
 pub mod local_daemon;
 pub mod progress;
 pub mod rootless;
+pub mod step_bar;
 
 pub use client::{
     Client, Metric, NewSandbox, Pruned, Sandbox, SandboxLease, SandboxSettings, ServerOptions,

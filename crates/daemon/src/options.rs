@@ -97,6 +97,8 @@ pub struct StoreOptions {
     pub upload_mib_per_second: Option<u64>,
     /// Time for which a guest waits for memory from the store.
     pub timeout: Duration,
+    /// Time between two collections of it; none: this host collects nothing.
+    pub gc_interval: Option<Duration>,
 }
 
 /// Share of the data directory's file system.

@@ -16,6 +16,7 @@ mod run;
 mod sandbox;
 mod serve;
 mod site;
+mod store;
 mod store_args;
 mod template;
 
@@ -43,6 +44,7 @@ pub use sandbox::{
 };
 pub use serve::ServeArgs;
 pub use site::SiteArgs;
+pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreVerifyArgs};
 pub use store_args::StoreArgs;
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
 
@@ -79,6 +81,9 @@ pub enum Command {
     /// Make, list and revoke the API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Collect, verify and measure the store that hosts share snapshots in
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Measure this host
     Bench(BenchArgs),
     /// Make a sandbox that stays until it is killed

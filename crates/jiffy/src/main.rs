@@ -10,6 +10,7 @@ mod rootless;
 mod run;
 mod sandbox;
 mod serve_command;
+mod store;
 mod template;
 mod units;
 
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Run(args) => (run::run(args), FAILURE_EXIT_CODE),
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
+        Command::Store(command) => (store::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),

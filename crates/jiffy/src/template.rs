@@ -10,7 +10,9 @@ use anyhow::Context;
 use jiffy_client::progress::TemplateProgress;
 use jiffy_image::{Home, Recipe, Template, TemplateManifest, Templates, UnpackLimits, Visibility};
 use serde_json::{Value, json};
-use show::{mib, short};
+use show::short;
+
+pub use show::mib;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;

@@ -18,6 +18,6 @@ pub use fetcher::{FETCHER_ARGUMENT, FetchService, FetcherSettings, fetcher_main}
 pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
 pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
-pub use settings::RemoteSettings;
+pub use settings::{LastStore, RemoteSettings};
 
 pub use jiffy_store::{MAX_LINEAGE, SHARED_TENANT, SnapshotName};

@@ -33,6 +33,10 @@ pub struct StoreArgs {
     /// Seconds for which a guest waits for memory that has not arrived, before it is broken
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "store")]
     pub store_timeout: u64,
+    /// Time between two collections of what no snapshot in the store needs, whichever host does
+    /// them; 0: this one does none
+    #[arg(long, value_name = "TIME", default_value = "1d", value_parser = units::duration_or_zero)]
+    pub store_gc_interval: Duration,
 }
 
 impl StoreArgs {
@@ -44,6 +48,7 @@ impl StoreArgs {
             cache_mib: self.cache_size,
             upload_mib_per_second: self.store_upload_limit,
             timeout: Duration::from_secs(self.store_timeout.max(1)),
+            gc_interval: Some(self.store_gc_interval).filter(|time| !time.is_zero()),
         })
     }
 }

@@ -1,0 +1,36 @@
+//! Bar of work in steps on standard error, where that is a terminal.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Bar of work in steps. Shows nothing where there is no terminal.
+#[derive(Debug)]
+pub struct StepBar(ProgressBar);
+
+impl StepBar {
+    /// Bar of the work on `name`.
+    pub fn new(name: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        let style =
+            ProgressStyle::with_template("{prefix} [{bar:30}] {percent:>3}% {elapsed} {msg}");
+        if let Ok(style) = style {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(name.to_owned());
+        Self(bar)
+    }
+
+    /// Shows that `done` of `total` is done of `step`.
+    pub fn update(&self, step: &'static str, done: u64, total: u64) {
+        if self.0.message() != step {
+            self.0.set_message(step);
+        }
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+}
+
+impl Drop for StepBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,248 @@
+//! `jiffy store`.
+
+mod copies;
+mod show;
+
+use crate::cli::{StoreCommand, StoreGcArgs, StorePlace, StoreVerifyArgs};
+use anyhow::Context;
+use copies::LocalCopies;
+use jiffy_client::step_bar::StepBar;
+use jiffy_image::Home;
+use jiffy_remote::{LastStore, RemoteSettings, RemoteStore};
+use jiffy_store::{
+    ChunkUsage, DamagedSnapshot, GcOptions, GcReport, Hash, StoreError, StoreStats, Tenant,
+    VerifyReport,
+};
+use serde::Serialize;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Result for a tenant.
+#[derive(Debug, Serialize)]
+struct OfTenant<T> {
+    tenant: String,
+    #[serde(flatten)]
+    result: T,
+}
+
+/// Figures of a tenant.
+#[derive(Debug, Clone, Default, Serialize)]
+struct Figures {
+    #[serde(flatten)]
+    stats: StoreStats,
+    #[serde(flatten)]
+    usage: ChunkUsage,
+    deduplication: f64,
+    compression: f64,
+}
+
+/// Verification of a tenant.
+#[derive(Debug, Serialize)]
+struct Verified {
+    #[serde(flatten)]
+    report: VerifyReport,
+    /// Snapshots with chunks that could not be repaired; none if it was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left: Option<Vec<DamagedSnapshot>>,
+}
+
+impl Verified {
+    fn is_sound(&self) -> bool {
+        match &self.left {
+            Some(left) => left.is_empty() && self.report.objects.is_empty(),
+            None => self.report.is_sound(),
+        }
+    }
+}
+
+/// Runs one command.
+pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(async {
+        match command {
+            StoreCommand::Gc(args) => gc(args).await,
+            StoreCommand::Verify(args) => verify(args).await,
+            StoreCommand::Stats(args) => stats(&args.place).await,
+        }
+    })
+}
+
+/// Opens the store that a command names, or that of the daemon.
+fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
+    let home = Home::locate()?;
+    let last = LastStore::read(home.path())?;
+    let url = match (&place.store, &last) {
+        (Some(url), _) => url.clone(),
+        (None, Some(last)) => last.url.parse()?,
+        (None, None) => anyhow::bail!(
+            "no daemon of this data directory has opened a store yet: name one with --store URL"
+        ),
+    };
+    // Keys that belong to another store open nothing in this one.
+    let last = last.filter(|last| last.url == url.to_string());
+    let keyring = place.store_keys.clone();
+    let keyring = keyring.or_else(|| last.and_then(|last| last.keyring));
+    let own = home.path().join("store/keys.toml");
+    anyhow::ensure!(
+        keyring.is_some() || own.exists(),
+        "this host has no master keys of {url}: name their file with --store-keys"
+    );
+    let remote = RemoteStore::open(&RemoteSettings {
+        url: url.clone(),
+        keyring,
+        home: home.path().to_owned(),
+        cache_bytes: u64::MAX,
+        upload_bytes_per_second: None,
+    });
+    remote.with_context(|| format!("cannot use the store {url}"))
+}
+
+/// Tenants of the store, which are told of if some are not this host's to open.
+async fn tenants(remote: &RemoteStore) -> anyhow::Result<Vec<Arc<Tenant>>> {
+    let known = remote.shared.tenants().await?;
+    if known.foreign > 0 {
+        eprintln!(
+            "jiffy: {} tenants have other master keys, or no name yet: they are left alone",
+            known.foreign
+        );
+    }
+    let mut tenants = Vec::new();
+    for name in &known.names {
+        tenants.push(remote.shared.tenant(name).await?);
+    }
+    Ok(tenants)
+}
+
+fn print<T: Serialize>(remote: &RemoteStore, tenants: &[OfTenant<T>]) -> anyhow::Result<()> {
+    let value = serde_json::json!({
+        "store": remote.url(),
+        "tenants": tenants,
+        "requests": remote.traffic(),
+    });
+    println!("{}", serde_json::to_string_pretty(&value)?);
+    Ok(())
+}
+
+async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
+    let remote = open(&args.place)?;
+    let options = GcOptions {
+        grace: args.grace,
+        dry_run: args.dry_run,
+        ..GcOptions::default()
+    };
+    let (mut collected, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    for tenant in tenants(&remote).await? {
+        let bar = StepBar::new(tenant.name());
+        let progress = |step, done, total| bar.update(step, done, total);
+        let result: Result<GcReport, StoreError> = remote
+            .shared
+            .collect_with(&tenant, options, &progress)
+            .await;
+        drop(bar);
+        match result {
+            Ok(result) => collected.push(OfTenant {
+                tenant: tenant.name().to_owned(),
+                result,
+            }),
+            Err(e) => {
+                eprintln!("jiffy: tenant {}: {e}", tenant.name());
+                if matches!(e, StoreError::Damaged { .. }) {
+                    eprintln!("jiffy: `jiffy store verify` names all that is damaged");
+                }
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    match args.place.json {
+        true => print(&remote, &collected)?,
+        false => show::gc(&collected, args.dry_run, &remote.traffic()),
+    }
+    Ok(code)
+}
+
+async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
+    let remote = open(&args.place)?;
+    let (mut verified, mut missing) = (Vec::new(), args.ids.clone());
+    for tenant in tenants(&remote).await? {
+        let mut roots: Vec<Hash> = Vec::new();
+        for id in &args.ids {
+            if let Some(root) = remote.shared.named(&tenant, id).await? {
+                roots.push(root);
+                missing.retain(|left| left != id);
+            }
+        }
+        if roots.is_empty() && !args.ids.is_empty() {
+            continue;
+        }
+        let only = (!args.ids.is_empty()).then_some(&roots[..]);
+        verified.push(OfTenant {
+            tenant: tenant.name().to_owned(),
+            result: verify_tenant(&remote, &tenant, only, args.repair).await?,
+        });
+    }
+    anyhow::ensure!(
+        missing.is_empty(),
+        "the store has no snapshot {}",
+        missing.join(", ")
+    );
+    match args.place.json {
+        true => print(&remote, &verified)?,
+        false => show::verified(&verified, &remote.traffic()),
+    }
+    let sound = verified.iter().all(|verified| verified.result.is_sound());
+    Ok(match sound {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+async fn verify_tenant(
+    remote: &RemoteStore,
+    tenant: &Arc<Tenant>,
+    only: Option<&[Hash]>,
+    repair: bool,
+) -> anyhow::Result<Verified> {
+    let bar = StepBar::new(tenant.name());
+    let progress = |step, done, total| bar.update(step, done, total);
+    let report = remote.shared.verify_tenant(tenant, only, &progress).await?;
+    // Pushes would count on what is damaged.
+    if let Err(e) = remote.shared.distrust(tenant, &report).await {
+        eprintln!("jiffy: pushes still count on the damaged packs: {e}");
+    }
+    let left = match repair && !report.damaged.is_empty() {
+        false => repair.then(Vec::new),
+        true => {
+            let copies = LocalCopies::new(&remote.cache, Home::locate()?);
+            let shared = &remote.shared;
+            Some(
+                shared
+                    .repair_all(tenant, &report.damaged, &copies, &progress)
+                    .await?,
+            )
+        }
+    };
+    Ok(Verified { report, left })
+}
+
+async fn stats(place: &StorePlace) -> anyhow::Result<ExitCode> {
+    let remote = open(place)?;
+    let mut figures = Vec::new();
+    for tenant in tenants(&remote).await? {
+        let bar = StepBar::new(tenant.name());
+        let progress = |step, done, total| bar.update(step, done, total);
+        let usage = remote.shared.chunk_usage(&tenant, &progress).await?;
+        figures.push(OfTenant {
+            tenant: tenant.name().to_owned(),
+            result: Figures {
+                stats: remote.shared.stats(&tenant).await?,
+                deduplication: usage.deduplication(),
+                compression: usage.compression(),
+                usage,
+            },
+        });
+    }
+    match place.json {
+        true => print(&remote, &figures)?,
+        false => show::stats(&figures, &remote.traffic()),
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,135 @@
+//! Results of `jiffy store` for people.
+
+use super::{Figures, OfTenant, Verified};
+use crate::columns::{Align, Table};
+use crate::template::mib;
+use jiffy_store::{DamagedSnapshot, GcReport, Traffic};
+
+/// Prints collections.
+pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
+    let mut table = Table::new([
+        ("TENANT", Align::Left),
+        ("NEEDED", Align::Right),
+        ("CONDEMNED", Align::Right),
+        ("REMOVED", Align::Right),
+        ("FREED", Align::Right),
+        ("REWRITTEN PACKS", Align::Right),
+        ("LEASES", Align::Right),
+    ]);
+    for OfTenant { tenant, result } in collected {
+        table.row([
+            tenant.clone(),
+            result.live.to_string(),
+            result.condemned.to_string(),
+            result.removed.to_string(),
+            mib(result.removed_bytes),
+            result.repacked.to_string(),
+            result.leases.to_string(),
+        ]);
+    }
+    print!("{}", table.text());
+    if dry_run {
+        println!("a dry run: nothing was changed");
+    }
+    requests(traffic);
+}
+
+/// Prints verifications.
+pub fn verified(verified: &[OfTenant<Verified>], traffic: &Traffic) {
+    for OfTenant { tenant, result } in verified {
+        let report = &result.report;
+        println!(
+            "tenant {tenant}: {} snapshots, {} chunks, {} read",
+            report.snapshots,
+            report.chunks,
+            mib(report.bytes)
+        );
+        for object in &report.objects {
+            println!("damaged  {}: {}", object.object, object.reason);
+        }
+        for snapshot in &report.damaged {
+            chunks("damaged ", snapshot);
+        }
+        for snapshot in result.left.iter().flatten() {
+            chunks("not repaired", snapshot);
+        }
+        let repaired = report.damaged.iter().map(|found| found.chunks.len());
+        let left = result.left.iter().flatten().map(|found| found.chunks.len());
+        if result.left.is_some() && !report.damaged.is_empty() {
+            let (all, left) = (repaired.sum::<usize>(), left.sum::<usize>());
+            println!(
+                "repaired {} of {all} damaged chunks",
+                all.saturating_sub(left)
+            );
+        }
+    }
+    let sound = verified.iter().all(|verified| verified.result.is_sound());
+    if sound {
+        println!("all is as it was written");
+    }
+    requests(traffic);
+}
+
+fn chunks(word: &str, snapshot: &DamagedSnapshot) {
+    for chunk in &snapshot.chunks {
+        println!(
+            "{word} snapshot {} {} chunk {}: {} ({})",
+            snapshot.id, chunk.part, chunk.chunk, chunk.reason, chunk.pack
+        );
+    }
+}
+
+/// Prints figures.
+pub fn stats(figures: &[OfTenant<Figures>], traffic: &Traffic) {
+    let mut table = Table::new([
+        ("TENANT", Align::Left),
+        ("SNAPSHOTS", Align::Right),
+        ("CHUNKS", Align::Right),
+        ("PACKS", Align::Right),
+        ("LOGICAL", Align::Right),
+        ("UNIQUE", Align::Right),
+        ("STORED", Align::Right),
+        ("DEDUPLICATION", Align::Right),
+        ("COMPRESSION", Align::Right),
+    ]);
+    let mut total = Figures::default();
+    for OfTenant { tenant, result } in figures {
+        total.usage.add(&result.usage);
+        total.stats.snapshots += result.stats.snapshots;
+        total.stats.packs += result.stats.packs;
+        total.stats.pack_bytes += result.stats.pack_bytes;
+        total.stats.manifest_bytes += result.stats.manifest_bytes;
+        row(&mut table, tenant.clone(), result);
+    }
+    row(&mut table, "all".to_owned(), &total);
+    print!("{}", table.text());
+    requests(traffic);
+}
+
+fn row(table: &mut Table, name: String, figures: &Figures) {
+    let Figures { stats, usage, .. } = figures;
+    table.row([
+        name,
+        stats.snapshots.to_string(),
+        usage.chunks.to_string(),
+        stats.packs.to_string(),
+        mib(usage.snapshot_bytes),
+        mib(usage.chunk_bytes),
+        mib(stats.pack_bytes + stats.manifest_bytes),
+        format!("{:.2}", usage.deduplication()),
+        format!("{:.2}", usage.compression()),
+    ]);
+}
+
+fn requests(traffic: &Traffic) {
+    println!(
+        "requests: {} gets, {} puts, {} heads, {} lists, {} deletes; {} read, {} written",
+        traffic.gets,
+        traffic.puts,
+        traffic.heads,
+        traffic.lists,
+        traffic.deletes,
+        mib(traffic.bytes_read),
+        mib(traffic.bytes_written)
+    );
+}

@@ -1,0 +1,298 @@
+//! `jiffy store` on a directory and on a real S3 server (versitygw on the loopback device).
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use jiffy_remote::{LastStore, RemoteSettings, RemoteStore};
+use jiffy_store::{
+    Attributes, EngineKind, LayerKind, PartSource, PushOptions, Selection, SnapshotSource,
+};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const CHUNK: usize = 64 << 10;
+
+/// A data directory and the store that it uses.
+struct Host {
+    dir: tempfile::TempDir,
+    url: String,
+    variables: Vec<(&'static str, String)>,
+    /// Directory in which the store keeps its objects.
+    objects: PathBuf,
+}
+
+impl Host {
+    fn jiffy(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_jiffy"))
+            .arg("store")
+            .args(arguments)
+            .env("JIFFY_HOME", self.home())
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .output()
+            .unwrap()
+    }
+
+    fn home(&self) -> PathBuf {
+        self.dir.path().join("home")
+    }
+
+    /// The tenant's part of the result of a command that succeeds.
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.jiffy(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{output:?}");
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(value["requests"]["lists"].as_u64().unwrap() > 0);
+        value["tenants"][0].clone()
+    }
+
+    fn remote(&self) -> Arc<RemoteStore> {
+        for (name, value) in &self.variables {
+            // SAFETY: the one test of this program that sets them does so in one thread.
+            unsafe { std::env::set_var(name, value) };
+        }
+        let settings = RemoteSettings {
+            url: self.url.parse().unwrap(),
+            keyring: None,
+            home: self.home(),
+            cache_bytes: u64::MAX,
+            upload_bytes_per_second: None,
+        };
+        let remote = RemoteStore::open(&settings).unwrap();
+        LastStore::write(&settings).unwrap();
+        remote
+    }
+
+    /// Files of the store below `kind`.
+    fn files(&self, kind: &str) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        walk(&self.objects, &mut found);
+        found.retain(|path| path.to_string_lossy().contains(&format!("/{kind}/")));
+        found
+    }
+}
+
+fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => walk(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+/// Snapshot `id` with the chunks that `seeds` give.
+fn snapshot(dir: &Path, id: &str, seeds: &[u8]) -> SnapshotSource {
+    let path = dir.join(format!("{id}.layer"));
+    let mut file = File::options();
+    let file = file.read(true).write(true).create(true).truncate(true);
+    let file = file.open(path).unwrap();
+    for (at, &seed) in seeds.iter().enumerate() {
+        let mut numbers = u64::from(seed) << 32 | 1;
+        let chunk = (0..CHUNK).map(|_| {
+            numbers = numbers
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(99);
+            (numbers >> 56) as u8
+        });
+        let chunk: Vec<u8> = chunk.collect();
+        file.write_all_at(&chunk, (at * CHUNK) as u64).unwrap();
+    }
+    SnapshotSource {
+        engine: EngineKind::Microvm,
+        created_ms: 0,
+        attributes: Attributes {
+            id: id.to_owned(),
+            ..Attributes::default()
+        },
+        lineage: Vec::new(),
+        parts: vec![PartSource {
+            kind: LayerKind::Memory,
+            name: "memory.layer".into(),
+            file: Arc::new(file),
+            inherited: Vec::new(),
+        }],
+        working_set: Vec::new(),
+    }
+}
+
+/// All three commands on a store with two snapshots, of which one is given up.
+async fn life(host: &Host) {
+    let remote = host.remote();
+    let tenant = remote.tenant(None).await.unwrap();
+    let options = PushOptions::new(remote.index_cache().to_owned());
+    let mut roots = Vec::new();
+    for (id, seeds) in [("one", &[1, 2, 3, 4, 5, 6][..]), ("two", &[6, 7])] {
+        let source = snapshot(host.dir.path(), id, seeds);
+        let (name, _) = remote
+            .shared
+            .push(&tenant, &source, &options)
+            .await
+            .unwrap();
+        remote
+            .shared
+            .set_name(&tenant, id, name.root)
+            .await
+            .unwrap();
+        roots.push(name.root);
+    }
+    let stats = host.json(&["stats"]);
+    assert_eq!(
+        (&stats["tenant"], &stats["snapshots"]),
+        (&"host".into(), &2.into())
+    );
+    assert_eq!(
+        (&stats["chunks"], &stats["snapshot_chunks"]),
+        (&7.into(), &8.into())
+    );
+    let ratio = stats["deduplication"].as_f64().unwrap();
+    assert!((ratio - 8.0 / 7.0).abs() < 1e-6, "{stats}");
+    assert!(host.jiffy(&["verify"]).status.success());
+    verify_and_repair(host, &remote, roots[1]).await;
+    // Five of the first pack's six chunks are dead.
+    remote.shared.remove_name(&tenant, "one").await.unwrap();
+    remote.shared.remove(&tenant, roots[0]).await.unwrap();
+    // The times of S3 are whole seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let dry = host.json(&["gc", "--dry-run", "--grace", "0"]);
+    assert_eq!(dry["removed"], 0);
+    let before = host.files("packs").len();
+    let first = host.json(&["gc", "--grace", "0"]);
+    assert_eq!(
+        (&first["removed"], &first["repacked"]),
+        (&0.into(), &dry["repacked"])
+    );
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let second = host.json(&["gc", "--grace", "0"]);
+    assert!(second["removed"].as_u64().unwrap() >= 3, "{second}");
+    assert!(host.files("packs").len() <= before);
+    assert_eq!(host.json(&["stats"])["chunks"], 2);
+    let table = host.jiffy(&["verify"]);
+    assert!(table.status.success(), "{table:?}");
+    assert!(String::from_utf8_lossy(&table.stdout).contains("all is as it was written"));
+}
+
+/// A flipped bit is named, and mended when this host has the chunk in its cache.
+async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store::Hash) {
+    let mut packs = host.files("packs");
+    packs.sort_by_key(|path| fs::metadata(path).unwrap().len());
+    let mut bytes = fs::read(&packs[0]).unwrap();
+    bytes[64 + 1000] ^= 4;
+    fs::write(&packs[0], &bytes).unwrap();
+    let found = host.jiffy(&["verify", "two"]);
+    let text = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert_eq!(found.status.code(), Some(1), "{found:?}");
+    assert!(text.contains("snapshot two memory.layer chunk 1"), "{text}");
+    let unrepaired = host.jiffy(&["verify", "--repair"]);
+    assert_eq!(unrepaired.status.code(), Some(1), "{unrepaired:?}");
+    bytes[64 + 1000] ^= 4;
+    fs::write(&packs[0], &bytes).unwrap();
+    let tenant = remote.tenant(None).await.unwrap();
+    let snapshot = remote.shared.open(&tenant, root).await.unwrap();
+    let pulled = remote
+        .shared
+        .pull(&snapshot, 0, Selection::All, &remote.cache);
+    pulled.await.unwrap();
+    bytes[64 + 1000] ^= 4;
+    fs::write(&packs[0], &bytes).unwrap();
+    let repaired = host.jiffy(&["verify", "--repair"]);
+    let text = String::from_utf8_lossy(&repaired.stdout).into_owned();
+    assert!(repaired.status.success(), "{repaired:?}");
+    assert!(text.contains("repaired 1 of 1"), "{text}");
+    let missing = host.jiffy(&["verify", "three"]);
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("no snapshot three"));
+}
+
+fn run(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let mut runtime = runtime;
+    runtime.enable_all().build().unwrap().block_on(work);
+}
+
+#[test]
+fn a_directory_is_collected_verified_repaired_and_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join("objects");
+    let host = Host {
+        url: format!("file://{}", objects.display()),
+        objects,
+        variables: Vec::new(),
+        dir,
+    };
+    fs::create_dir(host.home()).unwrap();
+    let none = host.jiffy(&["stats"]);
+    assert!(
+        String::from_utf8_lossy(&none.stderr).contains("--store URL"),
+        "{none:?}"
+    );
+    run(life(&host));
+}
+
+struct Server(Child, SocketAddr);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the program that `scripts/setup` builds.
+fn start(dir: &Path) -> Option<Server> {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/versitygw");
+    let program = std::env::var_os("JIFFY_VERSITYGW").map_or(built, PathBuf::from);
+    if !program.exists() {
+        let is_ci = std::env::var_os("CI").is_some();
+        assert!(!is_ci, "versitygw is missing: run scripts/setup");
+        return None;
+    }
+    fs::create_dir_all(dir.join("bucket")).unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let child = Command::new(program)
+        .args(["--port", &address.to_string(), "--quiet"])
+        .args(["--access", "test", "--secret", "testsecret"])
+        .args(["posix", "--nometa"])
+        .arg(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let server = Server(child, address);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(address).is_err() {
+        assert!(Instant::now() < deadline, "versitygw does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some(server)
+}
+
+#[test]
+fn a_bucket_is_collected_verified_repaired_and_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join("objects");
+    let Some(server) = start(&objects) else {
+        eprintln!("skipped: store_command::a_bucket_is_collected: versitygw is not built");
+        return;
+    };
+    let host = Host {
+        url: "s3://bucket/some/prefix".to_owned(),
+        objects,
+        variables: vec![
+            ("AWS_ENDPOINT_URL", format!("http://{}", server.1)),
+            ("AWS_ALLOW_HTTP", "true".into()),
+            ("AWS_REGION", "us-east-1".into()),
+            ("AWS_ACCESS_KEY_ID", "test".into()),
+            ("AWS_SECRET_ACCESS_KEY", "testsecret".into()),
+        ],
+        dir,
+    };
+    fs::create_dir(host.home()).unwrap();
+    run(life(&host));
+}
