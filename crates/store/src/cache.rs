@@ -24,6 +24,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Attempts at opening a layer that is evicted meanwhile.
 const OPEN_ATTEMPTS: usize = 16;
 const BLOCK_BYTES: u64 = 512;
+/// Bytes that are evicted when a layer cannot be made because the file system is full.
+const PLACE_BYTES: u64 = 16 << 20;
 
 /// Directory of cached layers.
 #[derive(Debug)]
@@ -83,8 +85,14 @@ impl LayerCache {
     pub fn layer_of(&self, root: &Hash, bytes: u64) -> Result<CachedLayer, StoreError> {
         let path = self.path(root, "present");
         for _ in 0..OPEN_ATTEMPTS {
-            if let Some(found) = self.try_layer(root, bytes).map_err(StoreError::io(&path))? {
-                return Ok(found);
+            match self.try_layer(root, bytes) {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {}
+                // Layers that are not in use give place.
+                Err(e)
+                    if e.kind() == io::ErrorKind::StorageFull
+                        && self.evict_unused(PLACE_BYTES)? > 0 => {}
+                Err(e) => return Err(StoreError::io(&path)(e)),
             }
         }
         let evicted = io::Error::other("it was evicted again and again");

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+pub mod shifted;
+
 pub const CHUNK: usize = CHUNK_BYTES as usize;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

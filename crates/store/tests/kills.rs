@@ -1,0 +1,169 @@
+//! Processes that push or collect are killed with SIGKILL at each of their requests. The clock of
+//! the store is an hour off that of the hosts, both ways.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use jiffy_store::*;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use support::shifted::ShiftedStore;
+use support::*;
+
+/// Directory, work and number of the request at which the child is killed.
+const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_WORK", "JIFFY_KILL_AT"];
+const AT_ONCE: GcOptions = GcOptions {
+    grace: Duration::ZERO,
+    lock_time: Duration::ZERO,
+    repack_percent: 50,
+    repack_bytes: 1 << 30,
+    dry_run: false,
+};
+
+fn directory(dir: &Path) -> Arc<dyn object_store::ObjectStore> {
+    let place = dir.join("store");
+    std::fs::create_dir_all(&place).unwrap();
+    Arc::new(object_store::local::LocalFileSystem::new_with_prefix(place).unwrap())
+}
+
+fn pushed(dir: &Path) -> SnapshotSource {
+    snapshot(dir, &[2, 14, 30, 31])
+}
+
+async fn tick() {
+    tokio::time::sleep(Duration::from_millis(15)).await;
+}
+
+/// The child: does its work until a request is that at which it kills itself.
+#[tokio::test]
+async fn work_in_a_child_process() {
+    let [Some(dir), Some(work), Some(at)] = CHILD.map(std::env::var_os) else {
+        return;
+    };
+    let (dir, mut left): (PathBuf, u64) = (dir.into(), at.to_str().unwrap().parse().unwrap());
+    let faulty = FaultyStore::new(directory(&dir));
+    let store = over(faulty.clone(), quick());
+    let tenant = store.tenant("alice").await.unwrap();
+    faulty.on(move |_, _| {
+        if left == 0 {
+            let own = nix::unistd::Pid::this();
+            nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).unwrap();
+        }
+        left -= 1;
+        Fault::None
+    });
+    match work.to_str().unwrap() {
+        "push" => {
+            let mut options = PushOptions::new(dir.join("child-index"));
+            options.pack_bytes = 150 << 10;
+            store.push(&tenant, &pushed(&dir), &options).await.unwrap();
+        }
+        _ => {
+            for _ in 0..2 {
+                tick().await;
+                store.collect(&tenant, AT_ONCE).await.unwrap();
+            }
+        }
+    }
+}
+
+/// Runs the child; returns true if it was killed.
+fn child(dir: &Path, work: &str, at: u64) -> bool {
+    let values = [dir.to_str().unwrap(), work, &at.to_string()].map(str::to_owned);
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "work_in_a_child_process"])
+        .envs(CHILD.into_iter().zip(values))
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(ended.success() || ended.signal() == Some(9), "{ended}");
+    ended.signal() == Some(9)
+}
+
+/// A store with a snapshot that stays and one that was given up; returns the former.
+async fn prepare(dir: &Path) -> (SharedStore, Arc<Tenant>, Hash, SnapshotSource) {
+    let store = over(directory(dir), quick());
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.join("index"));
+    let big = snapshot(dir, &(1..=16).collect::<Vec<_>>());
+    let (gone, _) = store.push(&tenant, &big, &options).await.unwrap();
+    let source = snapshot(dir, &[3, 0, 14, 20]);
+    let (kept, _) = store.push(&tenant, &source, &options).await.unwrap();
+    store.remove(&tenant, gone.root).await.unwrap();
+    (store, tenant, kept.root, source)
+}
+
+async fn killed_everywhere(work: &str, least: u64) {
+    for at in 0..120 {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, tenant, root, source) = prepare(dir.path()).await;
+        let killed = child(dir.path(), work, at);
+        assert_same(&store, &tenant, root, &source).await;
+        let more = pushed(dir.path());
+        let options = PushOptions::new(dir.path().join("index"));
+        let (name, _) = store.push(&tenant, &more, &options).await.unwrap();
+        // The lease of a push that was killed protects what it wrote, for a day.
+        for _ in 0..3 {
+            tick().await;
+            store.collect(&tenant, AT_ONCE).await.unwrap();
+        }
+        assert_same(&store, &tenant, root, &source).await;
+        assert_same(&store, &tenant, name.root, &more).await;
+        let verified = store.verify_tenant(&tenant, None, &|_, _, _| {}).await;
+        assert!(verified.unwrap().is_sound());
+        if !killed {
+            assert!(at >= least, "{at} requests");
+            return;
+        }
+    }
+    panic!("the child never ended");
+}
+
+#[tokio::test]
+async fn a_push_that_is_killed_anywhere_loses_nothing() {
+    killed_everywhere("push", 12).await;
+}
+
+#[tokio::test]
+async fn a_collection_that_is_killed_anywhere_loses_nothing() {
+    killed_everywhere("gc", 30).await;
+}
+
+/// All objects get times an hour before or after the host's: only those of the store count.
+#[tokio::test]
+async fn a_clock_an_hour_off_changes_nothing() {
+    for offset in [-3600, 3600] {
+        let dir = tempfile::tempdir().unwrap();
+        let (hour, minute) = (Duration::from_secs(3600), Duration::from_secs(60));
+        let (store, tenant, root, source) = prepare(dir.path()).await;
+        let options = GcOptions {
+            grace: minute,
+            ..AT_ONCE
+        };
+        // A store whose clock is off has written all that is there a moment ago by its clock.
+        let shifted = ShiftedStore::new(directory(dir.path()), offset);
+        let off = over(shifted, quick());
+        let tenant_there = off.tenant("alice").await.unwrap();
+        for _ in 0..3 {
+            tick().await;
+            let report = off.collect(&tenant_there, options).await.unwrap();
+            assert_eq!((report.condemned, report.removed), (0, 0), "{offset}");
+        }
+        let held = off.collect_if_due(&tenant_there, options, hour).await;
+        assert_eq!(held.unwrap(), None);
+        let at_once = GcOptions {
+            grace: Duration::ZERO,
+            ..options
+        };
+        let mut removed = 0;
+        for _ in 0..3 {
+            tick().await;
+            removed += off.collect(&tenant_there, at_once).await.unwrap().removed;
+        }
+        assert!(removed > 0);
+        assert_same(&store, &tenant, root, &source).await;
+    }
+}

@@ -1,0 +1,110 @@
+//! A file system of the cache that is full, or cannot be written.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use jiffy_store::*;
+use nix::mount::{MsFlags, mount, umount};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use support::*;
+
+/// A file system of its own, unmounted at the end.
+struct Mount(PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = umount(&self.0);
+    }
+}
+
+/// Mounts a tmpfs of `mebibytes`; none for an ordinary user.
+fn tmpfs(dir: &Path, mebibytes: u32) -> Option<Mount> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: local_disk: not root");
+        return None;
+    }
+    let place = dir.join("mount");
+    std::fs::create_dir(&place).unwrap();
+    let size = format!("size={mebibytes}m");
+    mount(
+        Some("tmpfs"),
+        &place,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some(size.as_str()),
+    )
+    .unwrap();
+    Some(Mount(place))
+}
+
+async fn stored(dir: &Path) -> (SharedStore, RemoteSnapshot, SnapshotSource) {
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let source = snapshot(dir, &(1..=160).collect::<Vec<_>>());
+    let options = PushOptions::new(dir.join("index"));
+    let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
+    let remote = store.open(&tenant, name.root).await.unwrap();
+    (store, remote, source)
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_what_arrived_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(place) = tmpfs(dir.path(), 4) else {
+        return;
+    };
+    let (store, remote, source) = stored(dir.path()).await;
+    let cache = Arc::new(LayerCache::open(place.0.join("cache"), u64::MAX).unwrap());
+    // 10 MiB do not fit into 4.
+    let failed = store.pull(&remote, 0, Selection::All, &cache).await;
+    let failed = failed.unwrap_err();
+    assert!(matches!(failed, StoreError::DiskFull { .. }), "{failed}");
+    assert!(failed.to_string().contains("cache"), "{failed}");
+    // What is marked as present is right.
+    let nothing = Selection::Chunks(&[]);
+    let (layer, _) = store.pull(&remote, 0, nothing, &cache).await.unwrap();
+    let (bytes, wanted) = (std::fs::read(layer.path()).unwrap(), content(&source, 0));
+    let present: Vec<u64> = (0..160).filter(|&chunk| layer.has(chunk)).collect();
+    for &chunk in &present {
+        let range = chunk as usize * CHUNK..(chunk as usize + 1) * CHUNK;
+        assert!(bytes[range.clone()] == wanted[range], "chunk {chunk}");
+    }
+    assert!(present.len() < 70);
+    drop(layer);
+    // Another layer, which is not in use, gives place.
+    let (small_store, small, small_source) = stored_small(dir.path()).await;
+    let pulled = small_store.pull(&small, 0, Selection::All, &cache).await;
+    let (layer, _) = pulled.unwrap();
+    assert!(std::fs::read(layer.path()).unwrap() == content(&small_source, 0));
+}
+
+async fn stored_small(dir: &Path) -> (SharedStore, RemoteSnapshot, SnapshotSource) {
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let source = snapshot(dir, &(1..=30).collect::<Vec<_>>());
+    let options = PushOptions::new(dir.join("small-index"));
+    let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
+    let remote = store.open(&tenant, name.root).await.unwrap();
+    (store, remote, source)
+}
+
+#[tokio::test]
+async fn a_read_only_file_system_is_told_with_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(place) = tmpfs(dir.path(), 64) else {
+        return;
+    };
+    let (store, remote, _) = stored(dir.path()).await;
+    let cache = Arc::new(LayerCache::open(place.0.join("cache"), u64::MAX).unwrap());
+    let remount = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(None::<&str>, &place.0, None::<&str>, remount, None::<&str>).unwrap();
+    let failed = store.pull(&remote, 0, Selection::All, &cache).await;
+    let failed = failed.unwrap_err();
+    assert!(matches!(failed, StoreError::ReadOnly { .. }), "{failed}");
+    let text = failed.to_string();
+    assert!(
+        text.contains("cache") && text.contains("cannot be written"),
+        "{text}"
+    );
+}
