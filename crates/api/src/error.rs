@@ -172,6 +172,11 @@ impl From<OperationError> for ApiError {
             (_, ErrorKind::TooLarge) => {
                 Self::new(StatusCode::BAD_REQUEST, "too_large", message).permanent()
             }
+            (O::NotStored { .. }, _) => {
+                let wait = error.retry_after().unwrap_or_default();
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, "store_unavailable", message).after(wait.as_secs().max(1))
+            }
             (_, ErrorKind::Busy) => {
                 let wait = error.retry_after().unwrap_or_default();
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_busy", message)

@@ -191,7 +191,7 @@ impl BenchmarkDaemon {
 
     /// Takes a snapshot.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
-        self.client.snapshot_sandbox(id, None).await
+        self.client.snapshot_sandbox(id, None, false).await
     }
 
     /// Forks `count` children, all of which must answer.
@@ -206,7 +206,7 @@ impl BenchmarkDaemon {
 
     /// Puts one to sleep.
     pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
-        self.client.pause(id).await
+        self.client.pause(id, false).await
     }
 
     /// Wakes one.

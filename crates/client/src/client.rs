@@ -3,6 +3,7 @@
 mod address;
 mod calls;
 mod lease;
+mod listed;
 mod maintenance;
 mod refusal;
 mod stream;
@@ -20,6 +21,7 @@ use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledRespons
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
+pub use listed::Listed;
 pub use maintenance::{Metric, Pruned};
 pub use refusal::{UnknownServer, VERSION, VERSION_HEADER, is_refusal};
 use serde::Serialize;

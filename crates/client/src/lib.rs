@@ -8,6 +8,6 @@ pub mod rootless;
 pub mod step_bar;
 
 pub use client::{
-    Client, Metric, NewSandbox, Pruned, Sandbox, SandboxLease, SandboxSettings, ServerOptions,
-    UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
+    Client, Listed, Metric, NewSandbox, Pruned, Sandbox, SandboxLease, SandboxSettings,
+    ServerOptions, UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
 };

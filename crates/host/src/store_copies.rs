@@ -55,7 +55,7 @@ pub struct StoreRetraction {
 }
 
 /// State of a snapshot in the store that hosts share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreState {
     /// On this host alone.

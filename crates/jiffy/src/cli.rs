@@ -38,7 +38,7 @@ pub use network::{FeatureSwitch, NetworkArgs};
 pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
-    CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, ManyArgs, OneArgs,
+    CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, ManyArgs, OneArgs, PauseArgs,
     PortForwardArgs, RenameArgs, RollbackArgs, SandboxExecArgs, SizeArgs, SnapshotArgs,
     SnapshotsArgs,
 };
@@ -114,7 +114,7 @@ pub enum Command {
     /// Put a sandbox back to a snapshot; it keeps its id
     Rollback(RollbackArgs),
     /// Put sandboxes to sleep; they hold no memory then
-    Pause(ManyArgs),
+    Pause(PauseArgs),
     /// Wake sandboxes
     Resume(ManyArgs),
     /// End all processes of sandboxes and start what their templates start

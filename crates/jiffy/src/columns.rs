@@ -39,6 +39,17 @@ impl Table {
         self.rows.push(shown.into());
     }
 
+    /// Removes the column that is called `name`.
+    pub fn remove_column(&mut self, name: &str) {
+        let Some(at) = self.columns.iter().position(|column| column.0 == name) else {
+            return;
+        };
+        self.columns.remove(at);
+        for row in &mut self.rows {
+            row.remove(at);
+        }
+    }
+
     /// The table as text, each line ended.
     pub fn text(&self) -> String {
         let names = self.columns.iter().map(|(name, _)| (*name).to_owned());

@@ -44,7 +44,10 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Kill(args) => return run_bulk(args, BulkOperation::Kill).await,
         Command::Rm(args) => return remove::rm(args).await,
         Command::Prune(args) => return remove::prune(args).await,
-        Command::Pause(args) => return run_bulk(args, BulkOperation::Pause).await,
+        Command::Pause(args) => {
+            let pause = BulkOperation::Pause(args.durable);
+            return run_bulk(&args.many, pause).await;
+        }
         Command::Resume(args) => return run_bulk(args, BulkOperation::Resume).await,
         Command::Inspect(args) => return inspect::run(args).await,
         Command::Wait(args) => return wait::run(args).await,
@@ -77,7 +80,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Snapshot(args) => {
             let client = Client::open(&args.host.server()).await?;
             let taken = client
-                .snapshot_sandbox(&args.id, args.name.as_deref())
+                .snapshot_sandbox(&args.id, args.name.as_deref(), args.durable)
                 .await?;
             table::show(args.json, &taken, |s| format!("{}\n", s.id))?;
         }
@@ -262,7 +265,8 @@ enum BulkOperation {
     Remove,
     /// Of sandboxes that a list named: one that went meanwhile is as it should be.
     RemoveListed,
-    Pause,
+    /// True: until the store has what they sleep in.
+    Pause(bool),
     Resume,
     /// With this time for processes to end by themselves.
     Restart(Duration),
@@ -317,8 +321,8 @@ async fn run_for_one(client: &Client, id: &str, what: BulkOperation) -> anyhow::
             }
             client.restart(id, grace).await
         }
-        BulkOperation::Pause => {
-            client.pause(id).await?;
+        BulkOperation::Pause(durable) => {
+            client.pause(id, durable).await?;
             Ok(client.sandbox(id).await?.record)
         }
     };

@@ -39,6 +39,7 @@ pub(super) struct WakeBody {
 pub(super) struct PauseBody {
     memory: Option<bool>,
     require_healthy_guest: Option<bool>,
+    durable: Option<bool>,
 }
 
 impl<E: Engine> App<E> {
@@ -230,6 +231,7 @@ pub(super) async fn resume<E: Engine>(
 }
 
 /// `POST /sandboxes/{id}/pause`: 409 if it sleeps, 503 if it could not be put to sleep and runs on.
+/// With `durable` one that sleeps is waited for, too, and 503 says that the store lacks it.
 pub(super) async fn pause<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -238,7 +240,14 @@ pub(super) async fn pause<E: Engine>(
 ) -> Result<StatusCode, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     no_cold_start(body.memory)?;
+    let durable = body.durable == Some(true);
+    if durable {
+        app.sandboxes.snapshots().expect_store()?;
+    }
     if record.state == SandboxState::Paused {
+        if durable {
+            return until_stored(&app, &record).await;
+        }
         let message = format!("sandbox {} is paused already", record.id);
         return Err(ApiError::conflict("already_paused", message));
     }
@@ -254,6 +263,7 @@ pub(super) async fn pause<E: Engine>(
         .permanent());
     }
     match app.sandboxes.pause(&record.id).await {
+        Ok(record) if durable => until_stored(&app, &record).await,
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         Err(e @ OperationError::Engine { .. }) => {
             tracing::warn!("{e}");
@@ -266,6 +276,16 @@ pub(super) async fn pause<E: Engine>(
         }
         Err(e) => Err(e.into()),
     }
+}
+
+/// Waits until the store has what a paused sandbox sleeps in.
+async fn until_stored<E: Engine>(
+    app: &App<E>,
+    record: &SandboxRecord,
+) -> Result<StatusCode, ApiError> {
+    let snapshot = record.snapshot.as_deref().unwrap_or_default();
+    app.sandboxes.snapshots().wait_stored(snapshot).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 #[derive(Debug, Deserialize)]

@@ -24,6 +24,7 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(super) struct SnapshotBody {
     name: Option<String>,
     memory: Option<bool>,
+    durable: Option<bool>,
 }
 
 /// `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`: what also templates and tags are made of. What reads as an
@@ -57,8 +58,19 @@ pub(super) async fn take<E: Engine>(
              at most; what reads as an id is no name"
         )));
     }
-    let taken = app.sandboxes.snapshot(&record.id, body.name).await?;
-    Ok((StatusCode::CREATED, Json(Snapshot::new(&caller, &taken))).into_response())
+    let durable = body.durable == Some(true);
+    if durable {
+        app.sandboxes.snapshots().expect_store()?;
+    }
+    let mut taken = app.sandboxes.snapshot(&record.id, body.name).await?;
+    if durable {
+        taken = app.sandboxes.snapshots().wait_stored(&taken.id).await?;
+    }
+    Ok((
+        StatusCode::CREATED,
+        Json(Snapshot::new(&app, &caller, &taken)),
+    )
+        .into_response())
 }
 
 /// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all
@@ -91,7 +103,7 @@ pub(super) async fn list<E: Engine>(
         found.retain(|s| s.name.as_deref() == Some(name));
     }
     let (found, next) = page.cut(found, |s| (s.created_ms, s.id.clone()));
-    let shown = found.iter().map(|s| Snapshot::new(&caller, s));
+    let shown = found.iter().map(|s| Snapshot::new(&app, &caller, s));
     let shown: Vec<Snapshot> = shown.collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
@@ -107,5 +119,5 @@ pub(super) async fn one<E: Engine>(
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {
     let found = app.snapshot(&caller, &id)?;
-    Ok(Json(Snapshot::new(&caller, &found)))
+    Ok(Json(Snapshot::new(&app, &caller, &found)))
 }

@@ -4,7 +4,7 @@ use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
 use jiffy_engine::{BootMode, Engine};
-use jiffy_host::{NetworkSettings, OnTimeout, SandboxRecord, SandboxState};
+use jiffy_host::{NetworkSettings, OnTimeout, SandboxRecord, SandboxState, StoreState};
 use jiffy_proto::agent::{ENVD_VERSION, SiteSettings};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -56,6 +56,9 @@ struct JiffyFields {
     engine: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     boot_ms: Option<f64>,
+    /// State in the store of what it sleeps in; none: it does not sleep, or there is no store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store_state: Option<StoreState>,
     /// The whole record; secrets are in it for the host's owner only.
     jiffy: SandboxRecord,
 }
@@ -112,18 +115,6 @@ struct Lifecycle {
     auto_resume: bool,
 }
 
-fn ours(caller: &Caller, record: &SandboxRecord) -> JiffyFields {
-    JiffyFields {
-        name: record.name.clone(),
-        forked_from: shown(caller, record.forked_from.clone()),
-        snapshot_id: record.snapshot.clone(),
-        boot_mode: record.boot_mode,
-        engine: record.engine.clone(),
-        boot_ms: record.boot_ms,
-        jiffy: whole(caller, record.clone()),
-    }
-}
-
 fn shown(caller: &Caller, id: Option<String>) -> Option<String> {
     id.map(|id| caller.shown_id(&id).to_owned())
 }
@@ -167,6 +158,22 @@ fn network(network: &NetworkSettings) -> Value {
 }
 
 impl<E: Engine> App<E> {
+    fn ours(&self, caller: &Caller, record: &SandboxRecord) -> JiffyFields {
+        let asleep = record.state == SandboxState::Paused;
+        let asleep_in = record.snapshot.as_deref().filter(|_| asleep);
+        let snapshots = self.sandboxes.snapshots();
+        JiffyFields {
+            name: record.name.clone(),
+            forked_from: shown(caller, record.forked_from.clone()),
+            snapshot_id: record.snapshot.clone(),
+            boot_mode: record.boot_mode,
+            engine: record.engine.clone(),
+            boot_ms: record.boot_ms,
+            store_state: asleep_in.and_then(|id| snapshots.store_state_of(id)),
+            jiffy: whole(caller, record.clone()),
+        }
+    }
+
     /// A sandbox as its maker is told about it. Its secrets are not for those who may only look.
     pub(crate) fn answer(&self, caller: &Caller, record: &SandboxRecord) -> Sandbox {
         let secret = |token: &Option<String>| token.clone().filter(|_| !caller.only_reads());
@@ -179,7 +186,7 @@ impl<E: Engine> App<E> {
             envd_access_token: secret(&record.agent_token),
             traffic_access_token: secret(&record.traffic_token),
             domain: self.config.domain.clone(),
-            ours: ours(caller, record),
+            ours: self.ours(caller, record),
         }
     }
 
@@ -198,7 +205,7 @@ impl<E: Engine> App<E> {
             envd_version: ENVD_VERSION,
             metadata: record.settings.metadata.clone(),
             volume_mounts: [],
-            ours: ours(caller, record),
+            ours: self.ours(caller, record),
         }
     }
 

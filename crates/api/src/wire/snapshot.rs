@@ -1,8 +1,10 @@
 //! Snapshots as clients see them.
 
 use super::moment;
+use crate::app::App;
 use crate::caller::Caller;
-use jiffy_host::{SnapshotPurpose, SnapshotRecord};
+use jiffy_engine::Engine;
+use jiffy_host::{SnapshotPurpose, SnapshotRecord, StoreCopies, StoreState};
 use jiffy_proto::agent::SiteSettings;
 use serde::Serialize;
 
@@ -32,15 +34,20 @@ pub(crate) struct Snapshot {
     stopped_ms: f64,
     /// From the request to its completion.
     total_ms: f64,
+    /// State in the store that hosts share; none: this host shares none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store_state: Option<StoreState>,
     /// The whole record; its environment is in it for the host's owner only.
     jiffy: SnapshotRecord,
 }
 
 impl Snapshot {
-    pub fn new(caller: &Caller, record: &SnapshotRecord) -> Self {
+    pub fn new<E: Engine>(app: &App<E>, caller: &Caller, record: &SnapshotRecord) -> Self {
         let mut whole = record.clone();
         // Certificates are long, and a proxy's password is a secret.
         whole.site = SiteSettings::default();
+        // Names of the host's buckets are no business of its clients.
+        whole.store = StoreCopies::default();
         whole.sandbox = caller.shown_id(&record.sandbox).to_owned();
         if !caller.is_owner() {
             whole.env.clear();
@@ -60,6 +67,7 @@ impl Snapshot {
             updated_at: moment(record.created_ms),
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,
+            store_state: app.sandboxes.snapshots().store_state(record),
             jiffy: whole,
         }
     }

@@ -1,6 +1,6 @@
 //! Calls to a control plane.
 
-use super::{Client, is_refusal};
+use super::{Client, Listed, is_refusal};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_engine::{EngineDescription, SandboxSize, VerifiedSnapshot};
@@ -250,10 +250,18 @@ impl Client {
     }
 
     /// All sandboxes, those that were killed too if `killed`.
-    pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxRecord>> {
+    pub async fn listed_sandboxes(
+        &self,
+        killed: bool,
+    ) -> anyhow::Result<Vec<Listed<SandboxRecord>>> {
         let also = if killed { ",killed" } else { "" };
         let path = format!("/v2/sandboxes?state=creating,running,paused,broken{also}");
-        let all: Vec<Sandbox> = self.all_pages(&path).await?;
+        self.all_pages(&path).await
+    }
+
+    /// Records of all sandboxes, those that were killed too if `killed`.
+    pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxRecord>> {
+        let all = self.listed_sandboxes(killed).await?;
         Ok(all.into_iter().map(|s| s.record).collect())
     }
 
@@ -305,9 +313,10 @@ impl Client {
         self.call(Method::POST, &path, body).await
     }
 
-    /// Puts one to sleep.
-    pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
-        self.call_sandbox(id, "pause", &Value::Null).await
+    /// Puts one to sleep; if `durable`, returns when the store has what it sleeps in.
+    pub async fn pause(&self, id: &str, durable: bool) -> anyhow::Result<()> {
+        let body = json!({ "durable": durable });
+        self.call_sandbox(id, "pause", &body).await
     }
 
     /// Wakes one.
@@ -372,13 +381,14 @@ impl Client {
         Ok(answer.records)
     }
 
-    /// Takes a snapshot.
+    /// Takes a snapshot; if `durable`, returns when the store has it.
     pub async fn snapshot_sandbox(
         &self,
         id: &str,
         name: Option<&str>,
+        durable: bool,
     ) -> anyhow::Result<SnapshotRecord> {
-        let body = json!({ "name": name });
+        let body = json!({ "name": name, "durable": durable });
         let taken: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
         Ok(taken.record)
     }
@@ -428,13 +438,15 @@ impl Client {
     }
 
     /// All snapshots that there are for us, or those of a sandbox and what it descends from.
-    pub async fn snapshots(&self, sandbox: Option<&str>) -> anyhow::Result<Vec<SnapshotRecord>> {
+    pub async fn snapshots(
+        &self,
+        sandbox: Option<&str>,
+    ) -> anyhow::Result<Vec<Listed<SnapshotRecord>>> {
         let mut path = "/snapshots?all=true".to_owned();
         if let Some(id) = sandbox {
             path += &format!("&sandboxID={}", self.sandbox(id).await?.record.id);
         }
-        let all: Vec<Snapshot> = self.all_pages(&path).await?;
-        Ok(all.into_iter().map(|s| s.record).collect())
+        self.all_pages(&path).await
     }
 
     /// A snapshot by its id, the beginning of it, or its name.
@@ -444,7 +456,7 @@ impl Client {
             Ok(found) => Ok(found.record),
             Err(e) if self.is_remote() && is_refusal(&e, "snapshot_not_found") => {
                 let found = unique_by_prefix(self.snapshots(None).await?, id, |s| &s.id)?;
-                found.ok_or(e)
+                found.map(|found| found.record).ok_or(e)
             }
             Err(e) => Err(e),
         }

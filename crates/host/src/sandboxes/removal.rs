@@ -52,6 +52,9 @@ impl<E: Engine> Sandboxes<E> {
             entry.set_record(record.clone());
         }
         self.snapshots().gc(record.snapshot.clone());
+        if let Some(id) = &record.snapshot {
+            self.snapshots().cancel_unused(id);
+        }
         Ok(record)
     }
 

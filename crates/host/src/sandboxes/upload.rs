@@ -16,7 +16,7 @@ use crate::metrics::CurrentFigures;
 use crate::records::{SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::store_copies::{StorePlace, StoreState};
 use jiffy_engine::Engine;
-use jiffy_remote::{LOCAL_TENANT, RemoteStore};
+use jiffy_remote::{LOCAL_TENANT, RemoteStore, SHARED_TENANT};
 use push::UploadError;
 use queue::{UploadEnd, retry_delay};
 use std::sync::atomic::Ordering;
@@ -196,9 +196,13 @@ impl<E: Engine> Snapshots<'_, E> {
     /// Place of a snapshot's own copy in the store, if there is a store.
     fn place(self, record: &SnapshotRecord) -> Option<StorePlace> {
         let remote = self.0.uploads.remote.as_ref()?;
+        let tenant = match self.0.uploads.is_shared(record) {
+            true => SHARED_TENANT,
+            false => record.owner.as_deref().unwrap_or(LOCAL_TENANT),
+        };
         Some(StorePlace {
             store: remote.url().to_owned(),
-            tenant: (record.owner.as_deref()).unwrap_or(LOCAL_TENANT).to_owned(),
+            tenant: tenant.to_owned(),
         })
     }
 
@@ -236,6 +240,20 @@ impl<E: Engine> Snapshots<'_, E> {
         };
         let names = record.store.retractions(id, false).collect();
         Sandboxes(self.0.clone()).retract(names);
+    }
+
+    /// Ends the upload of a snapshot that its sandbox slept in, if nothing else needs it.
+    pub(super) fn cancel_unused(self, id: &str) {
+        let used = {
+            let snapshots = self.0.snapshot_index.lock();
+            let pause = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Pause;
+            !snapshots.get(id).is_some_and(pause)
+                || snapshots.children(id).next().is_some()
+                || self.0.indexes.users.has_any(id)
+        };
+        if !used {
+            self.0.uploads.cancel(id);
+        }
     }
 
     /// Fails unless this host shares a store.

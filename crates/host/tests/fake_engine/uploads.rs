@@ -235,10 +235,17 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     assert!(store.find(LOCAL_TENANT, &wanted).await.is_some());
 }
 
+async fn gone(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
+    until("the snapshot to be gone", || {
+        host.snapshots().like(id).is_empty() && !bench.file_names().contains(id)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     let (bench, store) = (Bench::new(), TestStore::new());
-    let host = bench.open_with(store.options("one", Some(1 << 20))).await;
+    let host = bench.open_with(store.options("one", Some(6 << 20))).await;
     let id = host.create(base()).await.unwrap().id;
     let kept = host.snapshot(&id, None).await.unwrap().id;
     stored(&host, &kept).await;
@@ -248,10 +255,14 @@ async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
     until("a pack to be sent", || store.objects("packs").len() > 2).await;
     host.rollback(&id, &kept).await.unwrap();
     host.snapshots().remove(&snapshot).unwrap();
-    until("the snapshot to be gone", || {
-        host.snapshots().like(&snapshot).is_empty() && !bench.file_names().contains(&snapshot)
-    })
-    .await;
+    gone(&bench, &host, &snapshot).await;
+    // The snapshot that a sandbox sleeps in goes with it.
+    let packs = store.objects("packs").len();
+    bench.world.write(&id, &noise(11, 30_000_000));
+    let asleep = host.pause(&id).await.unwrap().snapshot.unwrap();
+    until("a pack to be sent", || store.objects("packs").len() > packs).await;
+    host.remove(&id).await.unwrap();
+    gone(&bench, &host, &asleep).await;
     until("nothing to be left to do", || {
         figure(&host, "jiffy_store_uploads_pending{state=\"running\"}") == 0.0
             && figure(&host, "jiffy_store_removals_pending") == 0.0

@@ -177,6 +177,9 @@ pub struct SnapshotArgs {
     /// Name for it
     #[arg(long)]
     pub name: Option<String>,
+    /// Return when the store that hosts share has it (a daemon with --store)
+    #[arg(long)]
+    pub durable: bool,
     /// Print the snapshot as JSON instead of its id
     #[arg(long)]
     pub json: bool,
@@ -259,6 +262,17 @@ pub struct OneArgs {
     /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// `jiffy pause`.
+#[derive(Debug, Args)]
+pub struct PauseArgs {
+    /// Sandboxes
+    #[command(flatten)]
+    pub many: ManyArgs,
+    /// Return when the store that hosts share has what they sleep in (a daemon with --store)
+    #[arg(long)]
+    pub durable: bool,
 }
 
 /// A command on several.

@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::cli::{Filter, LsArgs};
-use jiffy_client::Client;
+use jiffy_client::{Client, Listed};
 use jiffy_host::{SandboxRecord, SandboxState};
 use std::mem::discriminant;
 
@@ -12,12 +12,18 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
     let all = args.all || args.filters.contains(&killed);
     let found = Client::open(&args.host.server())
         .await?
-        .sandboxes(all)
+        .listed_sandboxes(all)
         .await?;
     let found = found.into_iter().filter(|s| matches_all(&args.filters, s));
-    let found: Vec<SandboxRecord> = found.map(table::without_tokens).collect();
+    let found: Vec<Listed<SandboxRecord>> = found
+        .map(|s| Listed {
+            record: table::without_tokens(s.record),
+            ..s
+        })
+        .collect();
     if args.quiet {
-        let ids = |all: &Vec<SandboxRecord>| all.iter().map(|s| format!("{}\n", s.id)).collect();
+        let ids =
+            |all: &Vec<Listed<SandboxRecord>>| all.iter().map(|s| format!("{}\n", s.id)).collect();
         return table::show(false, &found, ids);
     }
     if found.is_empty() && !args.json {

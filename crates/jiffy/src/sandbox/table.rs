@@ -2,8 +2,9 @@
 
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
+use jiffy_client::Listed;
 use jiffy_engine::VerifiedSnapshot;
-use jiffy_host::{Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use jiffy_host::{Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, StoreState};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -83,11 +84,12 @@ pub fn mebibytes(mib: u64) -> String {
 }
 
 /// A table of sandboxes.
-pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
+pub fn sandboxes(all: &Vec<Listed<SandboxRecord>>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
         ("NAME", Align::Left),
         ("STATE", Align::Left),
+        ("STORE", Align::Left),
         ("TEMPLATE", Align::Left),
         ("ENGINE", Align::Left),
         ("CPUS", Align::Right),
@@ -105,6 +107,7 @@ pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
             short(&s.id).to_owned(),
             s.name.clone().unwrap_or_default(),
             s.state.name().to_owned(),
+            store_state(s.store_state),
             s.template.clone(),
             s.engine.clone().unwrap_or_default(),
             s.size.vcpus.to_string(),
@@ -114,7 +117,14 @@ pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
             s.forked_from.as_deref().map_or("", short).to_owned(),
         ]);
     }
+    if all.iter().all(|s| s.store_state.is_none()) {
+        table.remove_column("STORE");
+    }
     table.text()
+}
+
+fn store_state(state: Option<StoreState>) -> String {
+    state.map_or("", StoreState::name).to_owned()
 }
 
 /// Reason for which a snapshot was taken, as people read it; automatic ones say so.
@@ -130,11 +140,12 @@ pub fn reason(snapshot: &SnapshotRecord) -> &'static str {
 }
 
 /// A table of snapshots, and how much they take.
-pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
+pub fn snapshots(all: &Vec<Listed<SnapshotRecord>>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
         ("NAME", Align::Left),
         ("TAKEN", Align::Left),
+        ("STORE", Align::Left),
         ("SANDBOX", Align::Left),
         ("TEMPLATE", Align::Left),
         ("PARENT", Align::Left),
@@ -146,12 +157,16 @@ pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
             short(&s.id).to_owned(),
             s.name.clone().unwrap_or_default(),
             reason(s).to_owned(),
+            store_state(s.store_state),
             short(&s.sandbox).to_owned(),
             s.template.clone(),
             s.parent.as_deref().map_or("", short).to_owned(),
             Bytes(s.bytes).to_string(),
             age(s.created_ms),
         ]);
+    }
+    if all.iter().all(|s| s.store_state.is_none()) {
+        table.remove_column("STORE");
     }
     let bytes = all.iter().map(|s| s.bytes).sum();
     let automatic = all.iter().filter(|s| reason(s) != "asked").count();

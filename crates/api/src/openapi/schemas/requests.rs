@@ -117,6 +117,7 @@ pub(super) fn requests() -> Value {
         "PauseSandbox": maybe(object(&[], json!({
             "memory": not_false,
             "requireHealthyGuest": maybe(flag()),
+            "durable": maybe(flag()),
         }))),
         "SetTimeout": object(&["timeout"], json!({ "timeout": timeout() })),
         "Refresh": maybe(object(&[], json!({ "duration": maybe(integer(0, MAX_REFRESH)) }))),
@@ -128,6 +129,7 @@ pub(super) fn requests() -> Value {
         "SnapshotSandbox": maybe(object(&[], json!({
             "name": maybe(json!({ "type": "string", "pattern": name })),
             "memory": not_false,
+            "durable": maybe(flag()),
         }))),
         "NetworkUpdate": object(&[], joined(lists(), json!({
             "allow_internet_access": maybe(flag()),

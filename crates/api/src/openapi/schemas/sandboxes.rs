@@ -4,6 +4,7 @@ use super::parts::{count, flag, integer, joined, maybe, moment, object, text};
 use crate::network;
 use crate::openapi::reference::schema;
 use crate::routes::bounds::STATES;
+use jiffy_host::StoreState;
 use serde_json::{Value, json};
 
 /// Properties that Jiffy adds to a sandbox.
@@ -15,7 +16,17 @@ fn ours() -> Value {
         "bootMode": { "type": "string", "enum": ["cold", "snapshot", "warm-pool", "fork"] },
         "engine": text(),
         "bootMs": { "type": "number", "minimum": 0 },
+        "storeState": store_state(),
         "jiffy": { "type": "object", "description": "The whole record; with secrets for the host's owner only" },
+    })
+}
+
+/// State of a snapshot in the store that hosts share.
+fn store_state() -> Value {
+    let states = StoreState::ALL.map(StoreState::name);
+    json!({
+        "type": "string", "enum": states,
+        "description": "State of the snapshot, or of the one that the sandbox sleeps in, in the store that hosts share; absent without a store",
     })
 }
 
@@ -118,6 +129,7 @@ pub(super) fn sandboxes() -> Value {
             "updatedAt": moment(),
             "stoppedMs": { "type": "number", "minimum": 0 },
             "totalMs": { "type": "number", "minimum": 0 },
+            "storeState": store_state(),
             "jiffy": { "type": "object" },
         })),
     })

@@ -4,7 +4,7 @@ use super::super::lookup::SnapshotPin;
 use super::super::{OperationError, Sandboxes, Snapshots};
 use super::is_named;
 use crate::journal::JournalChange;
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
 use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
 use jiffy_engine::{Engine, SnapshotParts};
 use jiffy_remote::{
@@ -107,7 +107,7 @@ impl<E: Engine> Sandboxes<E> {
             let record = self.snapshots().known(&id).ok_or_else(gone)?;
             let place = StorePlace {
                 store: url.to_owned(),
-                tenant: match self.is_shared(&record) {
+                tenant: match self.0.uploads.is_shared(&record) {
                     true => SHARED_TENANT.to_owned(),
                     false => tenant.clone(),
                 },
@@ -131,14 +131,6 @@ impl<E: Engine> Sandboxes<E> {
             });
         }
         Ok(chain)
-    }
-
-    /// True for the snapshot of a booted template that all tenants may read.
-    fn is_shared(&self, record: &SnapshotRecord) -> bool {
-        let stock = self.0.uploads.is_stock;
-        record.purpose == SnapshotPurpose::Template
-            && record.parent.is_none()
-            && stock(&record.template)
     }
 
     async fn push_chain(

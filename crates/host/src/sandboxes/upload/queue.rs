@@ -1,5 +1,6 @@
 //! Snapshots that wait for their upload, and what is to be removed from the store.
 
+use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::store_copies::StoreRetraction;
 use jiffy_remote::RemoteStore;
 use parking_lot::Mutex;
@@ -19,7 +20,7 @@ pub(in super::super) struct Uploads {
     /// None: snapshots stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
     /// Tells the templates whose snapshots all tenants share.
-    pub is_stock: fn(&str) -> bool,
+    is_stock: fn(&str) -> bool,
     queue: Mutex<UploadQueue>,
     /// Told when there is more to do.
     pub wake: Arc<Notify>,
@@ -87,6 +88,13 @@ impl Uploads {
             sharing: tokio::sync::Mutex::default(),
             counters: UploadCounters::default(),
         }
+    }
+
+    /// True for the snapshot of a booted template that all tenants may read.
+    pub fn is_shared(&self, record: &SnapshotRecord) -> bool {
+        record.purpose == SnapshotPurpose::Template
+            && record.parent.is_none()
+            && (self.is_stock)(&record.template)
     }
 
     /// Has snapshot `id` uploaded. One that waits for another attempt is tried at once.

@@ -1,0 +1,120 @@
+//! Snapshots on their way into the store that hosts share.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::test_home::TestHome;
+use support::wait_for;
+
+/// Fills memory and disk with bytes that do not compress.
+const FILL: &str = "head -c 12000000 /dev/urandom > /home/user/file && \
+    head -c 12000000 /dev/urandom > /dev/shm/memory && sync";
+
+/// Files of a store below directories called `kind`, and their bytes together.
+fn objects(bucket: &Path, kind: &str) -> (usize, u64) {
+    let (mut number, mut bytes) = (0, 0);
+    let mut left = vec![bucket.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => left.push(entry.path()),
+                Ok(metadata) if entry.path().iter().any(|part| part == kind) => {
+                    number += 1;
+                    bytes += metadata.len();
+                }
+                _ => {}
+            }
+        }
+    }
+    (number, bytes)
+}
+
+fn start(home: &TestHome, bucket: &Path, more: &[&str]) {
+    let url = format!("file://{}", bucket.display());
+    let options = ["daemon", "start", "--no-listen", "--store", &url];
+    home.ok(&[&options[..], more].concat());
+}
+
+/// State of a snapshot in the store.
+fn state(home: &TestHome, id: &str) -> String {
+    let all = home.json(&["snapshots"]);
+    let mut all = all.as_array().unwrap().iter();
+    let found = all.find(|snapshot| snapshot["id"] == *id).unwrap();
+    found["store_state"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn snapshots_and_paused_sandboxes_reach_the_store() {
+    let test = "snapshots_and_paused_sandboxes_reach_the_store";
+    let Some(home) = TestHome::new(test) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let bucket: PathBuf = dir.path().join("bucket");
+    start(&home, &bucket, &[]);
+    let id = home.ok(&["create"]);
+    home.sh(&id, FILL);
+    let snapshot = home.ok(&["snapshot", &id, "--name", "full", "--durable"]);
+    assert_eq!(state(&home, &snapshot), "stored");
+    assert!(home.ok(&["snapshots"]).contains("STORE"));
+    let (_, whole) = objects(&bucket, "packs");
+    assert!(whole > 24_000_000, "{whole}");
+    // Unchanged chunks are not sent again.
+    home.sh(&id, "echo changed > /home/user/small");
+    home.ok(&["pause", &id, "--durable"]);
+    let (_, more) = objects(&bucket, "packs");
+    let more = more - whole;
+    assert!(more < 16_000_000, "{more} of {whole}");
+    let listed = home.json(&["ls"]);
+    assert_eq!(listed[0]["store_state"], "stored", "{listed}");
+    // The next daemon has the same store.
+    home.ok(&["daemon", "restart"]);
+    home.ok(&["resume", &id]);
+    home.sh(&id, "cat /home/user/small");
+    let last = home.ok(&["snapshot", &id, "--durable"]);
+    assert_eq!(objects(&bucket, "leases").0, 0);
+    // It goes from the store with its removal.
+    let (names, _) = objects(&bucket, "names");
+    home.ok(&["rm", &id]);
+    home.ok(&["rm", &last]);
+    wait_for("the names to go", || {
+        (objects(&bucket, "names").0 < names).then_some(())
+    });
+    assert_eq!(state(&home, &snapshot), "stored");
+    // Without a store nothing is durable, and nothing else is different.
+    home.ok(&["daemon", "restart", "--no-listen"]);
+    let id = home.ok(&["create", "--from", "full"]);
+    let refused = home.call(&["snapshot", &id, "--durable"]);
+    assert!(refused.stderr.contains("--store"), "{refused:?}");
+    assert!(!home.ok(&["snapshots"]).contains("STORE"));
+}
+
+#[test]
+fn an_upload_goes_on_after_its_daemon_was_killed() {
+    let test = "an_upload_goes_on_after_its_daemon_was_killed";
+    let Some(home) = TestHome::new(test) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let bucket: PathBuf = dir.path().join("bucket");
+    start(&home, &bucket, &["--store-upload-limit", "1MiB"]);
+    let id = home.ok(&["create"]);
+    home.sh(&id, FILL);
+    let snapshot = home.ok(&["snapshot", &id]);
+    assert_eq!(state(&home, &snapshot), "uploading");
+    wait_for("a pack", || (objects(&bucket, "packs").0 > 0).then_some(()));
+    home.kill_daemon();
+    let (packs, _) = objects(&bucket, "packs");
+    start(&home, &bucket, &[]);
+    wait_for("the upload", || {
+        (state(&home, &snapshot) == "stored").then_some(())
+    });
+    assert!(objects(&bucket, "packs").0 > packs);
+    assert_eq!(objects(&bucket, "names").0, 1);
+}
+
+on_gvisor! {
+    snapshots_and_paused_sandboxes_reach_the_store,
+}
