@@ -62,6 +62,7 @@ pub use reference::{
     DEFAULT_TAG, Reference, image_on_demand, imported_image, is_image_on_demand, unfinished_build,
 };
 pub use template::{Template, TemplateError, Templates};
+pub use transfer::TemplateFiles;
 pub use verified::{VerifiedFile, VerifyError};
 
 /// Notes that a test is skipped: in its output, and in the list that `scripts/test` counts.

@@ -12,6 +12,7 @@ use crate::import::{ImportError, check_name};
 use crate::layer::{LayerError, LayerStream, UnpackLimits};
 use crate::manifest::{ImageSum, TemplateManifest, Visibility};
 use crate::progress::{Phase, Progress};
+use crate::reference::Reference;
 use crate::template::{MANIFEST, Template, TemplateError, Templates};
 use crate::version;
 use std::fs::File;
@@ -100,43 +101,73 @@ impl Templates {
         // Raw entries: exports have no extended headers, which would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = first(entries.next())?;
-        manifest.owner = None;
         let name = name.map_or_else(|| manifest.reference(), str::to_owned);
         let reference = check_name(&name, visibility)?;
+        manifest.owner = None;
+        manifest.rename(&reference);
+        let images = Images {
+            limit: limits.bytes,
+            open: |sum: &ImageSum| next(entries.next(), &entry_name(sum), Some(sum.size)),
+        };
+        self.bring_all(manifest, &reference, visibility, true, images, on_progress)?;
+        let template = self.get(&name)?;
+        self.prune_if_idle();
+        Ok(template)
+    }
+
+    /// Adds the images of a template from elsewhere, and publishes it under its name if
+    /// `published`; otherwise only its version is kept.
+    fn bring_all<R: Read>(
+        &self,
+        mut manifest: TemplateManifest,
+        reference: &Reference,
+        visibility: Option<Visibility>,
+        published: bool,
+        mut images: Images<impl FnMut(&ImageSum) -> Result<R, ImportError>>,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(), ImportError> {
         sound(&manifest.defaults, &manifest.startup)?;
-        if manifest.size() > limits.bytes {
-            let most = limits.bytes >> 20;
+        if manifest.size() > images.limit {
+            let most = images.limit >> 20;
             let problem = format!(
                 "its images have {} MiB, more than {most}",
                 manifest.size() >> 20
             );
             return Err(ImportError::image(problem));
         }
-        manifest.rename(&reference);
-        manifest.visibility = self.visibility(&reference, visibility);
+        manifest.visibility = self.visibility(reference, visibility);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         manifest.created = now.unwrap_or_default().as_secs();
 
-        let lock = self.lock(&reference, &mut |()| {
+        let lock = self.lock(reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
         let store = ImageStore::new(&self.home);
         let shared = store.share()?;
-        let work = WorkDir::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
+        let work = WorkDir::begin(self.unfinished(reference)).map_err(BuildError::from)?;
         on_progress(Progress::Phase(Phase::Layers));
         let (all, mut done) = (manifest.size().max(1), 0);
         for sum in &manifest.images {
-            let entry = next(entries.next(), &entry_name(sum), Some(sum.size))?;
-            bring(&store, &work, sum, entry)?;
+            let content = (images.open)(sum)?;
+            bring(&store, &work, sum, content)?;
             done += sum.size;
             on_progress(percent(done, all));
         }
-        builder::publish(self, &manifest, &work, &lock)?;
-        let template = self.get(&name)?;
+        match published {
+            true => builder::publish(self, &manifest, &work, &lock)?,
+            false => version::keep(&self.home, &manifest)?,
+        }
         drop(shared);
-        self.prune_if_idle();
-        Ok(template)
+        Ok(())
     }
+}
+
+/// Images of a template from elsewhere.
+struct Images<F> {
+    /// Most bytes that they may have.
+    limit: u64,
+    /// Opens one; called once for each, in order.
+    open: F,
 }
 
 /// Reads one image, unless it exists, and adds it to the store if its digest matches.
@@ -240,6 +271,9 @@ impl Read for FileAt<'_> {
         Ok(n)
     }
 }
+
+mod shared;
+pub use shared::TemplateFiles;
 
 #[cfg(test)]
 mod tests;

@@ -45,7 +45,7 @@ pub use sandbox::{
 pub use serve::ServeArgs;
 pub use site::SiteArgs;
 pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreVerifyArgs};
-pub use store_args::StoreArgs;
+pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
 
 /// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.

@@ -3,6 +3,7 @@
 pub mod build;
 mod import;
 mod prune;
+mod shared;
 mod show;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand};
@@ -72,6 +73,13 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             let made = import_file(&templates, file, name.as_deref(), wanted)?;
             built(&made.manifest, *json)?;
         }
+        TemplateCommand::Push { name, target, json } => shared::push(&home, name, target, *json)?,
+        TemplateCommand::Pull {
+            name,
+            public,
+            target,
+            json,
+        } => shared::pull(&home, name, *public, target, *json)?,
         TemplateCommand::Rm { names, json } => {
             return each(names, |name| {
                 templates.remove(name)?;

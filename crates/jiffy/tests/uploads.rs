@@ -115,6 +115,50 @@ fn an_upload_goes_on_after_its_daemon_was_killed() {
     assert_eq!(objects(&bucket, "names").0, 1);
 }
 
+#[test]
+fn a_template_reaches_another_data_directory_through_the_store() {
+    let test = "a_template_reaches_another_data_directory_through_the_store";
+    let Some(home) = TestHome::new(test) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("file://{}/bucket", dir.path().display());
+    let push = ["template", "push", "base", "--store", &url];
+    let pushed = home.json(&push);
+    assert_eq!(pushed["shared"], true, "{pushed}");
+    let again = home.json(&push);
+    assert_eq!(
+        (&again["existed"], &again["sent"]),
+        (&true.into(), &0.into())
+    );
+    let keys = home.dir.path().join("store/keys.toml");
+    let keys = keys.to_str().unwrap();
+    let there = tempfile::tempdir().unwrap();
+    let pull = |name: &str, more: &[&str]| {
+        let args = [&["template", "pull", name, "--store", &url, "--json"], more].concat();
+        let mut command = support::jiffy(&args);
+        command.env("JIFFY_HOME", there.path());
+        command.output().unwrap()
+    };
+    // Under keys of its own there is nothing to be found.
+    let other = pull("base", &[]);
+    let told = String::from_utf8_lossy(&other.stderr);
+    assert!(told.contains("jiffy template push"), "{told}");
+    let pulled = pull("base", &["--store-keys", keys]);
+    let told = String::from_utf8_lossy(&pulled.stderr);
+    assert!(pulled.status.success(), "{told}");
+    let pulled: serde_json::Value = serde_json::from_slice(&pulled.stdout).unwrap();
+    assert_eq!(pulled["version"], pushed["version"]);
+    let version = pushed["version"].as_str().unwrap();
+    let by_version = pull(&format!("base@{version}"), &["--store-keys", keys]);
+    assert!(by_version.status.success());
+    let kept = there
+        .path()
+        .join("versions")
+        .join(format!("{version}.json"));
+    assert!(kept.exists());
+}
+
 on_gvisor! {
     snapshots_and_paused_sandboxes_reach_the_store,
 }

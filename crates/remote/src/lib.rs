@@ -11,6 +11,7 @@ mod key_file;
 mod push;
 mod remote_store;
 mod settings;
+mod template_files;
 
 pub use error::RemoteError;
 pub use fetch_grants::{FetchGrant, GrantDirectory, GrantSocket, GrantedLayer, LayerOrigin};
@@ -19,5 +20,6 @@ pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
 pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
 pub use settings::{LastStore, RemoteSettings};
+pub use template_files::StoredTemplate;
 
 pub use jiffy_store::{MAX_LINEAGE, SHARED_TENANT, SnapshotName};

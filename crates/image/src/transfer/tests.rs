@@ -101,3 +101,59 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
         );
     }
 }
+
+/// Brings a template from one home to another as a store has it.
+fn fetched(from: &TemplateFiles, to: &Home, manifest: &[u8]) -> Result<bool, ImportError> {
+    let open = |name: &str| {
+        let mut images = from.images();
+        let image = images.find(|(image, _)| image == name);
+        image.unwrap().1.try_clone()
+    };
+    let limit = UnpackLimits::default().bytes;
+    let templates = Templates::new(to);
+    let fetched = templates.import_files(manifest, None, limit, open, &mut |_| ());
+    fetched.map(|(_, published)| published)
+}
+
+#[test]
+fn a_template_of_a_store_is_equal_on_another_host() {
+    let ((_a, here), (_b, there)) = (home(), home());
+    let version = FakeRecipe::new("one")
+        .build(&here)
+        .unwrap()
+        .manifest
+        .version();
+    let files = Templates::new(&here).files("one").unwrap();
+    assert!(fetched(&files, &there, &files.manifest).unwrap());
+    let came = Templates::new(&there).get("one").unwrap();
+    assert_eq!(came.manifest.version(), version);
+    let damaged = String::from_utf8(files.manifest.clone()).unwrap();
+    let sum = &files.template.manifest.images[0].sha256;
+    let damaged = damaged.replace(sum, &"0".repeat(64));
+    let (_c, third) = home();
+    let refused = |name: &str| {
+        let file = files.images().next().unwrap().1.try_clone();
+        assert!(name.contains("0000"), "{name}");
+        file
+    };
+    let limit = UnpackLimits::default().bytes;
+    let templates = Templates::new(&third);
+    let refused = templates.import_files(damaged.as_bytes(), None, limit, refused, &mut |_| ());
+    assert!(matches!(refused, Err(ImportError::Digest { .. })));
+    assert_eq!(fs::read_dir(third.templates()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_stock_template_of_another_recipe_does_not_replace_the_own_one() {
+    let ((_a, here), (_b, there)) = (home(), home());
+    FakeRecipe::new("one").build(&here).unwrap();
+    let files = Templates::new(&here).files("one").unwrap();
+    let stock = String::from_utf8(files.manifest.clone()).unwrap();
+    let stock = stock.replace("\"one\"", "\"base\"");
+    let published = fetched(&files, &there, stock.as_bytes()).unwrap();
+    assert!(!published);
+    assert_eq!(fs::read_dir(there.templates()).unwrap().count(), 0);
+    let version = files.template.manifest.version();
+    let kept = version::find(&Templates::new(&there), &format!("base@{version}"));
+    assert_eq!(kept.unwrap().images, files.template.manifest.images);
+}

@@ -52,3 +52,14 @@ impl StoreArgs {
         })
     }
 }
+
+/// A store that a command uses by itself.
+#[derive(Debug, Args)]
+pub struct StoreTargetArgs {
+    /// Store: s3://BUCKET/PREFIX or file:///PATH
+    #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
+    pub store: StoreUrl,
+    /// Master keys of the store (default: store/keys.toml in the data directory)
+    #[arg(long, env = "JIFFY_STORE_KEYS", value_name = "FILE")]
+    pub store_keys: Option<PathBuf>,
+}

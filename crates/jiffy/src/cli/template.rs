@@ -1,6 +1,6 @@
 //! `jiffy template`.
 
-use super::HostArgs;
+use super::{HostArgs, StoreTargetArgs};
 use crate::units;
 use clap::{Args, Subcommand};
 use jiffy_pull::RegistryAddress;
@@ -80,6 +80,31 @@ pub enum TemplateCommand {
         #[arg(long)]
         public: bool,
         /// Print the template as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a template into the store that hosts share; what the store has is not sent again
+    Push {
+        /// Template
+        name: String,
+        /// Store that it goes into
+        #[command(flatten)]
+        target: StoreTargetArgs,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fetch a template from the store that hosts share, for sandboxes and for snapshots of it
+    Pull {
+        /// NAME, NAME:TAG, or NAME@VERSION as a snapshot asks for it
+        name: String,
+        /// Let every API key use it
+        #[arg(long)]
+        public: bool,
+        /// Store that it comes from
+        #[command(flatten)]
+        target: StoreTargetArgs,
+        /// As JSON
         #[arg(long)]
         json: bool,
     },
