@@ -2,6 +2,7 @@
 
 mod address;
 mod calls;
+mod functions;
 mod lease;
 mod listed;
 mod maintenance;

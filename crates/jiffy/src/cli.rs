@@ -4,6 +4,7 @@ mod bench_doctor;
 mod confinement;
 mod create;
 mod engine;
+mod function;
 mod hints;
 mod inspect;
 mod key;
@@ -29,6 +30,10 @@ pub use bench_doctor::{BenchArgs, DoctorArgs};
 pub use confinement::ConfinementArgs;
 pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use engine::{EngineArgs, EngineSelection};
+pub use function::{
+    FunctionArgs, FunctionBenchArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
+    FunctionLogsArgs, FunctionOutputArgs,
+};
 pub use inspect::{
     AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs,
 };
@@ -78,6 +83,10 @@ pub enum Command {
     /// List, build, take along and remove templates
     #[command(subcommand)]
     Template(TemplateCommand),
+    /// Deploy WebAssembly functions that answer HTTP requests, each in a sandbox of its own
+    // Hidden until the daemon answers these calls.
+    #[command(subcommand, hide = true)]
+    Function(FunctionCommand),
     /// Make, list and revoke the API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),

@@ -5,6 +5,7 @@ mod cli;
 mod columns;
 mod daemon_command;
 mod doctor;
+mod function;
 mod key;
 mod rootless;
 mod run;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
         Command::Store(command) => (store::run(command), 1),
+        Command::Function(command) => (function::run(command), 1),
         Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),

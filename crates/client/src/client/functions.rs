@@ -1,0 +1,77 @@
+//! Functions: deployment of modules, and requests to them.
+
+use super::Client;
+use anyhow::Context;
+use bytes::{BufMut, Bytes, BytesMut};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request};
+use jiffy_agent_client::{PooledResponse, RequestBody};
+use jiffy_engine::new_token;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+impl Client {
+    /// Deploys a module with `settings`, those of `POST /functions/{name}`.
+    pub async fn deploy_function<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        settings: &Value,
+        module: &[u8],
+    ) -> anyhow::Result<T> {
+        let boundary = new_token()?;
+        let path = format!("/functions/{name}");
+        let mut request = Request::builder().method(Method::POST).uri(path);
+        let headers = request.headers_mut().context("not a path")?;
+        headers.clone_from(&self.server.headers);
+        let kind = format!("multipart/form-data; boundary={boundary}");
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_str(&kind)?);
+        let body = RequestBody::whole(form(&boundary, settings, module));
+        let answer = self.connections.send(request.body(body)?).await;
+        let answer = answer.map_err(|e| self.server.no_answer(e))?;
+        let (_, answer) = self.parse(answer).await?;
+        Ok(answer)
+    }
+
+    /// Sends a request to a function. `path` begins with a slash.
+    pub async fn request_function(
+        &self,
+        name: &str,
+        method: Method,
+        path: &str,
+        more: &HeaderMap,
+        body: Option<Bytes>,
+    ) -> anyhow::Result<PooledResponse> {
+        let path = format!("/functions/{name}/invoke{path}");
+        let mut request = Request::builder().method(method).uri(path);
+        let headers = request.headers_mut().context("not a path")?;
+        headers.clone_from(&self.server.headers);
+        for (name, value) in more {
+            headers.append(name, value.clone());
+        }
+        let request = request.body(RequestBody::Whole(body))?;
+        let answer = self.connections.send(request).await;
+        answer.map_err(|e| self.server.no_answer(e))
+    }
+}
+
+/// Form with the parts `settings` and `module`. A random boundary occurs in neither.
+fn form(boundary: &str, settings: &Value, module: &[u8]) -> Bytes {
+    let mut form = BytesMut::with_capacity(module.len() + 1024);
+    let mut part = |name: &str, kind: &str, content: &[u8]| {
+        let head = format!(
+            "--{boundary}\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\
+             content-type: {kind}\r\n\r\n"
+        );
+        form.put(head.as_bytes());
+        form.put(content);
+        form.put(&b"\r\n"[..]);
+    };
+    part(
+        "settings",
+        "application/json",
+        settings.to_string().as_bytes(),
+    );
+    part("module", "application/wasm", module);
+    form.put(format!("--{boundary}--\r\n").as_bytes());
+    form.freeze()
+}

@@ -1,0 +1,88 @@
+//! `jiffy function`: functions, each request of which has an instance of its own.
+
+mod bench;
+mod deploy;
+mod invoke;
+mod logs;
+mod table;
+
+use crate::cli::{FunctionArgs, FunctionCommand, FunctionOutputArgs};
+use crate::sandbox::table::show;
+use hyper::Method;
+use jiffy_client::Client;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Runs one subcommand.
+pub fn run(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(dispatch(command))
+}
+
+async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        FunctionCommand::Deploy(args) => deploy::run(args).await?,
+        FunctionCommand::Ls { all, output } => {
+            let path = format!("/functions?all={all}");
+            let found = call(output, Method::GET, &path, &Value::Null).await?;
+            show(output.json, &found, table::functions)?;
+        }
+        FunctionCommand::Info(args) => one(args, Method::GET, "", table::function).await?,
+        FunctionCommand::Logs(args) => logs::run(args).await?,
+        FunctionCommand::Versions(args) => {
+            one(args, Method::GET, "/versions", table::versions).await?;
+        }
+        FunctionCommand::Rollback {
+            name,
+            version,
+            output,
+        } => {
+            let path = path(name, "/rollback")?;
+            let body = json!({ "version": version });
+            let found = call(output, Method::POST, &path, &body).await?;
+            show(output.json, &found, table::answering)?;
+        }
+        FunctionCommand::Disable(args) => one(args, Method::POST, "/disable", table::name).await?,
+        FunctionCommand::Enable(args) => one(args, Method::POST, "/enable", table::name).await?,
+        FunctionCommand::Rm { names, output } => {
+            for name in names {
+                call(output, Method::DELETE, &path(name, "")?, &Value::Null).await?;
+                show(output.json, &json!({ "name": name }), table::name)?;
+            }
+        }
+        FunctionCommand::Invoke(args) => return invoke::run(args).await,
+        FunctionCommand::Bench(args) => bench::run(args).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Path of a call on the function `name`.
+fn path(name: &str, call: &str) -> anyhow::Result<String> {
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    anyhow::ensure!(
+        !name.is_empty() && name.chars().all(good),
+        "`{name}` is no name of a function: use a-z, 0-9 and dashes"
+    );
+    Ok(format!("/functions/{name}{call}"))
+}
+
+async fn call(
+    output: &FunctionOutputArgs,
+    method: Method,
+    path: &str,
+    body: &Value,
+) -> anyhow::Result<Value> {
+    let client = Client::open(&output.host.server()).await?;
+    client.call(method, path, body).await
+}
+
+/// Calls on one function and shows the answer.
+async fn one(
+    args: &FunctionArgs,
+    method: Method,
+    name: &str,
+    text: impl FnOnce(&Value) -> String,
+) -> anyhow::Result<()> {
+    let path = path(&args.name, name)?;
+    let found = call(&args.output, method, &path, &Value::Null).await?;
+    show(args.output.json, &found, text)
+}

@@ -1,0 +1,54 @@
+//! `jiffy function deploy`.
+
+use super::{path, table};
+use crate::cli::FunctionDeployArgs;
+use crate::run::environment;
+use crate::sandbox::table::show;
+use anyhow::Context;
+use jiffy_client::Client;
+use jiffy_client::progress::while_waiting;
+use serde_json::{Map, Value, json};
+
+/// Deploys a module.
+pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
+    path(&args.name, "")?;
+    let settings = settings(args)?;
+    let failed = || format!("cannot read the module {}", args.source.display());
+    let module = std::fs::read(&args.source).with_context(failed)?;
+    let client = Client::open(&args.output.host.server()).await?;
+    let sending = client.deploy_function(&args.name, &settings, &module);
+    let deployed: Value = while_waiting("compiling the function", sending).await?;
+    show(args.output.json, &deployed, table::answering)
+}
+
+/// Settings that were given, as the API has them.
+pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
+    let mut limits = Map::new();
+    let mut limit = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            limits.insert(name.to_owned(), value);
+        }
+    };
+    limit("memoryMB", args.memory.map(Value::from));
+    limit("cpuMs", args.cpu_ms.map(Value::from));
+    let timeout = args.timeout.map(|time| json!(time.as_millis()));
+    limit("timeoutMs", timeout);
+    limit("concurrency", args.concurrency.map(Value::from));
+    let mut settings = Map::new();
+    if !limits.is_empty() {
+        settings.insert("limits".to_owned(), limits.into());
+    }
+    if !args.env.is_empty() {
+        settings.insert("env".to_owned(), json!(environment(&args.env)?));
+    }
+    if !args.allow.is_empty() {
+        settings.insert("allow".to_owned(), json!(args.allow));
+    }
+    if args.public || args.private {
+        settings.insert("public".to_owned(), json!(args.public));
+    }
+    if let Some(schedule) = &args.schedule {
+        settings.insert("schedule".to_owned(), json!(schedule));
+    }
+    Ok(settings.into())
+}

@@ -1,0 +1,81 @@
+//! `jiffy function invoke`.
+
+use super::path;
+use crate::cli::FunctionInvokeArgs;
+use anyhow::Context;
+use bytes::Bytes;
+use hyper::Method;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use jiffy_client::Client;
+use serde_json::{Map, Value, json};
+use std::io::{Read, Write};
+use std::process::ExitCode;
+
+/// Longest response that is shown as JSON, in bytes.
+const MAX_SHOWN_BYTES: usize = 64 << 20;
+
+/// Sends one request. Exits with 1 if the response is no success.
+pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
+    path(&args.name, "")?;
+    anyhow::ensure!(
+        args.path.starts_with('/'),
+        "the path `{}` must begin with a slash",
+        args.path
+    );
+    let body = args.data.as_deref().map(body).transpose()?;
+    let method = match (&args.method, &body) {
+        (Some(method), _) => method.to_uppercase().parse().context("not a method")?,
+        (None, Some(_)) => Method::POST,
+        (None, None) => Method::GET,
+    };
+    let headers = headers(&args.header)?;
+    let client = Client::open(&args.output.host.server()).await?;
+    let sending = client.request_function(&args.name, method, &args.path, &headers, body);
+    let mut answer = sending.await?;
+    let status = answer.status;
+    if args.output.json {
+        let fields = answer.headers.iter().map(|(name, value)| {
+            let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+            (name.to_string(), Value::from(value))
+        });
+        let fields: Map<String, Value> = fields.collect();
+        let body = answer.collect(MAX_SHOWN_BYTES).await?;
+        let body = String::from_utf8_lossy(&body);
+        let shown = json!({ "status": status.as_u16(), "headers": fields, "body": body });
+        println!("{}", serde_json::to_string_pretty(&shown)?);
+    } else {
+        while let Some(bytes) = answer.next().await? {
+            let mut out = std::io::stdout().lock();
+            out.write_all(&bytes)?;
+            out.flush()?;
+        }
+    }
+    if status.is_success() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("jiffy: the response has status {status}");
+    Ok(ExitCode::FAILURE)
+}
+
+fn body(data: &str) -> anyhow::Result<Bytes> {
+    let Some(file) = data.strip_prefix('@') else {
+        return Ok(Bytes::from(data.to_owned()));
+    };
+    let mut content = Vec::new();
+    match file {
+        "-" => drop(std::io::stdin().read_to_end(&mut content)?),
+        file => content = std::fs::read(file).with_context(|| format!("cannot read {file}"))?,
+    }
+    Ok(content.into())
+}
+
+fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for line in given {
+        let bad = || format!("`{line}` is no header: write it as NAME: VALUE");
+        let (name, value) = line.split_once(':').with_context(bad)?;
+        let name: HeaderName = name.trim().parse().with_context(bad)?;
+        headers.append(name, HeaderValue::from_str(value.trim()).with_context(bad)?);
+    }
+    Ok(headers)
+}

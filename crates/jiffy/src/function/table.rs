@@ -1,0 +1,170 @@
+//! Functions as people read them.
+
+use crate::columns::{Align, Table};
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// Value of a field as text; empty if there is none.
+fn text(value: &Value, field: &str) -> String {
+    match value.pointer(field) {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Name of the function that was changed.
+pub fn name(function: &Value) -> String {
+    format!("{}\n", text(function, "/name"))
+}
+
+/// Version that answers, and where.
+pub fn answering(function: &Value) -> String {
+    let (name, version) = (text(function, "/name"), text(function, "/version"));
+    let mut line = format!("{name} version {version} answers at {}", address(function));
+    if function["public"] != true {
+        line.push_str("; requests need a key");
+    }
+    line.push('\n');
+    line
+}
+
+fn address(function: &Value) -> String {
+    match text(function, "/url") {
+        url if url.is_empty() => text(function, "/path"),
+        url => url,
+    }
+}
+
+/// All functions.
+pub fn functions(all: &Value) -> String {
+    let all = list(all);
+    if all.is_empty() {
+        return "no functions; `jiffy function deploy` makes one\n".to_owned();
+    }
+    let mut table = Table::new([
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("ACCESS", Align::Left),
+        ("VERSION", Align::Right),
+        ("WORLD", Align::Left),
+        ("DEPLOYED", Align::Left),
+        ("SCHEDULE", Align::Left),
+    ]);
+    for function in all {
+        let access = match function["public"] == true {
+            true => "public",
+            false => "key",
+        };
+        table.row([
+            text(function, "/name"),
+            text(function, "/state"),
+            access.to_owned(),
+            text(function, "/version"),
+            text(function, "/world"),
+            text(function, "/updatedAt"),
+            text(function, "/schedule/cron"),
+        ]);
+    }
+    table.text()
+}
+
+/// Versions of a function, newest first.
+pub fn versions(all: &Value) -> String {
+    let mut table = Table::new([
+        ("VERSION", Align::Right),
+        ("ANSWERS", Align::Left),
+        ("WORLD", Align::Left),
+        ("BYTES", Align::Right),
+        ("DEPLOYED", Align::Left),
+        ("DIGEST", Align::Left),
+    ]);
+    for version in list(all) {
+        let answers = match version["answers"] == true {
+            true => "yes",
+            false => "",
+        };
+        table.row([
+            text(version, "/version"),
+            answers.to_owned(),
+            text(version, "/world"),
+            text(version, "/bytes"),
+            text(version, "/createdAt"),
+            text(version, "/digest").chars().take(16).collect(),
+        ]);
+    }
+    table.text()
+}
+
+/// One function with all that is known.
+pub fn function(function: &Value) -> String {
+    let mut shown = String::new();
+    let mut line = |label: &str, value: String| {
+        if !value.is_empty() {
+            // Writing to a String does not fail.
+            let _ = writeln!(shown, "{label:<13}{value}");
+        }
+    };
+    line("name", text(function, "/name"));
+    line("owner", text(function, "/owner"));
+    line("state", text(function, "/state"));
+    line("public", text(function, "/public"));
+    line("version", text(function, "/version"));
+    line("world", text(function, "/world"));
+    line("url", text(function, "/url"));
+    line("path", text(function, "/path"));
+    line(
+        "memory",
+        format!("{} MiB", text(function, "/limits/memoryMB")),
+    );
+    line(
+        "processor",
+        format!("{} ms", text(function, "/limits/cpuMs")),
+    );
+    line(
+        "timeout",
+        format!("{} ms", text(function, "/limits/timeoutMs")),
+    );
+    line("concurrency", text(function, "/limits/concurrency"));
+    line("environment", words(&function["envNames"]));
+    line("allow", words(&function["allow"]));
+    line("schedule", text(function, "/schedule/cron"));
+    line("next run", text(function, "/schedule/nextAt"));
+    line("last run", text(function, "/schedule/lastAt"));
+    line("last status", text(function, "/schedule/lastStatus"));
+    line("missed", text(function, "/schedule/missed"));
+    line("skipped", text(function, "/schedule/skipped"));
+    line("requests", text(function, "/metrics/requests"));
+    line("running", text(function, "/metrics/running"));
+    line("failures", text(function, "/metrics/faults"));
+    shown
+}
+
+fn words(all: &Value) -> String {
+    let words = list(all).iter().filter_map(Value::as_str);
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_list_shows_state_access_and_schedule() {
+        let all = json!([{ "name": "hello", "state": "enabled", "public": false, "version": 3,
+            "world": "core", "updatedAt": "2026-01-01T00:00:00Z",
+            "schedule": { "cron": "* * * * *" } }]);
+        let text = functions(&all);
+        assert!(
+            text.contains("hello  enabled  key           3  core"),
+            "{text}"
+        );
+        assert!(text.ends_with("* * * * *\n"), "{text}");
+        assert!(functions(&json!([])).contains("jiffy function deploy"));
+    }
+}
