@@ -28,13 +28,13 @@ setup: ## install what is missing to build and run (Debian packages; checks Rust
 	@scripts/setup
 
 .PHONY: build
-build: ## build jiffy, jiffy-vmm, jiffy-gvisor and the guest's jiffy-agent
+build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's jiffy-agent
 	@RUSTFLAGS="-C target-feature=+crt-static" scripts/step "building the guest agent (static: it runs before any library is there)" \
 	    cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
-	@scripts/step "building jiffy and jiffy-vmm" cargo build --release -p jiffy -p jiffy-vmm
+	@scripts/step "building jiffy, jiffy-vmm and jiffy-functions" cargo build --release -p jiffy -p jiffy-vmm -p jiffy-functions
 	@install -s -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
 	@scripts/gvisor $(RELEASE)/jiffy-gvisor
-	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent $$(ls $(RELEASE)/jiffy-gvisor 2>/dev/null) | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
+	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-functions $(RELEASE)/jiffy-agent $$(ls $(RELEASE)/jiffy-gvisor 2>/dev/null) | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
 
 .PHONY: template
 template: setup build ## build the base template (a minute or two; once, until its recipe changes)
@@ -95,13 +95,13 @@ bench: setup template interpreter ## measure
 
 .PHONY: install
 install: ## install into PREFIX (/usr/local); run `make build` first
-	@for program in jiffy jiffy-vmm jiffy-agent; do \
+	@for program in jiffy jiffy-vmm jiffy-functions jiffy-agent; do \
 	    [ -x $(RELEASE)/$$program ] || { echo "make install: $(RELEASE)/$$program is missing: run \`make build\` first."; exit 1; }; \
 	done
 	install -D -m 0755 $(RELEASE)/jiffy $(DESTDIR)$(PREFIX)/bin/jiffy
 	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed "s|@PREFIX@|$(PREFIX)|" packaging/jiffy.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/jiffy.service
-	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent
+	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-functions $(RELEASE)/jiffy-agent
 	@[ ! -x $(RELEASE)/jiffy-gvisor ] || install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-gvisor
 
 .PHONY: clean

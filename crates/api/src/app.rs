@@ -1,11 +1,12 @@
 //! State that the calls work on.
 
 use crate::failures::Failures;
-use crate::hooks::{Ports, PreviewLinks, TemplateSource};
+use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
 use jiffy_engine::Engine;
+use jiffy_function_host::Functions;
 use jiffy_host::{FigureFamily, Sandboxes};
 use jiffy_template_builder::Builder;
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,13 @@ pub struct Ending {
     pub kill_sandboxes: bool,
 }
 
+/// Functions of the host, and the way to them.
+#[derive(Clone)]
+pub(crate) struct FunctionHooks {
+    pub functions: Functions,
+    pub invoker: Arc<dyn FunctionInvoker>,
+}
+
 /// State that the calls work on. Clones are the same.
 pub struct App<E: Engine> {
     pub(crate) sandboxes: Sandboxes<E>,
@@ -64,6 +72,7 @@ pub struct App<E: Engine> {
     pub(crate) config: Arc<Config>,
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
     pub(crate) ports: Option<Arc<dyn Ports>>,
+    pub(crate) functions: Option<FunctionHooks>,
     pub(crate) stop: Option<Arc<dyn Fn(Ending) + Send + Sync>>,
     pub(crate) about: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
@@ -81,6 +90,7 @@ impl<E: Engine> Clone for App<E> {
             config: self.config.clone(),
             preview: self.preview.clone(),
             ports: self.ports.clone(),
+            functions: self.functions.clone(),
             stop: self.stop.clone(),
             about: self.about.clone(),
             quota: self.quota.clone(),
@@ -107,6 +117,7 @@ impl<E: Engine> App<E> {
             config: Arc::new(config),
             preview: None,
             ports: None,
+            functions: None,
             stop: None,
             about: None,
             quota,
@@ -148,6 +159,18 @@ impl<E: Engine> App<E> {
     /// The same with streams to ports; without, asking for one is refused.
     pub fn with_ports(mut self, ports: Arc<dyn Ports>) -> Self {
         self.ports = Some(ports);
+        self
+    }
+
+    /// The same with functions, to which `invoker` passes requests; without, calls on them are
+    /// refused.
+    pub fn with_functions(
+        mut self,
+        functions: Functions,
+        invoker: Arc<dyn FunctionInvoker>,
+    ) -> Self {
+        self.quota.count_functions(&functions);
+        self.functions = Some(FunctionHooks { functions, invoker });
         self
     }
 

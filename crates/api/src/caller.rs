@@ -185,7 +185,7 @@ pub(crate) async fn authenticate<E: Engine>(
 /// The holder of the key that a request shows. An address that showed too many wrong ones is told
 /// so without a look at the file of keys; keys in force pass also then, so that an address shared
 /// by many clients is not closed by one of them.
-fn known<E: Engine>(app: &App<E>, request: &Request) -> Result<Caller, ApiError> {
+pub(crate) fn known<E: Engine>(app: &App<E>, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
     let refused = |error: ApiError| {
         if let Some(ip) = from {

@@ -69,6 +69,7 @@ impl<E: Engine> App<E> {
         // Builds have sandboxes of their own, which end with them.
         let builds = self.cancel_all_of(key)?;
         let sandboxes = self.kill_all_of(key).await?;
+        self.remove_functions_of(key).await;
         for build in &builds {
             self.await_end_of(build).await?;
         }
@@ -76,6 +77,13 @@ impl<E: Engine> App<E> {
             sandboxes,
             builds: builds.len(),
         })
+    }
+
+    /// Removes the functions of a key.
+    async fn remove_functions_of(&self, key: &str) {
+        if let Some(functions) = &self.functions {
+            functions.functions.remove_all(Some(key)).await;
+        }
     }
 
     /// Waits until a build that was cancelled has ended.
@@ -102,6 +110,7 @@ pub async fn end_revoked<E: Engine>(app: App<E>) {
                     tracing::error!("builds of key {key} are not cancelled: {}", e.message);
                 }
             }
+            app.remove_functions_of(&key).await;
             match app.kill_all_of(&key).await {
                 Ok(0) => {}
                 Ok(killed) => tracing::info!("key {key} ended, and {killed} sandboxes with it"),

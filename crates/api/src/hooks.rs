@@ -1,12 +1,17 @@
 //! Interfaces of other components to the control plane.
 
+use axum::extract::Request;
+use axum::response::Response;
 use jiffy_engine::SandboxSize;
+use jiffy_function_host::FunctionRecord;
 use jiffy_image::{
     BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, Templates,
     Visibility,
 };
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use tokio::net::UnixStream;
 
 /// A template as the control plane shows it.
@@ -72,6 +77,27 @@ pub trait TemplateSource: Send + Sync + 'static {
     fn set_public(&self, name: &str, public: bool) -> Result<(), TemplateRefusal>;
     /// Removes one. Sandboxes that run of it go on.
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal>;
+}
+
+/// Request to a function, whose caller may invoke it.
+pub struct FunctionCall {
+    /// Function.
+    pub record: Arc<FunctionRecord>,
+    /// Path that was cut off from the request's; none if the function has a host name of its own.
+    pub prefix: Option<String>,
+    /// Held until the end of the response.
+    pub permit: Option<Box<dyn Any + Send>>,
+    /// Request with the path that the function sees.
+    pub request: Request,
+}
+
+/// Response of a function that is awaited.
+pub type Invoking<'a> = Pin<Box<dyn Future<Output = Response> + Send + 'a>>;
+
+/// Passes requests to functions.
+pub trait FunctionInvoker: Send + Sync + 'static {
+    /// Passes a request, and the response back, or a refusal.
+    fn invoke(&self, call: FunctionCall) -> Invoking<'_>;
 }
 
 fn info(manifest: TemplateManifest) -> TemplateInfo {

@@ -29,10 +29,11 @@ pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::ApiError;
 pub use hooks::{
-    Opening, PortRefusal, Ports, PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource,
+    FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,
+    TemplateInfo, TemplateRefusal, TemplateSource,
 };
 pub use keys::{
     Key, KeyError, KeyStatus, Keys, Limits, NewKey, Scope, Validity, Verdict, local_key,
 };
 pub use quota::ExchangePermit;
-pub use routes::{calls, router};
+pub use routes::{FunctionHost, calls, function_router, router};

@@ -90,7 +90,8 @@ fn shown(operation: Operation) -> Value {
     });
     if let Some(map) = shown.as_object_mut() {
         if let Some((body, required)) = operation.body {
-            let body = json!({ "required": required, "content": content(&body) });
+            let content = json!({ operation.media_type: { "schema": body } });
+            let body = json!({ "required": required, "content": content });
             map.insert("requestBody".to_owned(), body);
         }
         if operation.open {

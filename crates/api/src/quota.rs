@@ -10,6 +10,7 @@ pub(crate) use usage::KeyUsage;
 use crate::error::ApiError;
 use crate::keys::{Key, Keys, Limits, Scope};
 use jiffy_engine::{Engine, SandboxSize};
+use jiffy_function_host::Functions;
 use jiffy_host::{
     OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
     Reserving, Sandboxes,
@@ -30,6 +31,7 @@ const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
 const LIMIT_REMEMBERED: Duration = Duration::from_secs(1);
 
 type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
+type ByteSource = Box<dyn Fn(&str) -> u64 + Send + Sync>;
 type DiskSource = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 type BuildSource = Box<dyn Fn(&str) -> Result<BuildUsage, String> + Send + Sync>;
 
@@ -53,6 +55,7 @@ pub(crate) struct Quota {
     /// Bytes that may be written to the host's disk beside what guests were promised.
     disk_to_write: DiskSource,
     builds: OnceLock<BuildSource>,
+    function_bytes: OnceLock<ByteSource>,
     ledger: Mutex<Ledger>,
     changed: Notify,
     exchanges: Mutex<HashMap<String, u64>>,
@@ -145,6 +148,7 @@ impl Quota {
             host: Box::new(host),
             disk_to_write: Box::new(disk_to_write),
             builds: OnceLock::new(),
+            function_bytes: OnceLock::new(),
             ledger: Mutex::default(),
             changed: Notify::new(),
             exchanges: Mutex::default(),
@@ -165,6 +169,14 @@ impl Quota {
         // The first one stays; there is one.
         let _ = self.builds.set(Box::new(source));
         builder.limit_owners(Arc::new(Budgets(self.clone())));
+    }
+
+    /// Counts what `functions` keep.
+    pub fn count_functions(&self, functions: &Functions) {
+        let functions = functions.clone();
+        let source = move |key: &str| functions.disk_bytes(Some(key));
+        // The first one stays; there is one.
+        let _ = self.function_bytes.set(Box::new(source));
     }
 
     /// Limits exchanges of each key that was given no limit.
@@ -195,6 +207,7 @@ impl Quota {
         Ok(KeyUsage {
             host: (self.host)(key),
             builds: builds.unwrap_or_default(),
+            function_bytes: self.function_bytes.get().map_or(0, |bytes| bytes(key)),
             exchanges: exchanges.unwrap_or(0),
         })
     }

@@ -3,6 +3,7 @@
 mod builds;
 mod create;
 mod fork;
+mod functions;
 mod guest;
 mod host;
 mod keys;
@@ -18,6 +19,8 @@ mod snapshot_routes;
 mod templates;
 mod timeout;
 mod wait;
+
+pub use functions::invoke::{FunctionHost, function_router};
 
 use crate::app::App;
 use crate::caller::authenticate;
@@ -151,6 +154,16 @@ fn closed<E: Engine>() -> Calls<E> {
             "/templates/{templateID}/builds/{buildID}/cancel",
             builds::cancel,
         )
+        .get("/functions", functions::list)
+        .get("/functions/{name}", functions::one)
+        .post("/functions/{name}", functions::deploy)
+        .delete("/functions/{name}", functions::remove)
+        .get("/functions/{name}/versions", functions::versions)
+        .post("/functions/{name}/rollback", functions::rollback)
+        .post("/functions/{name}/enable", functions::enable_one)
+        .post("/functions/{name}/disable", functions::disable_one)
+        .get("/functions/{name}/logs", functions::logs)
+        .get("/functions/{name}/metrics", functions::metrics)
         .get("/teams", templates::teams)
         .post("/snapshots/{snapshotID}/verify", host::verify)
         .get("/engines", host::engines)
@@ -171,7 +184,7 @@ pub fn calls<E: Engine>() -> Vec<(Method, &'static str)> {
 
 /// The control plane.
 pub fn router<E: Engine>(app: App<E>) -> Router {
-    let closed = closed::<E>().router;
+    let closed = closed::<E>().router.merge(functions::invoke::by_path());
     closed
         .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
         .merge(open::<E>().router)
@@ -186,6 +199,7 @@ pub fn router<E: Engine>(app: App<E>) -> Router {
 pub(crate) mod bounds {
     pub(crate) use super::builds::MAX_PAGE;
     pub(crate) use super::create::{MAX_NAME, MAX_PAIRS, MAX_VALUE};
+    pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
     pub(crate) use super::list::STATES;
     pub(crate) use super::snapshot_routes::MAX_NAME as MAX_SNAPSHOT_NAME;

@@ -1,6 +1,7 @@
 //! Bodies of requests and answers.
 
 pub(crate) mod build;
+pub(crate) mod function;
 pub(crate) mod sandbox;
 pub(crate) mod snapshot;
 pub(crate) mod template;

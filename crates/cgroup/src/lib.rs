@@ -4,9 +4,9 @@
 //! shared two processors.
 //!
 //! A group lives as long as its process, also if that outlives its daemon, and is named by its
-//! process id. In version 1 the groups are below the daemon's own. In version 2, where a group has either
-//! processes or limited groups, they are beside it: a service manager can then restart a daemon
-//! while processes of the former one run on.
+//! process id. In version 1 the groups are below the daemon's own. In version 2, where a group has
+//! either processes or limited groups, they are beside it: a service manager can then restart a
+//! daemon while processes of the former one run on.
 
 use nix::unistd::AccessFlags;
 use std::ffi::OsStr;
@@ -151,8 +151,8 @@ impl Cgroups {
 }
 
 impl CgroupTrees {
-    /// Removes groups of processes that have ended; returns true if one could not be removed yet. Groups
-    /// of live processes are kept, so those that another daemon is making are safe.
+    /// Removes groups of processes that have ended; returns true if one could not be removed yet.
+    /// Groups of live processes are kept, so those that another daemon is making are safe.
     fn gc(&self) -> bool {
         let mut left = false;
         for tree in &self.0 {
@@ -270,8 +270,8 @@ fn delegate(group: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// Finds the hierarchies with controllers that limit processes, from the mounts (`/proc/self/mountinfo`)
-/// and groups (`/proc/self/cgroup`) of a process.
+/// Finds the hierarchies with controllers that limit processes, from the mounts
+/// (`/proc/self/mountinfo`) and groups (`/proc/self/cgroup`) of a process.
 fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
     let wanted = ["memory", "pids", "blkio"];
     mounts

@@ -1,17 +1,22 @@
 //! Listeners of the daemon: control plane and gateway, on the owner's socket and on an address.
 
+use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
 use crate::{DaemonStatus, ServeOptions, TlsOptions};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
-use jiffy_api::{App, AutoResume, Caller, ClientAddress, Ending, Keys, end_revoked, local_key};
+use jiffy_api::{
+    App, AutoResume, Caller, ClientAddress, Ending, FunctionHost, Keys, end_revoked, local_key,
+};
 use jiffy_client::{VERSION, VERSION_HEADER};
 use jiffy_engine::Engine;
+use jiffy_function_host::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
-    ClientRequestBody, ControlPlane, Gateway, GatewayConfig, KnownCaller, LinkSigner, Peer, Tls,
+    ClientRequestBody, ControlPlane, FunctionLabel, Gateway, GatewayConfig, KnownCaller,
+    LinkSigner, Peer, RequestId, Tls,
 };
 use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
@@ -49,9 +54,13 @@ struct ApiListener {
     public: PublicAddress,
 }
 
-/// The control plane. Clients of the owner's socket are the owner; of others it gets the address.
+/// The control plane, and functions by host name. Clients of the owner's socket are the owner; of
+/// others it gets the address.
 #[derive(Clone)]
-pub struct ControlPlaneRouter(axum::Router);
+pub struct ControlPlaneRouter {
+    control: axum::Router,
+    functions: axum::Router,
+}
 
 impl ControlPlane for ControlPlaneRouter {
     async fn answer(&mut self, mut request: Request<ClientRequestBody>) -> hyper::Response<Body> {
@@ -64,7 +73,14 @@ impl ControlPlane for ControlPlaneRouter {
             }
             None => {}
         }
-        let mut answer = self.0.answer(request).await;
+        let label = request.extensions_mut().remove::<FunctionLabel>();
+        let mut answer = match label {
+            Some(FunctionLabel(label)) => {
+                request.extensions_mut().insert(FunctionHost(label));
+                return known_if_answered(self.functions.answer(request).await);
+            }
+            None => self.control.answer(request).await,
+        };
         if answer.extensions().get::<Caller>().is_some() {
             answer.extensions_mut().insert(KnownCaller);
         }
@@ -74,6 +90,14 @@ impl ControlPlane for ControlPlaneRouter {
     }
 }
 
+/// A client that reaches a function is known, as is one that reaches a sandbox.
+fn known_if_answered(mut answer: hyper::Response<Body>) -> hyper::Response<Body> {
+    if answer.extensions().get::<RequestId>().is_some() {
+        answer.extensions_mut().insert(KnownCaller);
+    }
+    answer
+}
+
 impl<E: Engine> ApiServer<E> {
     /// Listens as `options` say, and prints where. The daemon began at `began`; whoever may end it
     /// calls `stop`.
@@ -81,6 +105,7 @@ impl<E: Engine> ApiServer<E> {
         options: &ServeOptions,
         home: &Home,
         sandboxes: Sandboxes<E>,
+        functions: Functions,
         network: Option<Network>,
         began: Instant,
         stop: impl Fn(Ending) + Send + Sync + 'static,
@@ -130,6 +155,10 @@ impl<E: Engine> ApiServer<E> {
         let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)
             .with_builder(builder)
+            .with_functions(
+                functions.clone(),
+                Arc::new(FunctionGateway(functions.clone())),
+            )
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
         if let Some(public) = public {
             let signer = signer.clone();
@@ -142,11 +171,18 @@ impl<E: Engine> ApiServer<E> {
             serde_json::to_value(status).unwrap_or_default()
         });
         let budgets = app.clone();
-        sandboxes.figures().show_families(move || budgets.figures());
+        sandboxes.figures().show_families(move || {
+            let mut families = budgets.figures();
+            families.extend(functions::figures(&functions));
+            families
+        });
         let guests = GatewaySandboxes::new(sandboxes.clone(), AutoResume::new(app.clone()), keys);
         let app = app.with_ports(Arc::new(guests.clone()));
         let shown = metrics::routes(&app, sandboxes.clone());
-        let control = ControlPlaneRouter(jiffy_api::router(app.clone()).merge(shown));
+        let control = ControlPlaneRouter {
+            control: jiffy_api::router(app.clone()).merge(shown),
+            functions: jiffy_api::function_router(app.clone()),
+        };
         let gateway = Gateway::new(gateway_config, guests, control, Some(signer));
         metrics::add_gateway_counters(&sandboxes, gateway.counters());
         Ok(Self {

@@ -17,7 +17,8 @@ impl ConfinementOptions {
 }
 
 /// Prepares jail, control groups and disk limits for the VMMs of `host`.
-pub fn confine(host: &mut Host, options: &ConfinementOptions) -> anyhow::Result<()> {
+/// Returns the control groups.
+pub fn confine(host: &mut Host, options: &ConfinementOptions) -> anyhow::Result<Option<Cgroups>> {
     let vmm = &host.programs().vmm;
     vmm.prepare()?;
     match vmm.is_jailed() {
@@ -40,9 +41,9 @@ pub fn confine(host: &mut Host, options: &ConfinementOptions) -> anyhow::Result<
             Some(found.context("this host has no control groups that limit anything")?)
         }
     };
-    host.limit_vmms(cgroups);
+    host.limit_vmms(cgroups.clone());
     let (mbps, iops) = (options.disk_mbps, options.disk_iops);
     tracing::info!("disks: {mbps} MB/s and {iops} requests/s for each sandbox (0: no limit)");
     host.limit_disks(options.disk_limits());
-    Ok(())
+    Ok(cgroups)
 }

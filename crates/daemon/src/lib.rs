@@ -6,6 +6,7 @@
 mod api_server;
 mod confinement;
 mod engine;
+mod functions;
 mod gateway_sandboxes;
 mod log;
 mod metrics;

@@ -2,7 +2,7 @@
 
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
-use crate::{ServeOptions, engine, log, network, site, store};
+use crate::{ServeOptions, engine, functions, log, network, site, store};
 use anyhow::Context;
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
@@ -65,7 +65,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         ..HostOptions::default()
     };
     site::log_settings(&options.site, &options.network.allow_private);
-    confine(&mut host, &options.confinement)?;
+    let cgroups = confine(&mut host, &options.confinement)?;
+    let functions = functions::open(&host, cgroups);
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
     let network = network::open(&options.network, home.path(), engine::nic_kind(engine))?;
@@ -80,6 +81,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         &options,
         &home,
         sandboxes.clone(),
+        functions.clone(),
         network.clone(),
         began,
         stop,
@@ -117,11 +119,13 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         sandboxes.finish(SHUTDOWN_TIMEOUT).await;
         // Streams into them end with them.
         sandboxes.stop_all().await;
+        functions.stop_all().await;
     }
     // It has ended, in whatever way.
     let _ = serving.await;
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
     if !asked.kill_sandboxes {
+        functions.leave().await;
         let running = sandboxes.figures().kept();
         tracing::info!(
             running,

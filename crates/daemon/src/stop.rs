@@ -2,7 +2,7 @@
 
 use crate::confinement::confine;
 use crate::serve::{SHUTDOWN_TIMEOUT, lock, open};
-use crate::{ConfinementOptions, NetworkOptions, engine, network};
+use crate::{ConfinementOptions, NetworkOptions, engine, functions, network};
 use anyhow::bail;
 use jiffy_api::Ending;
 use jiffy_client::local_daemon::{connect, process_of};
@@ -67,7 +67,8 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         home.path(),
         engine::nic_kind(engine),
     )?;
-    confine(&mut host, &ConfinementOptions::default())?;
+    let cgroups = confine(&mut host, &ConfinementOptions::default())?;
+    functions::open(&host, cgroups).stop_all().await;
     let sandboxes = open(host, HostOptions::default(), network.clone(), engine, None).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;

@@ -4,7 +4,7 @@ use jiffy_microvm::Vmm;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-/// The VMM, the guest agent, and the helper for gVisor.
+/// The VMM, the guest agent, the helper for gVisor, and the process of functions.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `jiffy-vmm`.
@@ -13,6 +13,8 @@ pub struct Programs {
     pub agent: PathBuf,
     /// `jiffy-gvisor`; a host can do without.
     pub gvisor: Result<PathBuf, ProgramError>,
+    /// `jiffy-functions`; a host can do without.
+    pub functions: Result<PathBuf, ProgramError>,
 }
 
 /// Why there are no programs to use.
@@ -34,14 +36,15 @@ pub enum ProgramError {
 }
 
 impl Programs {
-    /// `$JIFFY_VMM`, `$JIFFY_AGENT` and `$JIFFY_GVISOR`, else beside the running program, else in
-    /// `../lib/jiffy` from there. VMMs are jailed as `$JIFFY_JAIL` says: `on`, `off`, or, if
-    /// nothing does, if the caller is root of the host.
+    /// `$JIFFY_VMM`, `$JIFFY_AGENT`, `$JIFFY_GVISOR` and `$JIFFY_FUNCTIONS`, else beside the
+    /// running program, else in `../lib/jiffy` from there. VMMs are jailed as `$JIFFY_JAIL` says:
+    /// `on`, `off`, or, if nothing does, if the caller is root of the host.
     pub fn find() -> Result<Self, ProgramError> {
         Ok(Self {
             vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),
             agent: find("jiffy-agent", "JIFFY_AGENT")?,
             gvisor: find("jiffy-gvisor", "JIFFY_GVISOR"),
+            functions: find("jiffy-functions", "JIFFY_FUNCTIONS"),
         })
     }
 }

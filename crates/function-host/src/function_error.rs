@@ -39,6 +39,9 @@ pub enum FunctionError {
     /// Module above the limit.
     #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
     TooLarge,
+    /// Request with a body above the function's limit.
+    #[error("The body of the request is larger than the function accepts")]
+    RequestTooLarge,
     /// A module that does not compile or start. The message is its author's.
     #[error("{0}")]
     Module(String),

@@ -2,6 +2,7 @@
 
 use crate::function_error::FunctionError;
 use crate::owner::is_name;
+use crate::schedule::Schedule;
 use jiffy_proto::function::{LoadSettings, World};
 use serde::{Deserialize, Serialize};
 
@@ -155,6 +156,9 @@ impl DeployChanges {
         }
         record.public = self.public.unwrap_or(record.public);
         if let Some(schedule) = &self.schedule {
+            if !schedule.is_empty() {
+                Schedule::parse(schedule, jiff::Timestamp::now())?;
+            }
             record.schedule = Some(schedule.clone()).filter(|s| !s.is_empty());
         }
         Ok(())

@@ -2,7 +2,9 @@
 
 use crate::function_record::FunctionRecord;
 use crate::log_buffer::LogBuffer;
+use crate::schedule::Schedule;
 use crate::tenant_process::TenantProcess;
+use jiff::Timestamp;
 use jiffy_proto::function::{ControlRequest, ControlResponse, MetricsSnapshot};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -14,6 +16,8 @@ pub(crate) struct FunctionState {
     record: RwLock<Arc<FunctionRecord>>,
     pub log: Mutex<LogBuffer>,
     counts: Mutex<FunctionCounts>,
+    /// As the record has it.
+    pub schedule: Mutex<Option<Schedule>>,
     /// True if it ran since log and counts were taken from the process.
     pub ran: AtomicBool,
 }
@@ -26,12 +30,22 @@ struct FunctionCounts {
     current: MetricsSnapshot,
 }
 
+/// Schedule of a record, which was checked when it was deployed.
+fn parse(record: &FunctionRecord) -> Option<Schedule> {
+    let schedule = Schedule::parse(record.schedule.as_deref()?, Timestamp::now());
+    schedule
+        .inspect_err(|e| tracing::error!("function {}: {e}", record.name))
+        .ok()
+}
+
 impl FunctionState {
     pub(crate) fn new(record: FunctionRecord) -> Self {
+        let schedule = parse(&record);
         Self {
             record: RwLock::new(Arc::new(record)),
             log: Mutex::default(),
             counts: Mutex::default(),
+            schedule: Mutex::new(schedule),
             ran: AtomicBool::new(false),
         }
     }
@@ -41,9 +55,22 @@ impl FunctionState {
     }
 
     pub(crate) fn replace(&self, record: FunctionRecord) -> Arc<FunctionRecord> {
+        {
+            let mut schedule = self.schedule.lock();
+            if schedule.as_ref().map(Schedule::expression) != record.schedule.as_deref() {
+                *schedule = parse(&record);
+            }
+        }
         let record = Arc::new(record);
         *self.record.write() = record.clone();
         record
+    }
+
+    /// True if a scheduled call is to be made now. None is of a function that is disabled.
+    pub(crate) fn begin_scheduled(&self, now: Timestamp) -> bool {
+        let is_enabled = self.record().enabled;
+        let mut schedule = self.schedule.lock();
+        is_enabled && schedule.as_mut().is_some_and(|s| s.begin(now))
     }
 
     /// Counts of all processes.
@@ -52,6 +79,14 @@ impl FunctionState {
         let mut sum = counts.past.clone();
         sum.add(&counts.current);
         sum
+    }
+
+    /// Notes the failure of a request that did not reach the process.
+    pub(crate) fn note_fault(&self, request_id: &str, code: &str) {
+        self.log.lock().push_fault(request_id, code);
+        let mut counts = self.counts.lock();
+        let count = counts.past.faults.entry(code.to_owned()).or_default();
+        *count = count.saturating_add(1);
     }
 
     /// Takes log and counts from the process. Blocks.

@@ -134,7 +134,7 @@ impl FunctionStore {
         for directory in engines.chain([self.directory.join("modules")]) {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 if !needed(&entry.path()) {
-                    // What stays is tried again next time.
+                    // Left for the next gc.
                     let _ = fs::remove_file(entry.path());
                 }
             }

@@ -3,6 +3,7 @@
 mod change;
 mod observe;
 mod processes;
+mod scheduled;
 mod send;
 
 pub use change::ModuleUpload;

@@ -1,8 +1,8 @@
 //! Functions of a host: modules and versions on disk, a process per tenant that runs them, and
 //! requests to it.
 //!
-//! The process is the program `jiffy-functions` (crates/functions), which links Wasmtime; this crate
-//! does not. Why it is so: docs/design-functions.md.
+//! The process is the program `jiffy-functions` (crates/functions), which links Wasmtime; this
+//! crate does not. Why it is so: docs/design-functions.md.
 
 pub mod compiler;
 pub mod egress;
@@ -17,6 +17,8 @@ pub mod tenant_process;
 mod function_state;
 mod function_store;
 mod log_buffer;
+mod request_limit;
+mod schedule;
 mod unix_connector;
 
 pub use function_error::FunctionError;
@@ -24,3 +26,4 @@ pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS,
 pub use functions::{FunctionHostSettings, Functions, ModuleUpload};
 pub use response_body::FunctionBody;
 pub use running_process::{BoxError, RequestBody};
+pub use schedule::ScheduleStatus;

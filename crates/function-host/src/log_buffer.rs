@@ -1,6 +1,7 @@
 //! Log of a function in the daemon: entries of all processes that ran it, in one sequence.
 
-use jiffy_proto::function::LogEntry;
+use jiffy_engine::now_ms;
+use jiffy_proto::function::{LogEntry, LogStream};
 use std::collections::VecDeque;
 
 /// Bytes of entries that are kept.
@@ -42,10 +43,25 @@ impl LogBuffer {
             }
             self.process_next = entry.sequence.saturating_add(1);
             entry.sequence = self.next;
-            self.next += 1;
-            self.bytes += cost(&entry);
-            self.entries.push_back(entry);
+            self.push(entry);
         }
+    }
+
+    /// Appends a failure of a request that did not reach a process.
+    pub(crate) fn push_fault(&mut self, request_id: &str, code: &str) {
+        self.push(LogEntry {
+            sequence: self.next,
+            unix_ms: now_ms(),
+            request_id: request_id.to_owned(),
+            stream: LogStream::Fault,
+            text: code.to_owned(),
+        });
+    }
+
+    fn push(&mut self, entry: LogEntry) {
+        self.next += 1;
+        self.bytes += cost(&entry);
+        self.entries.push_back(entry);
         while self.bytes > MAX_LOG_BYTES {
             let Some(oldest) = self.entries.pop_front() else {
                 break;
@@ -71,7 +87,6 @@ impl LogBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_proto::function::LogStream;
 
     fn entry(sequence: u64, text: &str) -> LogEntry {
         LogEntry {

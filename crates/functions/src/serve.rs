@@ -41,8 +41,8 @@ pub struct ServeSettings {
 }
 
 /// Serves until no daemon has been connected to the control socket for the time of grace: a daemon
-/// that restarts finds the process as it was. Must be called before another thread exists, with both
-/// listeners at their descriptors.
+/// that restarts finds the process as it was. Must be called before another thread exists, with
+/// both listeners at their descriptors.
 pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     jail::close_descriptors(LISTENER_FD + 1)?;
     // SAFETY: the starter put both there, and nothing else in this process owns them.

@@ -114,7 +114,7 @@ async fn versions_are_deployed_rolled_back_and_removed_without_a_trace() {
     let refused = functions.roll_back(KEY, NAME, Some(2)).await;
     assert!(matches!(refused, Err(FunctionError::NoVersion { .. })));
 
-    // What does not compile or start leaves the former version, and no file.
+    // A module that does not compile or start leaves the former version, and no file.
     let before = files(directory.path()).len();
     let trap = r#"(module (memory (export "memory") 1) (func $start unreachable) (start $start)
         (func (export "jiffy_buf") (param i32) (result i32) (i32.const 0))
@@ -266,5 +266,38 @@ async fn no_request_fails_while_versions_are_deployed() {
     for client in clients {
         assert!(client.await.unwrap() > 10);
     }
+    functions.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scheduled_function_is_called_at_its_times() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    let mut upload = functions.upload().unwrap();
+    let module = wat::parse_bytes(&constant("tick")).unwrap().into_owned();
+    upload.write(&module).unwrap();
+    let changes = DeployChanges {
+        schedule: Some("0 0 1 1 *".to_owned()),
+        ..DeployChanges::default()
+    };
+    functions.deploy(KEY, NAME, changes, upload).await.unwrap();
+    let status = || functions.schedule_status(KEY, NAME).unwrap().unwrap();
+    let next = status().next_ms.unwrap();
+    functions.run_schedules(jiff::Timestamp::from_millisecond(next).unwrap());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while status().last_status != Some(200) {
+        assert!(Instant::now() < deadline, "{:?}", status());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(status().last_ms, Some(next));
+    assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 1);
+    let changes = DeployChanges {
+        schedule: Some(String::new()),
+        ..DeployChanges::default()
+    };
+    let mut upload = functions.upload().unwrap();
+    upload.write(&module).unwrap();
+    functions.deploy(KEY, NAME, changes, upload).await.unwrap();
+    assert_eq!(functions.schedule_status(KEY, NAME).unwrap(), None);
     functions.stop_all().await;
 }

@@ -130,6 +130,7 @@ fn names(domains: &[String]) -> Vec<String> {
         // certificate: there is no `*.localhost`.
         if domain.contains('.') {
             names.push(format!("*.{domain}"));
+            names.push(format!("*.fn.{domain}"));
         }
     }
     names.push(Ipv4Addr::LOCALHOST.to_string());

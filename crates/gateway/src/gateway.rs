@@ -18,7 +18,7 @@ use crate::request_body::ClientRequestBody;
 use crate::request_error::{FailedTarget, RequestError, wants_page};
 use crate::request_id::{RequestId, X_REQUEST_ID};
 use crate::response_body::{BodyUntil, ClientResponseBody};
-use crate::route::{Addressing, Route, SandboxTarget, only, route};
+use crate::route::{Addressing, FunctionLabel, Route, SandboxTarget, only, route};
 use crate::sandboxes::{OpenError, SandboxAccess, Sandboxes};
 use crate::set_cookie;
 use crate::state::GatewayState;
@@ -117,13 +117,16 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             let upgrade = hyper::upgrade::on(&mut request);
             let (parts, body) = request.into_parts();
             match self.shared.decide(&parts) {
-                Route::ControlPlane => {
+                route @ (Route::ControlPlane | Route::Function(_)) => {
                     let mut request = Request::from_parts(parts, body);
                     request
                         .headers_mut()
                         .insert(X_REQUEST_ID.clone(), id.value());
                     request.extensions_mut().insert(id);
                     request.extensions_mut().insert(peer);
+                    if let Route::Function(label) = route {
+                        request.extensions_mut().insert(FunctionLabel(label));
+                    }
                     // Lets the control plane upgrade the connection.
                     request.extensions_mut().insert(upgrade);
                     add(&self.shared.counters.control_plane, 1);
@@ -174,6 +177,11 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             }
         };
         let mut answer = work.instrument(span).await;
+        // A function's request has an id of its own, whatever its client sent.
+        let name = answer
+            .extensions()
+            .get::<RequestId>()
+            .map_or(name, RequestId::value);
         answer.headers_mut().insert(X_REQUEST_ID.clone(), name);
         answer
     }

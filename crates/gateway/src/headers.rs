@@ -102,6 +102,64 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Removes headers of a client that are not for a guest: those of this hop, of proxies that are not
+/// trusted, keys of the control plane, and the gateway's own cookies.
+pub fn confine_request(headers: &mut HeaderMap) {
+    strip_hop_by_hop(headers);
+    // The gateway answers it itself, by asking the client for the body.
+    headers.remove(EXPECT);
+    headers.remove(FORWARDED);
+    for name in [
+        TRAFFIC_TOKEN,
+        "x-forwarded-prefix",
+        "x-real-ip",
+        "x-forwarded-port",
+    ] {
+        headers.remove(name);
+    }
+    api_key::strip(headers);
+    match set_cookie::without_reserved(headers.get_all(COOKIE).iter()) {
+        Some(cookies) => drop(headers.insert(COOKIE, cookies)),
+        None => drop(headers.remove(COOKIE)),
+    }
+}
+
+/// Removes headers of a guest's answer that reach beyond the guest. `prefix` is the path below
+/// which it lies on `host`, if it has no host name of its own; `isolate` then gives its pages an
+/// origin of their own.
+pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str, isolate: bool) {
+    let encoded = headers.contains_key(TRANSFER_ENCODING);
+    strip_hop_by_hop(headers);
+    if encoded {
+        headers.remove(CONTENT_LENGTH);
+    }
+    let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
+    headers.remove(SET_COOKIE);
+    for cookie in &cookies {
+        if let Some(cookie) = set_cookie::confined(cookie, prefix) {
+            headers.append(SET_COOKIE, cookie);
+        }
+    }
+    let Some(prefix) = prefix else {
+        return;
+    };
+    // Each of these would apply to the whole origin, which is not the guest's here.
+    headers.remove(ALT_SVC);
+    headers.remove(STRICT_TRANSPORT_SECURITY);
+    headers.remove("clear-site-data");
+    headers.remove("service-worker-allowed");
+    if let Some(location) = headers
+        .get(LOCATION)
+        .and_then(|location| set_cookie::prefixed_location(location, prefix, host))
+    {
+        headers.insert(LOCATION, location);
+    }
+    if isolate {
+        let policy = HeaderValue::from_static(ISOLATION_POLICY);
+        headers.append(CONTENT_SECURITY_POLICY, policy);
+    }
+}
+
 impl HeaderRewrite<'_> {
     fn prefix(&self) -> Option<&str> {
         match &self.target.addressing {
@@ -118,23 +176,7 @@ impl HeaderRewrite<'_> {
         parts.uri = Uri::from(self.target.path.clone());
         parts.version = Version::HTTP_11;
         let headers = &mut parts.headers;
-        strip_hop_by_hop(headers);
-        // The gateway answers it itself, by asking the client for the body.
-        headers.remove(EXPECT);
-        headers.remove(FORWARDED);
-        for name in [
-            TRAFFIC_TOKEN,
-            "x-forwarded-prefix",
-            "x-real-ip",
-            "x-forwarded-port",
-        ] {
-            headers.remove(name);
-        }
-        api_key::strip(headers);
-        match set_cookie::without_reserved(headers.get_all(COOKIE).iter()) {
-            Some(cookies) => drop(headers.insert(COOKIE, cookies)),
-            None => drop(headers.remove(COOKIE)),
-        }
+        confine_request(headers);
         let mut set = |name: &'static str, value: &str| match HeaderValue::from_str(value) {
             Ok(value) => drop(headers.insert(HeaderName::from_static(name), value)),
             Err(_) => drop(headers.remove(name)),
@@ -178,37 +220,8 @@ impl HeaderRewrite<'_> {
     /// Turns the head of a guest's answer into that of the answer to the client. `upgraded`: the
     /// protocol it switches to.
     pub fn to_client(&self, headers: &mut HeaderMap, upgraded: Option<HeaderValue>) {
-        let encoded = headers.contains_key(TRANSFER_ENCODING);
-        strip_hop_by_hop(headers);
-        if encoded {
-            headers.remove(CONTENT_LENGTH);
-        }
-        let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
-        headers.remove(SET_COOKIE);
-        for cookie in &cookies {
-            if let Some(cookie) = set_cookie::confined(cookie, self.prefix()) {
-                headers.append(SET_COOKIE, cookie);
-            }
-        }
-        if let Some(prefix) = self.prefix() {
-            // Each of these would apply to the whole origin, which is not the guest's here.
-            headers.remove(ALT_SVC);
-            headers.remove(STRICT_TRANSPORT_SECURITY);
-            headers.remove("clear-site-data");
-            headers.remove("service-worker-allowed");
-            if let Some(location) = headers
-                .get(LOCATION)
-                .and_then(|location| set_cookie::prefixed_location(location, prefix, self.host))
-            {
-                headers.insert(LOCATION, location);
-            }
-            if self.config.isolate_paths {
-                headers.append(
-                    CONTENT_SECURITY_POLICY,
-                    HeaderValue::from_static(ISOLATION_POLICY),
-                );
-            }
-        }
+        let prefix = self.prefix();
+        confine_answer(headers, prefix, self.host, self.config.isolate_paths);
         headers.insert(X_REQUEST_ID.clone(), self.request_id.value());
         if let Some(protocol) = upgraded {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

@@ -3,6 +3,8 @@
 use crate::config::GatewayConfig;
 use std::net::{IpAddr, Ipv6Addr};
 
+/// Label between the label of a function and the domain.
+const FUNCTIONS_LABEL: &str = "fn";
 /// Longest sandbox id.
 const MAX_ID_BYTES: usize = 64;
 
@@ -13,6 +15,8 @@ pub enum HostTarget {
     Gateway,
     /// A sandbox.
     Sandbox(SandboxLabel),
+    /// A function, by its label, which is unchecked.
+    Function(String),
     /// A sandbox's name with an error, which the text describes.
     Malformed(&'static str),
     /// A name that is not served here, such as one used for DNS rebinding.
@@ -87,18 +91,32 @@ pub fn classify(host: &str, config: &GatewayConfig) -> HostTarget {
     {
         return HostTarget::Gateway;
     }
-    let under = |domain: &str| {
-        host.len() > domain.len() + 1
-            && host
-                .get(host.len() - domain.len()..)
-                .is_some_and(|end| end.eq_ignore_ascii_case(domain))
-            && host.as_bytes().get(host.len() - domain.len() - 1) == Some(&b'.')
+    let domains = config.domains.iter().map(String::as_str);
+    let mut below = domains.chain(["localhost"]).filter_map(|d| below(host, d));
+    let Some(labels) = below.next() else {
+        return HostTarget::Foreign;
     };
-    if under("localhost") || config.domains.iter().any(|domain| under(domain)) {
-        parse_label(host.split('.').next().unwrap_or_default())
-    } else {
-        HostTarget::Foreign
+    if let Some(function) = std::iter::once(labels)
+        .chain(below)
+        .find_map(function_label)
+    {
+        return HostTarget::Function(function.to_owned());
     }
+    parse_label(host.split('.').next().unwrap_or_default())
+}
+
+/// The labels of a host before its domain.
+fn below<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
+    let at = host.len().checked_sub(domain.len())?;
+    let end = host.get(at..)?;
+    let labels = host.get(..at)?.strip_suffix('.')?;
+    (end.eq_ignore_ascii_case(domain) && !labels.is_empty()).then_some(labels)
+}
+
+/// The label of a function: `LABEL.fn` before the domain.
+fn function_label(labels: &str) -> Option<&str> {
+    let (label, rest) = labels.split_once('.')?;
+    (rest == FUNCTIONS_LABEL).then_some(label)
 }
 
 /// Parses a left-most label. One that begins with digits and a dash means a sandbox, any other the
@@ -154,6 +172,10 @@ mod tests {
         })
     }
 
+    fn function(label: &str) -> HostTarget {
+        HostTarget::Function(label.to_owned())
+    }
+
     #[test]
     fn host_names_are_classified() {
         let malformed = |host: &str| {
@@ -175,6 +197,12 @@ mod tests {
             ("front.internal", HostTarget::Gateway),
             ("49983-i1.jiffy.example", sandbox(49983, "i1")),
             ("1-a.eu.jiffy.example", sandbox(1, "a")),
+            ("hello--0a.fn.jiffy.example", function("hello--0a")),
+            ("80-a.fn.localhost", function("80-a")),
+            ("fn.jiffy.example", HostTarget::Gateway),
+            ("a.b.fn.jiffy.example", HostTarget::Gateway),
+            ("a.fn.front.internal", HostTarget::Foreign),
+            ("a.fnjiffy.example", HostTarget::Foreign),
             ("3000-abc.front.internal", HostTarget::Foreign),
             ("3000-abc.evil.example", HostTarget::Foreign),
             ("evil.example", HostTarget::Foreign),

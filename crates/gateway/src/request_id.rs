@@ -12,6 +12,12 @@ const MAX_REQUEST_ID_BYTES: usize = 128;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(HeaderValue);
 
+impl Default for RequestId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl RequestId {
     /// The client's choice, if it is 1 to 128 letters, digits and `-_.:`; otherwise a new id of 128
     /// random bits.
@@ -30,7 +36,9 @@ impl RequestId {
         }
     }
 
-    fn new() -> Self {
+    /// A new id of 128 random bits.
+    #[must_use]
+    pub fn new() -> Self {
         let mut bytes = [0; 16];
         // Without randomness the name is not unique, which hurts only the reader of traces.
         if getrandom::fill(&mut bytes).is_err() {

@@ -17,11 +17,17 @@ pub const SANDBOX_PORT: &str = "e2b-sandbox-port";
 pub enum Route {
     /// A sandbox's.
     Sandbox(SandboxTarget),
+    /// A function's, by the label in its host name. The control plane answers it.
+    Function(String),
     /// The control plane's.
     ControlPlane,
     /// None: it is refused, with the reason in a sentence.
     Refused(StatusCode, &'static str),
 }
+
+/// Label of a function's host name, among the extensions of a request for the control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionLabel(pub String);
 
 /// Port of a sandbox, and the path to request there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,11 +56,8 @@ pub enum Addressing {
 /// Routes a request: by host name, else by the two headers, else by path.
 #[must_use]
 pub fn route(parts: &Parts, config: &GatewayConfig) -> Route {
-    match decide(parts, config) {
-        Ok(Some(target)) => Route::Sandbox(target),
-        Ok(None) => Route::ControlPlane,
-        Err((status, reason)) => Route::Refused(status, reason),
-    }
+    let refused = |(status, reason)| Route::Refused(status, reason);
+    decide(parts, config).unwrap_or_else(refused)
 }
 
 type RouteRefusal = (StatusCode, &'static str);
@@ -63,7 +66,7 @@ const fn bad(reason: &'static str) -> RouteRefusal {
     (StatusCode::BAD_REQUEST, reason)
 }
 
-fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Option<SandboxTarget>, RouteRefusal> {
+fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> {
     if parts.method == Method::CONNECT {
         return Err((
             StatusCode::METHOD_NOT_ALLOWED,
@@ -81,25 +84,29 @@ fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Option<SandboxTarget>
             .unwrap_or_else(|| PathAndQuery::from_static("/"))
     };
     match host_name::classify(&host, config) {
-        HostTarget::Sandbox(label) => Ok(Some(SandboxTarget {
+        HostTarget::Sandbox(label) => Ok(Route::Sandbox(SandboxTarget {
             id: label.id,
             port: label.port,
             path: path(),
             addressing: Addressing::Host(label.link),
         })),
+        HostTarget::Function(label) => Ok(Route::Function(label)),
         HostTarget::Malformed(reason) => Err(bad(reason)),
         HostTarget::Foreign => Err((
             StatusCode::MISDIRECTED_REQUEST,
             "This host name is not served here: use an address, localhost, or a domain this server is configured for",
         )),
         HostTarget::Gateway => match headers {
-            Some((id, port)) => Ok(Some(SandboxTarget {
+            Some((id, port)) => Ok(Route::Sandbox(SandboxTarget {
                 id,
                 port,
                 path: path(),
                 addressing: Addressing::Headers,
             })),
-            None => by_path(&path()),
+            None => {
+                let target = by_path(&path())?;
+                Ok(target.map_or(Route::ControlPlane, Route::Sandbox))
+            }
         },
     }
 }

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 ///   run/vmm/                        control sockets of the sandboxes that outlive their daemon
 ///   run/gvisor/                     gVisor sandboxes: configuration, console, state
 ///   snapshots/, gvisor/             snapshots of either engine
+///   functions/<owner digest>/       an owner's functions: records, modules, sockets
 ///   locks/                          one file for each thing that one process builds at a time
 /// ```
 ///

@@ -84,8 +84,7 @@ pub enum Command {
     #[command(subcommand)]
     Template(TemplateCommand),
     /// Deploy WebAssembly functions that answer HTTP requests, each in a sandbox of its own
-    // Hidden until the daemon answers these calls.
-    #[command(subcommand, hide = true)]
+    #[command(subcommand)]
     Function(FunctionCommand),
     /// Make, list and revoke the API keys of this host
     #[command(subcommand)]

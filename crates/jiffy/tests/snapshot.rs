@@ -32,6 +32,7 @@ fn fixture(test: &str) -> Option<SnapshotFixture> {
         ),
         agent: directory.join("jiffy-agent"),
         gvisor: Ok(directory.join("jiffy-gvisor")),
+        functions: Ok(directory.join("jiffy-functions")),
     };
     let home = Home::locate().unwrap();
     // Beside the data of the host, so that overlays become layers without being copied.

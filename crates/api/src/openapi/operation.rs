@@ -16,6 +16,8 @@ pub(super) struct Operation {
     pub parameters: Vec<Value>,
     /// Its schema, and whether there must be one.
     pub body: Option<(Value, bool)>,
+    /// Media type of the body.
+    pub media_type: &'static str,
     /// Successes.
     pub answers: Vec<(u16, &'static str, Option<Value>)>,
     /// Refusals beside those that any such call may meet.
@@ -33,7 +35,7 @@ impl Operation {
         id: &'static str,
         summary: &'static str,
     ) -> Self {
-        let tags = ["sandboxes", "snapshots", "templates", "pools"];
+        let tags = ["sandboxes", "snapshots", "templates", "functions", "pools"];
         let tag = path.split('/').find(|part| tags.contains(part));
         Self {
             method,
@@ -43,6 +45,7 @@ impl Operation {
             summary,
             parameters: Vec::new(),
             body: None,
+            media_type: "application/json",
             answers: Vec::new(),
             more: &[],
             paged: false,
@@ -74,6 +77,12 @@ impl Operation {
     pub fn takes(mut self, name: &str) -> Self {
         self.body = Some((schema(name), true));
         self
+    }
+
+    /// The same as a form.
+    pub fn takes_form(mut self, name: &str) -> Self {
+        self.media_type = "multipart/form-data";
+        self.takes(name)
     }
 
     pub fn may_take(mut self, name: &str) -> Self {

@@ -1,5 +1,6 @@
 //! Operations of the control plane.
 
+mod functions;
 mod host;
 mod observe;
 mod sandboxes;
@@ -22,6 +23,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.extend(sandboxes::sandboxes());
     all.extend(observe::observe());
     all.extend(templates::templates());
+    all.extend(functions::functions());
     all.extend(host::host());
     all
 }

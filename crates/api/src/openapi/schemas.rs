@@ -1,5 +1,6 @@
 //! Schemas of bodies.
 
+mod functions;
 mod guest;
 mod host;
 mod parts;
@@ -17,6 +18,7 @@ pub(super) fn all() -> Value {
         sandboxes::sandboxes(),
         guest::guest(),
         templates::templates(),
+        functions::functions(),
         host::host(),
         host::pruning(),
     ];

@@ -10,19 +10,22 @@ pub(crate) struct KeyUsage {
     pub host: OwnerUsage,
     /// Templates, builds and uploads.
     pub builds: BuildUsage,
+    /// Bytes of functions' modules and their machine code.
+    pub function_bytes: u64,
     /// Requests and streams to sandboxes that are under way.
     pub exchanges: u64,
 }
 
 impl KeyUsage {
     /// Bytes on disk, by what has them.
-    pub fn disk(&self) -> [(&'static str, u64); 5] {
+    pub fn disk(&self) -> [(&'static str, u64); 6] {
         [
             ("paused sandboxes", self.host.paused_bytes),
             ("snapshots", self.host.snapshot_bytes),
             ("templates", self.builds.template_bytes),
             ("uploads", self.builds.upload_bytes),
             ("build steps", self.host.step_bytes),
+            ("functions", self.function_bytes),
         ]
     }
 

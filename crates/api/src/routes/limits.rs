@@ -83,6 +83,7 @@ struct UsedDisk {
     templates: u64,
     uploads: u64,
     build_steps: u64,
+    functions: u64,
 }
 
 impl From<KeyUsage> for UsedAmounts {
@@ -105,6 +106,7 @@ impl From<KeyUsage> for UsedAmounts {
                 templates: usage.builds.template_bytes,
                 uploads: usage.builds.upload_bytes,
                 build_steps: usage.host.step_bytes,
+                functions: usage.function_bytes,
             },
         }
     }

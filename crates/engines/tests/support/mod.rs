@@ -54,6 +54,7 @@ pub fn programs() -> Programs {
                 why: format!("looked in {}", directory.display()),
                 variable: "JIFFY_BIN_DIR",
             }),
+        functions: Ok(directory.join("jiffy-functions")),
     }
 }
 

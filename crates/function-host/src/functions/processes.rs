@@ -264,6 +264,7 @@ pub(super) async fn look_after(shared: Weak<Shared>) {
             return;
         };
         let functions = Functions(shared);
+        functions.run_schedules(jiff::Timestamp::now());
         for owner in functions.owners() {
             functions.upkeep(&owner).await;
         }

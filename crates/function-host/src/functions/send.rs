@@ -7,6 +7,7 @@ use crate::function_error::FunctionError;
 use crate::function_record::{Artifact, FunctionRecord};
 use crate::function_store::UNFINISHED;
 use crate::owner;
+use crate::request_limit::limited;
 use crate::response_body::FunctionBody;
 use crate::running_process::{ProcessUse, RequestBody, RunningProcess};
 use http_body_util::{BodyExt, Empty};
@@ -21,6 +22,10 @@ use std::sync::atomic::Ordering;
 
 /// Attempts of a request that may be repeated.
 const MAX_ATTEMPTS: u32 = 3;
+/// Header of a request's id, which the gateway sets.
+const REQUEST_ID_HEADER: &str = "x-request-id";
+/// Name under which a request with too long a body is counted, as by the process.
+const TOO_LARGE: &str = "request_too_large";
 /// Authority in requests to a process, which looks at headers only.
 const AUTHORITY: &str = "http://functions";
 
@@ -35,7 +40,19 @@ impl Functions {
     ) -> Result<Response<FunctionBody>, FunctionError> {
         let owner = self.existing_owner(record.owner.as_deref(), &record.name)?;
         prepare(&mut request, &record.name)?;
+        let max = record.settings.limits.request_bytes;
+        let (head, body) = request.into_parts();
+        let (body, exceeded) = limited(body, max);
+        let mut request = Request::from_parts(head, body);
+        if exceeded.load(Ordering::Acquire) {
+            return Err(too_large(
+                &owner,
+                record,
+                request.headers().get(REQUEST_ID_HEADER),
+            ));
+        }
         let repeatable = request.body().is_end_stream() && request.method().is_idempotent();
+        let id = request.headers().get(REQUEST_ID_HEADER).cloned();
         let mut attempt = 1;
         loop {
             let again = (repeatable && attempt < MAX_ATTEMPTS).then(|| copy(&request));
@@ -43,6 +60,9 @@ impl Functions {
             match in_use.0.client.request(request).await {
                 Ok(response) => {
                     return Ok(response.map(|body| FunctionBody::new(body, in_use)));
+                }
+                Err(_) if exceeded.load(Ordering::Acquire) => {
+                    return Err(too_large(&owner, record, id.as_ref()));
                 }
                 Err(e) => {
                     tracing::debug!("a request to function {} failed: {e}", record.name);
@@ -149,6 +169,15 @@ impl Functions {
         })
         .await
     }
+}
+
+/// Notes that a request was refused for its body.
+fn too_large(owner: &Owner, record: &FunctionRecord, id: Option<&HeaderValue>) -> FunctionError {
+    let id = id.and_then(|id| id.to_str().ok());
+    if let Ok(state) = owner.function(&record.name) {
+        state.note_fault(id.unwrap_or_default(), TOO_LARGE);
+    }
+    FunctionError::RequestTooLarge
 }
 
 /// Writes down in all records that a module was compiled again. A failure costs another

@@ -117,7 +117,8 @@ pub struct FunctionDeployArgs {
     /// Answer requests with a key only
     #[arg(long)]
     pub private: bool,
-    /// Call it at these times, as cron writes them, in UTC; an empty text: never
+    /// Call it at these times, as cron writes them (in UTC unless a time zone follows); an empty
+    /// text: never
     #[arg(long, value_name = "CRON")]
     pub schedule: Option<String>,
     /// Output and host

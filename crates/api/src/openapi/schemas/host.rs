@@ -93,13 +93,14 @@ pub(super) fn host() -> Value {
                 "exchanges": count(),
                 "diskBytes": count(),
                 "disk": object(
-                    &["paused", "snapshots", "templates", "uploads", "buildSteps"],
+                    &["paused", "snapshots", "templates", "uploads", "buildSteps", "functions"],
                     json!({
                         "paused": count(),
                         "snapshots": count(),
                         "templates": count(),
                         "uploads": count(),
                         "buildSteps": count(),
+                        "functions": count(),
                     }),
                 ),
             })),

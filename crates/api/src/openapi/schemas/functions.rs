@@ -1,0 +1,107 @@
+//! Functions.
+
+use super::parts::{count, flag, maybe, moment, object, text};
+use serde_json::{Value, json};
+
+/// Functions, their versions, logs and counts.
+pub(super) fn functions() -> Value {
+    let strings = json!({ "type": "array", "items": text() });
+    let limits = json!({
+        "memoryMB": count(),
+        "cpuMs": count(),
+        "timeoutMs": count(),
+        "concurrency": count(),
+    });
+    let metrics = object(
+        &[
+            "requests",
+            "running",
+            "cpuUs",
+            "latencyUs",
+            "latencyBuckets",
+            "faults",
+        ],
+        json!({
+            "requests": count(),
+            "running": count(),
+            "cpuUs": count(),
+            "latencyUs": count(),
+            "latencyBuckets": { "type": "array", "items": object(&["leUs", "count"], json!({
+                "leUs": maybe(count()),
+                "count": count(),
+            })) },
+            "faults": { "type": "object", "additionalProperties": count() },
+        }),
+    );
+    let settings = object(
+        &[],
+        json!({
+            "limits": object(&[], limits.clone()),
+            "env": { "type": "object", "additionalProperties": text() },
+            "allow": strings,
+            "public": flag(),
+            "schedule": text(),
+        }),
+    );
+    json!({
+        "Function": object(
+            &["name", "owner", "label", "state", "public", "version", "world", "path", "limits",
+                "envNames", "allow", "createdAt", "updatedAt"],
+            json!({
+                "name": text(),
+                "owner": maybe(text()),
+                "label": text(),
+                "state": { "type": "string", "enum": ["enabled", "disabled"] },
+                "public": flag(),
+                "version": count(),
+                "world": maybe(text()),
+                "path": text(),
+                "url": text(),
+                "limits": object(&["memoryMB", "cpuMs", "timeoutMs", "concurrency"], limits),
+                "envNames": strings,
+                "allow": strings,
+                "schedule": object(&["cron", "missed", "skipped"], json!({
+                    "cron": text(),
+                    "nextAt": maybe(moment()),
+                    "lastAt": maybe(moment()),
+                    "lastStatus": maybe(count()),
+                    "missed": count(),
+                    "skipped": count(),
+                })),
+                "createdAt": moment(),
+                "updatedAt": moment(),
+                "metrics": metrics,
+            }),
+        ),
+        "FunctionVersion": object(
+            &["version", "answers", "world", "bytes", "digest", "createdAt"],
+            json!({
+                "version": count(),
+                "answers": flag(),
+                "world": text(),
+                "bytes": count(),
+                "digest": text(),
+                "createdAt": moment(),
+            }),
+        ),
+        "DeployFunction": object(&["module"], json!({
+            "settings": settings,
+            "module": { "type": "string", "contentMediaType": "application/wasm" },
+        })),
+        "RollbackFunction": maybe(object(&[], json!({ "version": maybe(count()) }))),
+        "FunctionLog": object(&["entries", "next"], json!({
+            "entries": { "type": "array", "items": object(
+                &["sequence", "timestamp", "requestID", "stream", "text"],
+                json!({
+                    "sequence": count(),
+                    "timestamp": moment(),
+                    "requestID": text(),
+                    "stream": { "type": "string", "enum": ["stdout", "stderr", "fault"] },
+                    "text": text(),
+                }),
+            ) },
+            "next": text(),
+        })),
+        "FunctionMetrics": metrics,
+    })
+}

@@ -1,0 +1,219 @@
+//! Functions.
+
+mod deploy;
+pub(super) mod invoke;
+
+pub(super) use deploy::deploy;
+
+use crate::app::App;
+use crate::body::Optional;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::query::Query;
+use crate::wire::function;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use jiffy_engine::Engine;
+use jiffy_function_host::{FunctionError, FunctionRecord, Functions};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest time that a call waits for entries of a log, in seconds.
+pub(crate) const MAX_LOG_WAIT_S: u64 = 60;
+/// Largest position in a log.
+pub(crate) const MAX_POSITION: u64 = 1 << 53;
+
+impl From<FunctionError> for ApiError {
+    fn from(error: FunctionError) -> Self {
+        use FunctionError as F;
+        let message = error.to_string();
+        match error {
+            F::NotInstalled => Self::unsupported(message),
+            F::NotFound(_) => Self::not_found("function_not_found", message),
+            F::NoVersion { .. } => Self::not_found("version_not_found", message),
+            F::Name | F::Setting(_) | F::Limit(_) => Self::invalid(message),
+            F::TooMany => Self::too_many("max_functions", message).permanent(),
+            F::TooLarge => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "module_too_large", message).permanent()
+            }
+            F::RequestTooLarge => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+            }
+            F::Module(_) => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_module", message).permanent()
+            }
+            F::Unavailable(_) => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, "functions_unavailable", message).after(1)
+            }
+            F::File { .. } => Self::internal(message),
+        }
+    }
+}
+
+impl<E: Engine> App<E> {
+    pub(super) fn functions(&self) -> Result<&Functions, ApiError> {
+        let functions = self.functions.as_ref().map(|f| &f.functions);
+        let functions = functions.filter(|functions| functions.is_installed());
+        functions.ok_or_else(|| FunctionError::NotInstalled.into())
+    }
+
+    /// Function that a caller calls `name`: one of its own, or, for callers that see those of all
+    /// keys, one by its public name.
+    fn function(&self, caller: &Caller, name: &str) -> Result<Arc<FunctionRecord>, ApiError> {
+        let functions = self.functions()?;
+        let found = match functions.find(caller.bounds(), name) {
+            Err(FunctionError::NotFound(_)) if caller.bounds().is_none() => {
+                functions.find_label(name)
+            }
+            found => found,
+        };
+        Ok(found?)
+    }
+
+    fn shown_function(&self, record: &FunctionRecord) -> Value {
+        let domain = self.config.domain.as_deref();
+        let functions = self.functions.as_ref().map(|f| &f.functions);
+        let status = functions.and_then(|functions| {
+            let status = functions.schedule_status(record.owner.as_deref(), &record.name);
+            status.ok().flatten()
+        });
+        let base = domain.map(|domain| (self.config.scheme, domain));
+        function::function(record, status.as_ref(), base)
+    }
+}
+
+/// `GET /functions`: the caller's own, or with `all` those of all keys.
+pub(super) async fn list<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Vec<Value>>, ApiError> {
+    let all = query.flag("all")? && caller.bounds().is_none();
+    let records = app.functions()?.list().into_iter();
+    let seen = records.filter(|record| all || record.owner.as_deref() == caller.bounds());
+    Ok(Json(
+        seen.map(|record| app.shown_function(&record)).collect(),
+    ))
+}
+
+/// `GET /functions/{name}`.
+pub(super) async fn one<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let record = app.function(&caller, &name)?;
+    let functions = app.functions()?;
+    let counts = functions.metrics(record.owner.as_deref(), &record.name);
+    let counts = counts.await?;
+    let mut shown = app.shown_function(&record);
+    if let Some(map) = shown.as_object_mut() {
+        map.insert("metrics".to_owned(), function::metrics(&counts));
+    }
+    Ok(Json(shown))
+}
+
+/// `GET /functions/{name}/versions`.
+pub(super) async fn versions<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Json<Vec<Value>>, ApiError> {
+    Ok(Json(function::versions(&*app.function(&caller, &name)?)))
+}
+
+/// `GET /functions/{name}/metrics`.
+pub(super) async fn metrics<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let record = app.function(&caller, &name)?;
+    let functions = app.functions()?;
+    let counts = functions.metrics(record.owner.as_deref(), &record.name);
+    Ok(Json(function::metrics(&counts.await?)))
+}
+
+/// `GET /functions/{name}/logs`: entries from `after` on; waits for `wait` seconds at most for one.
+pub(super) async fn logs<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let after = query.number("after", 0..=MAX_POSITION)?.unwrap_or(0);
+    let wait = query.number("wait", 0..=MAX_LOG_WAIT_S)?.unwrap_or(0);
+    let record = app.function(&caller, &name)?;
+    let (owner, wait) = (record.owner.as_deref(), Duration::from_secs(wait));
+    let functions = app.functions()?;
+    let (entries, next) = functions.logs(owner, &record.name, after, wait).await?;
+    let entries: Vec<Value> = entries.iter().map(function::log_entry).collect();
+    Ok(Json(
+        json!({ "entries": entries, "next": next.to_string() }),
+    ))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RollbackBody {
+    version: Option<u64>,
+}
+
+/// `POST /functions/{name}/rollback`: an earlier version answers again.
+pub(super) async fn rollback<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Optional(body): Optional<RollbackBody>,
+) -> Result<Json<Value>, ApiError> {
+    let record = app.function(&caller, &name)?;
+    let (owner, functions) = (record.owner.as_deref(), app.functions()?);
+    let changed = functions.roll_back(owner, &record.name, body.version);
+    Ok(Json(app.shown_function(&*changed.await?)))
+}
+
+async fn enable<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    name: &str,
+    enabled: bool,
+) -> Result<Json<Value>, ApiError> {
+    let record = app.function(caller, name)?;
+    let (owner, functions) = (record.owner.as_deref(), app.functions()?);
+    let changed = functions.enable(owner, &record.name, enabled);
+    Ok(Json(app.shown_function(&*changed.await?)))
+}
+
+/// `POST /functions/{name}/enable`.
+pub(super) async fn enable_one<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    enable(&app, &caller, &name, true).await
+}
+
+/// `POST /functions/{name}/disable`.
+pub(super) async fn disable_one<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    enable(&app, &caller, &name, false).await
+}
+
+/// `DELETE /functions/{name}`.
+pub(super) async fn remove<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let record = app.function(&caller, &name)?;
+    let (owner, functions) = (record.owner.as_deref(), app.functions()?);
+    functions.remove(owner, &record.name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,131 @@
+//! Requests to functions: by path, for the holders of keys, and by host name.
+
+use crate::app::App;
+use crate::caller::{Caller, known};
+use crate::error::{ApiError, FunctionAnswer, in_one_form};
+use crate::hooks::FunctionCall;
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::uri::PathAndQuery;
+use axum::http::{StatusCode, Uri};
+use axum::middleware::map_response;
+use axum::response::Response;
+use axum::routing::any;
+use jiffy_engine::Engine;
+use jiffy_function_host::FunctionRecord;
+use std::sync::Arc;
+
+/// Label of a function's host name, which the listener inserts into a request's extensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionHost(pub String);
+
+/// Requests by path: `/functions/{name}/invoke/...`.
+pub(in crate::routes) fn by_path<E: Engine>() -> Router<App<E>> {
+    Router::new()
+        .route("/functions/{name}/invoke", any(invoke_by_path::<E>))
+        .route("/functions/{name}/invoke/", any(invoke_by_path::<E>))
+        .route("/functions/{name}/invoke/{*rest}", any(invoke_below::<E>))
+}
+
+/// Requests whose [`FunctionHost`] is known, whatever their path is.
+pub fn function_router<E: Engine>(app: App<E>) -> Router {
+    Router::new()
+        .fallback(invoke_by_host::<E>)
+        .layer(map_response(in_one_form))
+        .with_state(app)
+}
+
+async fn invoke_below<E: Engine>(
+    state: State<App<E>>,
+    caller: Caller,
+    Path((name, _)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    invoke_by_path(state, caller, Path(name), request).await
+}
+
+async fn invoke_by_path<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(name): Path<String>,
+    mut request: Request,
+) -> Result<Response, ApiError> {
+    may_invoke(&caller)?;
+    let record = app.function(&caller, &name)?;
+    // As it was written: the function sees the rest of it undecoded.
+    let written = request.uri().path();
+    let rest = written.splitn(5, '/').nth(4);
+    let prefix_bytes = written.len() - rest.map_or(0, |rest| rest.len() + 1);
+    let prefix = written.get(..prefix_bytes).unwrap_or(written).to_owned();
+    let mut path = format!("/{}", rest.unwrap_or_default());
+    if let Some(query) = request.uri().query() {
+        path.push('?');
+        path.push_str(query);
+    }
+    let path: PathAndQuery = path
+        .parse()
+        .map_err(|_| ApiError::invalid("the path behind `/invoke` is no path"))?;
+    *request.uri_mut() = Uri::from(path);
+    app.invoke(record, Some(prefix), request).await
+}
+
+async fn invoke_by_host<E: Engine>(
+    State(app): State<App<E>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let label = request.extensions().get::<FunctionHost>().cloned();
+    let label = label.map(|FunctionHost(label)| label).unwrap_or_default();
+    let record = app.functions()?.find_label(&label)?;
+    if !record.public {
+        let caller = match request.extensions().get::<Caller>() {
+            Some(caller) => caller.clone(),
+            None => known(&app, &request)?,
+        };
+        may_invoke(&caller)?;
+        if !caller.sees(record.owner.as_deref()) {
+            let message = format!("there is no function `{label}`");
+            return Err(ApiError::not_found("function_not_found", message));
+        }
+    }
+    app.invoke(record, None, request).await
+}
+
+fn may_invoke(caller: &Caller) -> Result<(), ApiError> {
+    match caller.only_reads() {
+        true => Err(ApiError::forbidden("this key may only look (scope `read`)")),
+        false => Ok(()),
+    }
+}
+
+impl<E: Engine> App<E> {
+    async fn invoke(
+        &self,
+        record: Arc<FunctionRecord>,
+        prefix: Option<String>,
+        request: Request,
+    ) -> Result<Response, ApiError> {
+        if !record.enabled {
+            let message = "the function is disabled";
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            return Err(ApiError::new(status, "function_disabled", message));
+        }
+        // A key that is not in force any more takes its functions along.
+        if self.keys.standing(record.owner.as_deref()) == crate::keys::KeyStatus::Ended {
+            let message = format!("there is no function `{}`", record.name);
+            return Err(ApiError::not_found("function_not_found", message));
+        }
+        let permit = record.owner.as_deref().map(|key| self.quota.exchange(key));
+        let permit = permit.transpose()?;
+        let invoker = self.functions.as_ref().map(|f| f.invoker.clone());
+        let invoker = invoker.ok_or(jiffy_function_host::FunctionError::NotInstalled)?;
+        let call = FunctionCall {
+            record,
+            prefix,
+            permit: permit.map(|permit| Box::new(permit) as _),
+            request,
+        };
+        let mut response = invoker.invoke(call).await;
+        response.extensions_mut().insert(FunctionAnswer);
+        Ok(response)
+    }
+}

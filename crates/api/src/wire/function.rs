@@ -1,0 +1,144 @@
+//! Functions as clients see them.
+
+use super::moment;
+use jiffy_function_host::owner::label;
+use jiffy_function_host::{DeployChanges, FunctionRecord, ScheduleStatus, VersionRecord};
+use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, MetricsSnapshot};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Settings of a deployment. Absent ones stay as they are, or have their default.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(crate) struct DeploySettings {
+    limits: DeployLimits,
+    env: Option<BTreeMap<String, String>>,
+    allow: Option<Vec<String>>,
+    public: Option<bool>,
+    schedule: Option<String>,
+}
+
+/// Limits of a deployment.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct DeployLimits {
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<u32>,
+    cpu_ms: Option<u32>,
+    timeout_ms: Option<u32>,
+    concurrency: Option<u32>,
+}
+
+impl From<DeploySettings> for DeployChanges {
+    fn from(settings: DeploySettings) -> Self {
+        let limits = settings.limits;
+        Self {
+            memory_mib: limits.memory_mb,
+            cpu_ms: limits.cpu_ms,
+            wall_ms: limits.timeout_ms,
+            concurrency: limits.concurrency,
+            env: settings.env,
+            allow: settings.allow,
+            public: settings.public,
+            schedule: settings.schedule,
+        }
+    }
+}
+
+/// A function. Values of its environment are not shown. `base` is `(scheme, domain)` of this host,
+/// if it has a domain.
+pub(crate) fn function(
+    record: &FunctionRecord,
+    schedule: Option<&ScheduleStatus>,
+    base: Option<(&str, &str)>,
+) -> Value {
+    let version = record.version();
+    let limits = &record.settings.limits;
+    let label = label(record.owner.as_deref(), &record.name);
+    let mut shown = json!({
+        "name": record.name,
+        "owner": record.owner,
+        "label": label,
+        "state": match record.enabled {
+            true => "enabled",
+            false => "disabled",
+        },
+        "public": record.public,
+        "version": record.answering,
+        "world": version.map(|v| v.world.name()),
+        "path": format!("/functions/{}/invoke/", record.name),
+        "limits": {
+            "memoryMB": limits.memory_mib,
+            "cpuMs": limits.cpu_ms,
+            "timeoutMs": limits.wall_ms,
+            "concurrency": limits.concurrency,
+        },
+        "envNames": record.settings.env.keys().collect::<Vec<_>>(),
+        "allow": record.settings.allow,
+        "createdAt": moment(record.created_ms),
+        "updatedAt": moment(record.updated_ms),
+    });
+    if let Some(map) = shown.as_object_mut() {
+        if let Some((scheme, domain)) = base {
+            let url = format!("{scheme}://{label}.fn.{domain}/");
+            map.insert("url".to_owned(), json!(url));
+        }
+        if let Some(cron) = &record.schedule {
+            let status = schedule.cloned().unwrap_or_default();
+            let at = |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(moment);
+            let shown = json!({
+                "cron": cron,
+                "nextAt": at(status.next_ms),
+                "lastAt": at(status.last_ms),
+                "lastStatus": status.last_status,
+                "missed": status.missed,
+                "skipped": status.skipped,
+            });
+            map.insert("schedule".to_owned(), shown);
+        }
+    }
+    shown
+}
+
+/// Versions of a function, newest first.
+pub(crate) fn versions(record: &FunctionRecord) -> Vec<Value> {
+    let shown = |version: &VersionRecord| {
+        json!({
+            "version": version.number,
+            "answers": version.number == record.answering,
+            "world": version.world.name(),
+            "bytes": version.bytes,
+            "digest": version.module,
+            "createdAt": moment(version.created_ms),
+        })
+    };
+    record.versions.iter().rev().map(shown).collect()
+}
+
+/// Counts of a function.
+pub(crate) fn metrics(counts: &MetricsSnapshot) -> Value {
+    let bounds = LATENCY_BUCKETS_US.iter().map(|bound| json!(bound));
+    let buckets = bounds.chain([Value::Null]).zip(&counts.latency_buckets);
+    json!({
+        "requests": counts.requests,
+        "running": counts.running,
+        "cpuUs": counts.cpu_us,
+        "latencyUs": counts.latency_us,
+        "latencyBuckets": buckets
+            .map(|(bound, count)| json!({ "leUs": bound, "count": count }))
+            .collect::<Vec<_>>(),
+        "faults": counts.faults,
+    })
+}
+
+/// Entry of a log.
+pub(crate) fn log_entry(entry: &LogEntry) -> Value {
+    json!({
+        "sequence": entry.sequence,
+        "timestamp": moment(entry.unix_ms),
+        "requestID": entry.request_id,
+        "stream": entry.stream,
+        "text": entry.text,
+    })
+}

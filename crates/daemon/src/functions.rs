@@ -1,0 +1,147 @@
+//! Functions of the daemon: opened at its start, and reached through its listeners.
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Request, Version};
+use jiffy_api::{ApiError, FunctionCall, FunctionInvoker, Invoking};
+use jiffy_engines::Host;
+use jiffy_function_host::{BoxError, FunctionError, FunctionHostSettings, Functions, owner};
+use jiffy_gateway::headers::{confine_answer, confine_request, requested_host};
+use jiffy_gateway::request_id::X_REQUEST_ID;
+use jiffy_gateway::{Peer, RequestId};
+use jiffy_host::FigureFamily;
+use jiffy_microvm::Cgroups;
+use jiffy_proto::function::{MetricsSnapshot, TenantLimits};
+use std::time::Duration;
+
+/// Directory of functions in the data directory.
+const DIRECTORY: &str = "functions";
+/// Time without a request after which a process ends.
+const IDLE: Duration = Duration::from_secs(300);
+/// Time without a daemon after which a process ends.
+const GRACE: Duration = Duration::from_secs(600);
+/// Most functions whose counts are shown.
+const MAX_SHOWN_FUNCTIONS: usize = 1000;
+
+/// Opens the functions of a host. Must be called inside a runtime of several threads.
+pub fn open(host: &Host, cgroups: Option<Cgroups>) -> Functions {
+    let programs = host.programs();
+    let program = programs.functions.clone();
+    if let Err(e) = &program {
+        tracing::info!("functions: off; {e}");
+    }
+    let settings = FunctionHostSettings {
+        directory: host.home().path().join(DIRECTORY),
+        program: program.ok(),
+        jailed: true,
+        cgroups,
+        limits: TenantLimits::default(),
+        idle: IDLE,
+        grace: GRACE,
+    };
+    // A process that does not answer is waited for.
+    tokio::task::block_in_place(|| Functions::open(settings))
+}
+
+/// Passes requests to functions, with heads rewritten as for sandboxes.
+#[derive(Debug)]
+pub struct FunctionGateway(pub Functions);
+
+impl FunctionInvoker for FunctionGateway {
+    fn invoke(&self, call: FunctionCall) -> Invoking<'_> {
+        Box::pin(async move {
+            let id = RequestId::new();
+            let passed = self.pass(call, &id).await;
+            let mut response = passed.unwrap_or_else(|e| ApiError::from(e).into_response());
+            // The listener shows this id instead of the client's.
+            response.extensions_mut().insert(id);
+            response
+        })
+    }
+}
+
+impl FunctionGateway {
+    async fn pass(&self, call: FunctionCall, id: &RequestId) -> Result<Response, FunctionError> {
+        let prefix = call.prefix.as_deref();
+        let (mut parts, body) = call.request.into_parts();
+        let host = requested_host(&parts);
+        rewrite(&mut parts, &host, prefix, id);
+        let body = body.map_err(BoxError::from).boxed_unsync();
+        let request = Request::from_parts(parts, body);
+        let response = self.0.send(&call.record, request).await?;
+        let (mut head, body) = response.into_parts();
+        head.version = Version::HTTP_11;
+        confine_answer(&mut head.headers, prefix, &host, true);
+        head.headers.insert(X_REQUEST_ID.clone(), id.value());
+        let body = match call.permit {
+            Some(permit) => body.with_permit(permit),
+            None => body,
+        };
+        Ok(Response::from_parts(head, Body::new(body)))
+    }
+}
+
+/// Turns the head of a client's request into that of the request to the function.
+fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) {
+    let peer = parts.extensions.get::<Peer>().copied();
+    let headers = &mut parts.headers;
+    confine_request(headers);
+    let mut set = |name: &'static str, value: &str| match HeaderValue::from_str(value) {
+        Ok(value) => drop(headers.insert(HeaderName::from_static(name), value)),
+        Err(_) => drop(headers.remove(name)),
+    };
+    set("host", host);
+    set("x-forwarded-host", host);
+    set("x-request-id", id.as_str());
+    let address = peer.map(|peer| peer.ip.to_string());
+    set("x-forwarded-for", address.as_deref().unwrap_or("unknown"));
+    let scheme = match peer.is_some_and(|peer| peer.tls) {
+        true => "https",
+        false => "http",
+    };
+    set("x-forwarded-proto", scheme);
+    if let Some(prefix) = prefix {
+        set("x-forwarded-prefix", prefix);
+    }
+}
+
+/// Counts of functions for a scrape, by public name.
+pub fn figures(functions: &Functions) -> Vec<FigureFamily> {
+    let mut all = functions.all_metrics();
+    all.truncate(MAX_SHOWN_FUNCTIONS);
+    type Read = fn(&MetricsSnapshot) -> f64;
+    let families: [(&'static str, &'static str, Read); 4] = [
+        ("function_requests", "Requests to a function", |counts| {
+            counts.requests as f64
+        }),
+        ("function_running", "Requests to a function that run", |c| {
+            c.running as f64
+        }),
+        (
+            "function_failures",
+            "Requests to a function that failed",
+            |counts| counts.faults.values().sum::<u64>() as f64,
+        ),
+        (
+            "function_cpu_seconds",
+            "Processor time of a function",
+            |counts| counts.cpu_us as f64 / 1e6,
+        ),
+    ];
+    let family = |(name, help, read): &(&'static str, &'static str, Read)| FigureFamily {
+        name,
+        help,
+        label: "function",
+        values: all
+            .iter()
+            .map(|(record, counts)| {
+                let label = owner::label(record.owner.as_deref(), &record.name);
+                (label, read(counts))
+            })
+            .collect(),
+    };
+    families.iter().map(family).collect()
+}

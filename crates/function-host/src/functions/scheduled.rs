@@ -1,0 +1,72 @@
+//! Calls of functions by their schedules.
+
+use super::Functions;
+use crate::function_error::FunctionError;
+use crate::function_state::FunctionState;
+use crate::running_process::{BoxError, RequestBody};
+use crate::schedule::{Schedule, ScheduleStatus};
+use http_body_util::{BodyExt, Empty};
+use hyper::header::HOST;
+use hyper::{Method, Request};
+use jiff::Timestamp;
+use std::sync::Arc;
+
+/// Header of requests by a schedule, with its expression.
+const SCHEDULE_HEADER: &str = "jiffy-schedule";
+/// Host in such requests.
+const SCHEDULE_HOST: &str = "localhost";
+
+impl Functions {
+    /// Begins with the calls that are due at `now`. Must be called inside a tokio runtime.
+    pub fn run_schedules(&self, now: Timestamp) {
+        for owner in self.owners() {
+            for state in owner.states() {
+                if state.begin_scheduled(now) {
+                    let (functions, state) = (self.clone(), state.clone());
+                    tokio::spawn(async move { functions.run_scheduled(&state).await });
+                }
+            }
+        }
+    }
+
+    async fn run_scheduled(&self, state: &Arc<FunctionState>) {
+        let status = self.call_scheduled(state).await;
+        if let Err(e) = &status {
+            let name = &state.record().name;
+            tracing::warn!("the scheduled call of function {name} failed: {e}");
+        }
+        if let Some(schedule) = &mut *state.schedule.lock() {
+            schedule.ended(status.ok());
+        }
+    }
+
+    async fn call_scheduled(&self, state: &FunctionState) -> Result<u16, BoxError> {
+        let record = state.record();
+        let expression = record.schedule.clone().unwrap_or_default();
+        let body: RequestBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/")
+            .header(HOST, SCHEDULE_HOST)
+            .header(SCHEDULE_HEADER, expression)
+            .body(body)?;
+        let response = self.send(&record, request).await?;
+        let status = response.status().as_u16();
+        let mut body = response.into_body();
+        while let Some(frame) = body.frame().await {
+            frame?;
+        }
+        Ok(status)
+    }
+
+    /// Calls of a function's schedule; none if it has none.
+    pub fn schedule_status(
+        &self,
+        key: Option<&str>,
+        name: &str,
+    ) -> Result<Option<ScheduleStatus>, FunctionError> {
+        let state = self.existing_owner(key, name)?.function(name)?;
+        let schedule = state.schedule.lock();
+        Ok(schedule.as_ref().map(Schedule::status))
+    }
+}

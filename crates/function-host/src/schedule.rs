@@ -1,0 +1,155 @@
+//! Times at which a function is called, in the notation of cron.
+
+use crate::function_error::FunctionError;
+use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
+use jiff::{SignedDuration, Timestamp};
+
+/// Longest expression in bytes.
+const MAX_EXPRESSION_BYTES: usize = 256;
+/// Lateness beyond which a call is left out: the host was suspended, or too busy.
+const MAX_LATENESS: SignedDuration = SignedDuration::from_secs(30);
+
+/// Schedule of a function.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    expression: String,
+    crontab: Crontab,
+    next: Option<Timestamp>,
+    is_running: bool,
+    status: ScheduleStatus,
+}
+
+/// Calls of a schedule since the daemon started.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScheduleStatus {
+    /// Next call in milliseconds since 1970; none: never.
+    pub next_ms: Option<i64>,
+    /// Last call in milliseconds since 1970.
+    pub last_ms: Option<i64>,
+    /// Status of its response; none if there was no response.
+    pub last_status: Option<u16>,
+    /// Calls that were left out because their time was over when they could be made.
+    pub missed: u64,
+    /// Calls that were left out because the one before still ran.
+    pub skipped: u64,
+}
+
+fn refused(expression: &str, reason: impl std::fmt::Display) -> FunctionError {
+    let expression = expression.escape_debug();
+    FunctionError::Setting(format!(
+        "`{expression}` is no schedule as `minute hour day month weekday`: {reason}"
+    ))
+}
+
+fn next_after(crontab: &Crontab, now: Timestamp) -> Option<Timestamp> {
+    let next = crontab.find_next(MakeTimestamp(now)).ok()?;
+    Some(next.timestamp())
+}
+
+impl Schedule {
+    /// Parses an expression. Without a time zone it is in UTC.
+    pub(crate) fn parse(expression: &str, now: Timestamp) -> Result<Self, FunctionError> {
+        if expression.len() > MAX_EXPRESSION_BYTES {
+            let reason = format!("it is longer than {MAX_EXPRESSION_BYTES} bytes");
+            return Err(refused("...", reason));
+        }
+        let mut options = ParseOptions::default();
+        options.fallback_timezone_option = FallbackTimezoneOption::UTC;
+        let crontab = cronexpr::parse_crontab_with(expression, options);
+        let crontab = crontab.map_err(|e| refused(expression, e))?;
+        let never = || refused(expression, "there is no such time");
+        let next = next_after(&crontab, now).ok_or_else(never)?;
+        Ok(Self {
+            expression: expression.to_owned(),
+            crontab,
+            next: Some(next),
+            is_running: false,
+            status: ScheduleStatus::default(),
+        })
+    }
+
+    pub(crate) fn expression(&self) -> &str {
+        &self.expression
+    }
+
+    pub(crate) fn status(&self) -> ScheduleStatus {
+        ScheduleStatus {
+            next_ms: self.next.map(Timestamp::as_millisecond),
+            ..self.status.clone()
+        }
+    }
+
+    /// True if a call is to be made now; [`Self::ended`] follows it.
+    pub(crate) fn begin(&mut self, now: Timestamp) -> bool {
+        let Some(due) = self.next.filter(|due| *due <= now) else {
+            return false;
+        };
+        self.next = next_after(&self.crontab, now);
+        if now.duration_since(due) > MAX_LATENESS {
+            self.status.missed += 1;
+            return false;
+        }
+        if self.is_running {
+            self.status.skipped += 1;
+            return false;
+        }
+        self.is_running = true;
+        self.status.last_ms = Some(now.as_millisecond());
+        true
+    }
+
+    /// The call has ended.
+    pub(crate) fn ended(&mut self, status: Option<u16>) {
+        self.is_running = false;
+        self.status.last_status = status;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_call_is_made_once_at_its_time_unless_it_is_late_or_the_one_before_runs() {
+        let mut schedule = Schedule::parse("*/5 * * * *", at("2026-01-01T00:01:00Z")).unwrap();
+        assert!(!schedule.begin(at("2026-01-01T00:04:59Z")));
+        assert!(schedule.begin(at("2026-01-01T00:05:00.2Z")));
+        assert!(!schedule.begin(at("2026-01-01T00:05:01Z")));
+        assert!(!schedule.begin(at("2026-01-01T00:10:00Z")), "it runs");
+        schedule.ended(Some(200));
+        // Suspended for an hour.
+        assert!(!schedule.begin(at("2026-01-01T01:12:00Z")));
+        assert!(schedule.begin(at("2026-01-01T01:15:00Z")));
+        schedule.ended(None);
+        let status = schedule.status();
+        assert_eq!(
+            (status.skipped, status.missed, status.last_status),
+            (1, 1, None)
+        );
+        let next = at("2026-01-01T01:20:00Z").as_millisecond();
+        assert_eq!(status.next_ms, Some(next));
+    }
+
+    #[test]
+    fn expressions_are_bounded_and_times_that_never_come_are_refused() {
+        let now = at("2026-01-01T00:00:00Z");
+        for bad in [
+            "",
+            "x",
+            "* * * *",
+            "61 * * * *",
+            "0 0 31 2 *",
+            &"* ".repeat(300),
+        ] {
+            let refused = Schedule::parse(bad, now);
+            assert!(matches!(refused, Err(FunctionError::Setting(_))), "{bad}");
+        }
+        let zoned = Schedule::parse("0 9 * * MON Europe/Berlin", now).unwrap();
+        let next = at("2026-01-05T08:00:00Z").as_millisecond();
+        assert_eq!(zoned.status().next_ms, Some(next));
+    }
+}

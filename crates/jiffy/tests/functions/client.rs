@@ -1,0 +1,106 @@
+//! Client of functions that speaks HTTP itself: host names and headers are what is tested.
+
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Time after which a read fails.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Response to a request.
+#[derive(Debug, Clone)]
+pub struct FunctionResponse {
+    pub status: u16,
+    /// In lower case.
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl FunctionResponse {
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// Status and error code of a refusal.
+    pub fn refusal(&self) -> (u16, String) {
+        let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        assert_eq!(body["code"], self.status, "{self:?}");
+        let code = body["error_code"].as_str();
+        (self.status, code.unwrap_or_default().to_owned())
+    }
+
+    pub fn header(&self, name: &str) -> Option<String> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        let found = lines.find(|(n, _)| *n == name);
+        found.map(|(_, value)| value.to_owned())
+    }
+}
+
+/// Connection to the daemon.
+pub struct FunctionClient {
+    stream: BufReader<TcpStream>,
+    headers: String,
+}
+
+impl FunctionClient {
+    /// Connects to `url`. `headers` are sent with each request, and end in CR LF each.
+    pub fn connect(url: &str, headers: &str) -> Self {
+        let address = url.trim_end_matches('/').trim_start_matches("http://");
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self {
+            stream: BufReader::new(stream),
+            headers: headers.to_owned(),
+        }
+    }
+
+    pub fn get(&mut self, path: &str) -> io::Result<FunctionResponse> {
+        self.send("GET", path, b"")
+    }
+
+    pub fn send(&mut self, method: &str, path: &str, body: &[u8]) -> io::Result<FunctionResponse> {
+        let (headers, length) = (&self.headers, body.len());
+        let head = format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n");
+        let mut request = head.into_bytes();
+        request.extend_from_slice(body);
+        // A refusal may arrive before the body is sent.
+        let _ = self.stream.get_mut().write_all(&request);
+        self.response()
+    }
+
+    fn response(&mut self) -> io::Result<FunctionResponse> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if self.stream.read_line(&mut head)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let head = head.to_ascii_lowercase();
+        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok());
+        let status = status.ok_or(io::ErrorKind::InvalidData)?;
+        let mut response = FunctionResponse {
+            status,
+            head,
+            body: Vec::new(),
+        };
+        if let Some(length) = response.header("content-length") {
+            let length = length.parse().map_err(io::Error::other)?;
+            response.body = vec![0; length];
+            self.stream.read_exact(&mut response.body)?;
+            return Ok(response);
+        }
+        loop {
+            let mut line = String::new();
+            self.stream.read_line(&mut line)?;
+            let length = usize::from_str_radix(line.trim(), 16).map_err(io::Error::other)?;
+            let mut chunk = vec![0; length + 2];
+            self.stream.read_exact(&mut chunk)?;
+            if length == 0 {
+                return Ok(response);
+            }
+            response.body.extend_from_slice(&chunk[..length]);
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Functions through a daemon: commands, API, host names, keys, and what ends and comes back.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod client;
+
+use client::{FunctionClient, FunctionResponse};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use support::remote::Remote;
+use support::{alive, wait_for};
+
+/// Guest of the tests of limits: `/echo`, `/spin`, `/memory` and others.
+const PROBE: &[u8] = include_bytes!("../../../functions/tests/guests/probe.wat");
+
+/// Module of jiffy-core/1 that answers every request with `text`.
+fn constant(text: &str) -> Vec<u8> {
+    let message = format!("200\\n\\n{text}");
+    let length = text.len() + 5;
+    wat::parse_str(format!(
+        r#"(module (memory (export "memory") 1) (data (i32.const 0) "{message}")
+            (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
+            (func (export "jiffy_handle") (param i32 i32) (result i32) (i32.const {length}))
+            (func (export "jiffy_out") (result i32) (i32.const 0)))"#
+    ))
+    .unwrap()
+}
+
+struct FunctionDaemon {
+    remote: Remote,
+    modules: tempfile::TempDir,
+}
+
+impl FunctionDaemon {
+    fn module(&self, module: &[u8]) -> PathBuf {
+        let path = self.modules.path().join("module.wasm");
+        std::fs::write(&path, module).unwrap();
+        path
+    }
+
+    fn deploy(&self, name: &str, module: &[u8], more: &[&str]) -> Value {
+        let path = self.module(module);
+        let deploy = ["function", "deploy", name, path.to_str().unwrap()];
+        self.remote.json(&[&deploy, more].concat())
+    }
+
+    fn connect(&self, key: &str) -> FunctionClient {
+        let headers = format!("host: localhost\r\nx-api-key: {key}\r\n");
+        FunctionClient::connect(&self.remote.url, &headers)
+    }
+
+    fn by_path(&self, key: &str, path: &str) -> FunctionResponse {
+        self.connect(key).get(path).unwrap()
+    }
+
+    fn by_host(&self, label: &str, headers: &str) -> FunctionResponse {
+        let headers = format!("host: {label}.fn.localhost\r\n{headers}");
+        let mut client = FunctionClient::connect(&self.remote.url, &headers);
+        client.get("/path").unwrap()
+    }
+
+    fn key(&self, scope: &str) -> String {
+        let create = ["key", "create", "--name", scope, "--scope", scope];
+        self.remote.test_home.ok(&create)
+    }
+
+    /// Processes that run functions.
+    fn processes(&self) -> Vec<u32> {
+        let directory = self.remote.test_home.dir.path().join("functions");
+        let owners = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let ids = owners.filter_map(|owner| {
+            let text = std::fs::read(owner.path().join("process.json")).ok()?;
+            let process: Value = serde_json::from_slice(&text).ok()?;
+            u32::try_from(process["pid"].as_u64()?).ok()
+        });
+        ids.filter(|id| alive(*id)).collect()
+    }
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let nested = entries.flat_map(|entry| match entry.file_type().unwrap().is_dir() {
+        true => files(&entry.path()),
+        false => vec![entry.path()],
+    });
+    nested.collect()
+}
+
+/// One daemon for all of it, as its start takes longer than most of the steps.
+#[test]
+fn functions_are_deployed_reached_managed_and_survive() {
+    let test = "functions_are_deployed_reached_managed_and_survive";
+    let Some(remote) = Remote::new(test, &[]) else {
+        return;
+    };
+    let daemon = FunctionDaemon {
+        remote,
+        modules: tempfile::tempdir().unwrap(),
+    };
+    commands_and_versions(&daemon);
+    keys_and_public_names(&daemon);
+    limits_and_logs(&daemon);
+    swaps_under_load(&daemon);
+    killed_process(&daemon);
+    restarted_daemon(&daemon);
+    removal(&daemon);
+}
+
+fn commands_and_versions(daemon: &FunctionDaemon) {
+    let remote = &daemon.remote;
+    let bad = daemon.module(b"no module");
+    let refused = remote.call(&["function", "deploy", "hello", bad.to_str().unwrap()]);
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("not a WebAssembly"),
+        "{refused:?}"
+    );
+    assert_eq!(remote.json(&["function", "ls"]), serde_json::json!([]));
+    for number in 1..=6 {
+        let deployed = daemon.deploy("hello", &constant(&format!("hello {number}")), &[]);
+        assert_eq!(deployed["version"], number);
+        let answer = remote.ok(&["function", "invoke", "hello", "/some/path?x=1"]);
+        assert_eq!(answer, format!("hello {number}"));
+    }
+    let versions = remote.json(&["function", "versions", "hello"]);
+    let numbers: Vec<_> = versions
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| &v["version"])
+        .collect();
+    assert_eq!(numbers, [6, 5, 4, 3, 2]);
+    remote.ok(&["function", "rollback", "hello"]);
+    assert_eq!(remote.ok(&["function", "invoke", "hello"]), "hello 5");
+    let gone = remote.call(&["function", "rollback", "hello", "1"]);
+    assert!(gone.stderr.contains("no version 1 any more"), "{gone:?}");
+
+    remote.ok(&["function", "disable", "hello"]);
+    let refused = daemon
+        .by_path(&remote.key, "/functions/hello/invoke/")
+        .refusal();
+    assert_eq!(refused, (503, "function_disabled".to_owned()));
+    remote.ok(&["function", "enable", "hello"]);
+    let answer = daemon.by_path(&remote.key, "/functions/hello/invoke");
+    assert_eq!((answer.status, answer.text().as_str()), (200, "hello 5"));
+    // A page that is reached by path has no access to the control plane beside it.
+    let policy = answer.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("sandbox"), "{policy}");
+    let info = remote.ok(&["function", "info", "hello"]);
+    assert!(
+        info.contains("requests") && info.contains("jiffy-core/1"),
+        "{info}"
+    );
+    let bench = remote.json(&["function", "bench", "hello", "-n", "50", "-c", "4"]);
+    assert!(bench.is_object(), "{bench}");
+}
+
+fn keys_and_public_names(daemon: &FunctionDaemon) {
+    let remote = &daemon.remote;
+    let info = remote.json(&["function", "info", "hello"]);
+    let label = info["label"].as_str().unwrap();
+    let key = |key: &str| format!("authorization: Bearer {key}\r\n");
+    let own = daemon.by_host(label, &key(&remote.key));
+    assert_eq!((own.status, own.text().as_str()), (200, "hello 5"));
+    assert!(own.header("content-security-policy").is_none());
+    assert_eq!(daemon.by_host(label, "").refusal().0, 401);
+
+    let other = daemon.key("create");
+    let unknown = (404, "function_not_found".to_owned());
+    assert_eq!(daemon.by_host(label, &key(&other)).refusal(), unknown);
+    for call in ["", "/invoke/", "/versions", "/logs", "/metrics"] {
+        for name in ["hello", label] {
+            let path = format!("/functions/{name}{call}");
+            assert_eq!(daemon.by_path(&other, &path).refusal(), unknown, "{path}");
+        }
+    }
+    assert_eq!(daemon.by_path(&other, "/functions?all=true").text(), "[]");
+    // Looking is not invoking.
+    let reader = daemon.key("read");
+    assert_eq!(daemon.by_host(label, &key(&reader)).refusal().0, 403);
+    let invoke = daemon.by_path(&reader, &format!("/functions/{label}/invoke/"));
+    assert_eq!(invoke.refusal().0, 403);
+    let seen = daemon.by_path(&reader, "/functions?all=true").text();
+    assert!(seen.contains(label), "{seen}");
+
+    // Another key's function of the same name, in a process of its own.
+    let path = daemon.module(&constant("the other's"));
+    let mut deploy = remote.command(&["function", "deploy", "hello", path.to_str().unwrap()]);
+    let deployed = support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
+    assert_eq!(deployed.code, Some(0), "{deployed:?}");
+    let answer = daemon.by_path(&other, "/functions/hello/invoke/");
+    assert_eq!(answer.text(), "the other's");
+    let answer = daemon.by_path(&remote.key, "/functions/hello/invoke/");
+    assert_eq!(answer.text(), "hello 5");
+    assert_eq!(daemon.processes().len(), 2);
+    let removed = daemon
+        .connect(&other)
+        .send("DELETE", "/functions/hello", b"");
+    // No content, and no body to read.
+    assert!(removed.is_err() || removed.unwrap().status == 204);
+
+    daemon.deploy("hello", &constant("public"), &["--public"]);
+    assert_eq!(daemon.by_host(label, "").text(), "public");
+    assert_eq!(daemon.by_host("hello--000000000000", "").refusal(), unknown);
+    assert_eq!(daemon.by_host("hello", "").refusal(), unknown);
+}
+
+fn limits_and_logs(daemon: &FunctionDaemon) {
+    let remote = &daemon.remote;
+    let module = wat::parse_bytes(PROBE).unwrap();
+    daemon.deploy("probe", &module, &["--timeout", "2s", "--concurrency", "2"]);
+    let mut client = daemon.connect(&remote.key);
+    for (path, status, code) in [
+        ("spin", 504, "function_cpu"),
+        ("memory", 502, "function_memory"),
+        ("unreachable", 502, "function_trap"),
+        ("giant", 502, "response_too_large"),
+    ] {
+        let answer = client
+            .get(&format!("/functions/probe/invoke/{path}"))
+            .unwrap();
+        assert_eq!(answer.refusal(), (status, code.to_owned()), "{path}");
+    }
+    let echo = "/functions/probe/invoke/echo";
+    assert_eq!(client.send("POST", echo, b"body").unwrap().text(), "body");
+    let large = vec![0; (10 << 20) + 1];
+    let mut sender = daemon.connect(&remote.key);
+    let answer = sender.send("POST", echo, &large).unwrap();
+    assert_eq!(answer.refusal(), (413, "request_too_large".to_owned()));
+
+    // The id of a request is the log's, whatever the client sent.
+    let mut logs = remote.command(&["function", "logs", "-f", "probe"]);
+    let mut logs = logs.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let headers = format!(
+        "host: localhost\r\nx-api-key: {}\r\nx-request-id: chosen\r\n",
+        remote.key
+    );
+    let mut client = FunctionClient::connect(&remote.url, &headers);
+    let answer = client.get("/functions/probe/invoke/unreachable").unwrap();
+    let id = answer.header("x-request-id").unwrap();
+    assert_eq!(id.len(), 32, "{id}");
+    let mut lines = BufReader::new(logs.stdout.take().unwrap()).lines();
+    let line = lines.find(|line| line.as_ref().unwrap().contains(&id));
+    let line = line.unwrap().unwrap();
+    assert!(
+        line.contains("fault") && line.contains("unreachable"),
+        "{line}"
+    );
+    logs.kill().unwrap();
+    logs.wait().unwrap();
+    let all = remote.ok(&["function", "logs", "probe"]);
+    assert!(
+        !all.contains("chosen") && all.contains("function_cpu"),
+        "{all}"
+    );
+    let info = remote.json(&["function", "info", "probe"]);
+    assert_eq!(info["metrics"]["faults"]["function_trap"], 2, "{info}");
+}
+
+fn swaps_under_load(daemon: &FunctionDaemon) {
+    let versions = [constant("version 0"), constant("version 1")];
+    daemon.deploy("swap", &versions[0], &[]);
+    daemon.deploy("swap", &versions[1], &[]);
+    let (done, count) = (AtomicBool::new(false), AtomicU32::new(0));
+    let seconds = std::env::var("JIFFY_FUNCTION_SWAP_SECONDS");
+    let seconds = seconds.map_or(2, |s| s.parse().unwrap());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut client = daemon.connect(&daemon.remote.key);
+                while !done.load(Ordering::Relaxed) {
+                    let answer = client.get("/functions/swap/invoke/").unwrap();
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                    assert!(answer.text().starts_with("version "), "{answer:?}");
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut client = daemon.connect(&daemon.remote.key);
+        let start = Instant::now();
+        for round in 1..=seconds * 10 {
+            let due = start + Duration::from_millis(100) * round;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            // Versions 1 and 2 are there.
+            let version = 1 + round % 2;
+            let body = format!("{{\"version\":{version}}}");
+            let answer = client.send("POST", "/functions/swap/rollback", body.as_bytes());
+            assert_eq!(answer.unwrap().status, 200);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(count.into_inner() > 100);
+}
+
+fn killed_process(daemon: &FunctionDaemon) {
+    let [id] = daemon.processes()[..] else {
+        panic!("{:?}", daemon.processes());
+    };
+    let other = daemon.key("create");
+    let path = daemon.module(&constant("other"));
+    let deploy = ["function", "deploy", "other", path.to_str().unwrap()];
+    let mut deploy = daemon.remote.command(&deploy);
+    support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = daemon.connect(&other);
+            while !done.load(Ordering::Relaxed) {
+                let answer = client.get("/functions/other/invoke/").unwrap();
+                assert_eq!(answer.status, 200, "others are unaffected: {answer:?}");
+            }
+        });
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut client = daemon.connect(&daemon.remote.key);
+                while !done.load(Ordering::Relaxed) {
+                    // Those that were under way may fail.
+                    let _ = client.get("/functions/swap/invoke/").unwrap();
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
+        let killed = Instant::now();
+        let back = wait_for("the process", || {
+            let answer = daemon.by_path(&daemon.remote.key, "/functions/swap/invoke/");
+            (answer.status == 200).then(|| killed.elapsed())
+        });
+        assert!(back < Duration::from_secs(1), "{back:?}");
+        done.store(true, Ordering::Relaxed);
+    });
+    let removed = daemon
+        .connect(&other)
+        .send("DELETE", "/functions/other", b"");
+    assert!(removed.is_err() || removed.unwrap().status == 204);
+}
+
+fn restarted_daemon(daemon: &FunctionDaemon) {
+    let remote = &daemon.remote;
+    let before = daemon.processes();
+    assert_eq!(remote.ok(&["function", "invoke", "hello"]), "public");
+    remote.test_home.ok(&["daemon", "restart"]);
+    assert_eq!(
+        daemon.processes(),
+        before,
+        "the process outlives the daemon"
+    );
+    let local = |args: &[&str]| remote.test_home.ok(args);
+    let status = remote.test_home.json(&["daemon", "status"]);
+    let url = status["listen"].as_str().unwrap();
+    let headers = format!("host: localhost\r\nx-api-key: {}\r\n", remote.key);
+    let mut client = FunctionClient::connect(url, &headers);
+    let answer = client.get("/functions/hello/invoke/").unwrap();
+    assert_eq!(answer.text(), "public");
+    // One without a word, while no function is loaded by the next.
+    remote.test_home.kill_daemon();
+    local(&["daemon", "start", "--listen", "127.0.0.1:0"]);
+    assert_eq!(daemon.processes(), before);
+    let all = remote.test_home.json(&["function", "ls", "--all"]);
+    assert_eq!(all.as_array().unwrap().len(), 3, "{all}");
+    let label = all[0]["label"].as_str().unwrap();
+    assert_eq!(local(&["function", "invoke", label]), "public");
+}
+
+fn removal(daemon: &FunctionDaemon) {
+    let home = &daemon.remote.test_home;
+    let all = home.json(&["function", "ls", "--all"]);
+    let labels = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f["label"].as_str().unwrap());
+    let labels: Vec<_> = labels.collect();
+    home.ok(&[&["function", "rm"][..], &labels].concat());
+    let directory = home.dir.path().join("functions");
+    assert_eq!(files(&directory), [PathBuf::new(); 0]);
+    assert_eq!(daemon.processes(), [0; 0]);
+}
