@@ -38,6 +38,7 @@ pub struct TestTenant {
     pub process: TenantProcess,
     pub directory: tempfile::TempDir,
     files: AtomicU32,
+    program: PathBuf,
 }
 
 impl TestTenant {
@@ -46,13 +47,29 @@ impl TestTenant {
     }
 
     pub fn with_limits(limits: &TenantLimits) -> Self {
+        Self::with(&settings(*limits))
+    }
+
+    pub fn with_program(program: &Path) -> Self {
+        Self::with(&ProcessSettings {
+            program,
+            ..settings(TenantLimits::default())
+        })
+    }
+
+    fn with(settings: &ProcessSettings<'_>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let process = TenantProcess::start(&settings(*limits), directory.path()).unwrap();
+        let process = TenantProcess::start(settings, directory.path()).unwrap();
         Self {
             process,
             directory,
             files: AtomicU32::new(0),
+            program: settings.program.to_owned(),
         }
+    }
+
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     pub fn path(&self) -> PathBuf {
@@ -75,7 +92,7 @@ impl TestTenant {
         std::fs::write(&source, binary).unwrap();
         let target = self.path();
         let file = File::open(&source).unwrap();
-        let digest = compiler::compile(program(), owner, file, &target, true)?;
+        let digest = compiler::compile(&self.program, owner, file, &target, true)?;
         Ok((target, digest))
     }
 

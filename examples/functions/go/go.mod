@@ -1,0 +1,3 @@
+module example.com/function
+
+go 1.24

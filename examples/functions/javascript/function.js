@@ -1,0 +1,3 @@
+import { handle } from "./handler.js";
+
+addEventListener("fetch", (event) => event.respondWith(handle(event.request)));
