@@ -5,6 +5,7 @@ use jiffy_host::{HostLimits, HostReader, KernelReader};
 use jiffy_image::Home;
 use jiffy_net::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
+use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_pull::RegistryAddress;
 use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
@@ -43,6 +44,8 @@ pub struct ServeOptions {
     pub default_key_disk: DiskShare,
     /// Limits of VMMs.
     pub confinement: ConfinementOptions,
+    /// Processor that guests of microVMs see.
+    pub cpu_level: CpuLevel,
     /// Store that hosts share snapshots in; none: they stay on this host.
     pub store: Option<StoreOptions>,
     /// Engine of new sandboxes; none: the one that suits the host.

@@ -66,6 +66,11 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     };
     site::log_settings(&options.site, &options.network.allow_private);
     let cgroups = confine(&mut host, &options.confinement)?;
+    host.set_cpu_level(options.cpu_level)
+        .map_err(anyhow::Error::msg)?;
+    if !options.cpu_level.is_host() {
+        tracing::info!("processor level of new microVMs: {}", options.cpu_level);
+    }
     let functions = functions::open(&host, cgroups);
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");

@@ -11,6 +11,7 @@ use jiffy_microvm::{
     BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, ModulesImage, NetSpec, RestoreSpec,
 };
 use jiffy_proto::agent::{Identity, SiteSettings};
+use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::DiskLimits;
 use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
@@ -130,6 +131,13 @@ impl Host {
     /// From now on the disks of those that boot or are restored are no faster than this.
     pub fn limit_disks(&mut self, limits: DiskLimits) {
         self.programs.vmm = self.programs.vmm.clone().with_disk_limits(limits);
+    }
+
+    /// From now on guests that boot see a processor of `level`. Fails if this host is below it.
+    pub fn set_cpu_level(&mut self, level: CpuLevel) -> Result<(), String> {
+        crate::cpu_level::check(level)?;
+        self.programs.vmm = self.programs.vmm.clone().with_cpu_level(level);
+        Ok(())
     }
 
     /// Its data directory.

@@ -2,6 +2,7 @@
 //! directory, each as a [`jiffy_engine::Engine`] and both as one ([`HostEngine`]).
 
 mod agent_identity;
+mod cpu_level;
 mod data_dir_gc;
 mod engine_choice;
 mod guest_nic;

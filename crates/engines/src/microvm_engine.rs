@@ -29,6 +29,7 @@ use jiffy_microvm::{
 };
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
+use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, VerifyResult};
 use std::sync::Arc;
@@ -94,6 +95,14 @@ impl MicroVmEngine {
     /// Its host.
     pub fn host(&self) -> &Host {
         self.templates.host()
+    }
+
+    /// Part of a template's snapshot's name: guests keep the level that they booted with.
+    fn cpu_level_tag(&self) -> String {
+        match self.host().programs().vmm.cpu_level() {
+            CpuLevel::Host => String::new(),
+            level => format!(" {level}"),
+        }
     }
 
     /// Returns the source of the memory of a guest made from `lineage` on this host.
@@ -195,7 +204,7 @@ impl Engine for MicroVmEngine {
             .stamp(template)
             .map_err(EngineError::failed)?;
         Ok(format!(
-            "{} {} vmm {}.{}.{} {}c{}m{}d{}",
+            "{} {} vmm {}.{}.{} {}c{}m{}d{}{}",
             prepared.template_version(),
             prepared.version(),
             vmm.0,
@@ -204,7 +213,8 @@ impl Engine for MicroVmEngine {
             size.vcpus,
             size.memory_mib,
             size.disk_mib,
-            if self.network.is_some() { " net" } else { "" }
+            if self.network.is_some() { " net" } else { "" },
+            self.cpu_level_tag()
         ))
     }
 

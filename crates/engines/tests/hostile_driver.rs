@@ -118,6 +118,7 @@ fn config(mac: [u8; 6]) -> VmConfig {
         }),
         rng: true,
         balloon: true,
+        cpu_level: jiffy_proto::cpu_level::CpuLevel::default(),
         console: FdIndex(7),
     }
 }

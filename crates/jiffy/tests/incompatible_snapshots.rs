@@ -130,3 +130,42 @@ fn a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can() 
     test_home.ok(&["resume", &id]);
     assert_eq!(test_home.sh(&id, "cat /tmp/state"), "dream");
 }
+
+/// True if the processor gives guests what is asked for, rather than all that it has.
+fn has_hardware_virtualization() -> bool {
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let mut words = flags.split_whitespace();
+    words.any(|word| word == "vmx" || word == "svm")
+}
+
+#[test]
+fn guests_of_a_processor_level_see_it_and_their_snapshots_say_so() {
+    let test = "guests_of_a_processor_level_see_it_and_their_snapshots_say_so";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    let unknown = test_home.call(&["daemon", "start", "--cpu-level", "x86-64-v9"]);
+    assert!(unknown.stderr.contains("x86-64-v2"), "{unknown:?}");
+    let start = ["daemon", "start", "--no-listen", "--cpu-level", "x86-64-v2"];
+    if !has_hardware_virtualization() {
+        // Programs of its guests see all of its processor, whatever KVM is told.
+        let refused = test_home.call(&start);
+        assert_ne!(refused.code, Some(0));
+        assert!(refused.stderr.contains("VT-x"), "{refused:?}");
+        return;
+    }
+    test_home.ok(&start);
+    let id = test_home.ok(&["create"]);
+    let flags = test_home.sh(&id, "grep -m1 ^flags /proc/cpuinfo");
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    assert!(flags.contains(&"sse4_2") && flags.contains(&"popcnt"), "{flags:?}");
+    for later in ["avx", "avx2", "avx512f", "aes", "xsave"] {
+        assert!(!flags.contains(&later), "{later}: {flags:?}");
+    }
+    let snapshot = test_home.ok(&["snapshot", &id]);
+    let files = Snapshot::of(&test_home, &snapshot);
+    let cpu = files.original.0["cpu"].as_str().unwrap();
+    assert!(cpu.starts_with("x86-64-v2:"), "{cpu}");
+    let copy = test_home.ok(&["create", "--from", &snapshot]);
+    assert_eq!(test_home.sh(&copy, "echo up"), "up");
+}

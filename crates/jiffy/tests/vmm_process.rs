@@ -97,6 +97,7 @@ fn config() -> VmConfig {
         net: None,
         rng: false,
         balloon: false,
+        cpu_level: jiffy_proto::cpu_level::CpuLevel::default(),
         console: FdIndex(3),
     }
 }

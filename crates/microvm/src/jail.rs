@@ -6,6 +6,7 @@ use crate::vm::BootError;
 use crate::vmm_limits::VmmLimits;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_cgroup::{CgroupError, Cgroups};
+use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::jail::{
     ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
 };
@@ -32,6 +33,7 @@ pub struct Vmm {
     jail: Option<Arc<Mutex<Option<JailNamespaces>>>>,
     cgroups: Option<Cgroups>,
     disk_limits: DiskLimits,
+    cpu_level: CpuLevel,
 }
 
 /// Failure to make the VMM's namespaces.
@@ -62,6 +64,7 @@ impl Vmm {
             jail,
             cgroups: None,
             disk_limits: DiskLimits::default(),
+            cpu_level: CpuLevel::Host,
         }
     }
 
@@ -78,6 +81,17 @@ impl Vmm {
     }
 
     /// Rate limits of its guests' disks.
+    /// The same with guests that see a processor of `level`.
+    pub fn with_cpu_level(mut self, level: CpuLevel) -> Self {
+        self.cpu_level = level;
+        self
+    }
+
+    /// Processor that guests see.
+    pub fn cpu_level(&self) -> CpuLevel {
+        self.cpu_level
+    }
+
     pub(crate) fn disk_limits(&self) -> DiskLimits {
         self.disk_limits
     }

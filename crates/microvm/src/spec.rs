@@ -132,6 +132,7 @@ impl BootSpec {
             }),
             rng: true,
             balloon: true,
+            cpu_level: self.vmm.cpu_level(),
             console: add(console),
         };
         debug_assert!(config.disks.len() <= vm::limits::MAX_DISKS);

@@ -6,11 +6,13 @@
 //! * [`fetch`]: a VMM whose memory has not all arrived, to the process that gets it.
 //! * [`agent`]: greeting between host and guest agent, and their vsock ports.
 //! * [`function`]: daemon to the process of a tenant's functions.
+//! * [`cpu_level`]: features of the processor that guests see.
 //! * [`console`]: shared ring with a guest's last console output.
 
 pub mod agent;
 pub mod channel;
 pub mod console;
+pub mod cpu_level;
 pub mod fetch;
 pub mod function;
 pub mod layer;

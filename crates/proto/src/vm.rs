@@ -2,6 +2,7 @@
 //! descriptors travel beside it as `SCM_RIGHTS` and are referred to by their position
 //! ([`FdIndex`]).
 
+use crate::cpu_level::CpuLevel;
 use crate::snapshot::{
     LayerFiles, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision,
     SnapshotReport,
@@ -291,6 +292,9 @@ pub struct VmConfig {
     pub rng: bool,
     /// Memory balloon with free-page reporting.
     pub balloon: bool,
+    /// Processor that the guest sees.
+    #[serde(default, skip_serializing_if = "CpuLevel::is_host")]
+    pub cpu_level: CpuLevel,
     /// [`crate::console::ConsoleRing`] that takes the serial console's output.
     pub console: FdIndex,
 }

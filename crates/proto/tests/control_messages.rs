@@ -2,6 +2,7 @@
 //! version started, so that none of them may change.
 #![allow(clippy::unwrap_used)]
 
+use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::{
     AfterSnapshot, DiskFreeze, DiskRollback, FreezePhases, LayerFiles, MemorySource, RestoreConfig,
     RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision, SnapshotReport,
@@ -78,6 +79,7 @@ fn boot() -> Request {
         }),
         rng: true,
         balloon: false,
+        cpu_level: CpuLevel::default(),
         console: FdIndex(6),
     }))
 }

@@ -7,6 +7,7 @@ pub mod vcpu;
 
 mod builder;
 mod cpu_features;
+mod cpu_level;
 mod devices;
 mod exit_counters;
 mod lazy_layers;

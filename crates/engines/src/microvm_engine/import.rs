@@ -6,10 +6,21 @@ use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport}
 use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
 impl MicroVmEngine {
-    /// Checks the versions of a snapshot against this host. The processor's features are compared
-    /// when it is restored.
+    /// Checks versions and processor level of a snapshot against this host. All features of the
+    /// processor are compared when it is restored.
     pub(super) async fn can_restore(&self, import: &SnapshotImport) -> Result<(), EngineError> {
         let manifest = manifest(import)?;
+        let level = manifest.cpu.split_once(':').map(|(level, _)| level);
+        if let Some(level) = level.and_then(|level| level.parse().ok()) {
+            crate::cpu_level::check_features(level).map_err(|missing| {
+                EngineError::Incompatible {
+                    reason: format!(
+                        "snapshot {} needs processor level {level}, and this host's processor has no {missing}; restore it on a host of that level",
+                        import.id
+                    ),
+                }
+            })?;
+        }
         let template = self.templates.prepare_version(&manifest.template).await;
         let template = template.map_err(|e| {
             incompatible(

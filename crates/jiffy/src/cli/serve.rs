@@ -6,6 +6,7 @@ use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{DiskShare, LogOptions, ServeOptions, TlsOptions};
 use jiffy_host::HostLimits;
+use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_pull::RegistryAddress;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -79,6 +80,10 @@ pub struct ServeArgs {
     /// quarter of the data directory's file system)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes_or_zero)]
     pub default_key_disk: Option<u64>,
+    /// Processor that guests of microVMs see: host, x86-64-v2, x86-64-v3 or x86-64-v4. Snapshots run
+    /// on hosts that have what their guests saw. Needs VT-x or AMD-V
+    #[arg(long, env = "JIFFY_CPU_LEVEL", value_name = "LEVEL", default_value_t)]
+    pub cpu_level: CpuLevel,
     /// The limits of VMMs
     #[command(flatten)]
     pub confinement: ConfinementArgs,
@@ -138,6 +143,7 @@ impl ServeArgs {
                 None => DiskShare::Quarter,
             },
             confinement: self.confinement.options(),
+            cpu_level: self.cpu_level,
             store: self.store.options(),
             engine: self.engine.name(),
             network: self.network.options(),

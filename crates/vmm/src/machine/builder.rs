@@ -1,12 +1,12 @@
 //! Construction of a machine that is ready to run from its configuration.
 
 use super::bus::{Bus, SharedDevice};
-use super::cpu_features;
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};
 use super::ioapic::{IOAPIC_PINS, IoApic, IoApicState, KvmRoutes};
 use super::legacy_ports::{COM1_IRQ, LegacyPorts};
 use super::received_fds::ReceivedFds;
 use super::vcpu;
+use super::{cpu_features, cpu_level};
 use crate::GuestMemory;
 use crate::boot;
 use crate::error::VmmError;
@@ -234,13 +234,13 @@ pub fn build(
         config.vcpus,
     )?;
 
-    let supported = supported_cpuid(&builder.kvm)?;
+    let supported = cpu_level::mask(&supported_cpuid(&builder.kvm)?, config.cpu_level)?;
     let vcpus = create_vcpus(&builder.vm, &supported, config.vcpus, entry)?;
     let ports = LegacyPorts::new(console(fds, config.console)?, builder.serial_irq()?);
     let shape = MachineShape {
         vcpus: config.vcpus,
         memory_mib: config.memory_mib,
-        cpu: cpu_features::name_of(&supported),
+        cpu: cpu_features::name_of(&supported, config.cpu_level),
     };
     builder.finish(vcpus, ports, None, shape, MemoryLayers::default())
 }

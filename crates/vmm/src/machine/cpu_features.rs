@@ -1,6 +1,13 @@
 //! Processor features as a name: a guest that was started with a feature must not be restored
 //! without it.
+//!
+//! A name is the feature words in hexadecimal: the processor's, `/`, those that KVM offers. Both
+//! count, because a guest without hardware virtualization sees the processor's. The name of a guest
+//! of a level is the level, `:`, and the words that KVM offers it.
 
+use super::cpu_level::feature_name;
+use crate::error::VmmError;
+use jiffy_proto::cpu_level::CpuLevel;
 use kvm_bindings::CpuId;
 use std::arch::x86_64::__cpuid_count;
 use std::fmt::Write;
@@ -19,49 +26,191 @@ const FEATURE_LEAVES: [(u32, u32, [bool; 4]); 7] = [
     (0x8000_0001, 0, [false, false, true, true]),
     (0x8000_0008, 0, [false, true, false, false]),
 ];
+/// Feature words of a name.
+const WORDS: usize = 13;
+/// Features that a refusal names.
+const MAX_NAMED: usize = 8;
 
-/// Feature words in hexadecimal: first the processor's, then those that KVM offers. Both count,
-/// because a guest without hardware virtualization sees the processor's.
-pub fn name_of(supported: &CpuId) -> String {
-    let mut name = String::new();
-    for kvm in [false, true] {
-        for (leaf, subleaf, wanted) in FEATURE_LEAVES {
-            let words = if kvm {
-                let entry = supported
-                    .as_slice()
-                    .iter()
-                    .find(|e| e.function == leaf && e.index == subleaf);
-                entry.map_or([0; 4], |e| [e.eax, e.ebx, e.ecx, e.edx])
-            } else {
-                let r = __cpuid_count(leaf, subleaf);
-                [r.eax, r.ebx, r.ecx, r.edx]
-            };
-            for (register, (word, wanted)) in words.into_iter().zip(wanted).enumerate() {
-                let volatile = if leaf == 1 && register == 2 {
-                    OSXSAVE
-                } else {
-                    0
-                };
-                if wanted {
-                    // Writing to a string does not fail.
-                    let _ = write!(name, "{:08x}", word & !volatile);
-                }
-            }
-        }
-        name.push(if kvm { ' ' } else { '/' });
+/// Place of a feature word: leaf, subleaf, register.
+type WordPlace = (u32, u32, usize);
+
+fn places() -> impl Iterator<Item = WordPlace> {
+    FEATURE_LEAVES
+        .into_iter()
+        .flat_map(|(leaf, subleaf, wanted)| {
+            let registers = (0..4).zip(wanted).filter(|(_, wanted)| *wanted);
+            registers.map(move |(register, _)| (leaf, subleaf, register))
+        })
+}
+
+/// Feature words of a processor whose leaves `read` gives.
+fn words(read: impl Fn(u32, u32) -> [u32; 4]) -> Vec<u32> {
+    let word = |(leaf, subleaf, register): WordPlace| {
+        let volatile = match (leaf, register) {
+            (1, 2) => OSXSAVE,
+            _ => 0,
+        };
+        read(leaf, subleaf)[register] & !volatile
+    };
+    places().map(word).collect()
+}
+
+fn offered(supported: &CpuId) -> Vec<u32> {
+    words(|leaf, subleaf| {
+        let mut entries = supported.as_slice().iter();
+        let entry = entries.find(|e| e.function == leaf && e.index == subleaf);
+        entry.map_or([0; 4], |e| [e.eax, e.ebx, e.ecx, e.edx])
+    })
+}
+
+fn hexadecimal(words: &[u32]) -> String {
+    words.iter().fold(String::new(), |mut text, word| {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{word:08x}");
+        text
+    })
+}
+
+/// Name of the features of a guest of `level`, to which `supported` is offered.
+pub fn name_of(supported: &CpuId, level: CpuLevel) -> String {
+    let kvm = hexadecimal(&offered(supported));
+    if !level.is_host() {
+        return format!("{level}:{kvm}");
     }
-    name.pop();
-    name
+    let processor = words(|leaf, subleaf| {
+        let r = __cpuid_count(leaf, subleaf);
+        [r.eax, r.ebx, r.ecx, r.edx]
+    });
+    format!("{}/{kvm}", hexadecimal(&processor))
+}
+
+/// Fails if a guest whose features are called `saved` cannot run here, and names those that are
+/// missing.
+pub fn check(saved: &str, supported: &CpuId) -> Result<(), VmmError> {
+    let here = name_of(supported, CpuLevel::Host);
+    if saved == here {
+        return Ok(());
+    }
+    let refused = |reason: String| {
+        Err(VmmError::Config(format!(
+            "the snapshot was taken on a host whose processor offers other features ({reason}): \
+             restore it on a host of the same kind, or build the template anew on this one"
+        )))
+    };
+    if let Some((level, needed)) = saved.split_once(':') {
+        let Some(needed) = parse(needed) else {
+            return refused("they cannot be read".to_owned());
+        };
+        let missing = missing(&needed, &offered(supported));
+        return match missing.is_empty() {
+            true => Ok(()),
+            false => refused(format!("level {level}; missing here: {missing}")),
+        };
+    }
+    let both = |name: &str| {
+        let (processor, kvm) = name.split_once('/')?;
+        Some((parse(processor)?, parse(kvm)?))
+    };
+    let (Some(saved), Some(here)) = (both(saved), both(&here)) else {
+        return refused("they cannot be read".to_owned());
+    };
+    let lacked = |one: &(Vec<u32>, Vec<u32>), other: &(Vec<u32>, Vec<u32>)| {
+        let by_processor = missing(&one.0, &other.0);
+        match by_processor.is_empty() {
+            true => missing(&one.1, &other.1),
+            false => by_processor,
+        }
+    };
+    let (missing, more) = (lacked(&saved, &here), lacked(&here, &saved));
+    refused(match (missing.is_empty(), more.is_empty()) {
+        (false, _) => format!("missing here: {missing}"),
+        (true, false) => format!("more here: {more}"),
+        (true, true) => "another model".to_owned(),
+    })
+}
+
+fn parse(text: &str) -> Option<Vec<u32>> {
+    let digits: Vec<&str> = (0..text.len())
+        .step_by(8)
+        .map(|at| text.get(at..at + 8))
+        .collect::<Option<_>>()?;
+    let words = digits.iter().map(|word| u32::from_str_radix(word, 16).ok());
+    let words: Vec<u32> = words.collect::<Option<_>>()?;
+    (words.len() == WORDS).then_some(words)
+}
+
+/// Names of the features of `needed` that `here` lacks. Family and model of the processor, in eax of
+/// leaf 1, are none.
+fn missing(needed: &[u32], here: &[u32]) -> String {
+    let mut names = Vec::new();
+    for ((leaf, subleaf, register), (needed, here)) in places().zip(needed.iter().zip(here)) {
+        if (leaf, register) == (1, 0) {
+            continue;
+        }
+        let absent = needed & !here;
+        let bits = (0..32).filter(|bit| absent >> bit & 1 == 1);
+        names.extend(bits.map(|bit| feature_name(leaf, subleaf, register, bit)));
+    }
+    let more = names.len().saturating_sub(MAX_NAMED);
+    names.truncate(MAX_NAMED);
+    match more {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvm_bindings::kvm_cpuid_entry2;
+
+    fn host(ecx: u32, ebx: u32) -> CpuId {
+        let leaf = |function| kvm_cpuid_entry2 {
+            function,
+            ..Default::default()
+        };
+        let (mut one, mut seven) = (leaf(1), leaf(7));
+        (one.ecx, seven.ebx) = (ecx, ebx);
+        CpuId::from_entries(&[one, seven]).unwrap()
+    }
 
     #[test]
     fn the_same_processor_has_the_same_name_each_time() {
         let none = CpuId::from_entries(&[]).unwrap();
-        assert_eq!(name_of(&none), name_of(&none));
-        assert_eq!(name_of(&none).len(), 2 * 13 * 8 + 1);
+        assert_eq!(
+            name_of(&none, CpuLevel::Host),
+            name_of(&none, CpuLevel::Host)
+        );
+        assert_eq!(name_of(&none, CpuLevel::Host).len(), 2 * WORDS * 8 + 1);
+        assert_eq!(places().count(), WORDS);
+    }
+
+    #[test]
+    fn a_guest_of_a_level_runs_where_all_that_it_saw_is_there() {
+        let level = CpuLevel::X86_64V3;
+        let saved = name_of(&host(1 << 28, 1 << 5), level);
+        assert!(saved.starts_with("x86-64-v3:"));
+        check(&saved, &host(1 << 28, 1 << 5)).unwrap();
+        // A host with more, or with another model.
+        check(&saved, &host(1 << 28 | 1 << 25, 1 << 5 | 1 << 16)).unwrap();
+        let refused = check(&saved, &host(1 << 28, 0)).unwrap_err().to_string();
+        assert!(
+            refused.contains("x86-64-v3") && refused.contains("missing here: avx2"),
+            "{refused}"
+        );
+        let refused = check("x86-64-v3:00", &host(0, 0)).unwrap_err();
+        assert!(refused.to_string().contains("cannot be read"), "{refused}");
+    }
+
+    #[test]
+    fn a_guest_that_saw_the_whole_host_runs_only_on_one_like_it() {
+        let here = host(1 << 28, 1 << 5);
+        let saved = name_of(&here, CpuLevel::Host);
+        check(&saved, &here).unwrap();
+        let refused = check(&saved, &host(0, 1 << 5)).unwrap_err().to_string();
+        assert!(refused.contains("missing here: avx"), "{refused}");
+        let refused = check(&saved, &host(1 << 28 | 1 << 25, 1 << 5));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("more here: aes"), "{refused}");
     }
 }

@@ -62,10 +62,7 @@ pub fn restore(
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
-    check_cpu(
-        &state.shape,
-        &cpu_features::name_of(&supported_cpuid(&builder.kvm)?),
-    )?;
+    cpu_features::check(&state.shape.cpu, &supported_cpuid(&builder.kvm)?)?;
     let vcpus = create_vcpus(&builder.vm, &state)?;
     let clock = kvm_clock_data {
         clock: state.clock.ns,
@@ -134,17 +131,6 @@ fn check_config(shape: &MachineShape) -> Result<(), VmmError> {
     Err(VmmError::Config(format!(
         "snapshot state is damaged: {} vCPUs and {} MiB",
         shape.vcpus, shape.memory_mib
-    )))
-}
-
-fn check_cpu(shape: &MachineShape, here: &str) -> Result<(), VmmError> {
-    if shape.cpu == here {
-        return Ok(());
-    }
-    Err(VmmError::Config(format!(
-        "the snapshot was taken on a host whose processor offers other features (saved {}, here {here}): restore it on a host \
-         of the same kind, or build the template anew on this one",
-        shape.cpu
     )))
 }
 

@@ -88,6 +88,7 @@ impl TestVm {
             net: None,
             rng: true,
             balloon: true,
+            cpu_level: jiffy_proto::cpu_level::CpuLevel::default(),
             console: {
                 fds.0.push(console.fd());
                 FdIndex(u8::try_from(fds.0.len() - 1).unwrap())

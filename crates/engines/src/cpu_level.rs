@@ -1,0 +1,68 @@
+//! Processor levels that this host has.
+
+use jiffy_proto::cpu_level::CpuLevel;
+use std::arch::is_x86_feature_detected as has;
+use std::arch::x86_64::__cpuid;
+
+/// Bits of CPUID that say that the processor has VT-x (leaf 1 ecx) or AMD-V (leaf 0x8000_0001 ecx).
+const VMX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
+
+/// Fails if guests of this host cannot be given `level`, with the reason.
+pub fn check(level: CpuLevel) -> Result<(), String> {
+    if level.is_host() {
+        return Ok(());
+    }
+    check_features(level)
+        .map_err(|missing| format!("processor level {level}: this host has no {missing}"))?;
+    match __cpuid(1).ecx & VMX != 0 || __cpuid(0x8000_0001).ecx & SVM != 0 {
+        true => Ok(()),
+        false => Err(format!(
+            "processor level {level}: this host has neither VT-x nor AMD-V, and programs of its \
+             guests see all of its processor; leave --cpu-level out"
+        )),
+    }
+}
+
+/// Fails if the processor of this host is below `level`, with the names of the features that it
+/// lacks.
+pub fn check_features(level: CpuLevel) -> Result<(), String> {
+    let v2 = [
+        ("sse3", has!("sse3")),
+        ("ssse3", has!("ssse3")),
+        ("cx16", has!("cmpxchg16b")),
+        ("sse4_1", has!("sse4.1")),
+        ("sse4_2", has!("sse4.2")),
+        ("popcnt", has!("popcnt")),
+    ];
+    let v3 = [
+        ("fma", has!("fma")),
+        ("movbe", has!("movbe")),
+        ("xsave", has!("xsave")),
+        ("avx", has!("avx")),
+        ("f16c", has!("f16c")),
+        ("bmi1", has!("bmi1")),
+        ("avx2", has!("avx2")),
+        ("bmi2", has!("bmi2")),
+        ("abm", has!("lzcnt")),
+    ];
+    let v4 = [
+        ("avx512f", has!("avx512f")),
+        ("avx512dq", has!("avx512dq")),
+        ("avx512cd", has!("avx512cd")),
+        ("avx512bw", has!("avx512bw")),
+        ("avx512vl", has!("avx512vl")),
+    ];
+    let needed: Vec<(&str, bool)> = match level {
+        CpuLevel::Host => Vec::new(),
+        CpuLevel::X86_64V2 => v2.into(),
+        CpuLevel::X86_64V3 => v2.into_iter().chain(v3).collect(),
+        CpuLevel::X86_64V4 => v2.into_iter().chain(v3).chain(v4).collect(),
+    };
+    let missing = needed.into_iter().filter(|(_, has)| !has);
+    let missing: Vec<&str> = missing.map(|(name, _)| name).collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(missing.join(", ")),
+    }
+}

@@ -1,0 +1,77 @@
+//! Processor levels: features that guests see, the same on all hosts of a kind.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Processor level of guests (psABI of x86-64).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum CpuLevel {
+    /// All that this host has.
+    #[default]
+    #[serde(rename = "host")]
+    Host,
+    /// SSE 4.2 and POPCNT.
+    #[serde(rename = "x86-64-v2")]
+    X86_64V2,
+    /// AVX2, BMI and FMA as well.
+    #[serde(rename = "x86-64-v3")]
+    X86_64V3,
+    /// AVX-512 as well.
+    #[serde(rename = "x86-64-v4")]
+    X86_64V4,
+}
+
+const LEVELS: [(CpuLevel, &str); 4] = [
+    (CpuLevel::Host, "host"),
+    (CpuLevel::X86_64V2, "x86-64-v2"),
+    (CpuLevel::X86_64V3, "x86-64-v3"),
+    (CpuLevel::X86_64V4, "x86-64-v4"),
+];
+
+impl CpuLevel {
+    /// Returns true if guests see all that the host has.
+    pub fn is_host(&self) -> bool {
+        *self == Self::Host
+    }
+
+    /// Name, as it is typed.
+    pub fn name(self) -> &'static str {
+        let mut levels = LEVELS.into_iter();
+        let found = levels.find(|(level, _)| *level == self);
+        found.map_or("host", |(_, name)| name)
+    }
+}
+
+impl fmt::Display for CpuLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CpuLevel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_meant = |name: &str| name == text || name.strip_prefix("x86-64-") == Some(text);
+        let found = LEVELS.into_iter().find(|(_, name)| is_meant(name));
+        found.map(|(level, _)| level).ok_or_else(|| {
+            format!("`{text}` is no processor level: host, x86-64-v2, x86-64-v3 or x86-64-v4")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_read_as_they_are_written() {
+        for (level, name) in LEVELS {
+            assert_eq!(name.parse(), Ok(level));
+            assert_eq!(level.to_string(), name);
+        }
+        assert_eq!("v3".parse(), Ok(CpuLevel::X86_64V3));
+        assert!("v1".parse::<CpuLevel>().is_err());
+    }
+}
