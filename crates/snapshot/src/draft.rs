@@ -19,6 +19,9 @@ use std::sync::Arc;
 /// Bytes reserved for the manifest.
 const MANIFEST_RESERVED_BYTES: i64 = 4096;
 
+/// Attempts to remove a directory to which something is being added.
+const REMOVAL_ATTEMPTS: usize = 4;
+
 /// Durability of a published snapshot in a crash of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
@@ -159,7 +162,19 @@ impl SnapshotDraft {
 impl Drop for SnapshotDraft {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = fs::remove_dir_all(&self.dir);
+            remove_draft(&self.dir);
+        }
+    }
+}
+
+/// Removes the directory of a draft, or of a snapshot that a merge has replaced: checksums may be
+/// added to that one until it is gone.
+pub(crate) fn remove_draft(dir: &Path) {
+    for _ in 0..REMOVAL_ATTEMPTS {
+        match fs::remove_dir_all(dir) {
+            Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            // Otherwise a later process removes what is left.
+            _ => return,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Import of a snapshot that another host made. Its files are as hostile as their origin.
 
+use crate::draft::remove_draft;
 use crate::manifest::{Manifest, check_id};
 use crate::missing::PIN_FILE;
 use crate::snapshot::{
@@ -31,7 +32,7 @@ struct ImportDraft(PathBuf);
 
 impl Drop for ImportDraft {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        remove_draft(&self.0);
     }
 }
 
