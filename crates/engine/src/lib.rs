@@ -7,6 +7,7 @@ mod connections;
 mod contract;
 mod engine_name;
 mod exit_reason;
+mod first_use;
 mod identity;
 mod network;
 mod process_instance;
@@ -29,6 +30,7 @@ pub use contract::{
 };
 pub use engine_name::{EngineName, GVISOR, MICROVM};
 pub use exit_reason::ExitReason;
+pub use first_use::{FirstUse, FirstUseAction};
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use network::NetworkRules;
 pub use process_instance::ProcessInstance;

@@ -1,5 +1,6 @@
 //! Startup of a template: runs in its guest before that is snapshotted or handed out.
 
+use crate::FirstUse;
 use serde::{Deserialize, Serialize};
 
 /// Start command of every sandbox of a template, and its readiness check.
@@ -11,6 +12,9 @@ pub struct Startup {
     /// Readiness check, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Readiness>,
+    /// Thing that most sandboxes do first, if the template tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_use: Option<FirstUse>,
 }
 
 impl Startup {
@@ -99,7 +103,7 @@ impl Readiness {
 }
 
 /// Checks a path that becomes part of a request line.
-fn is_path(path: &str) -> bool {
+pub(crate) fn is_path(path: &str) -> bool {
     path.starts_with('/') && path.len() <= 1024 && path.bytes().all(|b| b.is_ascii_graphic())
 }
 

@@ -14,7 +14,7 @@ use crate::progress::{Phase, Progress};
 use crate::reference::Reference;
 use crate::template::{Template, Templates};
 use crate::verified::sum_of;
-use jiffy_engine::{Readiness, SandboxSize, Startup};
+use jiffy_engine::{FirstUse, Readiness, SandboxSize, Startup};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -180,7 +180,10 @@ pub(crate) fn sound(defaults: &Defaults, startup: &Startup) -> Result<(), Import
     size.check()
         .map_err(|e| ImportError::Choice(e.to_string()))?;
     let probe = startup.ready.as_ref().map(Readiness::probe);
-    (probe.and_then(Result::err)).map_or(Ok(()), |e| Err(ImportError::Choice(e)))
+    let action = startup.first_use.as_ref().map(FirstUse::action);
+    let problem = probe.and_then(Result::err);
+    let problem = problem.or(action.and_then(Result::err));
+    problem.map_or(Ok(()), |e| Err(ImportError::Choice(e)))
 }
 
 #[cfg(test)]

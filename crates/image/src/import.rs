@@ -352,6 +352,7 @@ impl Import {
         Ok(Startup {
             start,
             ready: self.ready.clone(),
+            first_use: None,
         })
     }
 }

@@ -4,7 +4,7 @@ use crate::file::{FileError, OnPath};
 use crate::manifest::Defaults;
 use crate::reference::is_template_name;
 use crate::verified::sum_of;
-use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
+use jiffy_engine::{FirstUse, Readiness, SandboxSize, StartCommand, Startup};
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
@@ -58,6 +58,8 @@ pub(crate) struct RecipeSpec {
     pub start: Option<StartCommand>,
     /// Readiness check of the command.
     pub ready: Option<Readiness>,
+    /// Thing that most sandboxes do first.
+    pub first_use: Option<FirstUse>,
 }
 
 /// Error of a recipe.
@@ -215,6 +217,7 @@ impl Recipe {
         Startup {
             start: self.spec.start.clone(),
             ready: self.spec.ready.clone(),
+            first_use: self.spec.first_use.clone(),
         }
     }
 
@@ -293,7 +296,12 @@ impl RecipeSpec {
             return Some("the start command is empty".to_owned());
         }
         let probe = self.ready.as_ref().map(Readiness::probe);
-        probe.and_then(Result::err).map(|e| format!("[ready]: {e}"))
+        if let Some(Err(e)) = probe {
+            return Some(format!("[ready]: {e}"));
+        }
+        let action = self.first_use.as_ref().map(FirstUse::action);
+        let problem = action.and_then(Result::err);
+        problem.map(|e| format!("[first_use]: {e}"))
     }
 }
 
@@ -376,12 +384,14 @@ mod tests {
             fs::write(dir.path().join("server.py"), file).unwrap();
             Recipe::from_directory(dir.path())
         };
-        let good = "memory_mib = 1024\n[start]\ncommand = \"serve\"\n[ready]\nport = 80\npath = \"/health\"\n";
+        let good = "memory_mib = 1024\n[start]\ncommand = \"serve\"\n[ready]\nport = 80\npath = \"/health\"\n\
+            [first_use]\nport = 80\npath = \"/run\"\nbody = \"{}\"\n";
         let first = recipe(good, "1").unwrap();
         assert_eq!(first.defaults().memory_mib, Some(1024));
         let startup = first.startup();
         assert_eq!(startup.start.unwrap().command, "serve");
         assert_eq!(startup.ready.unwrap().timeout_s, 60);
+        assert_eq!(startup.first_use.unwrap().port, Some(80));
         assert_ne!(recipe(good, "2").unwrap().hash(), first.hash());
         for bad in [
             "memory_mib = 1\n",
@@ -389,6 +399,7 @@ mod tests {
             "[start]\ncommand = \"a\"\nshell = \"zsh\"\n",
             "[ready]\nport = 80\ncommand = \"true\"\n",
             "[ready]\ntimeout_s = 5\n",
+            "[first_use]\nport = 80\n",
         ] {
             assert!(recipe(bad, "1").is_err(), "{bad}");
         }

@@ -221,6 +221,48 @@ fn own_memory(test_home: &TestHome) -> Vec<u64> {
     own.collect()
 }
 
+/// Takes the files below `directory` out of the page cache.
+fn reclaim(directory: &std::path::Path) {
+    for entry in std::fs::read_dir(directory).unwrap().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            reclaim(&entry.path());
+            continue;
+        }
+        let file = std::fs::File::open(entry.path()).unwrap();
+        file.sync_all().unwrap();
+        let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        nix::fcntl::posix_fadvise(&file, 0, 0, advice).unwrap();
+    }
+}
+
+#[test]
+fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
+    let test = "a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    let id = test_home.ok(&["create", "--memory", "1GiB"]);
+    test_home.sh(&id, "true");
+    test_home.ok(&["pause", &id]);
+    let snapshots = test_home.dir.path().join("snapshots");
+    let recorded = std::fs::read_dir(&snapshots).unwrap().flatten();
+    let recorded = recorded.filter(|s| s.path().join("working-set.index").exists());
+    // The template's, and that of the pause.
+    assert_eq!(recorded.count(), 2);
+    reclaim(&snapshots);
+    test_home.ok(&["resume", &id]);
+    test_home.sh(&id, "true");
+    let vmm = *test_home.vmms().first().unwrap();
+    let Ok(io) = std::fs::read_to_string(format!("/proc/{vmm}/io")) else {
+        support::skip(test, "needs root, to see what a VMM reads");
+        return;
+    };
+    let read = io.lines().find_map(|l| l.strip_prefix("read_bytes: "));
+    let read: u64 = read.unwrap().parse().unwrap();
+    // Some 60 MiB if the VMM reads by itself, around each of its faults.
+    assert!(read < 24 << 20, "{read} bytes were read by the VMM");
+}
+
 #[test]
 fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
     let test = "restores_take_the_measured_policy_on_the_host_it_was_measured_on";

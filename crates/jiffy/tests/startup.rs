@@ -104,3 +104,58 @@ fn a_failing_start_command_is_reported_at_once() {
         assert!(done.stderr.contains(word), "{word}: {}", done.stderr);
     }
 }
+
+/// Has 16 MiB of memory when it is ready, and writes to all of it when it is asked to.
+const LARGE_SERVER: &str = r#"exec python3 -c '
+import http.server
+memory = bytearray(b"x" * (16 << 20))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        memory[::4096] = b"y" * (len(memory) // 4096)
+        open("/tmp/used", "a").write("used\n")
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()'"#;
+
+/// Page faults of a process so far, from `/proc/PID/stat`.
+fn page_faults(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    fields[7].parse::<u64>().unwrap() + fields[9].parse::<u64>().unwrap()
+}
+
+#[test]
+fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
+    let Some(test_home) = TestHome::new(
+        "startup::what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used",
+    ) else {
+        return;
+    };
+    let template = derived(
+        &test_home,
+        &json!({
+            "start": { "command": LARGE_SERVER },
+            "ready": { "port": 8000, "timeout_s": 60 },
+            "first_use": { "port": 8000, "path": "/use", "body": "{}" },
+        }),
+    );
+    // The second one is restored as the first was, whose snapshot was made on the way.
+    let first = test_home.ok(&["create", "--template", template]);
+    test_home.ok(&["rm", &first]);
+    let id = test_home.ok(&["create", "--template", template]);
+    assert_eq!(test_home.sh(&id, "ls /tmp"), "");
+    let vmms = test_home.vmms();
+    let vmm = *vmms.first().unwrap();
+    let before = page_faults(vmm);
+    test_home.sh(&id, "curl -sf -d {} http://127.0.0.1:8000/use");
+    // Without a record each of its 4,096 pages would be a fault.
+    let faults = page_faults(vmm) - before;
+    assert!(faults < 3000, "{faults} page faults");
+    assert_eq!(test_home.sh(&id, "cat /tmp/used"), "used");
+}

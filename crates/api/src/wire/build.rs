@@ -244,7 +244,11 @@ fn startup(start: Option<String>, ready: Option<String>) -> Startup {
         command: listening_port(&line).is_none().then_some(line),
         timeout_s: READY_S,
     });
-    Startup { start, ready }
+    Startup {
+        start,
+        ready,
+        first_use: None,
+    }
 }
 
 /// The port that clients' own word for "a server listens" waits for. The agent knows without the

@@ -1,8 +1,8 @@
 //! Working sets: recorded with a template's snapshot, and read ahead of restores.
 
 use super::MicroVmEngine;
-use crate::rehearsal::rehearse;
-use jiffy_engine::{EngineError, Guest, SandboxIdentity, UnassignedGuest};
+use crate::rehearsal::{rehearse, use_first};
+use jiffy_engine::{Engine, EngineError, Guest, SandboxIdentity, UnassignedGuest};
 use jiffy_microvm::MemoryPolicy;
 use jiffy_proto::agent::SiteSettings;
 use jiffy_snapshot::Lineage;
@@ -35,6 +35,12 @@ impl MicroVmEngine {
         let guest = unassigned.assign_identity(&sandbox_identity).await?;
         // Every template's first use is a command; one without any does with the greeting.
         rehearse(&guest.vm).await;
+        let startup = self.startup(template).await?;
+        if let Some(first_use) = &startup.first_use
+            && let Err(problem) = use_first(&guest.vm, first_use).await
+        {
+            tracing::warn!(template, "its first use is not rehearsed: {problem}");
+        }
         let recorded = guest.vm.working_set(&self.store).await;
         guest.stop().await;
         let set = recorded.map_err(EngineError::failed)?;

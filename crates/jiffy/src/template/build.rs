@@ -247,6 +247,7 @@ fn startup(args: &TemplateBuildArgs) -> Startup {
     Startup {
         start,
         ready: super::import::readiness(args),
+        first_use: None,
     }
 }
 
