@@ -85,6 +85,9 @@ impl FunctionClient {
             head,
             body: Vec::new(),
         };
+        if status == 204 {
+            return Ok(response);
+        }
         if let Some(length) = response.header("content-length") {
             let length = length.parse().map_err(io::Error::other)?;
             response.body = vec![0; length];
