@@ -14,7 +14,8 @@ use jiffy_engines::{EngineFacts, Host};
 use jiffy_host::{SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Milliseconds.
@@ -95,13 +96,31 @@ impl BenchmarkDaemon {
         )
     }
 
-    /// Resident memory of the daemon in KiB.
-    pub async fn daemon_memory(&self) -> anyhow::Result<f64> {
-        self.owner()?;
-        let stream = local_daemon::connect(&Home::locate()?).await;
+    /// Its process and data directory, if it is this host's.
+    pub async fn place(&self) -> anyhow::Result<Option<(u32, PathBuf)>> {
+        if self.owner.is_none() {
+            return Ok(None);
+        }
+        let home = Home::locate()?;
+        let stream = local_daemon::connect(&home).await;
         let stream = stream.context("the daemon went away")?;
         let (pid, _) =
             local_daemon::process_of(&stream).context("whose daemon it is cannot be told")?;
+        Ok(Some((pid.as_raw().try_into()?, home.path().to_owned())))
+    }
+
+    /// Ids of its sandboxes and of its snapshots.
+    pub async fn names(&self) -> anyhow::Result<(BTreeSet<String>, BTreeSet<String>)> {
+        let sandboxes = self.client.sandboxes(false).await?.into_iter();
+        let snapshots = self.client.snapshots(None).await?.into_iter();
+        let sandboxes = sandboxes.map(|sandbox| sandbox.id).collect();
+        Ok((sandboxes, snapshots.map(|snapshot| snapshot.id).collect()))
+    }
+
+    /// Resident memory of the daemon in KiB.
+    pub async fn daemon_memory(&self) -> anyhow::Result<f64> {
+        self.owner()?;
+        let (pid, _) = self.place().await?.context("the daemon went away")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
         let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");

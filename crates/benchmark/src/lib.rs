@@ -9,10 +9,12 @@ mod goals;
 mod guest;
 mod host_description;
 mod jiffy_run;
+mod leftovers;
 mod memory;
 mod restore;
 mod snapshots;
 mod stats;
+mod stress;
 
 use counters::Meter;
 use host_description::HostDescription;
@@ -52,6 +54,8 @@ pub enum Task {
     Gateway,
     /// The first piece of code in a code interpreter.
     Code,
+    /// Whole lives of sandboxes, and what they left on the host.
+    Stress,
 }
 
 /// Options of a benchmark.
@@ -132,6 +136,7 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
         Task::Gateway => gateway::gateway(n, w, server).await?,
         Task::Code => gateway::code(n, w, server).await?,
         Task::Density => create::density(n, server).await?,
+        Task::Stress => stress::stress(n, w, c, server).await?,
     };
     Ok(Report {
         task: measured.name,

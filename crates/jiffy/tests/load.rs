@@ -6,6 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use support::test_home::TestHome;
 use support::{call, call_with, finish, guests, jiffy, skip};
 
 /// These tests want the whole machine: one at a time.
@@ -177,4 +178,19 @@ fn a_parallel_compile_gives_the_right_program() {
         (Some(0), "4141000"),
         "{done:?}"
     );
+}
+
+#[test]
+fn whole_lives_at_once_all_succeed_and_leave_nothing() {
+    let Some(home) = TestHome::new("whole_lives_at_once_all_succeed_and_leave_nothing") else {
+        return;
+    };
+    let _alone = alone();
+    home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
+    let report = home.json(&["bench", "stress", "-n", "12", "-c", "4", "-w", "2"]);
+    let series = report["series"].as_array().unwrap();
+    let of = |name: &str| series.iter().find(|s| s["name"] == name).unwrap();
+    assert_eq!(of("lives that succeeded")["p50"], 100.0);
+    assert_eq!(of("resume, c=4")["samples"].as_array().unwrap().len(), 12);
+    assert_eq!(home.ok(&["ls", "--quiet"]), "");
 }

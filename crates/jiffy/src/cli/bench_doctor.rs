@@ -62,6 +62,9 @@ pub enum BenchTask {
     Gateway,
     /// The first piece of code in a new code-interpreter-v1
     Code,
+    /// Whole lives, -c at a time: create, exec, snapshot, pause, resume, delete; fails if one of
+    /// them does or leaves something on the host
+    Stress,
 }
 
 impl From<BenchTask> for Task {
@@ -81,6 +84,7 @@ impl From<BenchTask> for Task {
             BenchTask::Density => Self::Density,
             BenchTask::Gateway => Self::Gateway,
             BenchTask::Code => Self::Code,
+            BenchTask::Stress => Self::Stress,
         }
     }
 }

@@ -1,0 +1,209 @@
+//! Sandboxes, snapshots, processes and files that a benchmark left.
+
+use crate::daemon::BenchmarkDaemon;
+use anyhow::Context;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Time for what goes on behind answers: mappings, slots, files.
+const SETTLE_TIME: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(50);
+/// Directories of the data directory in which each sandbox, snapshot or guest has an entry.
+const PLACES: [&str; 3] = ["snapshots", "gvisor", "run"];
+/// Names that are told in full.
+const MAX_NAMES_TOLD: usize = 5;
+
+/// Names of what there is, or of what was left.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    sandboxes: BTreeSet<String>,
+    snapshots: BTreeSet<String>,
+    /// Children of the daemon and theirs, by pid and name; of this host's daemon only.
+    processes: BTreeSet<String>,
+    /// Entries of these directories; of this host's daemon only.
+    files: BTreeSet<String>,
+}
+
+impl Leftovers {
+    /// Reads what there is.
+    pub async fn read(daemon: &BenchmarkDaemon) -> anyhow::Result<Self> {
+        let (sandboxes, snapshots) = daemon.names().await?;
+        let mut found = Self {
+            sandboxes,
+            snapshots,
+            ..Self::default()
+        };
+        if let Some((pid, home)) = daemon.place().await? {
+            found.processes = descendants(pid)?;
+            for place in PLACES {
+                found.files.extend(files(&home, &home.join(place)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Waits until nothing is there that was not there at this moment, for a limited time. Returns
+    /// what is there beyond it.
+    pub async fn settled(&self, daemon: &BenchmarkDaemon) -> anyhow::Result<Self> {
+        let began = Instant::now();
+        loop {
+            let left = Self::read(daemon).await?.without(self);
+            if left.is_nothing() || began.elapsed() > SETTLE_TIME {
+                return Ok(left);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    fn without(&self, before: &Self) -> Self {
+        // Spare guests and slots are others than before, but not more.
+        let spares = |now: &BTreeSet<String>, then: &BTreeSet<String>| match now.len() > then.len()
+        {
+            true => now - then,
+            false => BTreeSet::new(),
+        };
+        Self {
+            sandboxes: &self.sandboxes - &before.sandboxes,
+            snapshots: &self.snapshots - &before.snapshots,
+            processes: spares(&self.processes, &before.processes),
+            files: spares(&self.files, &before.files),
+        }
+    }
+
+    /// True if nothing is left.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for Leftovers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            ("sandboxes", &self.sandboxes),
+            ("snapshots", &self.snapshots),
+            ("processes", &self.processes),
+            ("files", &self.files),
+        ];
+        let kinds = kinds.into_iter().filter(|(_, names)| !names.is_empty());
+        let told: Vec<String> = kinds
+            .map(|(kind, names)| {
+                let few: Vec<&str> = names
+                    .iter()
+                    .take(MAX_NAMES_TOLD)
+                    .map(String::as_str)
+                    .collect();
+                let more = if names.len() > few.len() { ", ..." } else { "" };
+                format!("{} {kind} ({}{more})", names.len(), few.join(", "))
+            })
+            .collect();
+        f.write_str(&told.join(", "))
+    }
+}
+
+/// Processes that `root` and those below it started, as `PID NAME`.
+fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")
+        .context("cannot read /proc")?
+        .flatten()
+    {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        // A process that has ended since is none.
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        if let Some((name, parent)) = name_and_parent(&stat) {
+            parents.push((pid, parent, name));
+        }
+    }
+    let mut family = BTreeSet::from([root]);
+    let mut grown = true;
+    while grown {
+        let before = family.len();
+        let children = parents
+            .iter()
+            .filter(|(_, parent, _)| family.contains(parent));
+        let children: Vec<u32> = children.map(|(pid, ..)| *pid).collect();
+        family.extend(children);
+        grown = family.len() > before;
+    }
+    let members = parents
+        .iter()
+        .filter(|(pid, ..)| *pid != root && family.contains(pid));
+    Ok(members
+        .map(|(pid, _, name)| format!("{pid} {name}"))
+        .collect())
+}
+
+fn name_and_parent(stat: &str) -> Option<(String, u32)> {
+    let (before, after) = stat.rsplit_once(')')?;
+    let name = before.split_once('(')?.1;
+    let parent = after.split_whitespace().nth(1)?.parse().ok()?;
+    Some((name.to_owned(), parent))
+}
+
+/// Entries of `directory`, by their path within `home`.
+fn files(home: &Path, directory: &Path) -> BTreeSet<String> {
+    // A directory without entries is none yet.
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let path = |entry: fs::DirEntry| {
+        let path = entry.path();
+        let name = path.strip_prefix(home).unwrap_or(&path);
+        name.display().to_string()
+    };
+    entries.map(path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_of_a_process_are_found_with_theirs() {
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", "sleep 60 & echo $!; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let output = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
+        let found = descendants(std::process::id()).unwrap();
+        let grandchild: u32 = line.trim().parse().unwrap();
+        assert!(found.contains(&format!("{} sh", child.id())), "{found:?}");
+        let pids: Vec<&str> = found
+            .iter()
+            .filter_map(|name| name.split(' ').next())
+            .collect();
+        assert!(pids.contains(&grandchild.to_string().as_str()), "{found:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut kill = std::process::Command::new("kill");
+        kill.arg(grandchild.to_string()).status().unwrap();
+        assert!(
+            !descendants(std::process::id())
+                .unwrap()
+                .contains(&format!("{} sh", child.id()))
+        );
+    }
+
+    #[test]
+    fn what_was_there_before_is_not_left() {
+        let of = |names: &[&str]| Leftovers {
+            files: names.iter().map(ToString::to_string).collect(),
+            ..Leftovers::default()
+        };
+        assert!(of(&["a", "b"]).without(&of(&["a", "b", "c"])).is_nothing());
+        let left = of(&["a", "b"]).without(&of(&["a"]));
+        assert_eq!(left.to_string(), "1 files (b)");
+    }
+}

@@ -1,0 +1,226 @@
+//! Whole lives of sandboxes, many at once, and what they left on the host.
+
+use crate::counters::Meter;
+use crate::daemon::{BenchmarkDaemon, ms};
+use crate::leftovers::Leftovers;
+use crate::{Measured, Series};
+use anyhow::Context;
+use jiffy_client::ServerOptions;
+use jiffy_client::is_refusal;
+use jiffy_engine::SandboxSize;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Steps of a life, in order.
+const STEPS: [&str; 8] = [
+    "create",
+    "exec",
+    "snapshot",
+    "pause",
+    "resume",
+    "exec after resume",
+    "delete",
+    "delete of the snapshot",
+];
+/// Refusal of a host that is full for the moment. Clients wait and ask again.
+const REFUSAL: &str = "host_busy";
+/// Wait before a refused step is asked for again.
+const REFUSAL_WAIT: Duration = Duration::from_millis(100);
+/// Longest time that a step is refused before its life counts as failed.
+const MAX_REFUSAL: Duration = Duration::from_secs(120);
+/// Failures that are told in full.
+const MAX_FAILURES_TOLD: usize = 5;
+/// File that shows after a wake that the guest is the same.
+const MARK: &str = "echo $PPID-stress > /dev/shm/mark";
+
+/// Result of one life.
+struct Life {
+    /// Milliseconds of each step that succeeded, in order; a wait for a full host is not in it.
+    steps: Vec<f64>,
+    /// Milliseconds from the first request to the last answer.
+    whole: f64,
+    /// Times that the host refused for being full.
+    refusals: usize,
+    failure: Option<anyhow::Error>,
+}
+
+impl Life {
+    /// Performs one step, again while the host is full for the moment.
+    async fn step<T, F>(&mut self, work: impl Fn() -> F) -> anyhow::Result<T>
+    where
+        F: Future<Output = anyhow::Result<T>>,
+    {
+        let first = Instant::now();
+        loop {
+            let began = Instant::now();
+            match work().await {
+                Ok(done) => {
+                    self.steps.push(ms(began.elapsed()));
+                    return Ok(done);
+                }
+                Err(error) if is_full(&error) && first.elapsed() < MAX_REFUSAL => {
+                    self.refusals += 1;
+                    tokio::time::sleep(REFUSAL_WAIT).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Lives it, and ends what it made even if a step fails.
+    async fn live(daemon: BenchmarkDaemon) -> Self {
+        let mut life = Self {
+            steps: Vec::with_capacity(STEPS.len()),
+            whole: 0.0,
+            refusals: 0,
+            failure: None,
+        };
+        let began = Instant::now();
+        let (mut sandbox, mut snapshot) = (None, None);
+        let lived = life.run(&daemon, &mut sandbox, &mut snapshot).await;
+        life.whole = ms(began.elapsed());
+        if let Err(error) = lived {
+            let step = STEPS.get(life.steps.len()).copied().unwrap_or("life");
+            life.failure = Some(error.context(step));
+            if let Some(id) = sandbox {
+                daemon.remove(&id).await.ok();
+            }
+            if let Some(id) = snapshot {
+                daemon.remove_snapshot(&id).await.ok();
+            }
+        }
+        life
+    }
+
+    async fn run(
+        &mut self,
+        daemon: &BenchmarkDaemon,
+        sandbox: &mut Option<String>,
+        snapshot: &mut Option<String>,
+    ) -> anyhow::Result<()> {
+        let size = SandboxSize::default();
+        let made = self.step(|| daemon.create_with_token(size)).await?;
+        let id = sandbox.insert(made.record.id.clone()).clone();
+        self.step(|| daemon.exec_in(&made, MARK)).await?;
+        let taken = self.step(|| daemon.snapshot(&id)).await?;
+        let snapshot_id = snapshot.insert(taken.id).clone();
+        self.step(|| daemon.pause(&id)).await?;
+        self.step(|| daemon.resume(&id)).await?;
+        self.step(|| daemon.exec(&id, "test -s /dev/shm/mark"))
+            .await?;
+        self.step(|| daemon.remove(&id)).await?;
+        *sandbox = None;
+        self.step(|| daemon.remove_snapshot(&snapshot_id)).await?;
+        *snapshot = None;
+        Ok(())
+    }
+}
+
+fn is_full(error: &anyhow::Error) -> bool {
+    is_refusal(error, REFUSAL)
+}
+
+/// `n` lives, `c` at a time. Fails if one of them did, or if something of them is left.
+pub async fn stress(
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    server: &ServerOptions,
+) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
+    lives(warm_up, c, &daemon).await?;
+    let before = Leftovers::read(&daemon).await?;
+    let (lives, wall) = lives(n, c, &daemon).await?;
+    let left = before.settled(&daemon).await?;
+    let failed = lives.iter().filter(|life| life.failure.is_some()).count();
+    report_failures(&lives)?;
+    anyhow::ensure!(
+        left.is_nothing(),
+        "{n} lives left on the host: {left}; `jiffy ls --all` and `jiffy snapshots` show what the \
+         daemon knows of it"
+    );
+    let mut series: Vec<Series> = STEPS
+        .iter()
+        .enumerate()
+        .map(|(at, step)| {
+            let samples = lives.iter().filter_map(|life| life.steps.get(at).copied());
+            Series::new(format!("{step}, c={c}"), "ms", None, samples.collect())
+        })
+        .collect();
+    let whole = lives.iter().map(|life| life.whole).collect();
+    series.push(Series::new(format!("whole life, c={c}"), "ms", None, whole));
+    let rows = [
+        (
+            "lives per second",
+            "per second",
+            n as f64 / wall.as_secs_f64(),
+        ),
+        (
+            "lives that succeeded",
+            "%",
+            100.0 * (n - failed) as f64 / n as f64,
+        ),
+        (
+            "refusals of a full host, each asked again",
+            "count",
+            lives.iter().map(|life| life.refusals).sum::<usize>() as f64,
+        ),
+    ];
+    let rows = rows.map(|(name, unit, value)| Series::new(name, unit, None, vec![value]));
+    series.extend(rows);
+    Ok(Measured {
+        method: "whole lives of sandboxes (2 vCPUs, 512 MiB), C at a time: create, a file in \
+            memory, snapshot, pause, resume, the file is there, delete, delete of the snapshot; a \
+            host that is full refuses, and the step is asked for again after 100 ms; afterwards no \
+            sandbox, snapshot, process or file of them is left",
+        limits: "guests that work; a network between client and host",
+        ..Measured::new("stress", series, &Meter::new())
+    })
+}
+
+fn report_failures(lives: &[Life]) -> anyhow::Result<()> {
+    let failures: Vec<String> = lives
+        .iter()
+        .filter_map(|life| life.failure.as_ref())
+        .map(|error| format!("{error:#}"))
+        .collect();
+    let mut kinds = BTreeMap::<&str, usize>::new();
+    for failure in &failures {
+        *kinds.entry(failure.as_str()).or_default() += 1;
+    }
+    let told: Vec<String> = kinds
+        .iter()
+        .take(MAX_FAILURES_TOLD)
+        .map(|(failure, times)| format!("{times} x {failure}"))
+        .collect();
+    anyhow::ensure!(
+        failures.is_empty(),
+        "{} of {} lives failed: {}",
+        failures.len(),
+        lives.len(),
+        told.join("; ")
+    );
+    Ok(())
+}
+
+async fn lives(
+    number: usize,
+    concurrency: usize,
+    daemon: &BenchmarkDaemon,
+) -> anyhow::Result<(Vec<Life>, Duration)> {
+    let began = Instant::now();
+    let mut under_way = JoinSet::new();
+    let mut lives = Vec::with_capacity(number);
+    for _ in 0..number {
+        if under_way.len() >= concurrency {
+            let done = under_way.join_next().await;
+            lives.push(done.context("no life under way")??);
+        }
+        under_way.spawn(Life::live(daemon.clone()));
+    }
+    while let Some(done) = under_way.join_next().await {
+        lives.push(done?);
+    }
+    Ok((lives, began.elapsed()))
+}
