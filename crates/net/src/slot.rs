@@ -324,9 +324,14 @@ fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
         let (address, peer) = config.pair6(number);
         changes.add_address(index, address.into(), PAIR_PREFIX6);
         changes.add_neighbour(index, peer.into(), PAIR_MAC[0]);
+    }
+    changes.send()?;
+    if config.ipv6() {
+        // Last: a write of this setting tries again without a pause while another thread of the
+        // kernel holds the lock of network devices, for which the changes above sleep.
         forwarding::let_forward6(&name)?;
     }
-    changes.send()
+    Ok(())
 }
 
 /// Replaces the policy of the sandbox in slot `number`.
