@@ -93,6 +93,10 @@ kernel: ## build the guest kernel from source (long)
 bench: setup template interpreter ## measure
 	@if [ -x bench/run ]; then bench/run; else echo "make bench: there is no bench/run here yet."; exit 1; fi
 
+.PHONY: bench-gate
+bench-gate: setup template ## compare what each operation costs, in counts, with the figures that are kept
+	@scripts/bench-gate
+
 .PHONY: install
 install: ## install into PREFIX (/usr/local); run `make build` first
 	@for program in jiffy jiffy-vmm jiffy-functions jiffy-agent; do \
