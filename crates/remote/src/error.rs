@@ -3,6 +3,7 @@
 use jiffy_store::StoreError;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Failure of an operation on the shared store.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +30,14 @@ pub enum RemoteError {
     /// A VMM asked for a layer that is not its own.
     #[error("this layer is not one of the guest's")]
     NotGranted,
+    /// A snapshot in the store contradicts itself.
+    #[error("snapshot {id} in the store {reason}; push it again from a host that has it")]
+    Damaged {
+        /// Id of the snapshot.
+        id: String,
+        /// Contradiction.
+        reason: &'static str,
+    },
     /// A local file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -39,10 +48,41 @@ pub enum RemoteError {
     },
 }
 
+/// Time after which a store that did not answer is asked again.
+const STORE_RETRY: Duration = Duration::from_secs(5);
+/// Time after which a full disk or cache is tried again.
+const FULL_RETRY: Duration = Duration::from_secs(30);
+
 impl RemoteError {
     /// True if something that a push is based on was removed from the store.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Store(StoreError::Gone(_)))
+    }
+
+    /// Time after which the same may succeed, if waiting is all it takes.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Store(StoreError::Unavailable { .. } | StoreError::Timeout { .. }) => {
+                Some(STORE_RETRY)
+            }
+            Self::Store(StoreError::CacheFull { .. } | StoreError::DiskFull { .. }) => {
+                Some(FULL_RETRY)
+            }
+            _ => None,
+        }
+    }
+
+    /// True if a snapshot in the store is not as it was written.
+    pub fn is_damage(&self) -> bool {
+        use StoreError::{Damaged, Missing, Tenant, TooLarge};
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Store(e) => matches!(
+                e,
+                Damaged { .. } | Missing { .. } | Tenant { .. } | TooLarge { .. }
+            ),
+            _ => false,
+        }
     }
 
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {

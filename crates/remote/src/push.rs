@@ -1,5 +1,6 @@
 //! Push: snapshots of this host into the store, and their removal from it.
 
+use crate::pull::RECORD_PART;
 use crate::{RemoteError, RemoteStore};
 use jiffy_engine::{GVISOR, PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_store::{
@@ -12,9 +13,6 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::watch;
-
-/// Part of a snapshot in the store with the record that its host kept of it.
-const RECORD_PART: &str = "record.json";
 
 const _: () = assert!(PART_CHUNK_BYTES == CHUNK_BYTES as u64);
 

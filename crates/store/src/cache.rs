@@ -174,6 +174,16 @@ impl LayerCache {
         }
     }
 
+    /// Removes the layer named `root`, so that it is fetched anew. Returns false if it is in use,
+    /// and stays.
+    pub fn forget(&self, root: &Hash) -> Result<bool, StoreError> {
+        let data = self.path(root, "data");
+        match evict(&data) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+            other => other.map_err(StoreError::io(&data)),
+        }
+    }
+
     /// Evicts at least `bytes` bytes of what is not in use, as far as there is as much.
     pub fn evict_unused(&self, bytes: u64) -> Result<u64, StoreError> {
         evict_layers(self.layers()?, bytes)

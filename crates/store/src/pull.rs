@@ -9,7 +9,7 @@ use crate::fetch_plan::Wanted;
 use crate::layer::{Layer, LayerKind};
 use crate::remote::RemoteSnapshot;
 use crate::tenant::SharedStore;
-use crate::{FormatError, Hash, StoreError};
+use crate::{DataKeys, FormatError, Hash, StoreError};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -43,6 +43,11 @@ pub struct PullReport {
 }
 
 impl RemoteSnapshot {
+    /// Keys that its chunks are hashed and encrypted with.
+    pub fn keys(&self) -> &DataKeys {
+        &self.keys
+    }
+
     /// Part `name`.
     pub fn part(&self, name: &str) -> Option<(usize, &Layer)> {
         let mut parts = self.manifest.parts.iter().enumerate();
