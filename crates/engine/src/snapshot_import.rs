@@ -1,5 +1,6 @@
 //! Snapshot that another host made, as an engine puts it in place.
 
+use crate::SandboxSize;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ pub struct SnapshotImport {
     pub parent: Option<String>,
     /// Name of the engine that took it.
     pub engine: String,
+    /// Resources of a guest made from it.
+    pub size: SandboxSize,
     /// Content of its `manifest.json`.
     pub manifest: Vec<u8>,
 }

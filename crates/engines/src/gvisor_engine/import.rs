@@ -23,6 +23,12 @@ impl GvisorEngine {
                 import.id
             )));
         }
+        if manifest.size != import.size {
+            return Err(refuse(format!(
+                "snapshot {} is damaged: its record says another size than its manifest",
+                import.id
+            )));
+        }
         if manifest.version != self.version {
             return Err(refuse(format!(
                 "snapshot {} needs gVisor {}, and this host has {}; use that version of jiffy",

@@ -10,6 +10,7 @@ impl MicroVmEngine {
     /// processor are compared when it is restored.
     pub(super) async fn can_restore(&self, import: &SnapshotImport) -> Result<(), EngineError> {
         let manifest = manifest(import)?;
+        check_size(import, &manifest)?;
         let level = manifest.cpu.split_once(':').map(|(level, _)| level);
         if let Some(level) = level.and_then(|level| level.parse().ok()) {
             crate::cpu_level::check_features(level).map_err(|missing| {
@@ -95,4 +96,20 @@ fn manifest(import: &SnapshotImport) -> Result<Manifest, EngineError> {
             reason: e.to_string(),
         }
     })
+}
+
+/// Compares the size that a snapshot's record says with what is in it.
+fn check_size(import: &SnapshotImport, manifest: &Manifest) -> Result<(), EngineError> {
+    let size = import.size;
+    let disk = manifest.disks.first().map(|disk| disk.bytes);
+    let expected = (u64::from(size.memory_mib) << 20, Some(size.disk_mib << 20));
+    match manifest.vcpus == size.vcpus && (manifest.memory.bytes, disk) == expected {
+        true => Ok(()),
+        false => Err(EngineError::Incompatible {
+            reason: format!(
+                "snapshot {} is damaged: its record says another size than its manifest",
+                import.id
+            ),
+        }),
+    }
 }
