@@ -10,6 +10,7 @@ use serde::Serialize;
 /// Words for programs of refusals that are the host's and not a limit's.
 pub(crate) const HOST_BUSY: &str = "host_busy";
 pub(crate) const INTERNAL: &str = "internal";
+const STORE_UNAVAILABLE: &str = "store_unavailable";
 /// Tells clients whether sending the same again makes sense.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
@@ -29,7 +30,10 @@ pub(crate) struct FunctionAnswer;
 
 /// Cause of an internal error, for those who may know.
 #[derive(Debug, Clone)]
-pub(crate) struct Detail(pub String);
+pub(crate) struct Detail {
+    pub message: String,
+    pub error_code: &'static str,
+}
 
 /// A refusal.
 #[derive(Debug, Clone)]
@@ -111,7 +115,7 @@ impl ApiError {
     }
 
     fn is_inside(&self) -> bool {
-        self.status == StatusCode::INTERNAL_SERVER_ERROR
+        self.status == StatusCode::INTERNAL_SERVER_ERROR || self.error_code == STORE_UNAVAILABLE
     }
 
     /// Its body. What went wrong inside names files of the host, and is only for those who run it.
@@ -119,6 +123,9 @@ impl ApiError {
         ErrorBody {
             code: self.status.as_u16(),
             message: match self.is_inside() && !trusted {
+                true if self.error_code == STORE_UNAVAILABLE => {
+                    "the store of snapshots cannot be read now; the host's log says why".to_owned()
+                }
                 true => "the host failed; its log says why".to_owned(),
                 false => self.message.clone(),
             },
@@ -152,6 +159,23 @@ impl From<OperationError> for ApiError {
                 },
                 _,
             ) => Self::unsupported(message),
+            (
+                O::Engine {
+                    source: EngineError::Incompatible { .. },
+                    ..
+                },
+                _,
+            ) => Self::conflict("snapshot_incompatible", message).permanent(),
+            (O::Store { .. }, ErrorKind::Busy) => {
+                let wait = error.retry_after().unwrap_or_default();
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, STORE_UNAVAILABLE, message).after(wait.as_secs().max(1))
+            }
+            // As much as its owner needs to know: not which object, or where on this host.
+            (O::Store { id, .. }, ErrorKind::Conflict) => {
+                let message = format!("snapshot {id} in the store is damaged; push it again");
+                Self::conflict("snapshot_damaged", message).permanent()
+            }
             (O::Unknown { what, .. }, _) => {
                 let error_code = match *what {
                     "snapshot" => "snapshot_not_found",
@@ -212,23 +236,34 @@ impl IntoResponse for ApiError {
         }
         if inside {
             tracing::error!("{}", self.message);
-            response.extensions_mut().insert(Detail(self.message));
+            response.extensions_mut().insert(Detail {
+                message: self.message,
+                error_code: self.error_code,
+            });
         }
         response
     }
 }
 
 /// Shows what went wrong inside to somebody who runs this host.
-pub(crate) fn reveal(response: Response) -> Response {
-    let Some(Detail(message)) = response.extensions().get().cloned() else {
+pub(crate) fn reveal(mut response: Response) -> Response {
+    let Some(detail) = response.extensions_mut().remove::<Detail>() else {
         return response;
     };
     let body = ErrorBody {
         code: response.status().as_u16(),
-        message,
-        error_code: Some("internal".to_owned()),
+        message: detail.message,
+        error_code: Some(detail.error_code.to_owned()),
     };
-    (response.status(), Json(body)).into_response()
+    let headers = response.headers().clone();
+    let mut revealed = (response.status(), Json(body)).into_response();
+    for (name, value) in [header::RETRY_AFTER, SHOULD_RETRY]
+        .into_iter()
+        .filter_map(|name| headers.get(&name).map(|value| (name, value)))
+    {
+        revealed.headers_mut().insert(name, value.clone());
+    }
+    revealed
 }
 
 /// Gives refusals that are not ours (an unknown path, another method) the form of ours.

@@ -5,8 +5,12 @@ use crate::caller::{Caller, SHORT_ID};
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
+use axum::http::StatusCode;
 use jiffy_engine::Engine;
-use jiffy_host::{OperationError, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use jiffy_host::{
+    FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotPurpose,
+    SnapshotRecord,
+};
 use jiffy_image::Reference;
 use jiffy_template_builder::{DEFAULT_TAG, ResolvedBy, ResolvedTemplate, resolve};
 
@@ -198,6 +202,68 @@ impl<E: Engine> App<E> {
         }
     }
 
+    /// As [`Self::origin`]; a snapshot that only the store has is fetched, and stays here while the
+    /// guard exists.
+    pub(crate) async fn origin_or_fetched(
+        &self,
+        caller: &Caller,
+        id: &str,
+    ) -> Result<(Origin, Option<HeldSnapshot<E>>), ApiError> {
+        match self.origin(caller, id) {
+            Err(e) if e.status == StatusCode::NOT_FOUND => {
+                let held = self.fetched(caller, id).await?.ok_or(e)?;
+                let snapshot = Box::new(held.record().clone());
+                Ok((Origin::Snapshot(snapshot), Some(held)))
+            }
+            found => found.map(|origin| (origin, None)),
+        }
+    }
+
+    /// As [`Self::ancestor`]; a snapshot that only the store has is fetched, and stays here while
+    /// the guard exists.
+    pub(crate) async fn ancestor_or_fetched(
+        &self,
+        caller: &Caller,
+        sandbox: &SandboxRecord,
+        id: &str,
+    ) -> Result<(SnapshotRecord, Option<HeldSnapshot<E>>), ApiError> {
+        match self.ancestor(caller, sandbox, id) {
+            Err(e) if e.status == StatusCode::NOT_FOUND => {
+                let held = self.fetched(caller, id).await?.ok_or(e)?;
+                Ok((held.record().clone(), Some(held)))
+            }
+            found => found.map(|snapshot| (snapshot, None)),
+        }
+    }
+
+    /// As [`Self::snapshot`], or one that only the store has.
+    pub(crate) async fn snapshot_or_stored(
+        &self,
+        caller: &Caller,
+        id: &str,
+    ) -> Result<SnapshotRecord, ApiError> {
+        match self.snapshot(caller, id) {
+            Err(e) if e.status == StatusCode::NOT_FOUND => {
+                let (owner, scope) = (caller.owner_id(), scope(caller));
+                let snapshots = self.sandboxes.snapshots();
+                let stored = snapshots.describe_stored(owner.as_deref(), id, scope);
+                stored.await?.ok_or(e)
+            }
+            found => found,
+        }
+    }
+
+    /// Fetches a snapshot of the caller from the store; none: it has none of that id.
+    async fn fetched(
+        &self,
+        caller: &Caller,
+        id: &str,
+    ) -> Result<Option<HeldSnapshot<E>>, ApiError> {
+        let (owner, scope) = (caller.owner_id(), scope(caller));
+        let snapshots = self.sandboxes.snapshots();
+        Ok(snapshots.fetch(owner.as_deref(), id, scope).await?)
+    }
+
     /// A template by name or id, perhaps with a tag, if it exists for the caller.
     pub(crate) fn template(&self, caller: &Caller, id: &str) -> Result<TemplateInfo, ApiError> {
         match self.meaning(caller, id)? {
@@ -288,6 +354,14 @@ fn choose(all: &[SnapshotRecord], id: &str, short_ids: bool) -> Option<SnapshotR
         first.filter(|_| begins.next().is_none())
     });
     found.cloned()
+}
+
+/// Snapshots in the store that exist for the caller: as for [`App::shows`].
+fn scope(caller: &Caller) -> FetchScope {
+    match caller.is_owner() {
+        true => FetchScope::All,
+        false => FetchScope::Asked,
+    }
 }
 
 /// As much of what was asked for as a message can take.

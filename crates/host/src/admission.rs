@@ -106,7 +106,7 @@ impl Shortage {
     }
 
     /// When to ask again; none: never.
-    fn retry_after(self) -> Option<Duration> {
+    pub(crate) fn retry_after(self) -> Option<Duration> {
         match self {
             Self::Size => None,
             Self::Sandboxes | Self::Promised | Self::PromisedDisk | Self::Memory => {

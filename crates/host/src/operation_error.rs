@@ -5,6 +5,7 @@ use crate::quota::{Bytes, QuotaRefusal};
 use crate::records::MAX_SANDBOX_NAME;
 use crate::startup::StartupError;
 use jiffy_engine::{EngineError, IdentityError, SizeError};
+use jiffy_remote::RemoteError;
 use std::time::Duration;
 
 /// Time after which it is worth a look whether a snapshot is in the store by now.
@@ -176,6 +177,14 @@ pub enum OperationError {
         /// Failure of the latest attempt.
         reason: String,
     },
+    /// The store that hosts share snapshots in.
+    #[error("cannot fetch snapshot {id}: {source}")]
+    Store {
+        /// Snapshot.
+        id: String,
+        /// Why not.
+        source: RemoteError,
+    },
     /// The start command of the template did not get ready.
     #[error("cannot start template `{template}`: {source}")]
     Startup {
@@ -270,12 +279,19 @@ impl OperationError {
             | Self::NameTaken { .. }
             | Self::Connect { .. }
             | Self::Restart { .. } => ErrorKind::Conflict,
+            Self::Engine {
+                source: EngineError::Incompatible { .. },
+                ..
+            } => ErrorKind::Conflict,
+            Self::Store { source, .. } if source.retry_after().is_some() => ErrorKind::Busy,
+            Self::Store { source, .. } if source.is_damage() => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } | Self::NotStored { .. } => ErrorKind::Busy,
             Self::Quota(refusal) if !refusal.of_disk => ErrorKind::Quota,
             Self::Quota(_) | Self::DiskQuota { .. } => ErrorKind::DiskQuota,
             Self::Identity(_)
             | Self::Engine { .. }
+            | Self::Store { .. }
             | Self::Startup { .. }
             | Self::Journal(_)
             | Self::Lost(_) => ErrorKind::Failed,
@@ -287,6 +303,7 @@ impl OperationError {
         match self {
             Self::Busy { retry_after, .. } => Some(*retry_after),
             Self::NotStored { .. } => Some(STORE_RETRY),
+            Self::Store { source, .. } => source.retry_after(),
             _ => None,
         }
     }

@@ -12,6 +12,7 @@ mod concerns;
 mod connection_history;
 mod create;
 mod entry;
+mod fetch_snapshot;
 mod fork;
 mod gc;
 mod lookup;
@@ -39,6 +40,7 @@ pub use concerns::{
     TemplateSnapshots, Timeouts, WarmPool,
 };
 pub use create::{CreateSpec, SandboxSource};
+pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
@@ -143,6 +145,8 @@ struct SandboxesInner<E: Engine> {
     deadlines: Arc<Notify>,
     /// One lock per template snapshot that is being made.
     making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Locks of snapshots that are being fetched.
+    fetching: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
     /// Last use of template snapshots, by id.
     template_uses: Mutex<HashMap<String, Instant>>,
     upkeep: SnapshotUpkeep,
@@ -189,7 +193,7 @@ impl<E: Engine> Sandboxes<E> {
         options: HostOptions,
     ) -> Result<Self, OperationError> {
         let journal = Journal::open(file)?;
-        let recovered = recover::recover(&engine, &journal)?;
+        let recovered = recover::recover(&engine, &journal, options.remote.is_some())?;
         let (upkeep, orders) = SnapshotUpkeep::new();
         let uploads = Uploads::new(
             options.remote.clone(),
@@ -233,6 +237,7 @@ impl<E: Engine> Sandboxes<E> {
             snapshot_bytes: AtomicU64::default(),
             deadlines: Arc::default(),
             making: Mutex::default(),
+            fetching: Mutex::default(),
             template_uses: Mutex::default(),
             upkeep,
             uploads,

@@ -133,7 +133,8 @@ async fn make<E: Engine>(
     let wanted: NewSandbox = parse(body)?;
     refuse_unsupported(&wanted)?;
     let asked_size = (wanted.cpu_count, wanted.memory_mb, wanted.disk_size_mb);
-    let (source, size, room_for) = match app.origin(caller, &wanted.template_id)? {
+    let (origin, _held) = app.origin_or_fetched(caller, &wanted.template_id).await?;
+    let (source, size, room_for) = match origin {
         Origin::Template(info) => {
             let size = SandboxSize {
                 vcpus: asked_size.0.unwrap_or(info.size.vcpus),

@@ -42,7 +42,8 @@ pub(super) async fn rollback<E: Engine>(
     Required(body): Required<RollbackBody>,
 ) -> Result<Json<RolledBack>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
-    let snapshot = app.ancestor(&caller, &record, &body.snapshot_id)?;
+    let wanted = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
+    let (snapshot, _held) = wanted.await?;
     let _room = match record.state {
         SandboxState::Running => None,
         _ => Some(app.room_again(&caller, record.size).await?),

@@ -118,6 +118,6 @@ pub(super) async fn one<E: Engine>(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {
-    let found = app.snapshot(&caller, &id)?;
+    let found = app.snapshot_or_stored(&caller, &id).await?;
     Ok(Json(Snapshot::new(&app, &caller, &found)))
 }

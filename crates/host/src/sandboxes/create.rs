@@ -118,7 +118,8 @@ impl<E: Engine> Sandboxes<E> {
             }
             SandboxSource::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
             SandboxSource::Snapshot(id) => {
-                let (snapshot, _pin) = self.snapshots().pin(&id)?;
+                let owner = spec.settings.owner.as_deref();
+                let (snapshot, _pin) = self.snapshots().pin_or_fetch(owner, &id).await?;
                 if let (Some(wanted), Some(own)) = (spec.engine, &snapshot.engine)
                     && wanted != *own
                 {
@@ -259,7 +260,14 @@ impl<E: Engine> Sandboxes<E> {
         revive_reason: ReviveReason,
     ) -> Result<SandboxRecord, OperationError> {
         let mode = BootMode::Snapshot;
-        let result = match self.snapshots().origin(template, snapshot, mode).await {
+        // Its files may be gone from here, and the store have them.
+        let owner = entry.record().settings.owner;
+        let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
+        let origin = match here.await {
+            Ok(_pin) => self.snapshots().origin(template, snapshot, mode).await,
+            Err(e) => Err(e),
+        };
+        let result = match origin {
             Ok(origin) => {
                 let origin = GuestOrigin {
                     revive_reason: Some(revive_reason),

@@ -22,6 +22,7 @@ pub(super) struct RecoveredState {
 pub(super) fn recover<E: Engine>(
     engine: &E,
     journal: &Journal,
+    has_store: bool,
 ) -> Result<RecoveredState, OperationError> {
     let on_disk: HashSet<String> = engine
         .snapshots()
@@ -86,7 +87,8 @@ pub(super) fn recover<E: Engine>(
                 continue;
             }
             SandboxState::Creating | SandboxState::Running => DAEMON_STOPPED,
-            SandboxState::Paused if !there => SNAPSHOT_LOST,
+            // The store may have what the disk has lost.
+            SandboxState::Paused if !there && !has_store => SNAPSHOT_LOST,
             _ => continue,
         };
         sandbox.state = SandboxState::Broken {

@@ -16,7 +16,9 @@ impl<E: Engine> Sandboxes<E> {
         snapshot: &str,
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
-        let (snapshot, pin) = self.snapshots().pin(snapshot)?;
+        let owner = entry.record().settings.owner;
+        let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
+        let (snapshot, pin) = here.await?;
         self.perform("rollback", &entry.id(), async move {
             let _pin = pin;
             let _op_guard = entry.op_lock.lock().await;

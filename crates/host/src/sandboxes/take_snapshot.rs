@@ -63,7 +63,8 @@ impl<E: Engine> Sandboxes<E> {
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
-        let (mut snapshot, _pin) = self.snapshots().pin(id)?;
+        let owner = sandbox.settings.owner.as_deref();
+        let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
         if purpose == SnapshotPurpose::Asked {
             // One that was asked for before is counted already.
             let counted = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;

@@ -5,6 +5,7 @@
 mod admission;
 mod deadline;
 mod fake;
+mod fetches;
 mod full_disk;
 mod lifecycle;
 mod model;

@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A store in a directory, and a look at it from outside.
-struct TestStore {
-    dir: tempfile::TempDir,
+pub struct TestStore {
+    pub dir: tempfile::TempDir,
     look: Arc<RemoteStore>,
 }
 
 impl TestStore {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let look = open(&dir, "look", None);
         Self { dir, look }
@@ -30,7 +30,7 @@ impl TestStore {
     }
 
     /// Options of a host that uses it, and sends as many bytes per second.
-    fn options(&self, host: &str, limit: Option<u64>) -> HostOptions {
+    pub fn options(&self, host: &str, limit: Option<u64>) -> HostOptions {
         HostOptions {
             remote: Some(open(&self.dir, host, limit)),
             ..HostOptions::default()
@@ -45,7 +45,7 @@ impl TestStore {
     }
 
     /// Files below directories called `kind`.
-    fn objects(&self, kind: &str) -> Vec<PathBuf> {
+    pub fn objects(&self, kind: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut left = vec![self.bucket()];
         while let Some(dir) = left.pop() {
@@ -61,12 +61,12 @@ impl TestStore {
     }
 
     /// The store does not answer.
-    fn go(&self) {
+    pub fn go(&self) {
         fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
         fs::write(self.bucket(), "").unwrap();
     }
 
-    fn come_back(&self) {
+    pub fn come_back(&self) {
         fs::remove_file(self.bucket()).unwrap();
         fs::rename(self.dir.path().join("away"), self.bucket()).unwrap();
     }
@@ -87,13 +87,13 @@ fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteSt
 }
 
 /// Text that does not compress much.
-fn noise(seed: u64, bytes: usize) -> String {
+pub fn noise(seed: u64, bytes: usize) -> String {
     let mut dice = Dice(seed);
     let letters = std::iter::from_fn(|| char::from_u32(33 + dice.throw(94) as u32));
     letters.take(bytes).collect()
 }
 
-async fn stored(host: &Sandboxes<FakeEngine>, id: &str) -> SnapshotRecord {
+pub async fn stored(host: &Sandboxes<FakeEngine>, id: &str) -> SnapshotRecord {
     let waiting = host.snapshots().wait_stored(id);
     let limit = std::time::Duration::from_secs(60);
     tokio::time::timeout(limit, waiting).await.unwrap().unwrap()
@@ -104,7 +104,7 @@ fn state(host: &Sandboxes<FakeEngine>, id: &str) -> Option<StoreState> {
 }
 
 /// Value of a metric.
-fn figure(host: &Sandboxes<FakeEngine>, name: &str) -> f64 {
+pub fn figure(host: &Sandboxes<FakeEngine>, name: &str) -> f64 {
     let text = host.figures().render();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));

@@ -4,18 +4,20 @@ use super::OTHER;
 use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use jiffy_engine::{
-    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, Guest, GuestHandle,
-    KeptGuest, SandboxSize, SnapshotFile, SnapshotFileKind, SnapshotParts, SnapshotTimes,
-    VerifiedSnapshot,
+    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot, Guest,
+    GuestHandle, ImportedFiles, KeptGuest, SandboxSize, SnapshotFile, SnapshotFileKind,
+    SnapshotImport, SnapshotParts, SnapshotTimes, VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use tokio::io::AsyncReadExt;
+
+const MEMORY: &str = "memory.layer";
 
 pub struct FakeEngine {
     pub world: Arc<World>,
@@ -230,6 +232,8 @@ impl Engine for FakeEngine {
 
     fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
         let file = fs::File::open(self.dir.join(id)).map_err(EngineError::failed)?;
+        let mut manifest = tempfile::tempfile().map_err(EngineError::failed)?;
+        manifest.write_all(id.as_bytes()).unwrap();
         let parents = self.world.parents.lock().unwrap();
         let parent = parents.get(id).filter(|_| !self.is_independent(id));
         Ok(SnapshotParts {
@@ -241,14 +245,52 @@ impl Engine for FakeEngine {
             kernel: String::new(),
             agent: String::new(),
             processor: String::new(),
-            files: vec![SnapshotFile {
-                name: "memory.layer".to_owned(),
-                kind: SnapshotFileKind::Memory,
-                file: Arc::new(file),
-                inherited: Vec::new(),
-            }],
+            files: vec![
+                SnapshotFile {
+                    name: MEMORY.to_owned(),
+                    kind: SnapshotFileKind::Memory,
+                    file: Arc::new(file),
+                    inherited: Vec::new(),
+                },
+                SnapshotFile {
+                    name: "manifest.json".to_owned(),
+                    kind: SnapshotFileKind::Other,
+                    file: Arc::new(manifest),
+                    inherited: Vec::new(),
+                },
+            ],
             working_set: Vec::new(),
         })
+    }
+
+    async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {
+        assert_eq!(import.manifest, import.id.as_bytes());
+        self.world.step("check-import").await
+    }
+
+    async fn import_snapshot(
+        &self,
+        import: &SnapshotImport,
+        files: ImportedFiles,
+        _: ExistingSnapshot,
+    ) -> Result<(), EngineError> {
+        let (place, half) = (
+            self.dir.join(&import.id),
+            self.dir.join(format!(".{}", import.id)),
+        );
+        assert!(!place.exists(), "{} is there", import.id);
+        if let Some(parent) = &import.parent {
+            assert!(self.dir.join(parent).exists(), "parent {parent} is missing");
+            let mut parents = self.world.parents.lock().unwrap();
+            parents.insert(import.id.clone(), parent.clone());
+        }
+        let memory = files.iter().find(|file| file.name() == MEMORY).unwrap();
+        memory.place(&half).map_err(EngineError::failed)?;
+        if let Err(e) = self.world.step("import").await {
+            fs::remove_file(half).unwrap();
+            return Err(e);
+        }
+        fs::rename(half, place).map_err(EngineError::failed)
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
