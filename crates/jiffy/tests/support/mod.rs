@@ -9,6 +9,7 @@ pub mod lab;
 pub mod network_probe;
 pub mod remote;
 pub mod sandbox_http;
+pub mod store;
 pub mod test_home;
 
 use std::fs::OpenOptions;

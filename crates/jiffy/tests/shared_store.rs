@@ -1,0 +1,96 @@
+//! Snapshots of one data directory that a daemon of another one restores, which shares only the
+//! store with it.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use support::store::{TestStore, directory};
+use support::test_home::TestHome;
+use support::wait_for;
+
+/// A guest that knows its files and its memory, and a program in it that counts.
+const BEGIN: &str = "cd /home/user && head -c 3000000 /dev/urandom > file && sha256sum file > sums \
+    && head -c 20000000 /dev/urandom > /dev/shm/memory && sha256sum /dev/shm/memory >> sums \
+    && (setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.05; done' \
+    >/dev/null 2>&1 &) && until [ -s /dev/shm/count ]; do sleep 0.01; done";
+
+/// Fails if a byte is wrong; prints how far the program has counted.
+const CHECK: &str = "cd /home/user && sha256sum -c sums > /dev/null && cat /dev/shm/count";
+
+fn count(home: &TestHome, id: &str) -> u64 {
+    home.sh(id, CHECK).parse().unwrap_or(0)
+}
+
+/// The guest has all of its bytes, and its program counts on from where it was.
+fn assert_goes_on(home: &TestHome, id: &str, from: u64) {
+    let first = count(home, id);
+    assert!(first >= from, "{first} instead of {from}");
+    wait_for("the program to count on", || {
+        (count(home, id) > first).then_some(())
+    });
+}
+
+/// Snapshot of a guest that counts, in the store, and how far it had counted. Its host is gone.
+fn pushed(home: TestHome, store: &TestStore) -> (String, u64) {
+    store.start(&home);
+    let id = home.ok(&["create"]);
+    home.sh(&id, BEGIN);
+    let counted = count(&home, &id);
+    let snapshot = home.ok(&["snapshot", &id, "--name", "moving"]);
+    let found = store.wait_for(None, &snapshot);
+    // A microVM's lies on that of its template, which all tenants share.
+    assert!(found.iter().skip(1).all(|below| below.shared));
+    (snapshot, counted)
+}
+
+/// Names in the directories of snapshots.
+fn snapshot_files(home: &TestHome) -> BTreeSet<String> {
+    let dirs = ["snapshots", "gvisor"].map(|name| home.dir.path().join(name));
+    let entries = dirs.iter().flat_map(std::fs::read_dir).flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_snapshot_of_another_host_is_restored_from_the_store() {
+    let test = "a_snapshot_of_another_host_is_restored_from_the_store";
+    let Some((there, here)) = TestHome::new(test).zip(TestHome::new(test)) else {
+        return;
+    };
+    let store = TestStore::new();
+    let (snapshot, counted) = pushed(there, &store);
+    store.start(&here);
+    let unknown = here.call(&["create", "--from", "abcdefghijkmnpqrstuv"]);
+    assert!(unknown.stderr.contains("no snapshot"), "{unknown:?}");
+    let id = here.ok(&["create", "--from", &snapshot]);
+    assert_goes_on(&here, &id, counted);
+    assert!(here.ok(&["snapshots"]).contains("moving"));
+    // It is as one that was taken here: it is forked, paused and rolled back to.
+    let child = here.ok(&["fork", &id]);
+    assert_goes_on(&here, &child, counted);
+    here.ok(&["pause", &id]);
+    here.ok(&["resume", &id]);
+    here.sh(&id, "rm /home/user/file");
+    here.ok(&["rollback", &id, "moving"]);
+    assert_goes_on(&here, &id, counted);
+    // Removed here, it is fetched again.
+    here.ok(&["rm", &child, &id]);
+    here.ok(&["rm", "moving"]);
+    wait_for("the files to go", || {
+        (!directory(&here, &snapshot).exists()).then_some(())
+    });
+    let again = here.ok(&["create"]);
+    here.ok(&["rollback", &again, &snapshot]);
+    assert_goes_on(&here, &again, counted);
+    assert!(
+        snapshot_files(&here)
+            .iter()
+            .all(|name| !name.starts_with('.'))
+    );
+}
+
+on_gvisor! {
+    a_snapshot_of_another_host_is_restored_from_the_store,
+}

@@ -1,0 +1,97 @@
+//! A store that daemons of several data directories share.
+
+use super::test_home::TestHome;
+use super::wait_for;
+use jiffy_remote::{FoundSnapshot, RemoteSettings, RemoteStore};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// A store in a directory, and its keys.
+pub struct TestStore {
+    pub dir: TempDir,
+    pub url: String,
+    pub keys: PathBuf,
+    remote: Arc<RemoteStore>,
+    runtime: Runtime,
+}
+
+impl TestStore {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("file://{}/bucket", dir.path().display());
+        let runtime = Runtime::new().unwrap();
+        let inside = runtime.enter();
+        let remote = RemoteStore::open(&RemoteSettings {
+            url: url.parse().unwrap(),
+            keyring: None,
+            home: dir.path().join("reader"),
+            cache_bytes: u64::MAX,
+            upload_bytes_per_second: None,
+        });
+        drop(inside);
+        let remote = remote.unwrap();
+        Self {
+            url,
+            keys: remote.made_keys().unwrap().to_owned(),
+            dir,
+            remote,
+            runtime,
+        }
+    }
+
+    /// Options of a daemon that uses it.
+    pub fn options(&self) -> [&str; 4] {
+        let keys = self.keys.to_str().unwrap();
+        ["--store", &self.url, "--store-keys", keys]
+    }
+
+    /// Starts the daemon of `home` on it.
+    pub fn start(&self, home: &TestHome) {
+        drop(home.serve(&self.options()));
+    }
+
+    /// Path of the bucket.
+    pub fn bucket(&self) -> PathBuf {
+        self.dir.path().join("bucket")
+    }
+
+    /// Snapshot `id` of `owner`, and those below it, nearest first.
+    pub fn find(&self, owner: Option<&str>, id: &str) -> Option<Vec<FoundSnapshot>> {
+        let found = self.runtime.block_on(self.remote.find(owner, id));
+        found.unwrap()
+    }
+
+    /// Waits until a daemon has uploaded snapshot `id` of `owner`.
+    pub fn wait_for(&self, owner: Option<&str>, id: &str) -> Vec<FoundSnapshot> {
+        wait_for("the upload", || self.find(owner, id))
+    }
+
+    /// Files of the bucket whose key contains `part`.
+    pub fn objects(&self, part: &str) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        collect(&self.bucket(), part, &mut found);
+        found
+    }
+}
+
+fn collect(dir: &Path, part: &str, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => collect(&path, part, found),
+            false if path.to_str().unwrap().contains(part) => found.push(path),
+            false => {}
+        }
+    }
+}
+
+/// Directory of a snapshot.
+pub fn directory(home: &TestHome, id: &str) -> PathBuf {
+    let microvm = home.dir.path().join("snapshots").join(id);
+    match microvm.exists() {
+        true => microvm,
+        false => home.dir.path().join("gvisor").join(id),
+    }
+}
