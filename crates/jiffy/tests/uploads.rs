@@ -66,8 +66,12 @@ fn snapshots_and_paused_sandboxes_reach_the_store() {
     home.ok(&["pause", &id, "--durable"]);
     let (_, more) = objects(&bucket, "packs");
     let more = more - whole;
-    assert!(more < 16_000_000, "{more} of {whole}");
     let listed = home.json(&["ls"]);
+    // A checkpoint of gVisor is whole, and its pages lie elsewhere in each.
+    assert!(
+        more < 16_000_000 || listed[0]["engine"] == "gvisor",
+        "{more} of {whole}"
+    );
     assert_eq!(listed[0]["store_state"], "stored", "{listed}");
     // The next daemon has the same store.
     home.ok(&["daemon", "restart"]);
