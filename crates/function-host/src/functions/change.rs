@@ -277,6 +277,10 @@ impl Functions {
             return;
         }
         let owner = owner.clone();
-        let _ = blocking(move || Ok(owner.gc(false))).await;
+        let _ = blocking(move || {
+            owner.gc(false);
+            Ok(())
+        })
+        .await;
     }
 }

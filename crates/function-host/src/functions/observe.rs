@@ -24,7 +24,11 @@ impl Functions {
         let running = owner.running.read().clone();
         if let Some(in_use) = running.and_then(|running| running.peek()) {
             let pulled = state.clone();
-            blocking(move || Ok(pulled.pull(&in_use.process))).await?;
+            blocking(move || {
+                pulled.pull(&in_use.process);
+                Ok(())
+            })
+            .await?;
         }
         Ok(state)
     }

@@ -107,7 +107,11 @@ impl Functions {
                 over.process.id()
             );
             let (owner, shared) = (owner.clone(), self.0.clone());
-            blocking(move || Ok(owner.retire(over, &shared))).await?;
+            blocking(move || {
+                owner.retire(over, &shared);
+                Ok(())
+            })
+            .await?;
         }
         let wait = backoff.wait();
         if wait > MAX_START_WAIT {
@@ -178,7 +182,8 @@ impl Functions {
         let (owner, shared) = (owner.clone(), self.0.clone());
         let ended = blocking(move || {
             pull(&owner.states(), &running);
-            Ok(owner.retire(running, &shared))
+            owner.retire(running, &shared);
+            Ok(())
         });
         if let Err(e) = ended.await {
             tracing::error!("{e}");
@@ -203,11 +208,15 @@ impl Functions {
         let states = owner.states();
         if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
             // A failure shows as the end of the process.
-            let _ = blocking(move || Ok(pull(&states, &running))).await;
+            let pulled = blocking(move || {
+                pull(&states, &running);
+                Ok(())
+            });
+            let _ = pulled.await;
         }
     }
 
-    /// Leaves the processes to the next daemon, after log and counts are taken.
+    /// Leaves the processes to the next daemon.
     pub async fn leave(&self) {
         for owner in self.owners() {
             let _starting = owner.starting.lock().await;
@@ -232,7 +241,11 @@ impl Functions {
             if let Some(running) = owner.current() {
                 running.close();
                 let (owner, shared) = (owner.clone(), self.0.clone());
-                let _ = blocking(move || Ok(owner.retire(running, &shared))).await;
+                let ended = blocking(move || {
+                    owner.retire(running, &shared);
+                    Ok(())
+                });
+                let _ = ended.await;
             }
         }
     }
