@@ -1,5 +1,6 @@
 //! Functions of the daemon: opened at its start, and reached through its listeners.
 
+use crate::{FeatureMode, NetworkOptions};
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
@@ -8,6 +9,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Version};
 use jiffy_api::{ApiError, FunctionCall, FunctionInvoker, Invoking};
 use jiffy_engines::Host;
+use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{BoxError, FunctionError, FunctionHostSettings, Functions, owner};
 use jiffy_gateway::headers::{confine_answer, confine_request, requested_host};
 use jiffy_gateway::request_id::X_REQUEST_ID;
@@ -26,8 +28,17 @@ const GRACE: Duration = Duration::from_secs(600);
 /// Most functions whose counts are shown.
 const MAX_SHOWN_FUNCTIONS: usize = 1000;
 
+/// Hosts that functions may reach if they list them: those of sandboxes.
+pub fn egress(options: &NetworkOptions) -> EgressSettings {
+    EgressSettings {
+        is_off: options.mode == FeatureMode::Off,
+        granted: options.allow_private.clone(),
+        ..EgressSettings::default()
+    }
+}
+
 /// Opens the functions of a host. Must be called inside a runtime of several threads.
-pub fn open(host: &Host, cgroups: Option<Cgroups>) -> Functions {
+pub fn open(host: &Host, cgroups: Option<Cgroups>, egress: EgressSettings) -> Functions {
     let programs = host.programs();
     let program = programs.functions.clone();
     if let Err(e) = &program {
@@ -41,6 +52,7 @@ pub fn open(host: &Host, cgroups: Option<Cgroups>) -> Functions {
         limits: TenantLimits::default(),
         idle: IDLE,
         grace: GRACE,
+        egress,
     };
     // A process that does not answer is waited for.
     tokio::task::block_in_place(|| Functions::open(settings))

@@ -71,7 +71,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if !options.cpu_level.is_host() {
         tracing::info!("processor level of new microVMs: {}", options.cpu_level);
     }
-    let functions = functions::open(&host, cgroups);
+    let egress = functions::egress(&options.network);
+    let functions = functions::open(&host, cgroups, egress);
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
     let network = network::open(&options.network, home.path(), engine::nic_kind(engine))?;

@@ -8,6 +8,7 @@ use jiffy_api::Ending;
 use jiffy_client::local_daemon::{connect, process_of};
 use jiffy_client::{Client, UnknownServer};
 use jiffy_engines::Host;
+use jiffy_function_host::egress::EgressSettings;
 use jiffy_host::HostOptions;
 use jiffy_image::Home;
 use nix::sys::signal::{Signal, kill};
@@ -68,7 +69,9 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         engine::nic_kind(engine),
     )?;
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
-    functions::open(&host, cgroups).stop_all().await;
+    functions::open(&host, cgroups, EgressSettings::default())
+        .stop_all()
+        .await;
     let sandboxes = open(host, HostOptions::default(), network.clone(), engine, None).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;

@@ -35,6 +35,8 @@ const LOOKUP_THREADS: usize = 4;
 /// Settings by the host's owner.
 #[derive(Debug, Clone, Default)]
 pub struct EgressSettings {
+    /// True if functions reach nothing, whatever they list.
+    pub is_off: bool,
     /// Ranges outside of the public internet that functions may reach if they list the host.
     pub granted: Vec<IpNet>,
     /// Addresses of names that are not looked up.

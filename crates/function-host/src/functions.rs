@@ -8,6 +8,7 @@ mod send;
 
 pub use change::ModuleUpload;
 
+use crate::egress::EgressSettings;
 use crate::function_error::FunctionError;
 use crate::function_record::FunctionRecord;
 use crate::function_state::FunctionState;
@@ -51,6 +52,8 @@ pub struct FunctionHostSettings {
     pub idle: Duration,
     /// Time without a daemon after which it ends.
     pub grace: Duration,
+    /// Hosts that functions may reach if they list them.
+    pub egress: EgressSettings,
 }
 
 /// Functions of a host. Clones are the same.
@@ -136,7 +139,10 @@ impl Functions {
     fn open_owner(&self, directory: PathBuf) {
         let store = FunctionStore::new(directory);
         let records = store.records();
-        let process = TenantProcess::adopt(store.directory());
+        let process = TenantProcess::adopt(store.directory()).map(|mut process| {
+            process.set_egress(self.0.settings.egress.clone());
+            process
+        });
         let Some(first) = records.first() else {
             // The first deployment was cut off.
             drop(process);

@@ -214,6 +214,10 @@ impl TenantProcess {
     }
 
     fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
+        let list = match self.egress_settings.is_off {
+            true => AllowList::default(),
+            false => list,
+        };
         let mut egress = self.egress.lock();
         let broker = match &mut *egress {
             Some(broker) => broker,

@@ -5,6 +5,7 @@ mod support;
 
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
+use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
     BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
     RequestBody,
@@ -30,6 +31,7 @@ fn settings(directory: &Path, idle: Duration) -> FunctionHostSettings {
         limits: TenantLimits::default(),
         idle,
         grace: Duration::from_secs(10),
+        egress: EgressSettings::default(),
     }
 }
 

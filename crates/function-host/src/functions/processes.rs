@@ -134,7 +134,7 @@ impl Functions {
         let running = blocking(move || {
             let settings = &shared.settings;
             let program = settings.program.as_deref();
-            let started = TenantProcess::start(
+            let mut started = TenantProcess::start(
                 &ProcessSettings {
                     program: program.ok_or(FunctionError::NotInstalled)?,
                     owner: &owner::process_owner(owner.key.as_deref()),
@@ -144,6 +144,7 @@ impl Functions {
                 },
                 owner.store.directory(),
             )?;
+            started.set_egress(settings.egress.clone());
             owner.store.prepare_engine(started.engine())?;
             Ok(RunningProcess::new(started, owner.store.directory()))
         });
