@@ -32,7 +32,7 @@ pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use engine::{EngineArgs, EngineSelection};
 pub use function::{
     FunctionArgs, FunctionBenchArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
-    FunctionLogsArgs, FunctionOutputArgs,
+    FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
 };
 pub use inspect::{
     AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs,

@@ -4,6 +4,7 @@ mod bench;
 mod deploy;
 mod invoke;
 mod logs;
+mod new;
 mod table;
 
 use crate::cli::{FunctionArgs, FunctionCommand, FunctionOutputArgs};
@@ -20,6 +21,7 @@ pub fn run(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
 
 async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     match command {
+        FunctionCommand::New(args) => new::run(args)?,
         FunctionCommand::Deploy(args) => deploy::run(args).await?,
         FunctionCommand::Ls { all, output } => {
             let path = format!("/functions?all={all}");

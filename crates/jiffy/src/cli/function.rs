@@ -2,13 +2,15 @@
 
 use super::HostArgs;
 use crate::units;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// `jiffy function`.
 #[derive(Debug, Subcommand)]
 pub enum FunctionCommand {
+    /// Write a working function with a test to start with, into a directory of its name
+    New(FunctionNewArgs),
     /// Deploy a module as a new version, which answers as soon as it has been proved
     Deploy(Box<FunctionDeployArgs>),
     /// List the functions
@@ -55,6 +57,32 @@ pub enum FunctionCommand {
     Invoke(FunctionInvokeArgs),
     /// Measure requests to a function
     Bench(FunctionBenchArgs),
+}
+
+/// Language of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FunctionLanguage {
+    /// A component of wasi:http/proxy
+    Rust,
+    /// A component of wasi:http/proxy
+    #[value(alias = "javascript")]
+    Js,
+    /// A component of wasi:http/proxy
+    Python,
+    /// A module of jiffy-core/1
+    Go,
+    /// A module of jiffy-core/1
+    C,
+}
+
+/// `jiffy function new`.
+#[derive(Debug, Args)]
+pub struct FunctionNewArgs {
+    /// Name: a-z, 0-9 and single dashes, 48 characters at most
+    pub name: String,
+    /// Language
+    #[arg(long, value_enum)]
+    pub lang: FunctionLanguage,
 }
 
 /// Output and host of a command.
