@@ -62,6 +62,9 @@ impl MicroVm {
         let mut context = self.context.lock().await;
         let newest = spec.lineage.newest();
         let newest = newest.ok_or_else(|| refused(SnapshotError::Missing(String::new())))?;
+        if !spec.lineage.is_complete() {
+            return Err(refused(SnapshotError::Incomplete(newest.id().to_owned())));
+        }
         let parent = (newest.id().to_owned(), newest.hold().map_err(refused)?);
         let files = RollbackFiles {
             lineage: LineageFiles::open(&spec.lineage).map_err(refused)?,

@@ -1,7 +1,7 @@
 //! Promises of snapshots that other hosts made.
 
 use super::*;
-use jiffy_snapshot::ImportMode;
+use jiffy_snapshot::{ImportMode, MissingMemory, PIN_FILE};
 use std::io;
 
 /// Copies the files of snapshot `id` of `from` into the directory that it is given.
@@ -21,7 +21,7 @@ fn an_imported_snapshot_is_what_it_was_on_its_host() {
     put(&there, "p", None).unwrap();
     put(&there, "c", Some("p")).unwrap();
     there.get("c").unwrap().write_checksums().unwrap();
-    let import = |id, parent| here.import(id, parent, ImportMode::New, copy_of(&there, id));
+    let import = |id, parent| here.import(id, parent, ImportMode::New, None, copy_of(&there, id));
     // Its parent comes first.
     assert!(matches!(
         import("c", Some("p")),
@@ -51,7 +51,7 @@ fn an_import_that_does_not_fit_leaves_nothing() {
     put(&there, "a", None).unwrap();
     put(&there, "b", None).unwrap();
     let refused = |fill: &dyn Fn(&Path) -> io::Result<()>, id: &str, parent: Option<&str>| {
-        let import = here.import(id, parent, ImportMode::New, fill);
+        let import = here.import(id, parent, ImportMode::New, None, fill);
         assert!(import.is_err(), "{id} {parent:?}");
         assert!(names(&here).is_empty(), "{:?}", names(&here));
     };
@@ -111,12 +111,50 @@ fn a_damaged_snapshot_is_replaced_by_its_import() {
         VerifyResult::Damaged(_)
     ));
     let copy = copy_of(&there, "a");
-    let again = here.import("a", None, ImportMode::Replace, copy).unwrap();
+    let again = here
+        .import("a", None, ImportMode::Replace, None, copy)
+        .unwrap();
     assert_eq!(again.verify().unwrap(), VerifyResult::Intact);
     assert_eq!(names(&here), ["a"]);
     drop(hold);
     // One whose files are gone altogether.
     fs::remove_dir_all(here.root().join("a")).unwrap();
     let copy = copy_of(&there, "a");
-    here.import("a", None, ImportMode::Replace, copy).unwrap();
+    here.import("a", None, ImportMode::Replace, None, copy)
+        .unwrap();
+}
+
+#[test]
+fn a_snapshot_whose_memory_has_not_all_arrived_is_only_restored() {
+    let ((_a, there), (_b, here)) = (store(), store());
+    put(&there, "a", None).unwrap();
+    put(&there, "b", Some("a")).unwrap();
+    let missing = MissingMemory {
+        origin: "elsewhere".to_owned(),
+    };
+    let pinned = |dir: &Path| {
+        copy_of(&there, "a")(dir)?;
+        std::fs::write(dir.join(PIN_FILE), "")
+    };
+    // Without holes there is nothing to pin.
+    let import = here.import("a", None, ImportMode::New, None, pinned);
+    assert!(import.is_err());
+    here.import("a", None, ImportMode::New, Some(&missing), pinned)
+        .unwrap();
+    here.import("b", Some("a"), ImportMode::New, None, copy_of(&there, "b"))
+        .unwrap();
+    let a = here.get("a").unwrap();
+    assert_eq!(a.missing().unwrap(), Some(missing));
+    let incomplete = |e| matches!(e, SnapshotError::Incomplete(id) if id == "a");
+    assert!(incomplete(here.merge("b").unwrap_err()));
+    assert!(incomplete(here.parts("a").unwrap_err()));
+    assert!(incomplete(a.write_checksums().unwrap_err()));
+    assert!(!here.lineage("b").unwrap().is_complete());
+    assert!(!a.wants_all());
+    a.want_all().unwrap();
+    assert!(a.wants_all());
+    a.set_complete().unwrap();
+    assert!(here.lineage("b").unwrap().is_complete());
+    assert!(!a.wants_all() && !a.pin().exists());
+    here.merge("b").unwrap();
 }
