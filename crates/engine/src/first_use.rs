@@ -70,36 +70,59 @@ impl FirstUse {
 mod tests {
     use super::*;
 
-    fn first_use(text: &str) -> FirstUse {
-        serde_json::from_str(text).unwrap()
+    fn request(port: u16, path: &str, body: Option<&str>) -> FirstUse {
+        FirstUse {
+            port: Some(port),
+            path: Some(path.to_owned()),
+            body: body.map(str::to_owned),
+            command: None,
+        }
+    }
+
+    fn command(line: &str) -> FirstUse {
+        FirstUse {
+            port: None,
+            path: None,
+            body: None,
+            command: Some(line.to_owned()),
+        }
     }
 
     #[test]
     fn a_first_use_is_a_request_or_a_command_and_nothing_else() {
-        let request = first_use(r#"{"port":80,"path":"/run","body":"{}"}"#);
+        let good = request(80, "/run", Some("{}"));
         let action = FirstUseAction::Request {
             port: 80,
             path: "/run",
             body: "{}",
         };
-        assert_eq!(request.action(), Ok(action));
-        let command = first_use(r#"{"command":"true"}"#);
-        assert_eq!(command.action(), Ok(FirstUseAction::Command("true")));
-        for bad in [
-            "{}",
-            r#"{"port":0,"path":"/"}"#,
-            r#"{"port":80}"#,
-            r#"{"port":80,"path":"/ HTTP/1.1"}"#,
-            r#"{"port":80,"path":"/","command":"true"}"#,
-            r#"{"command":" "}"#,
-            r#"{"command":"true","body":"{}"}"#,
-        ] {
-            assert!(first_use(bad).action().is_err(), "{bad}");
-        }
-        let long = FirstUse {
-            body: Some(" ".repeat(MAX_BODY_BYTES + 1)),
-            ..request
+        assert_eq!(good.action(), Ok(action));
+        assert_eq!(
+            command("true").action(),
+            Ok(FirstUseAction::Command("true"))
+        );
+        let without_path = FirstUse {
+            path: None,
+            ..request(80, "/", None)
         };
-        assert!(long.action().is_err());
+        let both = FirstUse {
+            command: Some("true".to_owned()),
+            ..request(80, "/", None)
+        };
+        let command_with_body = FirstUse {
+            body: Some("{}".to_owned()),
+            ..command("true")
+        };
+        for bad in [
+            without_path,
+            both,
+            command_with_body,
+            command(" "),
+            request(0, "/", None),
+            request(80, "/ HTTP/1.1", None),
+            request(80, "/", Some(&" ".repeat(MAX_BODY_BYTES + 1))),
+        ] {
+            assert!(bad.action().is_err(), "{bad:?}");
+        }
     }
 }
