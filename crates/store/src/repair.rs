@@ -113,10 +113,9 @@ impl SharedStore {
                 let root = damaged.snapshot.root;
                 self.relocate(tenant, root, |hash, _| moved.get(hash).copied())
                     .await?;
-                let chunks = damaged.hashes().into_iter().filter_map(|(frame, _, hash)| {
-                    (!moved.contains_key(&hash)).then(|| frame.clone())
-                });
-                let chunks: Vec<DamagedFrame> = chunks.collect();
+                let all = damaged.hashes().into_iter();
+                let left = all.filter(|(_, _, hash)| !moved.contains_key(hash));
+                let chunks: Vec<DamagedFrame> = left.map(|(frame, ..)| frame.clone()).collect();
                 if !chunks.is_empty() {
                     let damaged = damaged.clone();
                     lost.push(DamagedSnapshot { chunks, ..damaged });

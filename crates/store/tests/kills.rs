@@ -1,6 +1,6 @@
 //! Processes that push or collect are killed with SIGKILL at each of their requests. The clock of
 //! the store is an hour off that of the hosts, both ways.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
