@@ -37,8 +37,12 @@ pub fn egress(options: &NetworkOptions) -> EgressSettings {
     }
 }
 
-/// Opens the functions of a host. Must be called inside a runtime of several threads.
-pub fn open(host: &Host, cgroups: Option<Cgroups>, egress: EgressSettings) -> Functions {
+/// Opens the functions of a host.
+pub async fn open(
+    host: &Host,
+    cgroups: Option<Cgroups>,
+    egress: EgressSettings,
+) -> anyhow::Result<Functions> {
     let programs = host.programs();
     let program = programs.functions.clone();
     if let Err(e) = &program {
@@ -55,7 +59,7 @@ pub fn open(host: &Host, cgroups: Option<Cgroups>, egress: EgressSettings) -> Fu
         egress,
     };
     // A process that does not answer is waited for.
-    tokio::task::block_in_place(|| Functions::open(settings))
+    Ok(tokio::task::spawn_blocking(|| Functions::open(settings)).await?)
 }
 
 /// Passes requests to functions, with heads rewritten as for sandboxes.

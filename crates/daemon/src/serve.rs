@@ -72,7 +72,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         tracing::info!("processor level of new microVMs: {}", options.cpu_level);
     }
     let egress = functions::egress(&options.network);
-    let functions = functions::open(&host, cgroups, egress);
+    let functions = functions::open(&host, cgroups, egress).await?;
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
     let network = network::open(&options.network, home.path(), engine::nic_kind(engine))?;

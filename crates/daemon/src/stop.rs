@@ -69,9 +69,8 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         engine::nic_kind(engine),
     )?;
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
-    functions::open(&host, cgroups, EgressSettings::default())
-        .stop_all()
-        .await;
+    let functions = functions::open(&host, cgroups, EgressSettings::default()).await?;
+    functions.stop_all().await;
     let sandboxes = open(host, HostOptions::default(), network.clone(), engine, None).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;

@@ -372,6 +372,13 @@ fn restarted_daemon(daemon: &FunctionDaemon) {
     assert_eq!(all.as_array().unwrap().len(), 3, "{all}");
     let label = all[0]["label"].as_str().unwrap();
     assert_eq!(local(&["function", "invoke", label]), "public");
+    // Without a daemon, the command that ends everything ends the process.
+    remote.test_home.kill_daemon();
+    assert_eq!(daemon.processes(), before);
+    local(&["serve", "--stop", "--kill-sandboxes"]);
+    assert_eq!(daemon.processes(), [0; 0]);
+    local(&["daemon", "start", "--listen", "127.0.0.1:0"]);
+    assert_eq!(local(&["function", "invoke", label]), "public");
 }
 
 fn removal(daemon: &FunctionDaemon) {
