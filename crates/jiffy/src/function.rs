@@ -5,6 +5,7 @@ mod deploy;
 mod invoke;
 mod logs;
 mod new;
+mod source;
 mod table;
 
 use crate::cli::{FunctionArgs, FunctionCommand, FunctionOutputArgs};
