@@ -176,12 +176,7 @@ impl RemoteStore {
             Some((_, part)) if part.bytes > MAX_DOCUMENT_BYTES => {
                 Err(damaged(&found.id, "has a document that is too long"))
             }
-            Some((number, _)) => self
-                .pull_part(found, number)
-                .await?
-                .0
-                .read()
-                .map(Some),
+            Some((number, _)) => self.pull_part(found, number).await?.0.read().map(Some),
         }
     }
 
