@@ -61,7 +61,7 @@ async fn a_full_disk_is_told_and_what_arrived_is_right() {
     let failed = failed.unwrap_err();
     assert!(matches!(failed, StoreError::DiskFull { .. }), "{failed}");
     assert!(failed.to_string().contains("cache"), "{failed}");
-    // What is marked as present is right.
+    // Chunks marked as present are right.
     let nothing = Selection::Chunks(&[]);
     let (layer, _) = store.pull(&remote, 0, nothing, &cache).await.unwrap();
     let (bytes, wanted) = (std::fs::read(layer.path()).unwrap(), content(&source, 0));

@@ -139,8 +139,8 @@ fn parse(text: &str) -> Option<Vec<u32>> {
     (words.len() == WORDS).then_some(words)
 }
 
-/// Names of the features of `needed` that `here` lacks. Family and model of the processor, in eax of
-/// leaf 1, are none.
+/// Names of the features of `needed` that `here` lacks. Family and model of the processor, in eax
+/// of leaf 1, are none.
 fn missing(needed: &[u32], here: &[u32]) -> String {
     let mut names = Vec::new();
     for ((leaf, subleaf, register), (needed, here)) in places().zip(needed.iter().zip(here)) {

@@ -1,7 +1,7 @@
 //! Processor levels: CPUID of guests without the features that not every host of a level has.
 //!
-//! What stays beside a level's own features concerns the kernel of the guest: its protection (SMEP,
-//! SMAP, NX), mitigations, and the virtual machine itself.
+//! Beside a level's own features those stay that concern the kernel of the guest: its protection
+//! (SMEP, SMAP, NX), mitigations, and the virtual machine itself.
 
 use crate::error::VmmError;
 use jiffy_proto::cpu_level::CpuLevel;
