@@ -88,6 +88,7 @@ fn tenant(granted: &[&str], allow: &[&str]) -> TestTenant {
             name("nowhere.test", &[]),
         ]
         .into(),
+        ..EgressSettings::default()
     });
     let compiled = tenant.compile(HTTP).unwrap();
     let file = File::open(&compiled.0).unwrap();
