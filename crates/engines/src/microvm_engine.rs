@@ -478,12 +478,7 @@ impl Engine for MicroVmEngine {
     }
 
     fn want_all(&self, id: &str) -> Result<(), EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        let mut wanted = lineage
-            .snapshots()
-            .iter()
-            .map(|snapshot| snapshot.want_all());
-        wanted.try_for_each(|wanted| wanted.map_err(EngineError::failed))
+        self.want_all_memory(id)
     }
 
     async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {

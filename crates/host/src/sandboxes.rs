@@ -39,7 +39,7 @@ pub use concerns::{
     BuildSteps, Observation, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshots,
     TemplateSnapshots, Timeouts, WarmPool,
 };
-pub use create::{CreateSpec, SandboxSource};
+pub use create::{CreateSpec, Prefetch, SandboxSource};
 pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
 pub use owner_usage::OwnerUsage;

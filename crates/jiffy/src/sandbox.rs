@@ -126,6 +126,7 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         auto_pause: args.timeout.map(|_| args.on_timeout == AtTimeout::Pause),
         internet: (args.network == NetworkSwitch::Off).then_some(false),
         engine: args.engine.map(|engine| engine.to_string()),
+        prefetch: args.prefetch.map(|mode| mode.name().to_owned()),
     }
 }
 

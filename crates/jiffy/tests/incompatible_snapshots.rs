@@ -158,7 +158,10 @@ fn guests_of_a_processor_level_see_it_and_their_snapshots_say_so() {
     let id = test_home.ok(&["create"]);
     let flags = test_home.sh(&id, "grep -m1 ^flags /proc/cpuinfo");
     let flags: Vec<&str> = flags.split_whitespace().collect();
-    assert!(flags.contains(&"sse4_2") && flags.contains(&"popcnt"), "{flags:?}");
+    assert!(
+        flags.contains(&"sse4_2") && flags.contains(&"popcnt"),
+        "{flags:?}"
+    );
     for later in ["avx", "avx2", "avx512f", "aes", "xsave"] {
         assert!(!flags.contains(&later), "{later}: {flags:?}");
     }

@@ -13,15 +13,17 @@ mod push;
 mod remote_store;
 mod settings;
 mod template_files;
+mod working_set;
 
 pub use error::RemoteError;
 pub use fetch_grants::{FetchGrant, GrantDirectory, GrantSocket, GrantedLayer, LayerOrigin};
 pub use fetcher::{FETCHER_ARGUMENT, FetchService, FetcherSettings, fetcher_main};
 pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
-pub use pull::{FoundSnapshot, MANIFEST_PART, PulledFile, RECORD_PART};
+pub use pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART};
 pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
 pub use settings::{LastStore, RemoteSettings};
 pub use template_files::StoredTemplate;
+pub use working_set::first_chunks;
 
 pub use jiffy_store::{MAX_LINEAGE, SHARED_TENANT, SnapshotName};

@@ -1,10 +1,10 @@
 //! Pull: snapshots that other hosts pushed, with their ancestors, into the cache of this host.
 
-use crate::{LOCAL_TENANT, RemoteError, RemoteStore};
+use crate::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
 use futures_util::{StreamExt, TryStreamExt};
 use jiffy_store::{
-    CachedLayer, DataKeys, EngineKind, Layer, PullReport, RemoteSnapshot, RunKind, SHARED_TENANT,
-    Scope, Selection, StoreError, Tenant,
+    CachedLayer, DataKeys, EngineKind, Layer, LayerKind, PullReport, RemoteSnapshot, RunKind,
+    SHARED_TENANT, Scope, Selection, StoreError, Tenant,
 };
 use std::collections::HashSet;
 use std::fs;
@@ -41,6 +41,17 @@ pub struct FoundSnapshot {
 pub struct PulledFile {
     part: Layer,
     layer: Arc<CachedLayer>,
+    /// None: all of it has arrived.
+    origin: Option<LayerOrigin>,
+}
+
+/// Memory that a pull fetches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPull<'a> {
+    /// All of it.
+    All,
+    /// These chunks; the others are fetched when a guest needs them.
+    Chunks(&'a [u64]),
 }
 
 impl FoundSnapshot {
@@ -70,8 +81,9 @@ impl PulledFile {
     /// possible, so that one copy in memory serves all, or else a copy that shares its storage, or
     /// else one that does not.
     pub fn place(&self, to: &Path) -> io::Result<()> {
-        if fs::hard_link(self.layer.path(), to).is_ok() {
-            return Ok(());
+        let linked = fs::hard_link(self.layer.path(), to);
+        if linked.is_ok() || self.origin.is_some() {
+            return linked;
         }
         let cloned = self.layer.clone_to(&self.part, to);
         cloned.map(drop).map_err(|e| match e {
@@ -81,11 +93,12 @@ impl PulledFile {
         })
     }
 
-    /// Returns true if each chunk is as it was pushed. Blocks.
+    /// Returns true if each chunk that is here is as it was pushed. Blocks.
     fn is_sound(&self, keys: &DataKeys) -> io::Result<bool> {
         let mut chunk = Vec::new();
         let stored = self.part.ranges(RunKind::Stored).flatten();
-        for (number, hash) in stored.zip(&self.part.hashes) {
+        let stored = stored.zip(&self.part.hashes);
+        for (number, hash) in stored.filter(|(number, _)| self.layer.has(*number)) {
             let range = self.part.chunk_range(number);
             chunk.resize((range.end - range.start) as usize, 0);
             self.layer.file().read_exact_at(&mut chunk, range.start)?;
@@ -94,6 +107,16 @@ impl PulledFile {
             }
         }
         Ok(true)
+    }
+
+    /// Place of its other chunks, if not all have arrived.
+    pub fn missing(&self) -> Option<&LayerOrigin> {
+        self.origin.as_ref()
+    }
+
+    /// Keeps it in the cache until the file `to`, which does not exist, is removed.
+    pub fn pin(&self, to: &Path) -> io::Result<()> {
+        self.layer.pin(to).map_err(io::Error::other)
     }
 
     fn read(&self) -> Result<Vec<u8>, RemoteError> {
@@ -176,21 +199,33 @@ impl RemoteStore {
             Some((_, part)) if part.bytes > MAX_DOCUMENT_BYTES => {
                 Err(damaged(&found.id, "has a document that is too long"))
             }
-            Some((number, _)) => self.pull_part(found, number).await?.0.read().map(Some),
+            Some((number, _)) => self
+                .pull_part(found, number, MemoryPull::All, "")
+                .await?
+                .0
+                .read()
+                .map(Some),
         }
     }
 
-    /// Pulls all files of a snapshot, but not those of its ancestors.
+    /// Pulls all files of a snapshot of `owner`, but not those of its ancestors. Of its memory it
+    /// pulls what `memory` says.
     pub async fn pull(
         &self,
+        owner: Option<&str>,
         found: &FoundSnapshot,
+        memory: MemoryPull<'_>,
     ) -> Result<(Vec<PulledFile>, PullReport), RemoteError> {
         let parts = found.remote.manifest.parts.iter().enumerate();
         let wanted = parts.filter(|(_, part)| part.name != RECORD_PART);
         let wanted: Vec<usize> = wanted.map(|(number, _)| number).collect();
+        let tenant = match found.shared {
+            true => SHARED_TENANT,
+            false => owner.unwrap_or(LOCAL_TENANT),
+        };
         let pulling = wanted
             .into_iter()
-            .map(|number| self.pull_part(found, number));
+            .map(|number| self.pull_part(found, number, memory, tenant));
         let mut pulling = futures_util::stream::iter(pulling).buffer_unordered(PARTS_AT_ONCE);
         let (mut files, mut total) = (Vec::new(), PullReport::default());
         while let Some((file, report)) = pulling.try_next().await? {
@@ -210,20 +245,35 @@ impl RemoteStore {
         &self,
         found: &FoundSnapshot,
         number: usize,
+        memory: MemoryPull<'_>,
+        tenant: &str,
     ) -> Result<(PulledFile, PullReport), RemoteError> {
         let (id, remote) = (found.id.as_str(), &found.remote);
         let part = remote.manifest.parts.get(number).cloned();
         let part = part.ok_or_else(|| damaged(id, "has no such part"))?;
+        let selection = match (part.kind, memory) {
+            (LayerKind::Memory, MemoryPull::Chunks(chunks)) => Selection::Chunks(chunks),
+            _ => Selection::All,
+        };
+        let root = remote.part_root(number)?;
+        let origin = (selection != Selection::All).then(|| LayerOrigin {
+            tenant: tenant.to_owned(),
+            snapshot: remote.root,
+            part: number,
+            layer: root,
+        });
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let pulling = self
-                .shared
-                .pull(remote, number, Selection::All, &self.cache);
+            let pulling = self.shared.pull(remote, number, selection, &self.cache);
             let (layer, report) = pulling.await?;
+            if origin.is_some() {
+                layer.mark_holes(&part)?;
+            }
             let file = PulledFile {
                 part: part.clone(),
                 layer,
+                origin: origin.clone(),
             };
             if report.fetched == report.chunks {
                 return Ok((file, report));
@@ -239,7 +289,7 @@ impl RemoteStore {
                 false if attempts == 1 => {
                     tracing::warn!(id, part = part.name, "the cache is damaged: fetched anew");
                     drop(file);
-                    self.cache.forget(&remote.part_root(number)?)?;
+                    self.cache.forget(&root)?;
                 }
                 false => return Err(damaged(id, "is damaged in the cache of this host")),
             }

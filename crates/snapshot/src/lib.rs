@@ -9,8 +9,8 @@
 //! - `working-set.index`: chunks of memory that a restored guest touches first, added later
 //!   ([`Snapshot::put_working_set`], [`Snapshot::put_touched`]) and read ahead of it
 //!   ([`Lineage::read_ahead`]).
-//! - `missing.json`, `memory.present`: there while chunks of `memory.layer` are missing on this host
-//!   ([`Snapshot::missing`]); `prefetch` beside them: all are wanted.
+//! - `missing.json`, `memory.present`: there while chunks of `memory.layer` are missing on this
+//!   host ([`Snapshot::missing`]); `prefetch` beside them: all are wanted.
 //! - `written-pages.index`: pages that it writes then ([`Snapshot::put_written_pages`]).
 //!
 //! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and

@@ -23,7 +23,7 @@ const PREFETCH_FILE: &str = "prefetch";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissingMemory {
-    /// Where they are, in the importer's words.
+    /// Their place, in the importer's words.
     pub origin: String,
 }
 

@@ -14,8 +14,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{
-    CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, SandboxSettings, SandboxSource, SiteError,
-    authorities,
+    CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, Prefetch, SandboxSettings, SandboxSource,
+    SiteError, authorities,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
@@ -58,6 +58,7 @@ struct NewSandbox {
     disk_size_mb: Option<u64>,
     name: Option<String>,
     engine: Option<String>,
+    prefetch: Option<Prefetch>,
     ca_certificates: Option<String>,
     proxy: Option<Object<ProxyBody>>,
 }
@@ -157,6 +158,7 @@ async fn make<E: Engine>(
         size,
         name: wanted.name,
         engine: wanted.engine,
+        prefetch: wanted.prefetch.unwrap_or_default(),
         env: env(wanted.env_vars.or(wanted.envs))?,
         settings: SandboxSettings {
             owner: caller.owner_id(),

@@ -62,6 +62,9 @@ pub struct SandboxSettings {
     /// Engine that isolates it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
+    /// Memory that is fetched if its snapshot is in the store: `working_set` or `all`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefetch: Option<String>,
 }
 
 impl NewSandbox {

@@ -58,7 +58,7 @@ impl LazyStore {
         one_device && open_userfaultfd().is_ok()
     }
 
-    /// What the layer of `snapshot` has; none: everything, which is noted.
+    /// Chunks of the layer of `snapshot` that are here; none: all of them, which is noted.
     fn look(
         &self,
         number: u32,
@@ -138,7 +138,7 @@ impl LazyStore {
         }))
     }
 
-    /// Fetches what is missing of `lineage`.
+    /// Fetches the missing memory of `lineage`.
     async fn complete(&self, lineage: &Lineage) -> Result<(), EngineError> {
         for snapshot in lineage.snapshots() {
             if let Some(hole) = self.look(0, snapshot)? {
@@ -181,7 +181,13 @@ impl MicroVmEngine {
         }
     }
 
-    /// Fetches what is missing of snapshot `id` and its ancestors.
+    pub(super) fn want_all_memory(&self, id: &str) -> Result<(), EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let mut wanted = lineage.snapshots().iter().map(Snapshot::want_all);
+        wanted.try_for_each(|wanted| wanted.map_err(EngineError::failed))
+    }
+
+    /// Fetches the missing memory of snapshot `id` and its ancestors.
     pub(super) async fn complete(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         match &self.lazy {

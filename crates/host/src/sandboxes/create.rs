@@ -28,6 +28,17 @@ pub enum SandboxSource {
     Snapshot(String),
 }
 
+/// Memory of a snapshot in the store that is fetched without being touched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prefetch {
+    /// Its working set, before it runs.
+    #[default]
+    WorkingSet,
+    /// That, and then the rest while it runs.
+    All,
+}
+
 /// Specification of a new sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateSpec {
@@ -48,6 +59,9 @@ pub struct CreateSpec {
     /// Engine that isolates it; none: the default, or the one that took the snapshot.
     #[serde(default)]
     pub engine: Option<String>,
+    /// Memory that is fetched if the snapshot is in the store.
+    #[serde(default)]
+    pub prefetch: Prefetch,
 }
 
 /// A sandbox that is to be entered.
@@ -147,6 +161,10 @@ impl<E: Engine> Sandboxes<E> {
                     forked_from: None,
                 };
                 let new = self.enter(reservation, new)?;
+                if spec.prefetch == Prefetch::All {
+                    let wanted = self.0.engine.want_all(&snapshot.id);
+                    wanted.map_err(OperationError::engine("fetch all memory"))?;
+                }
                 let origin = self
                     .snapshots()
                     .origin(&snapshot.template, &snapshot.id, BootMode::Snapshot)

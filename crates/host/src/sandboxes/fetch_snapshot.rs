@@ -9,7 +9,8 @@ use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
 use jiffy_engine::{Engine, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
 use jiffy_remote::{
-    FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, PulledFile, RECORD_PART, RemoteStore, SHARED_TENANT,
+    FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,
+    SHARED_TENANT, first_chunks,
 };
 use std::io;
 use std::path::Path;
@@ -52,6 +53,14 @@ impl ImportedFile for Pulled {
 
     fn place(&self, to: &Path) -> io::Result<()> {
         self.0.place(to)
+    }
+
+    fn missing(&self) -> Option<String> {
+        self.0.missing().map(jiffy_remote::LayerOrigin::encode)
+    }
+
+    fn pin(&self, to: &Path) -> io::Result<()> {
+        self.0.pin(to)
     }
 }
 
@@ -156,6 +165,8 @@ struct Missing {
     found: FoundSnapshot,
     record: SnapshotRecord,
     import: SnapshotImport,
+    /// Chunks of its memory to fetch before a guest runs; none: all of it.
+    memory: Option<Vec<u64>>,
 }
 
 impl<E: Engine> Fetch<E> {
@@ -194,11 +205,18 @@ impl<E: Engine> Fetch<E> {
             .iter()
             .map(|found| self.this.snapshots().hold(&found.id));
         let _pins: Vec<SnapshotPin<E>> = pins.collect();
+        let engine = found.first().map_or("", FoundSnapshot::engine);
+        let lazily = self.this.0.engine.restores_lazily(engine);
+        let mut first = match lazily {
+            true => first_chunks(&found).map(Vec::into_iter),
+            false => None,
+        };
         let mut missing = Vec::new();
         for (depth, found) in found.into_iter().enumerate() {
+            let memory = first.as_mut().and_then(Iterator::next);
             match self.here(&found.id) {
                 Some(held) => self.check_ancestor(&held.record)?,
-                None => missing.push(self.describe(found, depth == 0).await?),
+                None => missing.push(self.describe(found, depth == 0, memory).await?),
             }
         }
         let newest = missing.first().filter(|missing| missing.found.id == id);
@@ -206,8 +224,11 @@ impl<E: Engine> Fetch<E> {
             return Ok(None);
         }
         let _permit = self.make_room(&missing).await?;
-        for missing in missing.into_iter().rev() {
-            self.bring(missing, ExistingSnapshot::Keep).await?;
+        // At once: what their guest waits for is the slowest of them and not their sum.
+        let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
+        let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
+        for (missing, files) in missing.into_iter().zip(pulled).rev() {
+            self.bring(missing, files, ExistingSnapshot::Keep).await?;
         }
         let Some(held) = self.here(id).and_then(own) else {
             return Ok(None);
@@ -237,6 +258,7 @@ impl<E: Engine> Fetch<E> {
         &self,
         found: FoundSnapshot,
         newest: bool,
+        memory: Option<Vec<u64>>,
     ) -> Result<Missing, OperationError> {
         let manifest = async {
             let manifest = self.remote.document(&found, MANIFEST_PART).await;
@@ -260,6 +282,7 @@ impl<E: Engine> Fetch<E> {
             found,
             record,
             import,
+            memory,
         })
     }
 
@@ -347,10 +370,33 @@ impl<E: Engine> Fetch<E> {
             .await
     }
 
-    /// Fetches one snapshot, whose parent is here, unless another fetch was faster.
+    /// Fetches the files of one snapshot: of its memory what a guest needs first, or all.
+    async fn pull(&self, missing: &Missing) -> Result<Vec<PulledFile>, OperationError> {
+        let id = &missing.found.id;
+        let memory = match &missing.memory {
+            Some(chunks) => MemoryPull::Chunks(chunks),
+            None => MemoryPull::All,
+        };
+        let owner = self.owner.as_deref();
+        let pulled = self.remote.pull(owner, &missing.found, memory).await;
+        let (files, report) = pulled.map_err(Self::store_error(id))?;
+        tracing::info!(
+            id,
+            chunks = report.chunks,
+            fetched_bytes = report.fetched_bytes,
+            range_bytes = report.range_bytes,
+            ranges = report.ranges,
+            whole = missing.memory.is_none(),
+            "fetched a snapshot from the store"
+        );
+        Ok(files)
+    }
+
+    /// Puts one snapshot in place, whose parent is here, unless another fetch was faster.
     async fn bring(
         &self,
         missing: Missing,
+        files: Vec<PulledFile>,
         existing: ExistingSnapshot,
     ) -> Result<(), OperationError> {
         let id = missing.found.id.clone();
@@ -359,15 +405,6 @@ impl<E: Engine> Fetch<E> {
         if existing == ExistingSnapshot::Keep && self.here(&id).is_some() {
             return Ok(());
         }
-        let pulled = self.remote.pull(&missing.found).await;
-        let (files, report) = pulled.map_err(Self::store_error(&id))?;
-        tracing::info!(
-            id,
-            chunks = report.chunks,
-            fetched_bytes = report.fetched_bytes,
-            range_bytes = report.range_bytes,
-            "fetched a snapshot from the store"
-        );
         let engine = &self.this.0.engine;
         let failed = || OperationError::engine(format!("take in snapshot {id}"));
         if existing == ExistingSnapshot::Keep {

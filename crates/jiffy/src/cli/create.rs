@@ -66,6 +66,10 @@ pub struct CreateArgs {
     /// own)
     #[arg(long, value_name = "ENGINE")]
     pub engine: Option<EngineName>,
+    /// Memory that is fetched if the snapshot is in the store only: what it touches first, or all
+    /// of it, the rest while it runs
+    #[arg(long, value_name = "MEMORY", value_enum, requires = "from")]
+    pub prefetch: Option<PrefetchMode>,
     /// The network that it is in
     #[command(flatten)]
     pub site: SiteArgs,
@@ -75,6 +79,25 @@ pub struct CreateArgs {
     /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// Memory that is fetched without being touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrefetchMode {
+    /// Memory that it touches first
+    WorkingSet,
+    /// All of it
+    All,
+}
+
+impl PrefetchMode {
+    /// Its name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WorkingSet => "working_set",
+            Self::All => "all",
+        }
+    }
 }
 
 /// The end of a sandbox's time.

@@ -13,7 +13,7 @@ use crate::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::Engine;
 use jiffy_host::{
-    CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
+    CreateSpec, OnTimeout, Prefetch, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
 };
 use jiffy_image::TemplateError;
 use parking_lot::Mutex;
@@ -134,6 +134,7 @@ impl<E: Engine> BuildJob<E> {
                 source: at.source.clone(),
                 name: None,
                 engine: None,
+                prefetch: Prefetch::default(),
                 env: BTreeMap::new(),
                 settings: SandboxSettings {
                     owner: self.build.caller.clone(),

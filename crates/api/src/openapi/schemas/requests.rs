@@ -96,6 +96,10 @@ pub(super) fn requests() -> Value {
                 "type": ["string", "null"], "enum": [MICROVM, GVISOR, null],
                 "description": "What isolates it; null: the host's default, or the snapshot's own",
             },
+            "prefetch": {
+                "type": ["string", "null"], "enum": ["working_set", "all", null],
+                "description": "Memory of a snapshot in the store that is fetched without being touched: first what it touches (the default), or then also the rest",
+            },
             "caCertificates": {
                 "description": "Certificate authorities that its programs trust, in PEM",
                 "type": ["string", "null"],

@@ -106,6 +106,7 @@ pub fn base() -> CreateSpec {
         settings: SandboxSettings::default(),
         name: None,
         engine: None,
+        prefetch: Default::default(),
     }
 }
 
