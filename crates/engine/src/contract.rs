@@ -10,8 +10,9 @@
 //! ([`Engine::adopt`]). Kept guests that are not adopted must be ended ([`Engine::end_unadopted`]).
 
 use crate::{
-    BootReport, ConnectionLog, EngineDescription, ExistingSnapshot, ExitReason, ImportedFiles,
-    NetworkRules, SandboxSize, SnapshotImport, SnapshotParts, Startup,
+    BootReport, ConnectionLog, EngineDescription, EngineError, ExistingSnapshot, ExitReason,
+    ImportedFiles, NetworkRules, RollbackFailure, SandboxSize, SnapshotImport, SnapshotParts,
+    Startup,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -109,64 +110,6 @@ pub struct GuestUsage {
     pub net_bytes: Option<(u64, u64)>,
 }
 
-/// Failure of an engine's operation.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum EngineError {
-    /// The operation failed; a guest that ran before runs on.
-    #[error("{reason}")]
-    Failed {
-        /// Failure, its object, and a remedy.
-        reason: String,
-    },
-    /// The guest has ended.
-    #[error("{end}")]
-    Ended {
-        /// Reason.
-        end: ExitReason,
-    },
-    /// The guest did not come up.
-    #[error("{reason}")]
-    Boot {
-        /// Failure, its object, and a remedy.
-        reason: String,
-        /// Last console output of the guest.
-        console: String,
-    },
-    /// The snapshot would exceed its limit. Nothing was written, and the guest runs on.
-    #[error("the snapshot takes {needed} bytes of disk space, and may take {most}")]
-    SnapshotTooLarge {
-        /// Upper bound of its size in bytes.
-        needed: u64,
-        /// Limit in bytes.
-        most: u64,
-    },
-    /// This host cannot restore the snapshot.
-    #[error("{reason}")]
-    Incompatible {
-        /// Requirement of the snapshot that this host lacks, and a remedy.
-        reason: String,
-    },
-    /// The engine does not support the operation.
-    #[error("the engine {engine} cannot {what}{}", .instead.map(|i| format!("; use {i}")).unwrap_or_default())]
-    Unsupported {
-        /// Name of the engine.
-        engine: &'static str,
-        /// Operation.
-        what: &'static str,
-        /// Alternative.
-        instead: Option<&'static str>,
-    },
-}
-
-impl EngineError {
-    /// Failure with the message of `error`.
-    pub fn failed(error: impl std::fmt::Display) -> Self {
-        Self::Failed {
-            reason: error.to_string(),
-        }
-    }
-}
-
 /// Isolation engine with the files that it starts guests from.
 pub trait Engine: Send + Sync + 'static {
     /// Guest type of the engine.
@@ -231,6 +174,21 @@ pub trait Engine: Send + Sync + 'static {
         template: &str,
         id: &str,
     ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send;
+
+    /// Puts `guest` back to snapshot `id` in its place: process, limits and network slot stay.
+    /// Returns when `identity` is in effect. `begin` is called before anything is lost; if it
+    /// returns false, nothing is done.
+    fn roll_back(
+        &self,
+        _guest: &Self::Guest,
+        _id: &str,
+        _identity: &SandboxIdentity,
+        _begin: impl FnOnce() -> bool + Send,
+    ) -> impl Future<Output = Result<(), RollbackFailure>> + Send {
+        std::future::ready(Err(RollbackFailure::Refused {
+            reason: "its engine makes a new guest of a snapshot".to_owned(),
+        }))
+    }
 
     /// Takes snapshot `id` of `guest`, whose latest ancestor is `parent`. Afterwards it is either
     /// complete or does not exist. A snapshot larger than `max_bytes` ([`Engine::snapshot_size`])
@@ -424,6 +382,15 @@ pub trait Guest: Send + Sync + 'static {
     /// adoption.
     fn keep(&self) -> impl Future<Output = Result<GuestHandle, EngineError>> + Send;
 
+    /// Handle of a kept guest as it is now; a rollback in place changes it.
+    fn handle(&self) -> impl Future<Output = Result<GuestHandle, EngineError>> + Send {
+        std::future::ready(Err(EngineError::Unsupported {
+            engine: self.engine(),
+            what: "renew a guest's handle",
+            instead: None,
+        }))
+    }
+
     /// Boot mode and durations.
     fn report(&self) -> BootReport;
 
@@ -475,26 +442,4 @@ pub trait Guest: Send + Sync + 'static {
 
     /// Kills it; returns when nothing of it is left. May be called twice.
     fn stop(&self) -> impl Future<Output = ()> + Send;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_unsupported_operation_is_refused_with_an_alternative() {
-        let refused = |instead| EngineError::Unsupported {
-            engine: "gvisor",
-            what: "verify snapshots",
-            instead,
-        };
-        assert_eq!(
-            refused(None).to_string(),
-            "the engine gvisor cannot verify snapshots"
-        );
-        assert_eq!(
-            refused(Some("the engine microvm")).to_string(),
-            "the engine gvisor cannot verify snapshots; use the engine microvm"
-        );
-    }
 }

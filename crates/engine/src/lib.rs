@@ -5,6 +5,7 @@ mod capabilities;
 mod clock;
 mod connections;
 mod contract;
+mod engine_error;
 mod engine_name;
 mod exit_reason;
 mod first_use;
@@ -25,9 +26,10 @@ pub use connections::{
     RefusalReason,
 };
 pub use contract::{
-    AfterSnapshot, DamagedChunk, Engine, EngineError, Guest, GuestHandle, GuestUsage, KeptGuest,
+    AfterSnapshot, DamagedChunk, Engine, Guest, GuestHandle, GuestUsage, KeptGuest,
     SandboxIdentity, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
 };
+pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};
 pub use exit_reason::ExitReason;
 pub use first_use::{FirstUse, FirstUseAction};

@@ -41,6 +41,20 @@ impl GuestNic {
         }
     }
 
+    /// True if there is a card whose slot is known.
+    pub fn is_connected(&self) -> bool {
+        self.lease().is_some()
+    }
+
+    /// Forgets the guest's connections, which it has gone back from. A failure is logged: what is
+    /// left counts against its limit until it times out.
+    pub async fn forget_connections(&self) {
+        let Some(lease) = self.lease() else { return };
+        if let Err(e) = lease.forget_connections().await {
+            tracing::warn!("connections that a sandbox went back from stay in a table: {e}");
+        }
+    }
+
     /// Bytes that the guest sent and received.
     pub fn traffic(&self) -> Option<(u64, u64)> {
         self.lease()?.traffic()

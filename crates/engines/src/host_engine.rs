@@ -1,23 +1,24 @@
 //! All engines of a host as one. New sandboxes come up on one of them; what is there stays with the
 //! engine that it is of.
 
-use crate::gvisor_engine::{self, GvisorEngine, GvisorGuest, SNAPSHOTS, UnassignedGvisorGuest};
+mod guest;
+
+pub use guest::{HostGuest, UnassignedHostGuest};
+
+use crate::gvisor_engine::{self, GvisorEngine, SNAPSHOTS};
 use crate::host::{Host, PreparedTemplate};
-use crate::microvm_engine::{LazyStore, MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
+use crate::microvm_engine::{LazyStore, MicroVmEngine};
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
-    AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, EngineName,
-    ExistingSnapshot, ExitReason, Guest, GuestHandle, GuestUsage, ImportedFiles, KeptGuest,
-    NetworkRules, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes,
-    Startup, UnassignedGuest, VerifiedSnapshot,
+    AfterSnapshot, Engine, EngineDescription, EngineError, EngineName, ExistingSnapshot,
+    GuestHandle, ImportedFiles, KeptGuest, NetworkRules, RollbackFailure, SandboxIdentity,
+    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::SiteSettings;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::net::UnixStream;
 
 /// The engines of a host.
 pub struct HostEngine {
@@ -163,32 +164,6 @@ macro_rules! with {
     };
 }
 
-/// A guest on its way, of one of the engines.
-pub enum UnassignedHostGuest {
-    /// A virtual machine.
-    MicroVm(Box<UnassignedMicroVmGuest>),
-    /// A gVisor sandbox.
-    Gvisor(Box<UnassignedGvisorGuest>),
-}
-
-/// A running guest of one of the engines.
-pub enum HostGuest {
-    /// A virtual machine.
-    MicroVm(MicroVmGuest),
-    /// A gVisor sandbox.
-    Gvisor(GvisorGuest),
-}
-
-/// Does the same with a guest of whichever engine.
-macro_rules! guest {
-    ($guest:expr, $name:ident => $work:expr) => {
-        match $guest {
-            HostGuest::MicroVm($name) => $work,
-            HostGuest::Gvisor($name) => $work,
-        }
-    };
-}
-
 impl Engine for HostEngine {
     type Guest = HostGuest;
     type UnassignedGuest = UnassignedHostGuest;
@@ -259,6 +234,26 @@ impl Engine for HostEngine {
             EngineRef::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
                 engine.restore(template, id).await?,
             ))),
+        }
+    }
+
+    async fn roll_back(
+        &self,
+        guest: &HostGuest,
+        id: &str,
+        identity: &SandboxIdentity,
+        begin: impl FnOnce() -> bool + Send,
+    ) -> Result<(), RollbackFailure> {
+        let engine = self.of_snapshot(id).map_err(|e| RollbackFailure::Refused {
+            reason: e.to_string(),
+        })?;
+        match (engine, guest) {
+            (EngineRef::MicroVm(engine), HostGuest::MicroVm(guest)) => {
+                engine.roll_back(guest, id, identity, begin).await
+            }
+            _ => Err(RollbackFailure::Refused {
+                reason: "gVisor makes a new guest of a snapshot".to_owned(),
+            }),
         }
     }
 
@@ -412,99 +407,5 @@ impl Engine for HostEngine {
             true => self.gvisor_store.remove(id).map_err(EngineError::failed),
             false => self.microvm.remove_snapshot(id),
         }
-    }
-}
-
-impl UnassignedGuest for UnassignedHostGuest {
-    type Guest = HostGuest;
-
-    fn is_waiting(&self) -> bool {
-        match self {
-            Self::MicroVm(unassigned) => unassigned.is_waiting(),
-            Self::Gvisor(unassigned) => unassigned.is_waiting(),
-        }
-    }
-
-    async fn rehearse(self, site: &SiteSettings) -> Result<Self, EngineError> {
-        match self {
-            Self::MicroVm(unassigned) => {
-                let rehearsed = unassigned.rehearse(site).await?;
-                Ok(Self::MicroVm(Box::new(rehearsed)))
-            }
-            // It restores all of its memory at once.
-            Self::Gvisor(unassigned) => Ok(Self::Gvisor(unassigned)),
-        }
-    }
-
-    async fn assign_identity(
-        self,
-        sandbox_identity: &SandboxIdentity,
-    ) -> Result<HostGuest, EngineError> {
-        match self {
-            Self::MicroVm(unassigned) => Ok(HostGuest::MicroVm(
-                unassigned.assign_identity(sandbox_identity).await?,
-            )),
-            Self::Gvisor(unassigned) => Ok(HostGuest::Gvisor(
-                unassigned.assign_identity(sandbox_identity).await?,
-            )),
-        }
-    }
-}
-
-impl Guest for HostGuest {
-    fn engine(&self) -> &'static str {
-        guest!(self, guest => guest.engine())
-    }
-
-    async fn keep(&self) -> Result<GuestHandle, EngineError> {
-        guest!(self, guest => guest.keep().await)
-    }
-
-    fn report(&self) -> BootReport {
-        guest!(self, guest => guest.report())
-    }
-
-    fn pid(&self) -> Option<u32> {
-        guest!(self, guest => guest.pid())
-    }
-
-    fn usage(&self) -> Option<GuestUsage> {
-        guest!(self, guest => guest.usage())
-    }
-
-    async fn exits(&self) -> Option<u64> {
-        guest!(self, guest => guest.exits().await)
-    }
-
-    async fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        guest!(self, guest => guest.connect(port).await)
-    }
-
-    async fn rehearse(&self) {
-        guest!(self, guest => guest.rehearse().await)
-    }
-
-    async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
-        guest!(self, guest => guest.set_network(rules).await)
-    }
-
-    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
-        guest!(self, guest => guest.connections())
-    }
-
-    async fn ended(&self) -> ExitReason {
-        guest!(self, guest => guest.ended().await)
-    }
-
-    fn console_tail(&self) -> String {
-        guest!(self, guest => guest.console_tail())
-    }
-
-    fn disk_failure(&self) -> Option<String> {
-        guest!(self, guest => guest.disk_failure())
-    }
-
-    async fn stop(&self) {
-        guest!(self, guest => guest.stop().await);
     }
 }

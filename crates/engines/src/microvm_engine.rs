@@ -4,6 +4,7 @@ mod guest;
 mod import;
 mod lazy_restore;
 mod parts;
+mod rollback;
 mod unassigned;
 mod working_set;
 
@@ -21,8 +22,8 @@ use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
     AfterSnapshot, BootMode, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError,
     ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
-    ProcessInstance, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup,
-    VerifiedSnapshot,
+    ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
+    SnapshotTimes, Startup, VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
@@ -32,7 +33,7 @@ use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, VerifyResult};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use unassigned::{BootStage, boot_error};
 
@@ -275,6 +276,16 @@ impl Engine for MicroVmEngine {
         self.arrive(id, |lineage| self.memory(lineage)).await
     }
 
+    async fn roll_back(
+        &self,
+        guest: &MicroVmGuest,
+        id: &str,
+        identity: &SandboxIdentity,
+        begin: impl FnOnce() -> bool + Send,
+    ) -> Result<(), RollbackFailure> {
+        self.roll_back_in_place(guest, id, identity, begin).await
+    }
+
     async fn snapshot(
         &self,
         guest: &MicroVmGuest,
@@ -383,7 +394,7 @@ impl Engine for MicroVmEngine {
         Ok(MicroVmGuest {
             vm,
             image: handle.image,
-            identity: handle.identity,
+            identity: Mutex::new(handle.identity),
             socket_directory: self.socket_directory.clone(),
             nic: GuestNic::new(lease),
         })

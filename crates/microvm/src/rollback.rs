@@ -9,7 +9,7 @@ use jiffy_proto::snapshot::{DiskRollback, RollbackConfig, RollbackReport};
 use jiffy_proto::vm::{Event, FdIndex, Request};
 use jiffy_snapshot::{Lineage, SnapshotError};
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
 /// Specification of a rollback. The snapshot is of a VM of the same size, with the same images and
@@ -51,8 +51,13 @@ struct RollbackFiles {
 
 impl MicroVm {
     /// Puts the guest back to a snapshot; returns when its agent has greeted again and taken its
-    /// identity. The process, its limits and its network interface stay.
-    pub async fn roll_back(&self, spec: RollbackSpec) -> Result<RollbackReport, RollbackError> {
+    /// identity. The process, its limits and its network interface stay. `cut_off` runs while the
+    /// interface passes no frame.
+    pub async fn roll_back(
+        &self,
+        spec: RollbackSpec,
+        cut_off: impl Future<Output = ()>,
+    ) -> Result<RollbackReport, RollbackError> {
         if !self.knows_rollback {
             return Err(refused("it was started by an earlier version of jiffy"));
         }
@@ -85,13 +90,22 @@ impl MicroVm {
         context.unpublished = None;
         context.lineage_lost = false;
         let ready = self.wait_until_ready(&mut context, &mut steps);
-        match tokio::time::timeout(BOOT_TIMEOUT, ready).await {
-            Ok(ready) => Ok(ready?),
-            Err(_) => Err(BootError::Timeout {
-                console: self.console_tail(),
-            }
-            .into()),
+        let ready = tokio::time::timeout(BOOT_TIMEOUT, ready);
+        let (ready, ()) = tokio::join!(ready, cut_off);
+        let (report, greeting) = ready.map_err(|_| BootError::Timeout {
+            console: self.console_tail(),
+        })??;
+        // A kept VM holds its greeting itself.
+        let held = greeting.as_ref().filter(|_| self.kept.get().is_some());
+        let finish = Request::FinishRollback {
+            greeting: held.map(|_| FdIndex(0)),
+        };
+        let fds: Vec<BorrowedFd<'_>> = held.iter().map(|fd| fd.as_fd()).collect();
+        self.link.send(&finish, &fds).map_err(BootError::from)?;
+        if held.is_none() {
+            context.greeting = greeting;
         }
+        Ok(report)
     }
 
     /// Returns when the VMM has begun.
@@ -134,46 +148,29 @@ impl MicroVm {
         }
     }
 
+    /// Returns the report, and the host's end of the agent's greeting.
     async fn wait_until_ready(
         &self,
         context: &mut SnapshotContext,
         steps: &mut mpsc::Receiver<BootStep>,
-    ) -> Result<RollbackReport, BootError> {
+    ) -> Result<(RollbackReport, Option<OwnedFd>), BootError> {
         let rolled_back = |event| match event {
             Event::RolledBack(report) => Some(report),
             _ => None,
         };
-        let report = match context.reply(rolled_back).await {
-            Ok(report) => report,
-            Err(_) => return Err(self.lost().await),
+        let Ok(report) = context.reply(rolled_back).await else {
+            return Err(self.lost().await);
         };
         loop {
             match steps.recv().await {
                 Some(BootStep::Hello { hello }) => context.hello = Some(hello),
                 Some(BootStep::Running) => {}
-                Some(BootStep::Ready {
-                    greeted: Ok(greeting),
-                    ..
-                }) => {
-                    match greeting {
-                        Some(greeting) if self.kept.get().is_some() => {
-                            let hold = Request::HoldGreeting {
-                                greeting: FdIndex(0),
-                            };
-                            self.link.send(&hold, &[greeting.as_fd()])?;
-                        }
-                        greeting => context.greeting = greeting,
-                    }
-                    return Ok(report);
-                }
-                Some(BootStep::Ready {
-                    greeted: Err(source),
-                    ..
-                }) => {
-                    return Err(BootError::Greeting {
+                Some(BootStep::Ready { greeted, .. }) => {
+                    let greeting = greeted.map_err(|source| BootError::Greeting {
                         source,
                         console: self.console_tail(),
                     });
+                    return Ok((report, greeting?));
                 }
                 None => return Err(self.lost().await),
             }

@@ -351,6 +351,16 @@ pub(crate) fn open(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     device::switch(&name, true).map_err(NetError::host(format!("switching {name} on")))
 }
 
+/// Removes the connections of slot `number` from its table and the host's.
+pub(crate) fn forget_connections(config: &SlotConfig, number: u32) -> Result<(), NetError> {
+    let name = config.name(number);
+    let failed = || NetError::host(format!("removing connections of {name}"));
+    let of_guest = [ADDRESS.into(), ADDRESS6.into()];
+    namespace::enter(&name, || connections::delete(&of_guest).map_err(failed()))?;
+    let of_slot = config.addresses(&[number]);
+    namespace::outside(|| connections::delete(&of_slot).map_err(failed()))
+}
+
 /// SlotSockets for the proxy of slot `number`.
 pub(crate) fn listen_for_names(
     config: &SlotConfig,

@@ -84,6 +84,13 @@ impl SlotLease {
         namespace::outside(|| slot::open(&self.state.config, self.number))
     }
 
+    /// Removes the entries of its guest's connections from both connection tracking tables: the
+    /// guest that made them is no more. What the other ends still send is answered with a reset.
+    pub async fn forget_connections(&self) -> Result<(), NetError> {
+        let (config, number) = (self.state.config.clone(), self.number);
+        blocking(move || slot::forget_connections(&config, number)).await
+    }
+
     /// Replaces the rules in force, also for present connections.
     pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
         let policy = EgressPolicy::new(rules, &self.state.reach)?;

@@ -62,13 +62,13 @@ pub enum Request {
     /// Takes a snapshot; answered by [`Event::Snapshotted`] or [`Event::SnapshotFailed`].
     Snapshot(SnapshotConfig),
     /// Puts the VM back to a snapshot, in the same process; answered by [`Event::RollbackRefused`],
-    /// or by [`Event::RollbackBegun`] and then [`Event::RolledBack`] or [`Event::Stopped`].
+    /// or by [`Event::RollbackBegun`] and then [`Event::RolledBack`] or [`Event::Stopped`]. Its
+    /// network interface drops all frames until [`Request::FinishRollback`].
     Rollback(Box<RollbackConfig>),
-    /// Hands over the host's end of the agent's greeting after a rollback, as
-    /// [`Request::Detach`] does. Not answered.
-    HoldGreeting {
-        /// The stream.
-        greeting: FdIndex,
+    /// The agent has its identity after a rollback. Not answered.
+    FinishRollback {
+        /// The host's end of the agent's greeting, as in [`Request::Detach`].
+        greeting: Option<FdIndex>,
     },
     /// Writes an index of the memory chunks that are present now, which for a VM restored with
     /// [`crate::snapshot::MemorySource::Map`] is its working set; answered by

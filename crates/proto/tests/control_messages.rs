@@ -157,10 +157,10 @@ fn requests_keep_their_serialized_forms() {
         (snapshot(), SNAPSHOT),
         (rollback(), ROLLBACK),
         (
-            Request::HoldGreeting {
-                greeting: FdIndex(0),
+            Request::FinishRollback {
+                greeting: Some(FdIndex(0)),
             },
-            r#"{"op":"hold_greeting","greeting":0}"#,
+            r#"{"op":"finish_rollback","greeting":0}"#,
         ),
         (
             Request::WorkingSet {

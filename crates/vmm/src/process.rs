@@ -382,10 +382,7 @@ impl Vm {
             }
             Request::Snapshot(config) => self.on_snapshot(&config, fds),
             Request::Rollback(config) => self.on_rollback(&config, fds),
-            Request::HoldGreeting { greeting } => {
-                let greeting = ReceivedFds::new(fds).take(greeting, "greeting");
-                self._greeting = greeting.ok();
-            }
+            Request::FinishRollback { greeting } => self.on_finish_rollback(greeting, fds),
             Request::WorkingSet {
                 index,
                 pagemap,

@@ -15,7 +15,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
@@ -86,9 +86,40 @@ pub struct MicroVmGuest {
     pub(super) vm: MicroVm,
     pub(super) image: String,
     /// Identity that it was given.
-    pub(super) identity: Identity,
+    pub(super) identity: Mutex<Identity>,
     pub(super) socket_directory: SocketDirectory,
     pub(super) nic: GuestNic,
+}
+
+impl MicroVmGuest {
+    /// Identity that it was given last.
+    pub(super) fn identity(&self) -> Identity {
+        let identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        identity.clone()
+    }
+
+    /// Notes the identity that it is given.
+    pub(super) fn set_identity(&self, identity: Identity) {
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+    }
+
+    async fn handle_of(&self, mark: ProcessInstance) -> Result<GuestHandle, EngineError> {
+        let handle = MicroVmHandle {
+            mark,
+            image: self.image.clone(),
+            identity: Identity {
+                time_ns: 0,
+                entropy: String::new(),
+                ..self.identity()
+            },
+            hello: self.vm.hello().await,
+            modules: self.vm.modules().await,
+            report: self.vm.report(),
+            slot: self.nic.keep(),
+        };
+        let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
+        Ok(GuestHandle(handle))
+    }
 }
 
 impl Drop for MicroVmGuest {
@@ -110,21 +141,12 @@ impl Guest for MicroVmGuest {
             .vm
             .keep(&self.socket_directory.sockets, &self.socket_directory.log)
             .await;
-        let handle = MicroVmHandle {
-            mark: mark.map_err(EngineError::failed)?,
-            image: self.image.clone(),
-            identity: Identity {
-                time_ns: 0,
-                entropy: String::new(),
-                ..self.identity.clone()
-            },
-            hello: self.vm.hello().await,
-            modules: self.vm.modules().await,
-            report: self.vm.report(),
-            slot: self.nic.keep(),
-        };
-        let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
-        Ok(GuestHandle(handle))
+        self.handle_of(mark.map_err(EngineError::failed)?).await
+    }
+
+    async fn handle(&self) -> Result<GuestHandle, EngineError> {
+        let mark = ProcessInstance::of(self.vm.vmm_pid()).map_err(EngineError::failed)?;
+        self.handle_of(mark).await
     }
 
     fn report(&self) -> BootReport {

@@ -246,7 +246,9 @@ mod tests {
     #[test]
     fn a_unit_is_present_if_its_bit_is_set() {
         let mut set = UnitSet::empty(70);
-        [0, 3, 64, 69].map(|unit| set.insert(unit));
+        for unit in [0, 3, 64, 69] {
+            set.insert(unit);
+        }
         let present = both(&set, &[0b1001, 0, 0, 0, 0, 0, 0, 0, 0b10_0000]);
         assert_eq!(present.iter().collect::<Vec<_>>(), [0, 3, 69]);
         assert_eq!(both(&set, &[]).count(), 0);

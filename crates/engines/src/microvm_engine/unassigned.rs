@@ -9,7 +9,7 @@ use jiffy_engine::{EngineError, SandboxIdentity, UnassignedGuest};
 use jiffy_microvm::{BootError, BootSpec, MicroVm, UnassignedMicroVm};
 use jiffy_net::SlotLease;
 use jiffy_proto::agent::SiteSettings;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub(super) fn boot_error(error: BootError) -> EngineError {
     match error.console() {
@@ -90,7 +90,7 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
         Ok(MicroVmGuest {
             vm,
             image: prepared.image_name().to_owned(),
-            identity,
+            identity: Mutex::new(identity),
             socket_directory,
             nic: GuestNic::new(lease),
         })

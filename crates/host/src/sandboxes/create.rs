@@ -301,6 +301,18 @@ impl<E: Engine> Sandboxes<E> {
         result
     }
 
+    /// Identity of a sandbox.
+    pub(super) fn identity_of(&self, record: SandboxRecord, rewound: bool) -> SandboxIdentity {
+        SandboxIdentity {
+            id: record.id,
+            env: record.env,
+            access_token: record.agent_token,
+            rewound,
+            network: record.settings.network.rules(),
+            site: site::joined(&self.0.site, &record.settings.site),
+        }
+    }
+
     /// Welcomes an unassigned guest as the sandbox and puts it in the place of the guest there was,
     /// which ends. Needs the turn.
     pub(super) async fn install(
@@ -309,17 +321,8 @@ impl<E: Engine> Sandboxes<E> {
         asked: Instant,
         origin: GuestOrigin<E::UnassignedGuest>,
     ) -> Result<SandboxRecord, OperationError> {
-        let sandbox_identity = {
-            let record = entry.record();
-            SandboxIdentity {
-                id: record.id,
-                env: record.env,
-                access_token: record.agent_token,
-                rewound: matches!(origin.revive_reason, Some(ReviveReason::Rollback)),
-                network: record.settings.network.rules(),
-                site: site::joined(&self.0.site, &record.settings.site),
-            }
-        };
+        let rewound = matches!(origin.revive_reason, Some(ReviveReason::Rollback));
+        let sandbox_identity = self.identity_of(entry.record(), rewound);
         let id = &sandbox_identity.id;
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;

@@ -14,5 +14,6 @@ mod observe;
 mod operations;
 mod recovery;
 mod removal;
+mod rollback_in_place;
 mod uploads;
 mod warm_pool;

@@ -15,6 +15,7 @@ use crate::snapshot::memory_layers::MemoryLayers;
 use crate::snapshot::populate::populate;
 use crate::snapshot::revert_memory::revert_memory;
 use crate::virtio::blk::{Block, DiskLayers};
+use crate::virtio::net::Net;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::RollbackConfig;
 use kvm_bindings::kvm_clock_data;
@@ -138,7 +139,8 @@ impl Machine {
         self.renew_memory_slots()
     }
 
-    /// Puts vCPUs and devices back, after memory. Nothing may be running, and after an error
+    /// Puts vCPUs and devices back, after memory; a network interface drops all frames from then
+    /// on. Nothing may be running, and after an error
     /// nothing may run any more.
     pub fn revert_state(&self, target: RollbackTarget, vcpus: &Vcpus) -> Result<(), VmmError> {
         let state = &target.state;
@@ -157,6 +159,7 @@ impl Machine {
         }
         for (device, state) in self.devices.iter().zip(&target.state.devices) {
             let mut device = lock(device);
+            device.device_mut(Net::close_gate);
             let reverted = device.revert(state);
             reverted.map_err(|e| VmmError::Config(e.to_string()))?;
             device.interrupt();

@@ -3,12 +3,14 @@
 use super::disk_thread::DisksPaused;
 use super::{Vm, micros};
 use crate::error::VmmError;
+use crate::machine::bus::lock;
 use crate::machine::{ReceivedFds, RollbackTarget};
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::pagemap_scan::{PageFilter, scan_pages};
+use crate::virtio::net::Net;
 use jiffy_proto::layer::UnitSet;
 use jiffy_proto::snapshot::{RollbackConfig, RollbackReport};
-use jiffy_proto::vm::Event;
+use jiffy_proto::vm::{Event, FdIndex};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -42,6 +44,14 @@ impl Vm {
         match self.roll_back(checked) {
             Ok(report) => drop(self.link.send(&Event::RolledBack(report), &[])),
             Err(e) => self.cause = Some(e.into()),
+        }
+    }
+
+    pub(super) fn on_finish_rollback(&mut self, greeting: Option<FdIndex>, fds: Vec<OwnedFd>) {
+        let mut fds = ReceivedFds::new(fds);
+        self._greeting = greeting.and_then(|greeting| fds.take(greeting, "greeting").ok());
+        for device in self.machine.devices_of_event_loop() {
+            lock(&device).device_mut(Net::open_gate);
         }
     }
 

@@ -90,6 +90,8 @@ pub struct Net {
     deferred_kick: DeferredKick,
     rx: FrameReceiver,
     tx: FrameSender,
+    /// No frame passes.
+    closed: bool,
 }
 
 impl Net {
@@ -118,7 +120,31 @@ impl Net {
             deferred_kick: DeferredKick::new()?,
             rx: FrameReceiver::new(),
             tx: FrameSender::default(),
+            closed: false,
         })
+    }
+
+    /// Drops all frames from now on: those to the guest are answers to what it did in a time that
+    /// it went back from, and those of the guest may continue connections of that time.
+    pub fn close_gate(&mut self) {
+        self.closed = true;
+    }
+
+    /// Drops the frames that wait in the tap and lets further ones pass.
+    pub fn open_gate(&mut self) {
+        if !std::mem::take(&mut self.closed) {
+            return;
+        }
+        for _ in 0..MAX_WAITING_FRAMES {
+            if !self.rx.drop_frame(&self.tap) {
+                break;
+            }
+        }
+        // The limit may leave some, which cause no new edge.
+        self.rx.readable = true;
+        if self.active.is_some() {
+            let _ = self.deferred_kick.schedule(RX_QUEUE);
+        }
     }
 
     /// Counters since creation.
@@ -133,6 +159,9 @@ impl Net {
     }
 
     fn receive(&mut self) -> Result<(), DeviceError> {
+        if self.closed {
+            return Ok(());
+        }
         let Some(active) = &mut self.active else {
             return Ok(());
         };
@@ -158,7 +187,8 @@ impl Net {
         let Some(queue) = active.queues.get_mut(TX_QUEUE) else {
             return Ok(());
         };
-        let (tx, tap, features) = (&mut self.tx, &self.tap, active.features);
+        let (tx, features) = (&mut self.tx, active.features);
+        let tap = (!self.closed).then_some(&self.tap);
         let left = drain(
             queue,
             &active.memory,
@@ -179,7 +209,7 @@ impl Net {
 impl FrameSender {
     fn send(
         &mut self,
-        tap: &Tap,
+        tap: Option<&Tap>,
         chain: DescriptorChain<'_>,
         features: u64,
     ) -> Result<(), DeviceError> {
@@ -196,7 +226,7 @@ impl FrameSender {
             .take(HEADER_BYTES)
             .ok_or_else(|| DeviceError::Guest("frame without a whole header (5.1.6)".into()))?
             .copy_to(&mut header);
-        let Some(mut header) = header::sanitized(header, features) else {
+        let (Some(mut header), Some(tap)) = (header::sanitized(header, features), tap) else {
             self.dropped += 1;
             return Ok(());
         };
@@ -297,17 +327,6 @@ impl VirtioDevice for Net {
         active
             .flat_map(|a| a.queues.iter().map(RingState::of))
             .collect()
-    }
-
-    /// Drops the frames that wait in the tap: they are answers to another guest, or to this one in
-    /// a time that did not happen for it.
-    fn restored(&mut self) -> Result<(), DeviceError> {
-        for _ in 0..MAX_WAITING_FRAMES {
-            if !self.rx.drop_frame(&self.tap) {
-                break;
-            }
-        }
-        Ok(())
     }
 
     fn reset(&mut self) {

@@ -5,8 +5,8 @@ use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot, Guest,
-    GuestHandle, ImportedFiles, KeptGuest, SandboxSize, SnapshotFile, SnapshotFileKind,
-    SnapshotImport, SnapshotParts, SnapshotTimes, VerifiedSnapshot,
+    GuestHandle, ImportedFiles, KeptGuest, RollbackFailure, SandboxIdentity, SandboxSize,
+    SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts, SnapshotTimes, VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeSet;
@@ -132,6 +132,34 @@ impl Engine for FakeEngine {
             body.lives() && body.kept.load(Ordering::Relaxed) && !known.contains(&handle)
         });
         Ok(others.map(|(_, body)| body.stop()).count())
+    }
+
+    async fn roll_back(
+        &self,
+        guest: &FakeGuest,
+        id: &str,
+        identity: &SandboxIdentity,
+        begin: impl FnOnce() -> bool + Send,
+    ) -> Result<(), RollbackFailure> {
+        let refused = |reason: &str| RollbackFailure::Refused {
+            reason: reason.to_owned(),
+        };
+        if !self.world.goes_back.load(Ordering::Relaxed) {
+            return Err(refused("it cannot"));
+        }
+        if !begin() {
+            return Err(refused("it was not written down"));
+        }
+        self.world.began.store(true, Ordering::Relaxed);
+        let may = self.world.step("go-back").await;
+        may.map_err(|e| refused(&e.to_string()))?;
+        let memory = fs::read_to_string(self.dir.join(id));
+        *guest.0.memory.lock().unwrap() = memory.map_err(|e| refused(&e.to_string()))?;
+        *guest.0.parent.lock().unwrap() = Some(id.to_owned());
+        let went = self.world.step("going-back").await;
+        went.map_err(RollbackFailure::Lost)?;
+        *guest.0.sandbox_identity.lock().unwrap() = identity.clone();
+        Ok(())
     }
 
     async fn snapshot(

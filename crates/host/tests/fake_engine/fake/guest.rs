@@ -66,6 +66,10 @@ impl Guest for FakeGuest {
         self.1.step("keep").await?;
         self.0.kept.store(true, Ordering::Relaxed);
         self.1.step("kept").await?;
+        self.handle().await
+    }
+
+    async fn handle(&self) -> Result<GuestHandle, EngineError> {
         let guests = self.1.guests.lock().unwrap();
         let at = guests.iter().position(|b| Arc::ptr_eq(b, &self.0)).unwrap();
         Ok(GuestHandle(at.to_string()))

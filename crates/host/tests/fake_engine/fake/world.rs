@@ -48,6 +48,10 @@ pub struct World {
     pub gc_runs: Mutex<usize>,
     /// Snapshots that were taken with [`OTHER`].
     pub of_other: Mutex<BTreeSet<String>>,
+    /// Guests can go back in their place.
+    pub goes_back: AtomicBool,
+    /// One has begun to.
+    pub began: AtomicBool,
     /// Snapshots whose files it was told to remove.
     pub removed: Mutex<Vec<String>>,
 }

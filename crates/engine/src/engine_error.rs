@@ -1,0 +1,97 @@
+//! Failures of an engine's operations.
+
+use crate::ExitReason;
+
+/// Failure of an engine's operation.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EngineError {
+    /// The operation failed; a guest that ran before runs on.
+    #[error("{reason}")]
+    Failed {
+        /// Failure, its object, and a remedy.
+        reason: String,
+    },
+    /// The guest has ended.
+    #[error("{end}")]
+    Ended {
+        /// Reason.
+        end: ExitReason,
+    },
+    /// The guest did not come up.
+    #[error("{reason}")]
+    Boot {
+        /// Failure, its object, and a remedy.
+        reason: String,
+        /// Last console output of the guest.
+        console: String,
+    },
+    /// The snapshot would exceed its limit. Nothing was written, and the guest runs on.
+    #[error("the snapshot takes {needed} bytes of disk space, and may take {most}")]
+    SnapshotTooLarge {
+        /// Upper bound of its size in bytes.
+        needed: u64,
+        /// Limit in bytes.
+        most: u64,
+    },
+    /// This host cannot restore the snapshot.
+    #[error("{reason}")]
+    Incompatible {
+        /// Requirement of the snapshot that this host lacks, and a remedy.
+        reason: String,
+    },
+    /// The engine does not support the operation.
+    #[error("the engine {engine} cannot {what}{}", .instead.map(|i| format!("; use {i}")).unwrap_or_default())]
+    Unsupported {
+        /// Name of the engine.
+        engine: &'static str,
+        /// Operation.
+        what: &'static str,
+        /// Alternative.
+        instead: Option<&'static str>,
+    },
+}
+
+impl EngineError {
+    /// Failure with the message of `error`.
+    pub fn failed(error: impl std::fmt::Display) -> Self {
+        Self::Failed {
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// Failure of a rollback in place ([`crate::Engine::roll_back`]).
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RollbackFailure {
+    /// The guest is as before and runs on.
+    #[error("{reason}")]
+    Refused {
+        /// Reason that it cannot go back in place.
+        reason: String,
+    },
+    /// The guest is lost and must be stopped. Its sandbox can be restored from the snapshot.
+    #[error(transparent)]
+    Lost(EngineError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unsupported_operation_is_refused_with_an_alternative() {
+        let refused = |instead| EngineError::Unsupported {
+            engine: "gvisor",
+            what: "verify snapshots",
+            instead,
+        };
+        assert_eq!(
+            refused(None).to_string(),
+            "the engine gvisor cannot verify snapshots"
+        );
+        assert_eq!(
+            refused(Some("the engine microvm")).to_string(),
+            "the engine gvisor cannot verify snapshots; use the engine microvm"
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! Rollback of a running microVM to a snapshot, in its process and its network slot.
+
+use super::MicroVmEngine;
+use super::guest::MicroVmGuest;
+use super::unassigned::boot_error;
+use crate::agent_identity;
+use jiffy_engine::{RollbackFailure, SandboxIdentity};
+use jiffy_microvm::{RollbackError, RollbackSpec};
+
+fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
+    RollbackFailure::Refused {
+        reason: reason.to_string(),
+    }
+}
+
+impl MicroVmEngine {
+    pub(super) async fn roll_back_in_place(
+        &self,
+        guest: &MicroVmGuest,
+        id: &str,
+        identity: &SandboxIdentity,
+        begin: impl FnOnce() -> bool + Send,
+    ) -> Result<(), RollbackFailure> {
+        let lineage = self.store.lineage(id).map_err(refused)?;
+        let newest = lineage.newest();
+        let newest = newest.ok_or_else(|| refused(format!("there is no snapshot {id}")))?;
+        let manifest = newest.manifest();
+        if manifest.template != guest.image || manifest.modules != guest.vm.modules().await {
+            return Err(refused(
+                "the snapshot is of another version of the template",
+            ));
+        }
+        if manifest.net != guest.nic.is_connected() {
+            return Err(refused("the snapshot has another network card"));
+        }
+        let prepared = self.templates.prepare_version(&manifest.template).await;
+        let defaults = &prepared
+            .map_err(refused)?
+            .template()
+            .manifest
+            .defaults
+            .clone();
+        let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
+        let spec = RollbackSpec {
+            overlay: self.store.overlay().map_err(refused)?,
+            identity: assigned.clone(),
+            memory: self.memory(&lineage),
+            populate: lineage.written_pages().unwrap_or_default(),
+            lineage,
+        };
+        let ruled = guest.nic.set_rules(&identity.network).await;
+        ruled.map_err(refused)?;
+        if !begin() {
+            return Err(refused("the rollback could not be written down"));
+        }
+        let report = guest.vm.roll_back(spec, guest.nic.forget_connections());
+        let report = report.await.map_err(|e| match e {
+            RollbackError::Refused(reason) => RollbackFailure::Refused { reason },
+            RollbackError::Lost(e) => RollbackFailure::Lost(boot_error(e)),
+        })?;
+        tracing::debug!(?report, "a guest went back in place");
+        guest.set_identity(assigned);
+        Ok(())
+    }
+}
