@@ -114,7 +114,10 @@ impl BenchmarkDaemon {
         let sandboxes = self.client.sandboxes(false).await?.into_iter();
         let snapshots = self.client.snapshots(None).await?.into_iter();
         let sandboxes = sandboxes.map(|sandbox| sandbox.id).collect();
-        Ok((sandboxes, snapshots.map(|snapshot| snapshot.record.id).collect()))
+        Ok((
+            sandboxes,
+            snapshots.map(|snapshot| snapshot.record.id).collect(),
+        ))
     }
 
     /// Resident memory of the daemon in KiB.
