@@ -6,6 +6,7 @@ mod lazy_restore;
 mod parts;
 mod rollback;
 mod unassigned;
+mod verification;
 mod working_set;
 
 pub use guest::MicroVmGuest;
@@ -20,7 +21,7 @@ use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
-    AfterSnapshot, BootMode, Capabilities, DamagedChunk, Engine, EngineDescription, EngineError,
+    AfterSnapshot, BootMode, Capabilities, Engine, EngineDescription, EngineError,
     ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
     ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
     SnapshotTimes, Startup, VerifiedSnapshot,
@@ -32,7 +33,7 @@ use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::AfterSnapshot as Then;
-use jiffy_snapshot::{Durability, Lineage, Store, VerifyResult};
+use jiffy_snapshot::{Durability, Lineage, Store};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use unassigned::{BootStage, boot_error};
@@ -352,27 +353,7 @@ impl Engine for MicroVmEngine {
     }
 
     fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        let verified = lineage.snapshots().iter().map(|snapshot| {
-            let result = snapshot.verify().map_err(EngineError::failed)?;
-            let sealed = result != VerifyResult::NoChecksums;
-            let damaged = match result {
-                VerifyResult::Damaged(damages) => damages,
-                VerifyResult::NoChecksums | VerifyResult::Intact => Vec::new(),
-            };
-            Ok(VerifiedSnapshot {
-                id: snapshot.id().to_owned(),
-                sealed,
-                damaged: damaged
-                    .into_iter()
-                    .map(|d| DamagedChunk {
-                        file: d.file,
-                        chunk: d.chunk,
-                    })
-                    .collect(),
-            })
-        });
-        verified.collect()
+        verification::verify(&self.store, id)
     }
 
     async fn adopt(&self, orphan: &KeptGuest) -> Result<MicroVmGuest, EngineError> {

@@ -80,8 +80,8 @@ pub struct ServeArgs {
     /// quarter of the data directory's file system)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes_or_zero)]
     pub default_key_disk: Option<u64>,
-    /// Processor that guests of microVMs see: host, x86-64-v2, x86-64-v3 or x86-64-v4. Snapshots run
-    /// on hosts that have what their guests saw. Needs VT-x or AMD-V
+    /// Processor that guests of microVMs see: host, x86-64-v2, x86-64-v3 or x86-64-v4. Snapshots
+    /// run on hosts that have what their guests saw. Needs VT-x or AMD-V
     #[arg(long, env = "JIFFY_CPU_LEVEL", value_name = "LEVEL", default_value_t)]
     pub cpu_level: CpuLevel,
     /// The limits of VMMs

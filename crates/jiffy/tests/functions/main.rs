@@ -94,6 +94,9 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// One daemon for all of it, as its start takes longer than most of the steps.
+/// Part of the test's story.
+type Step = fn(&FunctionDaemon);
+
 #[test]
 fn functions_are_deployed_reached_managed_and_survive() {
     let test = "functions_are_deployed_reached_managed_and_survive";
@@ -104,7 +107,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
         remote,
         modules: tempfile::tempdir().unwrap(),
     };
-    let steps: [(&str, fn(&FunctionDaemon)); 7] = [
+    let steps: [(&str, Step); 7] = [
         ("commands and versions", commands_and_versions),
         ("keys and public names", keys_and_public_names),
         ("limits and logs", limits_and_logs),
@@ -392,6 +395,6 @@ fn removal(daemon: &FunctionDaemon) {
     let labels: Vec<_> = labels.collect();
     home.ok(&[&["function", "rm"][..], &labels].concat());
     let directory = home.dir.path().join("functions");
-    assert_eq!(files(&directory), [PathBuf::new(); 0]);
+    assert_eq!(files(&directory), Vec::<PathBuf>::new());
     assert_eq!(daemon.processes(), [0; 0]);
 }

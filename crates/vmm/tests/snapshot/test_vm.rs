@@ -495,7 +495,6 @@ impl TestVm {
 
 impl Drop for TestVm {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.child.kill().and_then(|()| self.child.wait());
     }
 }

@@ -1,0 +1,29 @@
+//! Verification of a microVM's snapshot.
+
+use jiffy_engine::{DamagedChunk, EngineError, VerifiedSnapshot};
+use jiffy_snapshot::{Store, VerifyResult};
+
+/// Compares the snapshots of a lineage with their checksums. Blocks.
+pub(super) fn verify(store: &Store, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+    let lineage = store.lineage(id).map_err(EngineError::failed)?;
+    let verified = lineage.snapshots().iter().map(|snapshot| {
+        let result = snapshot.verify().map_err(EngineError::failed)?;
+        let sealed = result != VerifyResult::NoChecksums;
+        let damaged = match result {
+            VerifyResult::Damaged(damages) => damages,
+            VerifyResult::NoChecksums | VerifyResult::Intact => Vec::new(),
+        };
+        Ok(VerifiedSnapshot {
+            id: snapshot.id().to_owned(),
+            sealed,
+            damaged: damaged
+                .into_iter()
+                .map(|d| DamagedChunk {
+                    file: d.file,
+                    chunk: d.chunk,
+                })
+                .collect(),
+        })
+    });
+    verified.collect()
+}
