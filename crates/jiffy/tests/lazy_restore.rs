@@ -48,7 +48,7 @@ impl Hosts {
     }
 
     fn start(&self, options: &[&str]) {
-        let start = ["daemon", "start"];
+        let start = ["daemon", "start", "--no-listen"];
         self.here
             .ok(&[&start[..], &self.store.options(), options].concat());
     }
