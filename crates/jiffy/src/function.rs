@@ -5,7 +5,6 @@ mod deploy;
 mod invoke;
 mod logs;
 mod new;
-mod source;
 mod table;
 
 use crate::cli::{FunctionArgs, FunctionCommand, FunctionOutputArgs};

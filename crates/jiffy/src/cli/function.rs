@@ -113,15 +113,13 @@ pub struct FunctionArgs {
 
 Examples:
   jiffy function deploy hello hello.wasm --public
-  jiffy function new --lang rust count && jiffy function deploy count count
   jiffy function deploy report report.wasm --env TOKEN --schedule '*/5 * * * *'"
 )]
 pub struct FunctionDeployArgs {
     /// Name: a-z, 0-9 and single dashes, 48 characters at most
     pub name: String,
-    /// WebAssembly module or component, or a directory with a program `build` that makes one as
-    /// function.wasm: it runs in a sandbox of the template functions-builder
-    #[arg(value_name = "FILE|DIRECTORY")]
+    /// WebAssembly module or component
+    #[arg(value_name = "FILE")]
     pub source: PathBuf,
     /// Set an environment variable; without =VALUE, take it from here
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
