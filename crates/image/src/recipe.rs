@@ -93,7 +93,7 @@ macro_rules! files {
     };
 }
 
-const BUILT_IN: [BuiltIn; 6] = [
+const BUILT_IN: [BuiltIn; 5] = [
     ("base", files!("base": "recipe.toml", "customize")),
     (
         "browser",
@@ -109,13 +109,6 @@ const BUILT_IN: [BuiltIn; 6] = [
     (
         "docker",
         files!("docker": "recipe.toml", "customize", "start"),
-    ),
-    (
-        "functions-builder",
-        files!(
-            "functions-builder": "recipe.toml", "customize", "cargo.toml", "package.json",
-            "requirements.txt"
-        ),
     ),
     (
         "node",
