@@ -247,6 +247,7 @@ fn an_adopted_process_reaches_nothing_until_it_is_allowed() {
         .unwrap();
     assert_eq!(ask(), "R2");
     first.leave();
+    drop(first);
     let mut second = TenantProcess::adopt(path).unwrap();
     second.set_egress(granted);
     assert_eq!(ask(), DENIED);
