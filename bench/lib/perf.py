@@ -1,5 +1,5 @@
 """Counts of all that a process and those that it starts do, by the kernel's performance events."""
-import ctypes, os, pathlib, struct, subprocess, sys, tempfile
+import ctypes, errno, os, pathlib, struct, subprocess, sys, tempfile
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}[os.uname().machine]
@@ -31,7 +31,8 @@ class Counts:
         self.files = {name: [] for name in events}
         for thread in map(int, os.listdir(f"/proc/{pid}/task")):
             for name, (kind, config) in events.items():
-                self.files[name].append(self.opened(kind, config, thread))
+                if (file := self.opened(kind, config, thread)) is not None:
+                    self.files[name].append(file)
 
     @staticmethod
     def opened(kind, config, thread):
@@ -39,6 +40,8 @@ class Counts:
         struct.pack_into("IIQQQQQ", attribute, 0, kind, ATTRIBUTE_BYTES, config, 0, 0, 0, INHERIT)
         buffer = (ctypes.c_char * ATTRIBUTE_BYTES).from_buffer(attribute)
         file = LIBC.syscall(SYS_PERF_EVENT_OPEN, buffer, thread, -1, -1, 0)
+        if file < 0 and ctypes.get_errno() == errno.ESRCH:
+            return None  # It has ended since.
         if file < 0:
             sys.exit(f"perf_event_open: {os.strerror(ctypes.get_errno())}: root is needed")
         return file
