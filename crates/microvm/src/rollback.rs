@@ -76,6 +76,7 @@ impl MicroVm {
             pagemap: File::open(format!("/proc/{}/pagemap", self.vmm_pid())).map_err(refused)?,
         };
 
+        let _closed = self.connect_gate.write().await;
         let (sender, mut steps) = mpsc::channel(4);
         self.next_steps.set(Some(sender));
         let former = self.identity.send_replace(Some(spec.identity.clone()));

@@ -7,6 +7,7 @@ mod launch;
 
 pub(crate) use boot::BOOT_TIMEOUT;
 pub use boot_error::BootError;
+pub(crate) use connector::ConnectGate;
 pub use connector::{ConnectError, Connector};
 pub(crate) use launch::{LaunchSpec, MicroVmParts, console_ring};
 
@@ -33,6 +34,7 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct MicroVm {
     pub(crate) link: Arc<ControlSocket>,
+    pub(crate) connect_gate: ConnectGate,
     console: Arc<ConsoleRing>,
     end: watch::Receiver<Option<ExitReason>>,
     driver: JoinHandle<()>,
@@ -62,7 +64,10 @@ impl MicroVm {
 
     /// Opener of streams to the guest that is independent of this value's lifetime.
     pub fn connector(&self) -> Connector {
-        Connector(self.link.clone())
+        Connector {
+            link: self.link.clone(),
+            gate: self.connect_gate.clone(),
+        }
     }
 
     /// Asks the guest to return `target_mib` MiB of its memory.

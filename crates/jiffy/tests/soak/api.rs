@@ -1,13 +1,16 @@
 //! Calls of clients that may lose their daemon at any moment.
 
+use super::model::locked;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-/// Longest time for an answer; a daemon that is killed closes its connections at once.
-const ANSWER_LIMIT: Duration = Duration::from_secs(90);
+/// Longest time for an answer, also of guests whose programs wait 15 s; a daemon that is killed
+/// closes its connections at once.
+const ANSWER_LIMIT: Duration = Duration::from_secs(45);
 
 /// Outcome of a call.
 #[derive(Debug, Clone)]
@@ -54,6 +57,8 @@ impl Reply {
 /// A daemon's socket.
 pub struct Api {
     pub socket: PathBuf,
+    /// Calls without an answer within [`ANSWER_LIMIT`].
+    pub unanswered: Mutex<Vec<String>>,
 }
 
 impl Api {
@@ -77,10 +82,18 @@ impl Api {
             "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
-        match self.exchange(&request) {
+        let began = Instant::now();
+        let reply = match self.exchange(&request) {
             Ok(answer) => parsed(&answer),
             Err(e) => Reply::Lost(e.to_string()),
+        };
+        let took = began.elapsed();
+        if took > ANSWER_LIMIT {
+            let head = request.lines().take(4).collect::<Vec<_>>().join(", ");
+            let told = format!("{head}: {took:?} until {}", reply.short());
+            locked(&self.unanswered).push(told);
         }
+        reply
     }
 
     fn exchange(&self, request: &str) -> std::io::Result<String> {

@@ -19,6 +19,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -179,6 +180,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
     let memory_mib = if engine::is_gvisor() { 256 } else { 128 };
     let api = Api {
         socket: test_home.dir.path().join("run/jiffy.sock"),
+        unanswered: Mutex::default(),
     };
     let soak = SoakModel::new(api, memory_mib);
     let first = from_template(&soak, test_home).unwrap().unwrap();
@@ -204,6 +206,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
     if let Err(found) = done {
         locked(&soak.found).push(found);
     }
+    locked(&soak.found).append(&mut locked(&soak.api.unanswered));
     let tally = format!("{:?}", locked(&soak.tally));
     let daemons = soak.daemon_kills.load(SeqCst) / 2;
     let vmms = soak.vmm_kills.load(SeqCst);

@@ -214,12 +214,19 @@ impl LockedSandbox<'_> {
             before,
             "rollback",
             &reply,
-            &[was, State::Running, State::Broken],
+            &[was, State::Running, State::Paused, State::Broken],
         )?;
-        if self.model.state == State::Running {
-            self.model.numbers.extend(&snapshot.numbers);
-        }
+        self.half_rolled_back(was, snapshot);
         Ok(())
+    }
+
+    /// Takes in what may be in one whose rollback was cut off. One that ran and sleeps now was on
+    /// its way back in its place, and sleeps in the snapshot.
+    pub fn half_rolled_back(&mut self, was: State, snapshot: &Snapshot) {
+        match (was, self.model.state) {
+            (State::Running, State::Paused) => self.model.numbers.clone_from(&snapshot.numbers),
+            _ => self.model.numbers.extend(&snapshot.numbers),
+        }
     }
 
     pub fn pause(&mut self) -> Result<(), String> {

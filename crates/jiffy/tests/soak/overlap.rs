@@ -113,7 +113,12 @@ impl LockedSandbox<'_> {
             false => self.model.numbers.extend(&snapshot.numbers),
         }
         if self.soak.killed_since(before) {
-            return self.settle(&[State::Running, State::Broken]);
+            let was = self.model.state;
+            self.settle(&[State::Running, State::Paused, State::Broken])?;
+            if !put_back.is_done() {
+                self.half_rolled_back(was, &snapshot);
+            }
+            return Ok(());
         }
         self.weigh(before, "rollback beside a write", &[&put_back])
     }

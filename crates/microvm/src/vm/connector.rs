@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream as BlockingStream;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
+use tokio::sync::RwLock;
 
 /// Time for a VMM to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,20 +30,34 @@ pub enum ConnectError {
 
 /// Opener of streams to one guest.
 #[derive(Debug, Clone)]
-pub struct Connector(pub(super) Arc<ControlSocket>);
+pub struct Connector {
+    pub(super) link: Arc<ControlSocket>,
+    pub(super) gate: ConnectGate,
+}
+
+/// Held shut while the guest is put back to a snapshot: it forgets all streams when it runs again,
+/// without a word to whoever has opened one meanwhile and waits for an answer.
+pub(crate) type ConnectGate = Arc<RwLock<()>>;
 
 impl Connector {
     /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. Waits for
-    /// a VMM that is busy with other connections.
+    /// a VMM that is busy with other connections, and for the end of a rollback.
     pub async fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
+        let opened = async {
+            let _open = self.gate.read().await;
+            self.open(port).await
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, opened)
+            .await
+            .map_err(|_| ConnectError::Busy)?
+    }
+
+    async fn open(&self, port: u32) -> Result<UnixStream, ConnectError> {
         // The VMM sets the mode of its own end.
         let (ours, theirs) = BlockingStream::pair()?;
         let request = Request::Connect { port };
         let fds = [theirs.as_fd()];
-        let sent = self.0.send_when_writable(&request, &fds);
-        tokio::time::timeout(CONNECT_TIMEOUT, sent)
-            .await
-            .map_err(|_| ConnectError::Busy)??;
+        self.link.send_when_writable(&request, &fds).await?;
         ours.set_nonblocking(true)?;
         Ok(UnixStream::from_std(ours)?)
     }

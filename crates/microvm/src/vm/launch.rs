@@ -1,6 +1,6 @@
 //! Start of a VMM, and of the task that drives it.
 
-use super::{BootError, MicroVm};
+use super::{BootError, ConnectGate, MicroVm};
 use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
 use crate::snapshot_context::SnapshotContext;
@@ -135,6 +135,7 @@ impl MicroVm {
         };
         Self {
             link,
+            connect_gate: ConnectGate::default(),
             console,
             end,
             driver: tokio::spawn(driver.run(end_sender)),
