@@ -12,6 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Any error.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -70,6 +72,20 @@ impl RunningProcess {
     /// The process, unless it is over. Does not keep it from ending as idle.
     pub(crate) fn peek(self: Arc<Self>) -> Option<Arc<Self>> {
         Some(self).filter(|running| !running.is_over())
+    }
+
+    /// Waits until the process has ended, at most for `limit`. One that is killed closes its
+    /// connections before its end is told.
+    pub(crate) async fn wait_for_end(&self, limit: Duration) {
+        let Ok(pidfd) = self.process.pidfd() else {
+            return;
+        };
+        // SAFETY: the descriptor is a pidfd of its own, which the value that is made here owns.
+        let Ok(pidfd) = (unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) })
+        else {
+            return;
+        };
+        let _ = tokio::time::timeout(limit, pidfd.readable()).await;
     }
 
     /// Refuses further uses, if there is none and was none for `idle`.

@@ -19,9 +19,12 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Attempts of a request that may be repeated.
 const MAX_ATTEMPTS: u32 = 3;
+/// Longest time between the loss of a connection and the end of the process that caused it.
+const MAX_END_DELAY: Duration = Duration::from_millis(200);
 /// Header of a request's id, which the gateway sets.
 const REQUEST_ID_HEADER: &str = "x-request-id";
 /// Name under which a request with too long a body is counted, as by the process.
@@ -70,6 +73,7 @@ impl Functions {
                         || FunctionError::Unavailable("their process ended meanwhile".to_owned());
                     request = again.ok_or_else(failed)?;
                     attempt += 1;
+                    in_use.0.wait_for_end(MAX_END_DELAY).await;
                 }
             }
         }
