@@ -64,14 +64,20 @@ impl<E: Engine> BuildJob<E> {
         *fresh = true;
         said(shown);
         let agent = self.agent(at).await?;
-        match &step.action {
+        let done = match &step.action {
             StepAction::Run { command, user } => {
-                self.run_command(&agent, at, command, user.as_deref(), name)
-                    .await?;
+                let run = self.run_command(&agent, at, command, user.as_deref(), name);
+                run.await
             }
-            StepAction::Copy(copy) => self.run_copy(&agent, at, copy, files, before).await?,
-            StepAction::AddUser(user) => add_user(&agent, user).await?,
-            _ => {}
+            StepAction::Copy(copy) => self.run_copy(&agent, at, copy, files, before).await,
+            StepAction::AddUser(user) => add_user(&agent, user).await,
+            _ => Ok(()),
+        };
+        // Its programs saw I/O errors, whatever they made of them.
+        let sandbox = at.sandbox.as_deref().unwrap_or_default();
+        match self.inner.sandboxes.observe().disk_failure(sandbox) {
+            Some(reason) => return Err(BuildFailure::new(reason)),
+            None => done?,
         }
         at.config.apply(&step.action).map_err(BuildFailure::new)?;
         if let StepAction::Workdir(_) = step.action {
