@@ -3,10 +3,17 @@
 
 mod support;
 
+use serde_json::Value;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use support::engine::is_gvisor;
 use support::test_home::TestHome;
-use support::wait_for;
+use support::{sandbox_http, wait_for};
+
+/// Longest silence of a connection to a guest that was put back.
+const CUT_OFF_LIMIT: Duration = Duration::from_secs(15);
 
 #[test]
 fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
@@ -145,6 +152,49 @@ fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
     for line in 0..3 {
         assert_ne!(warm[0].1.lines().nth(line), warm[1].1.lines().nth(line));
     }
+}
+
+#[test]
+fn requests_beside_rollbacks_are_answered_or_cut_off() {
+    let test = "requests_beside_rollbacks_are_answered_or_cut_off";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    let id = test_home.ok(&["create"]);
+    let serve = "cd /tmp; python3 -m http.server 8000 >/dev/null 2>&1 & \
+                 until curl -s localhost:8000 >/dev/null; do sleep 0.1; done";
+    test_home.sh(&id, serve);
+    test_home.ok(&["snapshot", &id, "--name", "serving"]);
+    let over = AtomicBool::new(false);
+    let (home, sandbox, done) = (&test_home, id.as_str(), &over);
+    let answered = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(move || {
+                    let mut answered = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        let mut stream =
+                            sandbox_http::send(home, sandbox, 8000, "GET", "/", &Value::Null);
+                        stream.set_read_timeout(Some(CUT_OFF_LIMIT)).unwrap();
+                        let mut answer = Vec::new();
+                        match stream.read_to_end(&mut answer) {
+                            Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
+                            _ => answered += u32::from(answer.starts_with(b"HTTP/1.0 200")),
+                        }
+                    }
+                    Some(answered)
+                })
+            })
+            .collect();
+        for _ in 0..50 {
+            test_home.ok(&["rollback", &id, "serving"]);
+        }
+        over.store(true, Ordering::Relaxed);
+        let ended = clients.into_iter().map(|client| client.join().unwrap());
+        ended.collect::<Vec<_>>()
+    });
+    let all: Option<u32> = answered.iter().copied().sum();
+    assert!(all.is_some_and(|all| all > 0), "{answered:?}");
 }
 
 #[test]
