@@ -412,7 +412,8 @@ func (s *server) destroy(id string, g *guest) error {
 	}
 	defer g.turn.Unlock()
 	err := g.container.Destroy()
-	if err != nil {
+	// runsc never removes groups that it takes for another's, as those of a making that was cut off.
+	if err != nil || len(groupsOf(id)) > 0 {
 		err = s.clear(id)
 	}
 	g.console.close()

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{PROBE, TestClient, TestTenant, constant};
+use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
 
 fn refused(tenant: &TestTenant, module: &[u8]) -> String {
     match tenant.compile(module) {
@@ -157,6 +157,7 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
                 }
             });
         }
+        let _done = SetOnDrop(&done);
         let start = Instant::now();
         for round in 1..=30u32 {
             let due = start + Duration::from_millis(100) * round;
@@ -167,7 +168,6 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
                 FunctionLimits::default(),
             );
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert!(
         seen.iter().all(|count| count.load(Ordering::Relaxed) > 10),

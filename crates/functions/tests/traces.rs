@@ -6,7 +6,7 @@ mod support;
 use jiffy_proto::function::{FunctionLimits, SlotReset, TenantLimits};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
-use support::{TRACES, TestTenant};
+use support::{SetOnDrop, TRACES, TestTenant};
 
 const REQUESTS: u32 = 10_000;
 const COMPACTION_INTERVAL: Duration = Duration::from_millis(20);
@@ -34,7 +34,7 @@ fn the_fast_reset_leaves_no_mark_while_memory_is_compacted() {
                 std::thread::sleep(COMPACTION_INTERVAL);
             }
         });
-        let _done = Done(&done);
+        let _done = SetOnDrop(&done);
         look_for_marks(&tenant);
     });
     let kept = anonymous_kib(tenant.process.id());
@@ -46,15 +46,6 @@ fn the_fast_reset_leaves_no_mark_while_memory_is_compacted() {
         kept > given_back + 400,
         "{kept} KiB, strict {given_back} KiB"
     );
-}
-
-/// Ends a thread even if the test fails.
-struct Done<'a>(&'a AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn anonymous_kib(process: u32) -> u64 {

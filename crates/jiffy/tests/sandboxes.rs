@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::engine::is_gvisor;
 use support::test_home::TestHome;
-use support::{sandbox_http, wait_for};
+use support::{SetOnDrop, sandbox_http, wait_for};
 
 /// Longest silence of a connection to a guest that was put back.
 const CUT_OFF_LIMIT: Duration = Duration::from_secs(15);
@@ -186,10 +186,11 @@ fn requests_beside_rollbacks_are_answered_or_cut_off() {
                 })
             })
             .collect();
+        let set = SetOnDrop(&over);
         for _ in 0..50 {
             test_home.ok(&["rollback", &id, "serving"]);
         }
-        over.store(true, Ordering::Relaxed);
+        drop(set);
         let ended = clients.into_iter().map(|client| client.join().unwrap());
         ended.collect::<Vec<_>>()
     });

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Time after which a read of the client fails.
@@ -221,4 +221,14 @@ pub fn constant(text: &str) -> Vec<u8> {
             (func (export "jiffy_out") (result i32) (i32.const 0)))"#
     )
     .into_bytes()
+}
+
+/// Tells threads of a scope that the test is over, also when it has failed: the scope waits for
+/// them.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

@@ -291,6 +291,7 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
                 }
             });
         }
+        let _done = support::SetOnDrop(&done);
         let mut client = daemon.connect(&daemon.remote.key);
         let start = Instant::now();
         for round in 1..=seconds * 10 {
@@ -302,7 +303,6 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
             let answer = client.send("POST", "/functions/swap/rollback", body.as_bytes());
             assert_eq!(answer.unwrap().status, 200);
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert!(count.into_inner() > 100);
 }
@@ -334,6 +334,7 @@ fn killed_process(daemon: &FunctionDaemon) {
                 }
             });
         }
+        let _done = support::SetOnDrop(&done);
         std::thread::sleep(Duration::from_millis(100));
         kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
         let killed = Instant::now();
@@ -342,7 +343,6 @@ fn killed_process(daemon: &FunctionDaemon) {
             (answer.status == 200).then(|| killed.elapsed())
         });
         assert!(back < Duration::from_secs(1), "{back:?}");
-        done.store(true, Ordering::Relaxed);
     });
     let removed = daemon
         .connect(&other)

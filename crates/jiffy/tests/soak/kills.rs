@@ -10,7 +10,7 @@ use super::random::TestRandom;
 use super::spawn::from_template;
 use crate::support::lab::with_lab;
 use crate::support::test_home::TestHome;
-use crate::support::{engine, jiffy, wait_for};
+use crate::support::{SetOnDrop, engine, jiffy, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -200,6 +200,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
                 client(soak, test_home, TestRandom::new(seed, number));
             });
         }
+        let _over = SetOnDrop(&soak.over);
         storm(&soak, &mut daemon, TestRandom::new(seed, CLIENTS), time);
     });
     let done = final_checks::verify_all(&soak);

@@ -16,6 +16,7 @@ use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jiffy_proto::vm::jail::MAKE_ARGUMENT;
@@ -241,4 +242,14 @@ pub fn read_until(stream: &mut impl Read, needle: &str) -> String {
         text.push(byte[0]);
     }
     String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Tells threads of a scope that the test is over, also when it has failed: the scope waits for
+/// them.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
