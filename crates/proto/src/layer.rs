@@ -6,6 +6,12 @@
 //! (u64), then two bit maps, `stored` and `zero`, unit `n` at bit `n % 64` of little-endian word `n
 //! / 64`. A unit in neither map is that of the layers below.
 
+mod index_file;
+
+pub use index_file::IndexFileError;
+
+use index_file::IndexDecoder;
+
 /// Unit of memory layers in bytes.
 pub const MEMORY_CHUNK: u32 = 64 << 10;
 /// Unit of sets of guest pages in bytes.
@@ -232,6 +238,14 @@ impl LayerIndex {
 
     /// Decodes an index of any unit and size.
     pub fn decode_any(data: &[u8]) -> Result<Self, IndexError> {
+        let (header, maps) = data.split_at_checked(HEADER_BYTES).unwrap_or((data, &[]));
+        let mut decoder = IndexDecoder::new(header, data.len() as u64)?;
+        decoder.push(maps)?;
+        Ok(decoder.finish())
+    }
+
+    /// Unit in bytes, and number of units.
+    fn decode_header(data: &[u8]) -> Result<(u32, u64), IndexError> {
         let (magic, rest) = data.split_first_chunk().ok_or(IndexError::Magic)?;
         if *magic != MAGIC {
             return Err(IndexError::Magic);
@@ -243,32 +257,13 @@ impl LayerIndex {
             return Err(IndexError::Version(version));
         }
         let (unit, rest) = rest.split_first_chunk().ok_or(SHORT)?;
-        let (units, rest) = rest.split_first_chunk().ok_or(SHORT)?;
+        let (units, _) = rest.split_first_chunk().ok_or(SHORT)?;
         let unit = u32::from_le_bytes(*unit);
         let units = u64::from_le_bytes(*units);
         if unit == 0 || units > MAX_UNITS {
             return Err(IndexError::Damaged("its sizes make no sense"));
         }
-        if data.len() != Self::encoded_len(units) {
-            return Err(IndexError::Damaged("its length is wrong"));
-        }
-        let words: Vec<u64> = rest
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&word| u64::from_le_bytes(word))
-            .collect();
-        let (stored, zero) = words.split_at(words.len() / 2);
-        let both = stored.iter().zip(zero).any(|(a, b)| a & b != 0);
-        let index = Self {
-            unit,
-            stored: UnitSet::from_words(units, stored),
-            zero: UnitSet::from_words(units, zero),
-        };
-        if both || index.stored.words != stored || index.zero.words != zero {
-            return Err(IndexError::Damaged("its maps contradict each other"));
-        }
-        Ok(index)
+        Ok((unit, units))
     }
 }
 

@@ -139,5 +139,5 @@ fn copy(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
 }
 
 fn write_index(file: &File, index: &LayerIndex) -> io::Result<()> {
-    file.write_all_at(&index.encode(), 0)
+    index.write(file)
 }

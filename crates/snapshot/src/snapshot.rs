@@ -6,7 +6,6 @@ use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Longest manifest in bytes.
@@ -198,10 +197,7 @@ impl Snapshot {
 
 /// Reads an index from the beginning of its file.
 pub fn read_index(file: &File) -> io::Result<LayerIndex> {
-    let length = file.metadata()?.len().min(MAX_INDEX_BYTES);
-    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-    file.read_exact_at(&mut bytes, 0)?;
-    LayerIndex::decode_any(&bytes).map_err(io::Error::other)
+    Ok(LayerIndex::read(file, MAX_INDEX_BYTES)?)
 }
 
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {

@@ -14,7 +14,7 @@ use crate::virtio::mmio::{IrqLine, MmioDevice, QUEUE_NOTIFY};
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::vsock::{GuestConnect, Vsock};
-use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
+use jiffy_proto::layer::{DISK_BLOCK, IndexFileError, LayerIndex};
 use jiffy_proto::snapshot::{LayerFiles, MAX_LAYERS};
 use jiffy_proto::vm::{DiskConfig, DiskLimits, Event, FdIndex, NetConfig, VsockConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
@@ -167,9 +167,11 @@ pub(super) fn read_layer_index(
     unit: u32,
 ) -> Result<LayerIndex, VmmError> {
     let file = File::from(fds.take(file, what)?);
-    let bytes = read_all(&file, MAX_INDEX_BYTES).map_err(|e| VmmError::host(what, e))?;
     let refuse = |e: &dyn std::fmt::Display| VmmError::Config(format!("{what}: {e}"));
-    let index = LayerIndex::decode_any(&bytes).map_err(|e| refuse(&e))?;
+    let index = LayerIndex::read(&file, MAX_INDEX_BYTES).map_err(|e| match e {
+        IndexFileError::Io(e) => VmmError::host(what, e),
+        IndexFileError::Index(e) => refuse(&e),
+    })?;
     if index.unit != unit {
         return Err(refuse(&"its unit is of another size"));
     }

@@ -79,7 +79,7 @@ impl FrozenMachine {
         let failed = |e: io::Error| VmmError::host("writing the snapshot's state", e);
         state.write_all_at(&self.state, 0).map_err(failed)?;
         for (_, index, file) in &self.disks {
-            file.write_all_at(&index.encode(), 0).map_err(failed)?;
+            index.write(file).map_err(failed)?;
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl FrozenMachine {
         let index = LayerIndex::encoded_len(chunks_of_memory) as u64;
         let disks = self.disks.iter().map(|(_, index, _)| {
             let blocks = index.stored.count().saturating_mul(DISK_BLOCK.into());
-            blocks.saturating_add(index.encode().len() as u64)
+            blocks.saturating_add(LayerIndex::encoded_len(index.units()) as u64)
         });
         let state = self.state.len() as u64;
         disks.fold(chunks + index + state, u64::saturating_add)
@@ -407,10 +407,12 @@ impl Vm {
     fn read_index(&self, file: &File) -> Result<LayerIndex, VmmError> {
         let failed = |e: io::Error| VmmError::host("reading the memory index", e);
         let linear = LinearMemory::new(&self.machine.memory)?;
-        let mut bytes = vec![0; LayerIndex::encoded_len(linear.chunks())];
-        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-        LayerIndex::decode(&bytes, MEMORY_CHUNK, linear.bytes())
-            .map_err(|e| VmmError::host("reading the memory index", e))
+        let limit = LayerIndex::encoded_len(linear.chunks()) as u64;
+        let index = LayerIndex::read(file, limit).map_err(|e| failed(e.into()))?;
+        match index.unit == MEMORY_CHUNK && index.units() == linear.chunks() {
+            true => Ok(index),
+            false => Err(failed(io::Error::other("it is of other memory"))),
+        }
     }
 
     /// Makes the snapshot the VM's newest memory layer.
@@ -451,9 +453,7 @@ impl Vm {
             stored: scan_pages(&pagemap, &linear, PageFilter::Private).map_err(|e| failed(&e))?,
             ..LayerIndex::empty(MEMORY_PAGE, linear.bytes())
         };
-        pages
-            .write_all_at(&written.encode(), 0)
-            .map_err(|e| failed(&e))?;
+        written.write(&pages).map_err(|e| failed(&e))?;
         write_touched(&file, &pagemap, &linear).map_err(|e| failed(&e))
     }
 }
@@ -464,6 +464,6 @@ fn write_touched(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Resu
         stored: scan_pagemap(pagemap, linear, PageFilter::Present)?,
         ..LayerIndex::empty(MEMORY_CHUNK, linear.bytes())
     };
-    file.write_all_at(&set.encode(), 0)?;
+    set.write(file)?;
     Ok(set.stored.count())
 }

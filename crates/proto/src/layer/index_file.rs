@@ -1,0 +1,142 @@
+//! Indexes in files, which are as long as their maps and mostly zeroes: 640 KiB for a disk of
+//! 10 GiB, of which a sandbox that slept for a moment has written a few blocks.
+
+use super::{HEADER_BYTES, IndexError, LayerIndex, UnitSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Bytes read at once: below what the allocator maps on its own, so that the memory of one index
+/// serves for the next.
+const READ_BYTES: usize = 64 << 10;
+/// Bytes of a part that is skipped if it is zero.
+const PART_BYTES: usize = 4 << 10;
+
+/// Failure to read an index from a file.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexFileError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It holds no index.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+impl From<IndexFileError> for io::Error {
+    fn from(error: IndexFileError) -> Self {
+        match error {
+            IndexFileError::Io(error) => error,
+            IndexFileError::Index(error) => Self::other(error),
+        }
+    }
+}
+
+/// Index under construction from the bytes after its header.
+pub(super) struct IndexDecoder {
+    index: LayerIndex,
+    /// Words that were decoded, of both maps together.
+    words: usize,
+}
+
+impl IndexDecoder {
+    /// Decodes the header of an index of `length` bytes.
+    pub(super) fn new(header: &[u8], length: u64) -> Result<Self, IndexError> {
+        let (unit, units) = LayerIndex::decode_header(header)?;
+        if usize::try_from(length) != Ok(LayerIndex::encoded_len(units)) {
+            return Err(IndexError::Damaged("its length is wrong"));
+        }
+        let index = LayerIndex {
+            unit,
+            stored: UnitSet::empty(units),
+            zero: UnitSet::empty(units),
+        };
+        Ok(Self { index, words: 0 })
+    }
+
+    /// Decodes further words. Memory of the maps in which all are zero is not touched.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), IndexError> {
+        let count = self.index.stored.words.len();
+        for part in bytes.chunks(PART_BYTES) {
+            let words = part.as_chunks().0;
+            if is_zero(part) {
+                self.words += words.len();
+                continue;
+            }
+            for &word in words {
+                let (at, word) = (self.words, u64::from_le_bytes(word));
+                self.words += 1;
+                if word == 0 {
+                    continue;
+                }
+                let (set, at) = match at.checked_sub(count) {
+                    None => (&mut self.index.stored, at),
+                    Some(at) => (&mut self.index.zero, at),
+                };
+                set.insert_word(at, word);
+                let inserted = set.words.get(at) == Some(&word);
+                let both = self
+                    .index
+                    .stored
+                    .words
+                    .get(at)
+                    .zip(self.index.zero.words.get(at));
+                if !inserted || both.is_none_or(|(stored, zero)| stored & zero != 0) {
+                    return Err(IndexError::Damaged("its maps contradict each other"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> LayerIndex {
+        self.index
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |or, &byte| or | byte) == 0
+}
+
+impl LayerIndex {
+    /// Reads an index of any unit and size from the start of a file of at most `limit` bytes. The
+    /// file's offset is not used.
+    pub fn read(file: &File, limit: u64) -> Result<Self, IndexFileError> {
+        let length = file.metadata()?.len();
+        if length > limit {
+            let reason = format!("{length} bytes are more than {limit}");
+            return Err(io::Error::other(reason).into());
+        }
+        let mut header = [0; HEADER_BYTES];
+        let read = length.min(HEADER_BYTES as u64) as usize;
+        let header = header.get_mut(..read).unwrap_or_default();
+        file.read_exact_at(header, 0)?;
+        let mut decoder = IndexDecoder::new(header, length)?;
+        let mut buffer = vec![0; READ_BYTES];
+        let mut at = HEADER_BYTES as u64;
+        while at < length {
+            let bytes = (length - at).min(READ_BYTES as u64);
+            let part = buffer.get_mut(..bytes as usize).unwrap_or_default();
+            file.read_exact_at(part, at)?;
+            decoder.push(part)?;
+            at += bytes;
+        }
+        Ok(decoder.finish())
+    }
+
+    /// Writes the index to an empty file. Parts that are zero become holes.
+    pub fn write(&self, file: &File) -> io::Result<()> {
+        let bytes = self.encode();
+        let last = bytes.len().saturating_sub(1) / PART_BYTES;
+        for (number, part) in bytes.chunks(PART_BYTES).enumerate() {
+            if number == last || !is_zero(part) {
+                file.write_all_at(part, (number * PART_BYTES) as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "index_file_tests.rs"]
+mod tests;
