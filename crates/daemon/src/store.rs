@@ -43,6 +43,7 @@ fn settings(options: &StoreOptions, home: &Home) -> RemoteSettings {
         upload_bytes_per_second: options
             .upload_mib_per_second
             .map(|mib| mib.saturating_mul(1 << 20)),
+        timeout: options.timeout,
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::Context;
 use copies::LocalCopies;
 use jiffy_client::step_bar::StepBar;
 use jiffy_image::Home;
-use jiffy_remote::{LastStore, RemoteSettings, RemoteStore};
+use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     ChunkUsage, DamagedSnapshot, GcOptions, GcReport, Hash, StoreError, StoreStats, Tenant,
     VerifyReport,
@@ -92,6 +92,7 @@ fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
         home: home.path().to_owned(),
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
+        timeout: STORE_TIMEOUT,
     });
     remote.with_context(|| format!("cannot use the store {url}"))
 }

@@ -1,7 +1,7 @@
 //! `jiffy store` on a directory and on a real S3 server (versitygw on the loopback device).
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use jiffy_remote::{LastStore, RemoteSettings, RemoteStore};
+use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     Attributes, EngineKind, LayerKind, PartSource, PushOptions, Selection, SnapshotSource,
 };
@@ -60,6 +60,7 @@ impl Host {
             home: self.home(),
             cache_bytes: u64::MAX,
             upload_bytes_per_second: None,
+            timeout: STORE_TIMEOUT,
         };
         let remote = RemoteStore::open(&settings).unwrap();
         LastStore::write(&settings).unwrap();

@@ -50,8 +50,9 @@ pub enum RemoteError {
 
 /// Time after which a store that did not answer is asked again.
 const STORE_RETRY: Duration = Duration::from_secs(5);
-/// Time after which a full disk or cache is tried again.
-const FULL_RETRY: Duration = Duration::from_secs(30);
+/// Time after which something that takes mending is tried again: a full or read-only disk, a full
+/// cache, credentials.
+const MENDING_RETRY: Duration = Duration::from_secs(30);
 
 impl RemoteError {
     /// True if something that a push is based on was removed from the store.
@@ -62,12 +63,13 @@ impl RemoteError {
     /// Time after which the same may succeed, if waiting is all it takes.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Store(StoreError::Unavailable { .. } | StoreError::Timeout { .. }) => {
-                Some(STORE_RETRY)
-            }
-            Self::Store(StoreError::CacheFull { .. } | StoreError::DiskFull { .. }) => {
-                Some(FULL_RETRY)
-            }
+            Self::Store(e) if e.is_unavailable() => Some(STORE_RETRY),
+            Self::Store(
+                StoreError::CacheFull { .. }
+                | StoreError::DiskFull { .. }
+                | StoreError::ReadOnly { .. }
+                | StoreError::Denied { .. },
+            ) => Some(MENDING_RETRY),
             _ => None,
         }
     }

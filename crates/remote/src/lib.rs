@@ -22,7 +22,7 @@ pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
 pub use pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART};
 pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
-pub use settings::{LastStore, RemoteSettings};
+pub use settings::{LastStore, RemoteSettings, STORE_TIMEOUT};
 pub use template_files::StoredTemplate;
 pub use working_set::first_chunks;
 

@@ -1,6 +1,6 @@
 //! The shared store as this host uses it.
 
-use crate::{RemoteError, RemoteSettings, key_file};
+use crate::{LastStore, RemoteError, RemoteSettings, key_file};
 use jiffy_store::{BackendSettings, Keyring, LayerCache, SharedStore, Tenant, Traffic};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -56,10 +56,16 @@ impl RemoteStore {
             }
         };
         let keyring = Keyring::load(&keys)?;
-        let backend = settings.url.open(BackendSettings {
+        let limits = BackendSettings {
+            deadline: settings.timeout,
             upload_bytes_per_second: settings.upload_bytes_per_second,
             ..BackendSettings::default()
-        })?;
+        };
+        let last = LastStore::read(&settings.home).ok().flatten();
+        let backend = match last.is_some_and(|last| last.url == settings.url.to_string()) {
+            true => settings.url.open_existing(limits),
+            false => settings.url.open(limits),
+        }?;
         let cache = LayerCache::open(dir.join("layers"), settings.cache_bytes)?;
         Ok(Arc::new(Self {
             shared: SharedStore::new(backend, keyring),
@@ -130,6 +136,7 @@ mod tests {
             home: dir.join("home"),
             cache_bytes: 1 << 20,
             upload_bytes_per_second: None,
+            timeout: crate::STORE_TIMEOUT,
         }
     }
 
@@ -151,5 +158,37 @@ mod tests {
         };
         let refused = RemoteStore::open(&missing).unwrap_err();
         assert!(matches!(refused, RemoteError::NoKeys { .. }), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_went_away_is_no_empty_store_and_is_not_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = RemoteSettings {
+            timeout: Duration::from_millis(100),
+            ..settings(dir.path())
+        };
+        let (bucket, away) = (dir.path().join("bucket"), dir.path().join("away"));
+        let remote = RemoteStore::open(&settings).unwrap();
+        LastStore::write(&settings).unwrap();
+        remote.tenant(None).await.unwrap();
+        std::fs::rename(&bucket, &away).unwrap();
+        // Not mounted: the mount point is there, and empty.
+        for empty in [false, true] {
+            if empty {
+                std::fs::create_dir(&bucket).unwrap();
+            }
+            // As before, and as a daemon that starts now.
+            for remote in [&remote, &RemoteStore::open(&settings).unwrap()] {
+                let failed = remote.find(None, "id").await.unwrap_err();
+                assert!(failed.retry_after().is_some(), "{failed}");
+                let failed = remote.tenant(Some("another")).await.unwrap_err();
+                let text = failed.to_string();
+                assert!(text.contains("mount") && text.contains("bucket"), "{text}");
+            }
+            assert!(!bucket.join("tenants").exists());
+        }
+        std::fs::remove_dir(&bucket).unwrap();
+        std::fs::rename(&away, &bucket).unwrap();
+        assert!(remote.find(None, "id").await.unwrap().is_none());
     }
 }

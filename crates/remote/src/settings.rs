@@ -5,6 +5,10 @@ use jiffy_store::StoreUrl;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Default of [`RemoteSettings::timeout`].
+pub const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// File in the data directory that names the store which was opened last.
 const LAST_STORE: &str = "store/last.json";
@@ -23,6 +27,8 @@ pub struct RemoteSettings {
     pub cache_bytes: u64,
     /// Bytes sent to the store per second; none: no limit.
     pub upload_bytes_per_second: Option<u64>,
+    /// Time for which a request to the store, with all its attempts, may bring no byte.
+    pub timeout: Duration,
 }
 
 /// Store that a daemon opened last on a data directory.

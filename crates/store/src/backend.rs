@@ -1,17 +1,25 @@
 //! Requests to a store: made again, hedged, limited and counted.
 
 use crate::StoreError;
+use crate::directory_store::DirectoryMissing;
+use crate::stall_clock::StallClock;
 use crate::traffic::{Bandwidth, Counters, Traffic, add};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{
+    Error, GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, ObjectStoreExt, PutMode,
+    PutPayload,
+};
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
+/// Bytes per second below which the upload of an object is given up.
+const MIN_UPLOAD_BYTES_PER_SECOND: u64 = 64 << 10;
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest reason of a failure that is shown.
 const MAX_REASON_CHARS: usize = 300;
@@ -24,11 +32,11 @@ pub struct BackendSettings {
     pub concurrency: usize,
     /// Attempts at a request.
     pub attempts: u32,
-    /// Time of one attempt.
+    /// Time for which an attempt may bring no byte; a write has more, by its size.
     pub request_timeout: Duration,
-    /// Time of all attempts at a request.
+    /// Time for which all attempts at a request may bring no byte; a write has more, by its size.
     pub deadline: Duration,
-    /// Time after which a range is asked for a second time; the first answer counts.
+    /// Time without a byte after which a range is asked for a second time; the first answer counts.
     pub hedge_after: Option<Duration>,
     /// Bytes written per second.
     pub upload_bytes_per_second: Option<u64>,
@@ -97,49 +105,99 @@ impl Backend {
         Path::from_iter(parts.chain(key.split('/').map(str::to_owned)))
     }
 
-    /// Makes a request until it succeeds, fails for good, or time is up.
-    async fn attempt<T, F, R>(&self, key: &str, mut request: F) -> Result<T, StoreError>
+    /// Clock of a request that writes `bytes` bytes.
+    fn clock(&self, bytes: u64) -> StallClock {
+        let more = Duration::from_secs(bytes / MIN_UPLOAD_BYTES_PER_SECOND);
+        StallClock::new(
+            self.settings.request_timeout + more,
+            self.settings.deadline + more,
+        )
+    }
+
+    /// Makes a request until it succeeds, fails for good, or has brought no byte for too long.
+    async fn attempt<T, F, R>(
+        &self,
+        key: &str,
+        clock: &StallClock,
+        mut request: F,
+    ) -> Result<T, StoreError>
     where
         F: FnMut() -> R,
         R: Future<Output = Result<T, Error>>,
     {
-        let limit = self.settings.deadline;
-        let attempts = async {
-            let mut number = 1;
-            loop {
-                let permit = self.permits.acquire().await;
-                let answer = tokio::time::timeout(self.settings.request_timeout, request()).await;
-                drop(permit);
-                let failure = match answer {
-                    Ok(Ok(value)) => return Ok(value),
-                    Ok(Err(e)) => e,
-                    Err(_) => generic("it did not answer in time"),
-                };
-                let error = classify(key, number, &failure);
-                let again = matches!(error, StoreError::Unavailable { .. }) && is_passing(&failure);
-                if !again || number >= self.settings.attempts {
-                    return Err(error);
+        let mut number = 1;
+        // The last answer, once there is one, says more than the time that passed.
+        let mut last = StoreError::Timeout {
+            object: key.to_owned(),
+            limit: clock.limit(),
+        };
+        loop {
+            let since = Instant::now();
+            let permit = self.permits.acquire().await;
+            // Others had their turn: that is no fault of the store.
+            clock.begin_attempt(since.elapsed());
+            let (failure, silent) = tokio::select! {
+                biased;
+                answer = request() => match answer {
+                    Ok(value) => return Ok(value),
+                    Err(e) => (e, false),
+                },
+                () = clock.stalled() => return Err(last),
+                () = clock.attempt_stalled() => (generic("it did not answer in time"), true),
+            };
+            drop(permit);
+            let error = classify(key, number, &failure);
+            let again = error.is_unavailable() && is_passing(&failure);
+            if !again || number >= self.settings.attempts {
+                return Err(error);
+            }
+            tracing::debug!("asking the store again for {key}: {failure}");
+            add(&self.counters.retries, 1);
+            if !silent {
+                last = error;
+            }
+            tokio::select! {
+                () = clock.stalled() => return Err(last),
+                () = tokio::time::sleep(backoff(number)) => {}
+            }
+            number += 1;
+        }
+    }
+
+    /// Reads the body of an answer, of which each piece counts as progress.
+    async fn body(&self, answer: GetResult, clock: &StallClock) -> Result<Bytes, Error> {
+        let length = answer.range.end.saturating_sub(answer.range.start);
+        let bytes = match answer.payload {
+            // At once: as a stream it comes in pieces of a few KiB.
+            GetResultPayload::File(..) => {
+                let bytes = answer.bytes().await?;
+                add(&self.counters.bytes_read, bytes.len() as u64);
+                bytes
+            }
+            GetResultPayload::Stream(mut pieces) => {
+                let mut bytes = BytesMut::with_capacity(usize::try_from(length).unwrap_or(0));
+                while let Some(piece) = pieces.try_next().await? {
+                    clock.tick();
+                    add(&self.counters.bytes_read, piece.len() as u64);
+                    if (bytes.len() + piece.len()) as u64 > length {
+                        return Err(generic("the answer is longer than it says"));
+                    }
+                    bytes.extend_from_slice(&piece);
                 }
-                tracing::debug!("asking the store again for {key}: {failure}");
-                add(&self.counters.retries, 1);
-                tokio::time::sleep(backoff(number)).await;
-                number += 1;
+                bytes.freeze()
             }
         };
-        tokio::time::timeout(limit, attempts)
-            .await
-            .unwrap_or_else(|_| {
-                Err(StoreError::Timeout {
-                    object: key.to_owned(),
-                    limit,
-                })
-            })
+        match bytes.len() as u64 == length {
+            true => Ok(bytes),
+            false => Err(generic("the answer was cut short")),
+        }
     }
 
     /// Reads an object of at most `limit` bytes.
     pub async fn get(&self, key: &str, limit: u64) -> Result<Bytes, StoreError> {
         let path = self.path(key);
-        let read = self.attempt(key, || async {
+        let clock = &self.clock(0);
+        let read = self.attempt(key, clock, || async {
             add(&self.counters.gets, 1);
             let answer = self.store.get_opts(&path, GetOptions::default()).await?;
             let size = answer.meta.size;
@@ -147,12 +205,8 @@ impl Backend {
                 return Ok(Err(size));
             }
             self.throttle(size).await;
-            let bytes = answer.bytes().await?;
-            add(&self.counters.bytes_read, bytes.len() as u64);
-            match bytes.len() as u64 == size {
-                true => Ok(Ok(bytes)),
-                false => Err(generic("the answer was cut short")),
-            }
+            clock.tick();
+            self.body(answer, clock).await.map(Ok)
         });
         read.await?.map_err(|bytes| StoreError::TooLarge {
             object: key.to_owned(),
@@ -167,21 +221,26 @@ impl Backend {
         }
     }
 
-    async fn read_range(&self, path: &Path, range: &Range<u64>) -> Result<Bytes, Error> {
+    async fn read_range(
+        &self,
+        path: &Path,
+        range: &Range<u64>,
+        clock: &StallClock,
+    ) -> Result<Bytes, Error> {
         add(&self.counters.gets, 1);
         let options = GetOptions {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let bytes = self.store.get_opts(path, options).await?.bytes().await?;
-        add(&self.counters.bytes_read, bytes.len() as u64);
+        let answer = self.store.get_opts(path, options).await?;
+        let bytes = self.body(answer, clock).await?;
         match bytes.len() as u64 == range.end - range.start {
             true => Ok(bytes),
             false => Err(generic("the answer was cut short")),
         }
     }
 
-    /// Reads a range of bytes of an object. A slow request is made a second time.
+    /// Reads a range of bytes of an object. A request that brings nothing is made a second time.
     pub async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         self.throttle(range.end.saturating_sub(range.start)).await;
         self.get_urgent(key, range).await
@@ -191,17 +250,20 @@ impl Backend {
     pub async fn get_urgent(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         let path = self.path(key);
         let hedge_after = self.settings.hedge_after;
-        self.attempt(key, || async {
-            let first = self.read_range(&path, &range);
+        let clock = &self.clock(0);
+        self.attempt(key, clock, || async {
+            let first = self.read_range(&path, &range, clock);
             let Some(after) = hedge_after else {
                 return first.await;
             };
             tokio::pin!(first);
-            if let Ok(answer) = tokio::time::timeout(after, &mut first).await {
-                return answer;
+            tokio::select! {
+                biased;
+                answer = &mut first => return answer,
+                () = clock.quiet_for(after) => {}
             }
             add(&self.counters.hedges, 1);
-            let second = self.read_range(&path, &range);
+            let second = self.read_range(&path, &range, clock);
             tokio::pin!(second);
             match futures_util::future::select(first, second).await {
                 futures_util::future::Either::Left((Ok(bytes), _))
@@ -218,7 +280,8 @@ impl Backend {
             upload.take(bytes.len() as u64).await;
         }
         let path = self.path(key);
-        self.attempt(key, || async {
+        let clock = self.clock(bytes.len() as u64);
+        self.attempt(key, &clock, || async {
             add(&self.counters.puts, 1);
             add(&self.counters.bytes_written, bytes.len() as u64);
             let payload = PutPayload::from_bytes(bytes.clone());
@@ -254,7 +317,8 @@ impl Backend {
     /// Size and time of an object, if it exists.
     pub async fn head(&self, key: &str) -> Result<Option<Listed>, StoreError> {
         let path = self.path(key);
-        let asked = self.attempt(key, || async {
+        let clock = self.clock(0);
+        let asked = self.attempt(key, &clock, || async {
             add(&self.counters.heads, 1);
             self.store.head(&path).await
         });
@@ -276,17 +340,21 @@ impl Backend {
             0 => 0,
             length => length + 1,
         };
-        self.attempt(prefix, || async {
+        let clock = &self.clock(0);
+        self.attempt(prefix, clock, || async {
             add(&self.counters.lists, 1);
-            let listed = self.store.list(Some(&path)).map_ok(|meta| Listed {
-                key: meta
-                    .location
-                    .as_ref()
-                    .get(skipped..)
-                    .unwrap_or("")
-                    .to_owned(),
-                bytes: meta.size,
-                modified_ms: meta.last_modified.timestamp_millis(),
+            let listed = self.store.list(Some(&path)).map_ok(|meta| {
+                clock.tick();
+                Listed {
+                    key: meta
+                        .location
+                        .as_ref()
+                        .get(skipped..)
+                        .unwrap_or("")
+                        .to_owned(),
+                    bytes: meta.size,
+                    modified_ms: meta.last_modified.timestamp_millis(),
+                }
             });
             listed.try_collect().await
         })
@@ -296,7 +364,8 @@ impl Backend {
     /// Removes an object; one that is missing is no error.
     pub async fn delete(&self, key: &str) -> Result<(), StoreError> {
         let path = self.path(key);
-        let removed = self.attempt(key, || async {
+        let clock = self.clock(0);
+        let removed = self.attempt(key, &clock, || async {
             add(&self.counters.deletes, 1);
             self.store.delete(&path).await
         });
@@ -364,8 +433,27 @@ fn reason(e: &(impl std::fmt::Display + ?Sized)) -> String {
     told.chars().take(MAX_REASON_CHARS).collect()
 }
 
+/// Reason for which there is no store at all, if that is why a request failed.
+fn absence(e: &Error) -> Option<String> {
+    if let Error::Generic { source, .. } = e
+        && let Some(missing) = source.downcast_ref::<DirectoryMissing>()
+    {
+        return Some(missing.to_string());
+    }
+    let told = e
+        .to_string()
+        .contains("<Code>NoSuchBucket</Code>")
+        .then(|| reason(e))?;
+    Some(format!(
+        "{told}; make the bucket, or check --store and AWS_ENDPOINT_URL"
+    ))
+}
+
 fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
     let object = key.to_owned();
+    if let Some(reason) = absence(e) {
+        return StoreError::Absent { object, reason };
+    }
     match e {
         Error::NotFound { .. } => StoreError::Missing { object },
         Error::AlreadyExists { .. } | Error::Precondition { .. } => StoreError::Conflict { object },

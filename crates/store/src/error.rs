@@ -46,12 +46,20 @@ pub enum StoreError {
         /// Last failure.
         reason: String,
     },
-    /// The store did not answer in time.
+    /// The directory or bucket of the store is not there: nothing is known of its objects.
+    #[error("the store is not there, asked for {object}: {reason}")]
+    Absent {
+        /// Key of the object.
+        object: String,
+        /// Place that was looked at, and remedy.
+        reason: String,
+    },
+    /// The store brought nothing for too long.
     #[error("the store did not answer for {object} within {limit:?}; try again when it does")]
     Timeout {
         /// Key of the object.
         object: String,
-        /// Deadline.
+        /// Time without a byte.
         limit: Duration,
     },
     /// The credentials do not allow the request.
@@ -155,6 +163,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// True if the store cannot be reached, or keeps failing.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable { .. } | Self::Absent { .. } | Self::Timeout { .. }
+        )
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         move |source| {
             let path = path.to_owned();

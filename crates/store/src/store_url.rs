@@ -1,8 +1,8 @@
 //! Address of a store.
 
+use crate::directory_store::DirectoryStore;
 use crate::{Backend, BackendSettings, StoreError};
 use object_store::aws::AmazonS3Builder;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use std::fmt;
@@ -72,39 +72,43 @@ impl FromStr for StoreUrl {
 }
 
 impl StoreUrl {
-    /// Opens the store. Makes no request.
+    /// Opens the store, and makes its directory if it is new. Makes no request.
     pub fn open(&self, settings: BackendSettings) -> Result<Backend, StoreError> {
+        if let Self::Directory(path) = self {
+            DirectoryStore::create(path).map_err(StoreError::io(path))?;
+        }
+        self.open_existing(settings)
+    }
+
+    /// Opens a store that was used before: a directory that is missing now is not made, as its file
+    /// system may not be mounted. Makes no request.
+    pub fn open_existing(&self, settings: BackendSettings) -> Result<Backend, StoreError> {
         let refused = |url: String, e: &dyn std::fmt::Display| StoreError::Url {
             url,
             reason: e.to_string(),
         };
         match self {
             Self::Directory(path) => {
-                std::fs::create_dir_all(path).map_err(StoreError::io(path))?;
-                let store = LocalFileSystem::new_with_prefix(path)
-                    .map_err(|e| refused(format!("file://{}", path.display()), &e))?
-                    .with_fsync(true);
+                let store = DirectoryStore::new(path.clone());
                 Ok(Backend::new(Arc::new(store), Path::default(), settings))
             }
             Self::S3 { bucket, prefix } => {
                 let url = format!("s3://{bucket}/{prefix}");
                 let prefix = Path::parse(prefix).map_err(|e| refused(url.clone(), &e))?;
-                let store = s3(bucket, &settings).map_err(|e| refused(url, &e))?;
+                let store = s3(bucket).map_err(|e| refused(url, &e))?;
                 Ok(Backend::new(store, prefix, settings))
             }
         }
     }
 }
 
-fn s3(
-    bucket: &str,
-    settings: &BackendSettings,
-) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+fn s3(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     // An error means that another provider is installed, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = ClientOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_timeout(settings.request_timeout);
+        // The backend has its own: a slow answer may take its time while bytes arrive.
+        .with_timeout_disabled();
     // Options go first: what the environment says of them (AWS_ALLOW_HTTP) holds.
     let mut builder = AmazonS3Builder::new().with_client_options(client);
     for (name, value) in std::env::vars() {

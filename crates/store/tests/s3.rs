@@ -92,6 +92,8 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(&program, dir.path());
     let store = connect(server.1, "testsecret");
+    let nowhere: StoreUrl = "s3://another-bucket/prefix".parse().unwrap();
+    let nowhere = SharedStore::new(nowhere.open(quick()).unwrap(), keyring());
     let stranger = connect(server.1, "wrong");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -133,6 +135,14 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
         assert_same(&store, &tenant, roots[0], &more).await;
         let refused = stranger.tenant("alice").await.unwrap_err();
         assert!(matches!(refused, StoreError::Denied { .. }), "{refused}");
+        for absent in [
+            nowhere.find_tenant("alice").await.unwrap_err(),
+            nowhere.tenant("alice").await.unwrap_err(),
+            nowhere.backend().get("any", 1).await.unwrap_err(),
+        ] {
+            assert!(matches!(absent, StoreError::Absent { .. }), "{absent}");
+            assert!(absent.to_string().contains("bucket"), "{absent}");
+        }
         let remote = store.open(&tenant, roots[0]).await.unwrap();
         drop(server);
         let cache = Arc::new(LayerCache::open(dir.path().join("cache"), u64::MAX).unwrap());

@@ -82,6 +82,7 @@ fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteSt
         home: dir.path().join(host),
         cache_bytes: 1 << 20,
         upload_bytes_per_second: limit,
+        timeout: jiffy_remote::STORE_TIMEOUT,
     });
     remote.unwrap()
 }

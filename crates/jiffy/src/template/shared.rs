@@ -5,7 +5,7 @@ use crate::cli::StoreTargetArgs;
 use anyhow::Context;
 use jiffy_client::progress::TemplateProgress;
 use jiffy_image::{Home, Reference, TemplateFiles, Templates, UnpackLimits, Visibility};
-use jiffy_remote::{RemoteSettings, RemoteStore, StoredTemplate};
+use jiffy_remote::{RemoteSettings, RemoteStore, STORE_TIMEOUT, StoredTemplate};
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,6 +22,7 @@ fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore
         // The daemon keeps the bound.
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
+        timeout: STORE_TIMEOUT,
     });
     remote.with_context(|| format!("cannot use the store {}", target.store))
 }

@@ -2,7 +2,7 @@
 
 use super::test_home::TestHome;
 use super::wait_for;
-use jiffy_remote::{FoundSnapshot, RemoteSettings, RemoteStore};
+use jiffy_remote::{FoundSnapshot, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -29,6 +29,7 @@ impl TestStore {
             home: dir.path().join("reader"),
             cache_bytes: u64::MAX,
             upload_bytes_per_second: None,
+            timeout: STORE_TIMEOUT,
         });
         drop(inside);
         let remote = remote.unwrap();

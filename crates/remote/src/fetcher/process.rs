@@ -18,6 +18,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// First argument of a program that is to run as the fetcher. The second one is its
 /// [`FetcherSettings`].
@@ -39,6 +40,8 @@ pub struct FetcherSettings {
     pub run: PathBuf,
     /// Bytes that cached layers may take on disk.
     pub cache_bytes: u64,
+    /// Milliseconds for which a request to the store may bring nothing.
+    pub timeout_ms: u64,
 }
 
 impl FetcherSettings {
@@ -50,6 +53,7 @@ impl FetcherSettings {
             home: store.home.clone(),
             run: run.to_owned(),
             cache_bytes: store.cache_bytes,
+            timeout_ms: u64::try_from(store.timeout.as_millis()).unwrap_or(u64::MAX),
         }
     }
 
@@ -60,6 +64,7 @@ impl FetcherSettings {
             home: self.home.clone(),
             cache_bytes: self.cache_bytes,
             upload_bytes_per_second: None,
+            timeout: Duration::from_millis(self.timeout_ms),
         })
     }
 }

@@ -45,6 +45,10 @@ pub enum Fault {
     Cut,
     /// A bit of the answer is flipped.
     Flip,
+    /// The answer comes in ten pieces, each after so long.
+    Trickle(Duration),
+    /// Half of the answer comes, and no more.
+    Halt,
     /// It never ends: the host that made it is gone.
     Never,
 }
@@ -132,6 +136,19 @@ impl FaultyStore {
     }
 }
 
+/// Ten pieces, each after a pause.
+fn trickle(bytes: Vec<u8>, pause: Duration) -> BoxStream<'static, Result<bytes::Bytes>> {
+    let pieces: Vec<Vec<u8>> = bytes
+        .chunks(bytes.len().div_ceil(10).max(1))
+        .map(<[u8]>::to_vec)
+        .collect();
+    let pieces = futures_util::stream::iter(pieces).then(move |piece| async move {
+        tokio::time::sleep(pause).await;
+        Ok(piece.into())
+    });
+    pieces.boxed()
+}
+
 fn unavailable() -> Error {
     Error::Generic {
         store: "faulty",
@@ -167,7 +184,11 @@ impl ObjectStore for FaultyStore {
         let op = if options.head { Op::Head } else { Op::Get };
         let fault = self.meet(op, key).await?;
         let mut found = self.inner.get_opts(key, options).await?;
-        if !matches!(fault, Fault::Cut | Fault::Flip) {
+        let is_whole = !matches!(
+            fault,
+            Fault::Cut | Fault::Flip | Fault::Trickle(_) | Fault::Halt
+        );
+        if is_whole {
             return Ok(found);
         }
         let (meta, range, attributes) = (
@@ -181,11 +202,21 @@ impl ObjectStore for FaultyStore {
         let at = bytes.len().saturating_sub(60);
         match fault {
             Fault::Cut => bytes.truncate(bytes.len().saturating_sub(1)),
-            _ => bytes[at] ^= 1,
+            Fault::Flip => bytes[at] ^= 1,
+            _ => {}
         }
-        let stream = futures_util::stream::once(async move { Ok(bytes.into()) });
+        let stream = match fault {
+            Fault::Trickle(pause) => trickle(bytes, pause),
+            Fault::Halt => {
+                bytes.truncate(bytes.len() / 2);
+                trickle(bytes, Duration::ZERO)
+                    .chain(futures_util::stream::pending())
+                    .boxed()
+            }
+            _ => futures_util::stream::once(async move { Ok(bytes.into()) }).boxed(),
+        };
         Ok(GetResult {
-            payload: GetResultPayload::Stream(stream.boxed()),
+            payload: GetResultPayload::Stream(stream),
             meta,
             range,
             attributes,

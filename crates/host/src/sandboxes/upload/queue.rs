@@ -252,6 +252,7 @@ mod tests {
             home: dir.path().join("home"),
             cache_bytes: 1,
             upload_bytes_per_second: None,
+            timeout: jiffy_remote::STORE_TIMEOUT,
         });
         Uploads::new(Some(remote.unwrap()), |_| false, Vec::new())
     }

@@ -1,7 +1,7 @@
 //! A fetcher and VMMs that are threads of the test.
 
 use super::*;
-use crate::{GrantSocket, GrantedLayer, LayerOrigin, RemoteSettings};
+use crate::{GrantSocket, GrantedLayer, LastStore, LayerOrigin, RemoteSettings};
 use jiffy_proto::fetch::{FetchAnswer, FetchOutcome, FetchRequest, MAX_ANSWER_BYTES};
 use jiffy_store::{
     Attributes, CHUNK_BYTES, EngineKind, Hash, LayerKind, PartSource, PushOptions, SnapshotSource,
@@ -35,8 +35,12 @@ fn open(dir: &Path) -> Arc<RemoteStore> {
         home: dir.join("home"),
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
+        timeout: crate::STORE_TIMEOUT,
     };
-    RemoteStore::open(&settings).unwrap()
+    let remote = RemoteStore::open(&settings).unwrap();
+    // As a daemon does: it is no new store any more.
+    LastStore::write(&settings).unwrap();
+    remote
 }
 
 impl TestHost {

@@ -1,0 +1,181 @@
+//! Store in a directory, whose file system may not be mounted now.
+//!
+//! A directory that is gone would look like a store without objects, and a write would make it anew
+//! below the mount point. So each store has a folder from its first day on, and where that is
+//! missing nothing is read as absent, and nothing is written.
+
+use async_trait::async_trait;
+use futures_util::stream::{BoxStream, once};
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as Key;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Folder that each store has: the first object of a store is a tenant's record.
+const TENANTS_FOLDER: &str = "tenants";
+
+/// The directory of a store is not there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: {source}; mount the file system of file://{}, or make that folder if the store is to begin anew",
+    store.join(TENANTS_FOLDER).display(), store.display()
+)]
+pub(crate) struct DirectoryMissing {
+    store: PathBuf,
+    source: io::Error,
+}
+
+#[derive(Debug)]
+struct Directory {
+    path: PathBuf,
+    /// Opened when the directory is first there.
+    files: OnceLock<LocalFileSystem>,
+}
+
+/// Store in a directory.
+#[derive(Debug, Clone)]
+pub(crate) struct DirectoryStore(Arc<Directory>);
+
+impl fmt::Display for DirectoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file://{}", self.0.path.display())
+    }
+}
+
+impl Directory {
+    fn open(&self) -> Result<&LocalFileSystem> {
+        if let Some(files) = self.files.get() {
+            return Ok(files);
+        }
+        let files = LocalFileSystem::new_with_prefix(&self.path)?.with_fsync(true);
+        Ok(self.files.get_or_init(|| files))
+    }
+
+    /// Fails if the directory is not there. Blocks.
+    fn check(&self) -> Result<&LocalFileSystem> {
+        let folder = std::fs::metadata(self.path.join(TENANTS_FOLDER));
+        let found = folder.and_then(|folder| match folder.is_dir() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotADirectory.into()),
+        });
+        let missing = |source| Error::Generic {
+            store: "directory",
+            source: Box::new(DirectoryMissing {
+                store: self.path.clone(),
+                source,
+            }),
+        };
+        found.map_err(missing)?;
+        self.open()
+    }
+}
+
+impl DirectoryStore {
+    /// The store in `path`. Makes nothing, and looks at nothing.
+    pub fn new(path: PathBuf) -> Self {
+        Self(Arc::new(Directory {
+            path,
+            files: OnceLock::new(),
+        }))
+    }
+
+    /// Makes the directory of a new store at `path`, unless there is one.
+    pub fn create(path: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(path.join(TENANTS_FOLDER))
+    }
+
+    /// Files of the directory, which is there.
+    async fn files(self) -> Result<Arc<Directory>> {
+        let directory = self.0.clone();
+        let checking = tokio::task::spawn_blocking(move || directory.check().map(drop));
+        checking.await.map_err(|e| Error::Generic {
+            store: "directory",
+            source: e.into(),
+        })??;
+        Ok(self.0)
+    }
+
+    /// A missing object is one only if the directory is there.
+    async fn checked<T>(self, answer: Result<T>) -> Result<T> {
+        if matches!(answer, Err(Error::NotFound { .. })) {
+            self.files().await?;
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl ObjectStore for DirectoryStore {
+    async fn put_opts(&self, key: &Key, data: PutPayload, how: PutOptions) -> Result<PutResult> {
+        let directory = self.clone().files().await?;
+        directory.open()?.put_opts(key, data, how).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        key: &Key,
+        how: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let directory = self.clone().files().await?;
+        directory.open()?.put_multipart_opts(key, how).await
+    }
+
+    async fn get_opts(&self, key: &Key, options: GetOptions) -> Result<GetResult> {
+        let answer = match self.0.files.get() {
+            Some(files) => files.get_opts(key, options).await,
+            None => {
+                let directory = self.clone().files().await?;
+                directory.open()?.get_opts(key, options).await
+            }
+        };
+        self.clone().checked(answer).await
+    }
+
+    fn delete_stream(
+        &self,
+        keys: BoxStream<'static, Result<Key>>,
+    ) -> BoxStream<'static, Result<Key>> {
+        let this = self.clone();
+        let opened = self.clone().files();
+        let removed = once(async move {
+            let directory = opened.await?;
+            Ok::<_, Error>(directory.open()?.delete_stream(keys))
+        });
+        removed
+            .try_flatten()
+            .then(move |removed| this.clone().checked(removed))
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Key>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (prefix, opened) = (prefix.cloned(), self.clone().files());
+        let listed = once(async move {
+            let directory = opened.await?;
+            Ok::<_, Error>(directory.open()?.list(prefix.as_ref()))
+        });
+        // One that went away meanwhile looks as if it had less.
+        let after = self.clone().files();
+        let after = once(async move { after.await.map(|_| None) });
+        let listed = listed.try_flatten().map_ok(Some).chain(after);
+        listed
+            .try_filter_map(|found| async move { Ok(found) })
+            .boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Key>) -> Result<ListResult> {
+        let directory = self.clone().files().await?;
+        directory.open()?.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Key, to: &Key, how: CopyOptions) -> Result<()> {
+        let directory = self.clone().files().await?;
+        directory.open()?.copy_opts(from, to, how).await
+    }
+}
