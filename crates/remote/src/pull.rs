@@ -139,7 +139,23 @@ impl RemoteStore {
         id: &str,
     ) -> Result<Option<Vec<FoundSnapshot>>, RemoteError> {
         let name = owner.unwrap_or(LOCAL_TENANT);
-        let Some(tenant) = self.shared.find_tenant(name).await? else {
+        match self.find_known(name, id).await {
+            // Another host may have renewed the keys since they were read.
+            Err(RemoteError::Store(StoreError::Key { .. })) => {
+                self.forget_tenant(name);
+                self.forget_tenant(SHARED_TENANT);
+                self.find_known(name, id).await
+            }
+            other => other,
+        }
+    }
+
+    async fn find_known(
+        &self,
+        name: &str,
+        id: &str,
+    ) -> Result<Option<Vec<FoundSnapshot>>, RemoteError> {
+        let Some(tenant) = self.find_tenant(name).await? else {
             return Ok(None);
         };
         let Some(root) = self.shared.named(&tenant, id).await? else {
@@ -148,7 +164,7 @@ impl RemoteStore {
         let newest = self.shared.open(&tenant, root).await?;
         let names = newest.manifest.lineage.clone();
         let shared = match names.iter().any(|name| name.scope == Scope::Shared) {
-            true => Some(self.shared.tenant(SHARED_TENANT).await?),
+            true => self.find_tenant(SHARED_TENANT).await?,
             false => None,
         };
         let of = |scope: Scope| -> Option<&Arc<Tenant>> {

@@ -95,18 +95,44 @@ impl RemoteStore {
     /// Tenant of `owner`, the id of an API key; none: [`LOCAL_TENANT`]. A new one is made.
     pub async fn tenant(&self, owner: Option<&str>) -> Result<Arc<Tenant>, RemoteError> {
         let name = owner.unwrap_or(LOCAL_TENANT);
-        if let Some(open) = self.tenants().get(name)
-            && open.opened.elapsed() < TENANT_TIME
-        {
-            return Ok(open.tenant.clone());
+        if let Some(open) = self.open_tenant(name) {
+            return Ok(open);
         }
         let tenant = self.shared.tenant(name).await?;
+        self.keep_tenant(name, &tenant);
+        Ok(tenant)
+    }
+
+    /// Tenant `name`, if the store knows it.
+    pub(crate) async fn find_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, RemoteError> {
+        if let Some(open) = self.open_tenant(name) {
+            return Ok(Some(open));
+        }
+        let found = self.shared.find_tenant(name).await?;
+        if let Some(tenant) = &found {
+            self.keep_tenant(name, tenant);
+        }
+        Ok(found)
+    }
+
+    /// Tenant `name`, if its secrets were unwrapped not long ago.
+    fn open_tenant(&self, name: &str) -> Option<Arc<Tenant>> {
+        let tenants = self.tenants();
+        let open = tenants.get(name)?;
+        (open.opened.elapsed() < TENANT_TIME).then(|| open.tenant.clone())
+    }
+
+    /// Forgets the secrets of tenant `name`, to which another host may have added.
+    pub(crate) fn forget_tenant(&self, name: &str) {
+        self.tenants().remove(name);
+    }
+
+    fn keep_tenant(&self, name: &str, tenant: &Arc<Tenant>) {
         let open = OpenTenant {
             tenant: tenant.clone(),
             opened: Instant::now(),
         };
         self.tenants().insert(name.to_owned(), open);
-        Ok(tenant)
     }
 
     fn tenants(&self) -> MutexGuard<'_, HashMap<String, OpenTenant>> {
@@ -190,5 +216,37 @@ mod tests {
         std::fs::remove_dir(&bucket).unwrap();
         std::fs::rename(&away, &bucket).unwrap();
         assert!(remote.find(None, "id").await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn secrets_are_unwrapped_once_for_many_snapshots_that_are_looked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let keys = dir.path().join("keys.toml");
+        let locator = "a".repeat(64);
+        let script = format!("echo $0 >> {}; cat", log.display());
+        let text = format!(
+            "locator = \"{locator}\"\ncurrent = \"k1\"\ncommand = [\"sh\", \"-c\", \"{script}\"]\n"
+        );
+        std::fs::write(&keys, text).unwrap();
+        std::fs::set_permissions(&keys, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
+        let settings = RemoteSettings {
+            keyring: Some(keys),
+            ..settings(dir.path())
+        };
+        let maker = RemoteStore::open(&settings).unwrap();
+        maker.tenant(None).await.unwrap();
+        let unwraps = || {
+            let calls = std::fs::read_to_string(&log).unwrap();
+            calls.lines().filter(|call| *call == "unwrap").count()
+        };
+        let before = unwraps();
+        let remote = RemoteStore::open(&settings).unwrap();
+        assert!(remote.find(Some("stranger"), "id").await.unwrap().is_none());
+        for id in ["one", "two", "three"] {
+            assert!(remote.find(None, id).await.unwrap().is_none());
+        }
+        assert_eq!(unwraps(), before + 1);
     }
 }

@@ -61,7 +61,7 @@ impl RemoteStore {
     /// Finds the template that was pushed under `name`, by this host's owner or for all tenants.
     pub async fn find_template(&self, name: &str) -> Result<Option<StoredTemplate>, RemoteError> {
         for tenant in [LOCAL_TENANT, SHARED_TENANT] {
-            let Some(tenant) = self.shared.find_tenant(tenant).await? else {
+            let Some(tenant) = self.find_tenant(tenant).await? else {
                 continue;
             };
             if let Some(root) = self.shared.named(&tenant, &id_of(name)).await? {

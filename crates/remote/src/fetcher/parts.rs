@@ -14,7 +14,6 @@ pub type PartSlot = OnceCell<CachedPart>;
 #[derive(Debug)]
 pub struct OpenParts {
     remote: Arc<RemoteStore>,
-    tenants: Mutex<HashMap<String, Arc<Tenant>>>,
     parts: Mutex<HashMap<LayerOrigin, Weak<PartSlot>>>,
 }
 
@@ -27,7 +26,6 @@ impl OpenParts {
     pub fn new(remote: Arc<RemoteStore>) -> Self {
         Self {
             remote,
-            tenants: Mutex::default(),
             parts: Mutex::default(),
         }
     }
@@ -59,7 +57,7 @@ impl OpenParts {
             let opened = self.read(origin).await;
             if opened.is_err() {
                 // Its keys may have been renewed.
-                lock(&self.tenants).remove(&origin.tenant);
+                self.remote.forget_tenant(&origin.tenant);
             }
             opened
         })
@@ -67,22 +65,14 @@ impl OpenParts {
     }
 
     async fn read(&self, origin: &LayerOrigin) -> Result<CachedPart, RemoteError> {
-        let known = lock(&self.tenants).get(&origin.tenant).cloned();
-        let tenant = match known {
-            Some(tenant) => tenant,
-            None => {
-                let tenant = self.remote.owner_of(origin).await?;
-                lock(&self.tenants).insert(origin.tenant.clone(), tenant.clone());
-                tenant
-            }
-        };
+        let tenant = self.remote.owner_of(origin).await?;
         self.remote.open_part(&tenant, origin).await
     }
 }
 
 impl RemoteStore {
     async fn owner_of(&self, origin: &LayerOrigin) -> Result<Arc<Tenant>, RemoteError> {
-        let found = self.shared.find_tenant(&origin.tenant).await?;
+        let found = self.find_tenant(&origin.tenant).await?;
         found.ok_or_else(|| RemoteError::NoTenant {
             tenant: origin.tenant.clone(),
         })
