@@ -3,89 +3,10 @@
 
 mod support;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use support::sandbox_http::sandbox;
+use support::small_disk::SmallDisk;
 use support::test_home::TestHome;
-use support::{engine, guests, skip, wait_for};
-use tempfile::TempDir;
-
-/// A small file system, gone with the test.
-struct SmallDisk {
-    path: PathBuf,
-    _place: TempDir,
-}
-
-impl SmallDisk {
-    fn new(test: &str, size: &str) -> Option<Self> {
-        if !guests(test) {
-            return None;
-        }
-        let test_home = tempfile::tempdir().unwrap();
-        let path = test_home.path().join("disk");
-        std::fs::create_dir(&path).unwrap();
-        let mounted = match engine::is_gvisor() {
-            // The memory of a tmpfs counts for the sandbox that writes to it.
-            true => mount_file(test_home.path(), &path, size),
-            false => mount_memory(&path, size),
-        };
-        if let Err(e) = mounted {
-            skip(test, &format!("nothing can be mounted here: {e}"));
-            return None;
-        }
-        Some(Self {
-            path,
-            _place: test_home,
-        })
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Takes all room but `left` bytes.
-    fn fill(&self, left: u64) {
-        let stat = nix::sys::statvfs::statvfs(self.path()).unwrap();
-        let free = stat.blocks_available() * stat.fragment_size();
-        let file = std::fs::File::create(self.path().join("filler")).unwrap();
-        let taken = i64::try_from(free.saturating_sub(left)).unwrap();
-        nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, taken).unwrap();
-    }
-
-    fn free(&self) {
-        std::fs::remove_file(self.path().join("filler")).unwrap();
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let unmounted = umount2(self.path(), MntFlags::MNT_DETACH);
-        assert!(unmounted.is_ok() || std::thread::panicking());
-    }
-}
-
-fn mount_memory(at: &Path, size: &str) -> Result<(), String> {
-    let options = format!("size={size}");
-    let (kind, flags) = (Some("tmpfs"), MsFlags::empty());
-    mount(Some("none"), at, kind, flags, Some(options.as_str())).map_err(|e| e.to_string())
-}
-
-fn mount_file(test_home: &Path, at: &Path, size: &str) -> Result<(), String> {
-    let script = r#"
-        truncate -s "$1" "$2/image"
-        mkfs.ext4 -q -m 0 "$2/image"
-        mount -o loop "$2/image" "$3""#;
-    let done = Command::new("sh")
-        .args(["-ec", script, "sh", size])
-        .args([test_home, at])
-        .output();
-    let done = done.map_err(|e| e.to_string())?;
-    match done.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
-    }
-}
+use support::{engine, wait_for};
 
 #[test]
 fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {

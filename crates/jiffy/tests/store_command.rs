@@ -1,18 +1,21 @@
 //! `jiffy store` on a directory and on a real S3 server (versitygw on the loopback device).
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod support;
+
 use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     Attributes, EngineKind, LayerKind, PartSource, PushOptions, Selection, SnapshotSource,
 };
 use serde_json::Value;
 use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use support::s3::{self, S3Server};
+use support::skip;
 
 const CHUNK: usize = 64 << 10;
 
@@ -233,65 +236,17 @@ fn a_directory_is_collected_verified_repaired_and_measured() {
     run(life(&host));
 }
 
-struct Server(Child, SocketAddr);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts the program that `scripts/setup` builds.
-fn start(dir: &Path) -> Option<Server> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/versitygw");
-    let program = std::env::var_os("JIFFY_VERSITYGW").map_or(built, PathBuf::from);
-    if !program.exists() {
-        let is_ci = std::env::var_os("CI").is_some();
-        assert!(!is_ci, "versitygw is missing: run scripts/setup");
-        return None;
-    }
-    fs::create_dir_all(dir.join("bucket")).unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    let child = Command::new(program)
-        .args(["--port", &address.to_string(), "--quiet"])
-        .args(["--access", "test", "--secret", "testsecret"])
-        .args(["posix", "--nometa"])
-        .arg(dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let server = Server(child, address);
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < deadline, "versitygw does not listen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Some(server)
-}
-
 #[test]
 fn a_bucket_is_collected_verified_repaired_and_measured() {
     let dir = tempfile::tempdir().unwrap();
     let objects = dir.path().join("objects");
-    let Some(server) = start(&objects) else {
-        eprintln!("skipped: store_command::a_bucket_is_collected: versitygw is not built");
-        return;
+    let Some(server) = S3Server::start(&objects) else {
+        return skip("a_bucket_is_collected", "versitygw is not built");
     };
     let host = Host {
         url: "s3://bucket/some/prefix".to_owned(),
         objects,
-        variables: vec![
-            ("AWS_ENDPOINT_URL", format!("http://{}", server.1)),
-            ("AWS_ALLOW_HTTP", "true".into()),
-            ("AWS_REGION", "us-east-1".into()),
-            ("AWS_ACCESS_KEY_ID", "test".into()),
-            ("AWS_SECRET_ACCESS_KEY", "testsecret".into()),
-        ],
+        variables: s3::variables(server.address, s3::SECRET),
         dir,
     };
     fs::create_dir(host.home()).unwrap();

@@ -8,7 +8,9 @@ pub mod engine;
 pub mod lab;
 pub mod network_probe;
 pub mod remote;
+pub mod s3;
 pub mod sandbox_http;
+pub mod small_disk;
 pub mod store;
 pub mod test_home;
 

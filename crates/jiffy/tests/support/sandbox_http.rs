@@ -55,6 +55,28 @@ pub fn ask(
     heard(send(test_home, id, port, method, path, body))
 }
 
+/// Begins a call of the API.
+pub fn begin_call(test_home: &TestHome, method: &str, path: &str, body: &Value) -> UnixStream {
+    let body = body.to_string();
+    let length = body.len();
+    speak(
+        test_home,
+        &format!(
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        ),
+    )
+}
+
+/// Status, head and body of the answer to a call of the API; none: the daemon went away.
+pub fn finish_call(mut stream: UnixStream) -> Option<(u16, String, String)> {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Some((status, head.to_lowercase(), body.to_owned()))
+}
+
 /// The API's word on sandbox `id`.
 pub fn sandbox(test_home: &TestHome, id: &str) -> Value {
     let request = format!("GET /sandboxes/{id} HTTP/1.0\r\nHost: localhost\r\n\r\n");

@@ -2,6 +2,7 @@
 
 use super::{Done, alive, finish, guests, jiffy, skip, wait_for};
 use jiffy_image::{Home, Templates};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -168,6 +169,12 @@ impl TestHome {
         kill(pid, Signal::SIGKILL).unwrap();
         self.daemon_went();
         wait_for("the last of the daemon", || (!alive(daemon)).then_some(()));
+        // A child that it was starting has its lock until it runs its program.
+        let lock = std::fs::File::open(self.dir.path().join("locks/daemon")).unwrap();
+        wait_for("the daemon's lock", || {
+            let lock = lock.try_clone().unwrap();
+            Flock::lock(lock, FlockArg::LockExclusiveNonblock).ok()
+        });
     }
 
     /// Waits until the socket is closed: the last thread of a killed process may take its time.

@@ -1,0 +1,304 @@
+//! Snapshots that two hosts share by a bucket of a real S3 server, which fails in all ways, and by
+//! disks that do.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use support::s3::{self, Fault, Request, S3Proxy, S3Server};
+use support::sandbox_http;
+use support::small_disk::SmallDisk;
+use support::store::directory;
+use support::test_home::TestHome;
+use support::{finish, skip, wait_for};
+use tempfile::TempDir;
+
+/// A guest that knows its files and 12 MiB of its memory.
+const BEGIN: &str = "cd && head -c 3000000 /dev/urandom > file && sha256sum file > sums \
+    && head -c 12582912 /dev/urandom > /dev/shm/memory && sha256sum /dev/shm/memory >> sums";
+/// Fails if a byte is wrong.
+const CHECK: &str = "cd && sha256sum -c sums > /dev/null && echo sound";
+/// Least bytes of a request for part of a layer, but for chunks that a guest waits for.
+const BULK_BYTES: u64 = 256 << 10;
+/// Most bytes of a request for a whole small file: a description, the state of devices.
+const SMALL_FILE_BYTES: u64 = 16 << 10;
+
+/// Bucket with the snapshot of a host that is gone.
+struct Bucket {
+    server: S3Server,
+    proxy: S3Proxy,
+    keys: PathBuf,
+    snapshot: String,
+    _dir: TempDir,
+}
+
+impl Bucket {
+    fn new(test: &str) -> Option<Self> {
+        let there = TestHome::new(test)?;
+        let dir = tempfile::tempdir().unwrap();
+        let Some(server) = S3Server::start(&dir.path().join("objects")) else {
+            skip(test, "versitygw is not built: run scripts/test-servers");
+            return None;
+        };
+        let mut bucket = Self {
+            proxy: S3Proxy::new(server.address),
+            server,
+            keys: there.dir.path().join("store/keys.toml"),
+            snapshot: String::new(),
+            _dir: dir,
+        };
+        bucket.serve(&there, s3::SECRET, &[]);
+        let id = there.ok(&["create"]);
+        there.sh(&id, BEGIN);
+        bucket.snapshot = there.ok(&["snapshot", &id, "--name", "moving", "--durable"]);
+        there.ok(&["serve", "--stop", "--kill-sandboxes"]);
+        let keys = bucket._dir.path().join("keys.toml");
+        fs::copy(&bucket.keys, &keys).unwrap();
+        bucket.keys = keys;
+        bucket.proxy.requests();
+        Some(bucket)
+    }
+
+    /// Starts the daemon of `home` on it.
+    fn serve(&self, home: &TestHome, secret: &str, more: &[&str]) {
+        let keys = self.keys.to_str().unwrap();
+        let mut options = vec!["--store", "s3://bucket/some/prefix", "--warm-pool", "0"];
+        if self.keys.exists() {
+            options.extend(["--store-keys", keys]);
+        }
+        options.extend(more);
+        let variables = s3::variables(self.proxy.address, secret);
+        let variables: Vec<_> = variables.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        drop(home.serve_with(&options, &variables));
+    }
+
+    fn begin_create(&self, home: &TestHome) -> UnixStream {
+        let body = json!({ "templateID": self.snapshot });
+        sandbox_http::begin_call(home, "POST", "/sandboxes", &body)
+    }
+
+    fn create(&self, home: &TestHome) -> String {
+        home.ok(&["create", "--from", &self.snapshot])
+    }
+
+    /// Asserts that the snapshot is not to be had now, and leaves nothing.
+    fn assert_refused(&self, home: &TestHome, words: &str) {
+        self.assert_refusal(home, self.begin_create(home), words);
+    }
+
+    /// Asserts that a create that was begun is refused with `words`, and leaves nothing.
+    fn assert_refusal(&self, home: &TestHome, create: UnixStream, words: &str) {
+        let (status, head, told) = sandbox_http::finish_call(create).unwrap();
+        assert_eq!(status, 503, "{told}");
+        assert!(told.contains("store_unavailable"), "{told}");
+        assert!(told.contains(words), "{told}");
+        assert!(head.contains("\r\nretry-after:"), "{head}");
+        self.assert_absent(home);
+    }
+
+    /// Asserts that `home` has nothing of the snapshot but what is cached.
+    fn assert_absent(&self, home: &TestHome) {
+        wait_for("the files to go", || {
+            (!directory(home, &self.snapshot).exists()).then_some(())
+        });
+        assert!(!home.ok(&["snapshots"]).contains("moving"));
+        assert!(home.json(&["ls"]).as_array().unwrap().is_empty());
+        let kinds = ["snapshots", "gvisor"].map(|kind| home.dir.path().join(kind));
+        let names = kinds.iter().flat_map(fs::read_dir).flatten().flatten();
+        let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+        let hidden = |name: &std::ffi::OsString| name.to_string_lossy().starts_with('.');
+        assert!(!names.iter().any(hidden), "{names:?}");
+    }
+
+    /// Removes all of it from `home`, but not from its cache.
+    fn remove_from(&self, home: &TestHome, id: &str) {
+        home.ok(&["rm", id]);
+        home.ok(&["rm", "moving"]);
+        self.assert_absent(home);
+    }
+}
+
+fn assert_sound(home: &TestHome, id: &str) {
+    assert_eq!(home.sh(id, CHECK), "sound");
+}
+
+/// Large ranges of packs are held.
+fn hold_bulk(request: &Request) -> Fault {
+    match request.is_of_pack() && request.range > Some(BULK_BYTES) {
+        true => Fault::Hold,
+        false => Fault::None,
+    }
+}
+
+#[test]
+fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
+    let test = "a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways";
+    let Some((mut bucket, here)) = Bucket::new(test).zip(TestHome::new(test)) else {
+        return;
+    };
+    bucket.serve(&here, "wrong", &[]);
+    bucket.assert_refused(&here, "AWS_SECRET_ACCESS_KEY");
+    here.ok(&["serve", "--stop"]);
+    here.daemon_went();
+    bucket.serve(&here, s3::SECRET, &[]);
+    bucket.server.stop();
+    bucket.assert_refused(&here, "try again when it answers");
+    bucket.server.run();
+    bucket.proxy.on(|_| Fault::Status(503));
+    bucket.assert_refused(&here, "after 6 attempts");
+    let mut count = 0;
+    bucket.proxy.on(move |_| {
+        count += 1;
+        match count % 7 {
+            _ if count > 100 => Fault::None,
+            1 => Fault::Status(503),
+            3 => Fault::Cut,
+            5 => Fault::Slow(Duration::from_millis(300)),
+            _ => Fault::None,
+        }
+    });
+    let id = bucket.create(&here);
+    assert_sound(&here, &id);
+    bucket.proxy.heal();
+    // It is as one that was taken here.
+    here.ok(&["pause", &id]);
+    here.ok(&["resume", &id]);
+    assert_sound(&here, &id);
+    here.ok(&["serve", "--stop", "--kill-sandboxes"]);
+}
+
+/// Asserts that all that a guest needs before it runs is read in large ranges.
+fn assert_few_and_large(requests: &[Request]) {
+    // Later ones are for chunks that the guest waits for.
+    let is_bulk = |request: &Request| request.is_of_pack() && request.range >= Some(BULK_BYTES);
+    let last = requests.iter().rposition(is_bulk).unwrap();
+    let ranges = requests[..=last]
+        .iter()
+        .filter(|request| request.is_of_pack());
+    let sizes: Vec<u64> = ranges.filter_map(|request| request.range).collect();
+    let small = sizes.iter().filter(|bytes| **bytes < BULK_BYTES);
+    assert!(
+        small.clone().all(|bytes| *bytes < SMALL_FILE_BYTES),
+        "{sizes:?}"
+    );
+    // Two snapshots with a few files each.
+    assert!(small.count() <= 20, "{sizes:?}");
+    assert!(requests[..=last].len() <= 60, "{requests:?}");
+}
+
+#[test]
+fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_away() {
+    let test = "a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_away";
+    if fs::File::open("/dev/userfaultfd").is_err() {
+        return skip(test, "/dev/userfaultfd cannot be opened");
+    }
+    let Some((mut bucket, here)) = Bucket::new(test).zip(TestHome::new(test)) else {
+        return;
+    };
+    bucket.serve(&here, s3::SECRET, &[]);
+    let id = bucket.create(&here);
+    let mut requests = bucket.proxy.requests();
+    assert_few_and_large(&requests);
+    let check = here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
+    wait_for("chunks that the guest waits for", || {
+        requests.extend(bucket.proxy.requests());
+        requests
+            .last()
+            .is_some_and(Request::is_of_pack)
+            .then_some(())
+    });
+    bucket.server.stop();
+    // More attempts at one chunk than there are before a request fails.
+    let (tell, told) = std::sync::mpsc::channel();
+    bucket.proxy.on(move |request| {
+        let _ = tell.send(format!("{} {:?}", request.path, request.range));
+        Fault::None
+    });
+    let first = told.recv_timeout(support::LIMIT).unwrap();
+    let mut seen = std::collections::HashMap::from([(first, 1)]);
+    while *seen.values().max().unwrap() < 8 {
+        *seen
+            .entry(told.recv_timeout(support::LIMIT).unwrap())
+            .or_insert(0) += 1;
+    }
+    bucket.proxy.heal();
+    bucket.server.run();
+    let checked = finish(check);
+    assert_eq!(checked.stdout.trim_end(), "sound", "{checked:?}");
+    requests.extend(bucket.proxy.requests());
+    let moved: u64 = requests.iter().map(|request| request.bytes).sum();
+    let layers = fs::read_dir(here.dir.path().join("store/layers")).unwrap();
+    let layers = layers.map(|layer| layer.unwrap().metadata().unwrap().blocks() * 512);
+    let arrived: u64 = layers.sum();
+    assert!(moved * 10 < arrived * 13, "{moved} for {arrived}");
+    here.ok(&["serve", "--stop", "--kill-sandboxes"]);
+}
+
+/// Directory that cannot be written while this exists.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    fn new(path: &Path) -> Self {
+        let none = None::<&str>;
+        mount(Some(path), path, none, MsFlags::MS_BIND, none).unwrap();
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        mount(none, path, none, flags, none).unwrap();
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
+    let test = "a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later";
+    let Some((bucket, disk)) = Bucket::new(test).zip(SmallDisk::new(test, "1g")) else {
+        return;
+    };
+    let Some(here) = TestHome::beneath(disk.path(), test) else {
+        return;
+    };
+    // Admission would refuse before the disk does.
+    let options = ["--reserve-disk", "1MiB"];
+    bucket.serve(&here, s3::SECRET, &options);
+    bucket.proxy.on(hold_bulk);
+    let create = bucket.begin_create(&here);
+    bucket.proxy.wait_for_held();
+    here.kill_daemon();
+    bucket.proxy.heal();
+    assert!(sandbox_http::finish_call(create).is_none());
+    bucket.serve(&here, s3::SECRET, &options);
+    bucket.assert_absent(&here);
+    // The disk fills up while bytes arrive.
+    bucket.proxy.on(hold_bulk);
+    let create = bucket.begin_create(&here);
+    bucket.proxy.wait_for_held();
+    disk.fill(256 << 10);
+    bucket.proxy.heal();
+    bucket.assert_refusal(&here, create, "is full; free space");
+    disk.free();
+    let id = bucket.create(&here);
+    assert_sound(&here, &id);
+    bucket.remove_from(&here, &id);
+    let layers = ReadOnly::new(&here.dir.path().join("store/layers"));
+    bucket.assert_refused(&here, "cannot be written");
+    drop(layers);
+    let id = bucket.create(&here);
+    assert_sound(&here, &id);
+    here.ok(&["serve", "--stop", "--kill-sandboxes"]);
+}
+
+on_gvisor! {
+    a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways,
+    a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later,
+}
