@@ -125,12 +125,18 @@ async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
     let snapshot = pushed(&store, None, "text").await;
     let bench = Bench::new();
     let host = bench.open_with(store.options("here", None)).await;
-    store.go();
-    let refused = host.create(from(&snapshot, None)).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
-    assert!(refused.retry_after() > Some(Duration::ZERO));
-    assert_nothing_is_left(&bench, &host);
-    store.come_back();
+    for away in [TestStore::go, TestStore::unmount] {
+        away(&store);
+        let refused = host.create(from(&snapshot, None)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        assert!(refused.retry_after() > Some(Duration::ZERO));
+        // It may have it: that is not known.
+        let looked = (host.snapshots()).describe_stored(None, &snapshot, FetchScope::All);
+        assert_eq!(looked.await.unwrap_err().kind(), ErrorKind::Busy);
+        assert_nothing_is_left(&bench, &host);
+        // Nothing was written in its place.
+        store.come_back();
+    }
     // The engine fails in the middle: the same.
     bench.world.fail("import");
     host.create(from(&snapshot, None)).await.unwrap_err();

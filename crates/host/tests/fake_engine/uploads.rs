@@ -66,8 +66,17 @@ impl TestStore {
         fs::write(self.bucket(), "").unwrap();
     }
 
+    /// Its file system is not mounted.
+    pub fn unmount(&self) {
+        fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
+        fs::create_dir(self.bucket()).unwrap();
+    }
+
     pub fn come_back(&self) {
-        fs::remove_file(self.bucket()).unwrap();
+        match self.bucket().is_dir() {
+            true => fs::remove_dir(self.bucket()).unwrap(),
+            false => fs::remove_file(self.bucket()).unwrap(),
+        }
         fs::rename(self.dir.path().join("away"), self.bucket()).unwrap();
     }
 }
