@@ -184,7 +184,7 @@ impl From<OperationError> for ApiError {
                 Self::not_found(error_code, message)
             }
             // Killed since it was looked up: for clients there is no such sandbox any more.
-            (O::State { state, .. }, _) if state == SandboxState::Killed.name() => {
+            (O::State { state, .. }, _) if *state == SandboxState::Killed => {
                 Self::not_found("sandbox_not_found", message)
             }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),

@@ -24,6 +24,8 @@ const OWN_TAGS: [&str; 2] = [DEFAULT_TAG, "latest"];
 pub(crate) enum Liveness {
     /// Running or paused.
     Alive,
+    /// Also broken, if a resume mends it.
+    Resumable,
     /// Also broken.
     Mendable,
 }
@@ -320,12 +322,19 @@ fn alive(
         _ if caller.is_owner() => Some(Ok(record)),
         SandboxState::Running | SandboxState::Paused => Some(Ok(record)),
         SandboxState::Broken { .. } if wanted == Liveness::Mendable => Some(Ok(record)),
-        SandboxState::Broken { cause } => {
+        state if wanted == Liveness::Resumable && state.is_broken_and_resumable() => {
+            Some(Ok(record))
+        }
+        SandboxState::Broken { cause, .. } => {
             let id = caller.shown_id(&record.id);
+            let resume = match record.state.is_broken_and_resumable() {
+                true => "resume it, ",
+                false => "",
+            };
             Some(Err(ApiError::not_found(
                 "sandbox_broken",
                 format!(
-                    "sandbox {id} is broken ({cause}): roll it back to a snapshot, or delete it"
+                    "sandbox {id} is broken ({cause}): {resume}roll it back to a snapshot, or delete it"
                 ),
             )))
         }

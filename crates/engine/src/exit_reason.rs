@@ -36,6 +36,13 @@ pub enum ExitReason {
         /// Exit status from the kernel.
         status: String,
     },
+    /// Memory of the guest did not arrive from the store in time. The snapshot that it was restored
+    /// from is as it was.
+    #[error("the host could not run the sandbox: {reason}")]
+    MissingMemory {
+        /// Time that was waited, and the last failure.
+        reason: String,
+    },
     /// The host refused an operation.
     #[error("the host could not run the sandbox: {reason}")]
     HostError {

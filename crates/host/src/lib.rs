@@ -27,7 +27,7 @@ pub use quota::{
     Bytes, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest, Reserving,
 };
 pub use records::{
-    MAX_SANDBOX_NAME, SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose,
+    BrokenBy, MAX_SANDBOX_NAME, SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose,
     SnapshotRecord,
 };
 pub use sandbox_settings::{NetworkSettings, OnTimeout, SandboxSettings};

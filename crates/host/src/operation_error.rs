@@ -2,7 +2,7 @@
 
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
-use crate::records::MAX_SANDBOX_NAME;
+use crate::records::{MAX_SANDBOX_NAME, SandboxState};
 use crate::startup::StartupError;
 use jiffy_engine::{EngineError, IdentityError, SizeError};
 use jiffy_remote::RemoteError;
@@ -70,14 +70,18 @@ pub enum OperationError {
         candidates: Vec<String>,
     },
     /// The sandbox cannot do that now.
-    #[error("cannot {operation} sandbox {id}: it is {state}{}", hint(state))]
+    #[error(
+        "cannot {operation} sandbox {id}: it is {}{}",
+        shown(state),
+        remedy(state)
+    )]
     State {
         /// Verb.
         operation: &'static str,
         /// Sandbox.
         id: String,
         /// Its state.
-        state: String,
+        state: SandboxState,
     },
     /// The snapshot is of something else.
     #[error(
@@ -321,12 +325,22 @@ fn no_engine(wanted: &str, known: bool, usable: &[String]) -> String {
     format!("{what}: {instead}; `jiffy engines` says more")
 }
 
-fn hint(state: &str) -> &'static str {
+fn shown(state: &SandboxState) -> String {
     match state {
-        "paused" => "; resume it first",
-        "running" => "",
-        "creating" => "; try again when it is up",
-        "killed" => " for good",
-        _ => "; roll it back to a snapshot, or kill it",
+        SandboxState::Broken { cause, .. } => format!("broken ({cause})"),
+        state => state.name().to_owned(),
+    }
+}
+
+fn remedy(state: &SandboxState) -> &'static str {
+    match state {
+        SandboxState::Paused => "; resume it first",
+        SandboxState::Running => "",
+        SandboxState::Creating => "; try again when it is up",
+        SandboxState::Killed => " for good",
+        broken if broken.is_broken_and_resumable() => {
+            "; resume it, roll it back to a snapshot, or kill it"
+        }
+        SandboxState::Broken { .. } => "; roll it back to a snapshot, or kill it",
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::sandbox_settings::SandboxSettings;
 use crate::store_copies::StoreCopies;
-use jiffy_engine::{BootMode, SandboxSize};
+use jiffy_engine::{BootMode, ExitReason, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,9 +24,30 @@ pub enum SandboxState {
     Broken {
         /// Why.
         cause: String,
+        /// Kind of the cause; records of earlier versions have none.
+        #[serde(default, skip_serializing_if = "BrokenBy::is_guest_end")]
+        broken_by: BrokenBy,
     },
     /// Ended on request. The record stays until it is removed.
     Killed,
+}
+
+/// Kind of the cause for which a sandbox lost its guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BrokenBy {
+    /// Its guest ended by itself, or was lost with a daemon.
+    #[default]
+    GuestEnd,
+    /// Memory of its guest did not arrive from the store in time. The snapshot that it descends
+    /// from is good, and a resume starts it again from that.
+    MissingMemory,
+}
+
+impl BrokenBy {
+    fn is_guest_end(&self) -> bool {
+        *self == Self::GuestEnd
+    }
 }
 
 /// Operation on a sandbox.
@@ -42,7 +63,7 @@ pub enum SandboxOperation {
     Rollback,
     /// Sleep.
     Pause,
-    /// Wake.
+    /// Wake, or a new start of one that was broken by missing memory.
     Resume,
 }
 
@@ -61,6 +82,31 @@ impl SandboxState {
         }
     }
 
+    /// Broken for `cause`, which only a rollback mends.
+    pub fn broken(cause: impl Into<String>) -> Self {
+        Self::Broken {
+            cause: cause.into(),
+            broken_by: BrokenBy::GuestEnd,
+        }
+    }
+
+    /// Broken because its guest ended by itself.
+    pub fn ended(end: &ExitReason) -> Self {
+        let broken_by = match end {
+            ExitReason::MissingMemory { .. } => BrokenBy::MissingMemory,
+            _ => BrokenBy::GuestEnd,
+        };
+        Self::Broken {
+            cause: end.to_string(),
+            broken_by,
+        }
+    }
+
+    /// True if it is broken, and a resume mends that.
+    pub fn is_broken_and_resumable(&self) -> bool {
+        matches!(self, Self::Broken { .. }) && self.allows(SandboxOperation::Resume)
+    }
+
     /// True if `operation` makes sense in this state.
     pub fn allows(&self, operation: SandboxOperation) -> bool {
         use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
@@ -68,7 +114,14 @@ impl SandboxState {
             Connect | Pause => *self == Self::Running,
             Snapshot | Fork => matches!(self, Self::Running | Self::Paused),
             Rollback => matches!(self, Self::Running | Self::Paused | Self::Broken { .. }),
-            Resume => *self == Self::Paused,
+            Resume => matches!(
+                self,
+                Self::Paused
+                    | Self::Broken {
+                        broken_by: BrokenBy::MissingMemory,
+                        ..
+                    }
+            ),
         }
     }
 }
@@ -194,17 +247,18 @@ mod tests {
     fn operations_are_allowed_by_state() {
         use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
         let all = [Connect, Snapshot, Fork, Rollback, Pause, Resume];
-        let broken = SandboxState::Broken {
-            cause: String::new(),
-        };
-        let table: [(SandboxState, &[SandboxOperation]); 5] = [
+        let starved = SandboxState::ended(&ExitReason::MissingMemory {
+            reason: String::new(),
+        });
+        let table: [(SandboxState, &[SandboxOperation]); 6] = [
             (SandboxState::Creating, &[]),
             (
                 SandboxState::Running,
                 &[Connect, Snapshot, Fork, Rollback, Pause],
             ),
             (SandboxState::Paused, &[Snapshot, Fork, Rollback, Resume]),
-            (broken, &[Rollback]),
+            (SandboxState::broken(""), &[Rollback]),
+            (starved, &[Rollback, Resume]),
             (SandboxState::Killed, &[]),
         ];
         for (state, allowed) in table {
@@ -213,5 +267,24 @@ mod tests {
                 assert_eq!(state.allows(operation), expected, "{state:?} {operation:?}");
             }
         }
+    }
+
+    #[test]
+    fn records_without_the_kind_of_a_cause_are_read() {
+        let old = r#"{"state":"broken","cause":"why"}"#;
+        let read: SandboxState = serde_json::from_str(old).unwrap();
+        assert_eq!(read, SandboxState::broken("why"));
+        assert_eq!(serde_json::to_string(&read).unwrap(), old);
+        let starved = SandboxState::Broken {
+            cause: "why".to_owned(),
+            broken_by: BrokenBy::MissingMemory,
+        };
+        let written = serde_json::to_string(&starved).unwrap();
+        assert_eq!(
+            written,
+            r#"{"state":"broken","cause":"why","broken_by":"missing_memory"}"#
+        );
+        let read: SandboxState = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, starved);
     }
 }

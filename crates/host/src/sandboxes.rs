@@ -355,8 +355,8 @@ impl<E: Engine> Sandboxes<E> {
         for entry in entries {
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;
-                let cause = recover::DAEMON_STOPPED.to_owned();
-                let record = entry.record_in(SandboxState::Broken { cause });
+                let state = SandboxState::broken(recover::DAEMON_STOPPED);
+                let record = entry.record_in(state);
                 self.record_write_behind(&entry, record);
             }
         }
@@ -409,8 +409,7 @@ impl<E: Engine> Sandboxes<E> {
                 // The kill that is under way writes it down.
                 return;
             }
-            let cause = end.to_string();
-            let record = entry.record_in(SandboxState::Broken { cause });
+            let record = entry.record_in(SandboxState::ended(&end));
             Self(inner).record_write_behind(&entry, record);
         });
     }

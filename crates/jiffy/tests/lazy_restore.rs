@@ -266,8 +266,8 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
 }
 
 #[test]
-fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_put_back() {
-    let test = "a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_put_back";
+fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed() {
+    let test = "a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed";
     let Some(hosts) = Hosts::new(test, &["--store-timeout", "4"]) else {
         return;
     };
@@ -284,8 +284,10 @@ fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_put_back() {
         "{}",
         hosts.state(&id)
     );
+    let refused = hosts.here.call(&["exec", &id, "true"]);
+    assert!(refused.stderr.contains("jiffy resume"), "{refused:?}");
     fs::rename(&away, hosts.store.bucket()).unwrap();
-    hosts.here.ok(&["rollback", &id, "moving"]);
+    hosts.here.ok(&["resume", &id]);
     // Back in time: the guest only waits.
     fs::rename(hosts.store.bucket(), &away).unwrap();
     let check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);

@@ -26,6 +26,7 @@ pub(crate) fn classify(
     match cause {
         Some(StopCause::Requested) => ExitReason::Requested,
         Some(StopCause::GuestReset) => reset_reason(&printable(console)),
+        Some(StopCause::MissingMemory { reason }) => ExitReason::MissingMemory { reason },
         Some(StopCause::GuestFault { reason }) => ExitReason::GuestFault { reason },
         Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
             ExitReason::HostError { reason }
@@ -108,6 +109,21 @@ mod tests {
         assert!(matches!(end(libc::SIGSYS), ExitReason::VmmDied { .. }));
         // A VMM that was killed for exiting too slowly did nothing wrong.
         assert_eq!(end(libc::SIGKILL), ExitReason::Requested);
+    }
+
+    #[test]
+    fn memory_that_did_not_arrive_is_told_from_other_failures_of_the_host() {
+        let reason = || "its store did not answer for 1 s".to_owned();
+        let end = |cause| classify(Some(cause), Ok(None), false, b"");
+        let missing = end(StopCause::MissingMemory { reason: reason() });
+        assert_eq!(missing, ExitReason::MissingMemory { reason: reason() });
+        let other = end(StopCause::HostError { reason: reason() });
+        assert_eq!(other, ExitReason::HostError { reason: reason() });
+        // A VMM that was taken over could claim it.
+        let killed = Ok(Some(ExitStatus::from_raw(libc::SIGSYS)));
+        let cause = StopCause::MissingMemory { reason: reason() };
+        let killed = classify(Some(cause), killed, false, b"");
+        assert!(matches!(killed, ExitReason::VmmDied { .. }));
     }
 
     #[test]

@@ -257,6 +257,11 @@ pub enum StopCause {
         /// The operation and its object.
         reason: String,
     },
+    /// Memory that is fetched while the guest runs did not arrive within its limit.
+    MissingMemory {
+        /// The limit, and the last failure.
+        reason: String,
+    },
     /// The guest did something after which no virtual machine can continue.
     GuestFault {
         /// The guest's action.

@@ -309,6 +309,12 @@ fn events_keep_their_serialized_forms() {
             r#"{"event":"stopped","cause":"host_error","reason":"why"}"#,
         ),
         (
+            Event::Stopped(StopCause::MissingMemory {
+                reason: "why".to_owned(),
+            }),
+            r#"{"event":"stopped","cause":"missing_memory","reason":"why"}"#,
+        ),
+        (
             Event::Stopped(StopCause::GuestReset),
             r#"{"event":"stopped","cause":"guest_reset"}"#,
         ),

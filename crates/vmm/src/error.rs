@@ -52,11 +52,12 @@ impl From<VmmError> for StopCause {
     fn from(error: VmmError) -> Self {
         match error {
             VmmError::Config(reason) => Self::BadConfig { reason },
-            VmmError::Host { .. } | VmmError::SnapshotTooLarge { .. } | VmmError::Store { .. } => {
-                Self::HostError {
-                    reason: error.to_string(),
-                }
-            }
+            VmmError::Host { .. } | VmmError::SnapshotTooLarge { .. } => Self::HostError {
+                reason: error.to_string(),
+            },
+            VmmError::Store { .. } => Self::MissingMemory {
+                reason: error.to_string(),
+            },
             VmmError::Guest(reason) => Self::GuestFault { reason },
         }
     }

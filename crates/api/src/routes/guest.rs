@@ -142,7 +142,7 @@ impl Console {
         // A guest's host name is its id.
         let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
         let mut lines: Vec<String> = text.lines().map(shown).collect();
-        if let SandboxState::Broken { cause } = &record.state {
+        if let SandboxState::Broken { cause, .. } = &record.state {
             lines.push(format!("jiffy: {}", shown(cause)));
         }
         let begin = lines.len().saturating_sub(most);

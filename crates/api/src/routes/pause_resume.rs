@@ -186,13 +186,14 @@ async fn make_run<E: Engine>(
     body: &WakeBody,
 ) -> Result<(SandboxRecord, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(caller, id, Liveness::Alive)?;
+    let record = app.sandbox(caller, id, Liveness::Resumable)?;
     no_cold_start(body.memory)?;
     let time = app.awake_time(&record, timeout);
     app.wake(caller, &record, time).await
 }
 
 /// `POST /sandboxes/{id}/resume`: as older clients wake a sandbox; 409 if it runs.
+/// One that was broken by missing memory starts again.
 pub(super) async fn resume<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -200,7 +201,7 @@ pub(super) async fn resume<E: Engine>(
     Optional(body): Optional<WakeBody>,
 ) -> Result<Response, ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Resumable)?;
     no_cold_start(body.memory)?;
     let runs = || {
         let message = format!("sandbox {} runs already", record.id);

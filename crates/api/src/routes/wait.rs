@@ -67,7 +67,7 @@ pub(super) async fn wait<E: Engine>(
         "state": record.state.name(),
         "jiffy": whole(&caller, record.clone()),
     });
-    if let (SandboxState::Broken { cause }, Some(map)) = (&record.state, told.as_object_mut()) {
+    if let (SandboxState::Broken { cause, .. }, Some(map)) = (&record.state, told.as_object_mut()) {
         map.insert("reason".to_owned(), json!(cause));
     }
     Ok(Json(told))

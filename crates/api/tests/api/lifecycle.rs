@@ -228,6 +228,28 @@ async fn a_broken_sandbox_is_hidden_until_it_is_repaired() {
 }
 
 #[tokio::test]
+async fn a_sandbox_whose_memory_did_not_arrive_is_resumed_by_its_key() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.post(&path(&id, "snapshots"), Value::Null)
+        .await
+        .expect(201);
+    for (call, status) in [("resume", 201), ("connect", 200)] {
+        api.bench.world.starve_guest(&id);
+        support::fake::until("its end", || {
+            let state = api.host.get(&id).unwrap().state;
+            state.is_broken_and_resumable()
+        })
+        .await;
+        let hidden = api.get(&format!("/sandboxes/{id}")).await;
+        assert!(hidden.text("message").contains("resume it"));
+        assert_eq!(hidden.refused(404), "sandbox_broken");
+        api.post(&path(&id, call), Value::Null).await.expect(status);
+        api.get(&format!("/sandboxes/{id}")).await.expect(200);
+    }
+}
+
+#[tokio::test]
 async fn a_fork_answers_an_entry_for_each_child() {
     let api = Api::new();
     let parent = api.sandbox().await;

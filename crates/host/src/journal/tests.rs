@@ -8,7 +8,7 @@ fn sandbox(id: &str) -> SandboxRecord {
     SandboxRecord {
         id: id.into(),
         name: None,
-        state: SandboxState::Broken { cause: "x".into() },
+        state: SandboxState::broken("x"),
         template: "base".into(),
         size: SandboxSize::default(),
         env: BTreeMap::from([("A".into(), "1".into())]),

@@ -51,7 +51,7 @@ impl<E: Engine> Sandboxes<E> {
             Err(e) => {
                 let cause =
                     format!("the daemon was stopped while it ran, and did not find it again: {e}");
-                let record = entry.record_in(SandboxState::Broken { cause });
+                let record = entry.record_in(SandboxState::broken(cause));
                 self.record_write_behind(&entry, record);
                 Ok(())
             }

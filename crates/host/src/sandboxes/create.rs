@@ -267,8 +267,9 @@ impl<E: Engine> Sandboxes<E> {
         result
     }
 
-    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back or in which
-    /// it slept; if that fails and it had none before, it needs no place. Needs the turn.
+    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back, in which it
+    /// slept, or from which it starts again because its guest was lost; if that fails and it had
+    /// none before, it needs no place. Needs the turn.
     pub(super) async fn revive(
         &self,
         entry: &Arc<SandboxEntry<E::Guest>>,
@@ -321,8 +322,11 @@ impl<E: Engine> Sandboxes<E> {
         asked: Instant,
         origin: GuestOrigin<E::UnassignedGuest>,
     ) -> Result<SandboxRecord, OperationError> {
-        let rewound = matches!(origin.revive_reason, Some(ReviveReason::Rollback));
-        let sandbox_identity = self.identity_of(entry.record(), rewound);
+        let before = entry.record();
+        // One that lost its guest has run on from the snapshot once already.
+        let rewound = matches!(origin.revive_reason, Some(ReviveReason::Rollback))
+            || matches!(before.state, SandboxState::Broken { .. });
+        let sandbox_identity = self.identity_of(before, rewound);
         let id = &sandbox_identity.id;
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;

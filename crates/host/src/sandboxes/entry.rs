@@ -297,10 +297,7 @@ impl<G: Guest> SandboxEntry<G> {
         OperationError::State {
             operation: verb,
             id: record.id,
-            state: match record.state {
-                SandboxState::Broken { cause } => format!("broken ({cause})"),
-                state => state.name().to_owned(),
-            },
+            state: record.state,
         }
     }
 

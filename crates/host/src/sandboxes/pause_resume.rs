@@ -52,7 +52,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(paused)
     }
 
-    /// Wakes a sandbox. Its time begins anew.
+    /// Wakes a sandbox, or starts one that was broken by missing memory again from the latest
+    /// snapshot that it descends from. Its time begins anew.
     pub async fn resume(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         self.resume_with(id, WakeOptions::default()).await
     }

@@ -91,9 +91,7 @@ pub(super) fn recover<E: Engine>(
             SandboxState::Paused if !there && !has_store => SNAPSHOT_LOST,
             _ => continue,
         };
-        sandbox.state = SandboxState::Broken {
-            cause: cause.to_owned(),
-        };
+        sandbox.state = SandboxState::broken(cause);
         sandbox.changed_ms = now_ms();
         changes.push(JournalChange::Sandbox(sandbox.clone()));
     }

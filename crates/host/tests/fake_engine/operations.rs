@@ -311,7 +311,7 @@ async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_men
         host.get(&id).unwrap().state != SandboxState::Running
     })
     .await;
-    let SandboxState::Broken { cause } = host.get(&id).unwrap().state else {
+    let SandboxState::Broken { cause, .. } = host.get(&id).unwrap().state else {
         panic!()
     };
     assert!(cause.contains("panicked"), "{cause}");

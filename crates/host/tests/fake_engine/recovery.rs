@@ -88,7 +88,7 @@ fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
 
 fn cause(host: &Sandboxes<FakeEngine>, id: &str) -> String {
     match host.get(id).unwrap().state {
-        SandboxState::Broken { cause } => cause,
+        SandboxState::Broken { cause, .. } => cause,
         other => panic!("{other:?}"),
     }
 }

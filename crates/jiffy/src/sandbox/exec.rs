@@ -55,7 +55,12 @@ impl RemoteSandbox {
             SandboxState::Paused => {
                 anyhow::bail!("sandbox {whole} is paused: wake it with `jiffy resume {id}`")
             }
-            SandboxState::Broken { cause } => anyhow::bail!(
+            state @ SandboxState::Broken { cause, .. } if state.is_broken_and_resumable() => {
+                anyhow::bail!(
+                    "sandbox {whole} is broken ({cause}): `jiffy resume {id}` starts it again from its latest snapshot"
+                )
+            }
+            SandboxState::Broken { cause, .. } => anyhow::bail!(
                 "sandbox {whole} is broken ({cause}): `jiffy rollback` to one of its snapshots mends it"
             ),
             state => anyhow::bail!("sandbox {whole} is {}", state.name()),
@@ -104,7 +109,7 @@ impl CommandTarget for RemoteSandbox {
                 Ok(now) if now.record.state == SandboxState::Running => {}
                 Ok(now) => {
                     return Some(match now.record.state {
-                        SandboxState::Broken { cause } => self.last_console_lines(&cause).await,
+                        SandboxState::Broken { cause, .. } => self.last_console_lines(&cause).await,
                         state => format!("sandbox {id} is {} now", state.name()),
                     });
                 }

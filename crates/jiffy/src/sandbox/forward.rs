@@ -82,7 +82,7 @@ async fn ended(client: &Client, id: &str) -> String {
             .map(|now| now.state)
         {
             Ok(SandboxState::Killed) => return format!("sandbox {id} was killed"),
-            Ok(SandboxState::Broken { cause }) => {
+            Ok(SandboxState::Broken { cause, .. }) => {
                 return format!("sandbox {id} is broken: {cause}");
             }
             Ok(_) => {}

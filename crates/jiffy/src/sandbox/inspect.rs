@@ -103,7 +103,7 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxRecord) {
     lines.add("sandbox", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
     let state = match &s.state {
-        SandboxState::Broken { cause } => format!("broken: {cause}"),
+        SandboxState::Broken { cause, .. } => format!("broken: {cause}"),
         state => format!("{}, since {}", state.name(), age(s.changed_ms)),
     };
     lines.add("state", state);

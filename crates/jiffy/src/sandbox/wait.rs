@@ -105,7 +105,7 @@ async fn wait(
 /// Why it ended, or how it is.
 fn reason(record: &SandboxRecord) -> String {
     match &record.state {
-        SandboxState::Broken { cause } => cause.clone(),
+        SandboxState::Broken { cause, .. } => cause.clone(),
         SandboxState::Killed => match record.deadline_ms {
             Some(at) if at <= record.changed_ms => "killed: its time was over".to_owned(),
             _ => "killed".to_owned(),

@@ -188,7 +188,7 @@ fn answer(command: UnixStream) -> String {
 fn end_of(vm: &mut TestVm) -> (String, Duration) {
     let began = Instant::now();
     let reason = vm.wait(|event| match event {
-        Event::Stopped(StopCause::HostError { reason }) => Ok(reason),
+        Event::Stopped(StopCause::MissingMemory { reason }) => Ok(reason),
         other => Err(other),
     });
     assert!(vm.child.wait().unwrap().success());

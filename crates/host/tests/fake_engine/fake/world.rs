@@ -136,6 +136,13 @@ impl World {
         self.body(id).end.send_replace(Some(end));
     }
 
+    /// A guest that ends because its memory does not arrive.
+    pub fn starve_guest(&self, id: &str) {
+        let reason = "its store did not answer for 1 s".to_owned();
+        let end = ExitReason::MissingMemory { reason };
+        self.body(id).end.send_replace(Some(end));
+    }
+
     pub(super) fn new_body(&self, engine: &'static str, memory: String) -> Arc<Body> {
         let body = Arc::new(Body {
             engine,
