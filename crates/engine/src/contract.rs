@@ -86,6 +86,9 @@ pub struct VerifiedSnapshot {
     pub sealed: bool,
     /// Chunks and files that differ.
     pub damaged: Vec<DamagedChunk>,
+    /// True if it was damaged and has been fetched anew from the store: it is as it was written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mended: bool,
 }
 
 /// Chunk or file of a snapshot that differs from its checksum.
@@ -252,6 +255,13 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Complete snapshots on this host, read from disk.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
+
+    /// Looks for damage of snapshot `id` without reading its layers: files that are missing, or not
+    /// as they were written. Its ancestors are not looked at. Returns the first damage found.
+    /// Blocks.
+    fn damage(&self, _id: &str) -> Option<String> {
+        None
+    }
 
     /// Returns true if snapshot `id` needs no files of its ancestors. An engine may merge it by
     /// itself, to keep restores fast. Answered from memory, because it is called under a lock.

@@ -370,6 +370,10 @@ impl Engine for GvisorEngine {
         self.store.ids().map_err(EngineError::failed)
     }
 
+    fn damage(&self, id: &str) -> Option<String> {
+        self.store.find_damage(id)
+    }
+
     fn is_independent(&self, _id: &str) -> bool {
         true
     }

@@ -348,6 +348,13 @@ impl Engine for HostEngine {
         }
     }
 
+    fn damage(&self, id: &str) -> Option<String> {
+        match self.gvisor_store.has(id) {
+            true => self.gvisor_store.find_damage(id),
+            false => self.microvm.damage(id),
+        }
+    }
+
     fn merge_growth(&self, id: &str) -> Option<u64> {
         match self.gvisor_store.has(id) {
             true => None,

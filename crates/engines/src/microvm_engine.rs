@@ -107,22 +107,6 @@ impl MicroVmEngine {
         }
     }
 
-    /// Returns the source of the memory of a guest made from `lineage` on this host.
-    fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
-        match self.policy.policy {
-            RestorePolicy::Map => MemoryPolicy::Map,
-            RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
-            RestorePolicy::CopyWorkingSet => match lineage.working_set() {
-                Ok(Some((_, file))) => MemoryPolicy::CopyWorkingSet(file),
-                Ok(None) => MemoryPolicy::Map,
-                Err(e) => {
-                    tracing::warn!("mapping memory instead of reading its working set: {e}");
-                    MemoryPolicy::Map
-                }
-            },
-        }
-    }
-
     /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory`
     /// says.
     async fn arrive(
@@ -404,6 +388,10 @@ impl Engine for MicroVmEngine {
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
         self.store.ids().map_err(EngineError::failed)
+    }
+
+    fn damage(&self, id: &str) -> Option<String> {
+        self.store.find_damage(id).map(|damage| damage.to_string())
     }
 
     fn is_independent(&self, id: &str) -> bool {

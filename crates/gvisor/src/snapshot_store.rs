@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Version of the directory's layout and of the manifest.
 const MANIFEST_FORMAT: u32 = 1;
 const MANIFEST_FILE: &str = "manifest.json";
+/// Files of every checkpoint (pkg/sentry/state/checkpointfiles of gVisor).
+const CHECKPOINT_FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
 /// In the directory of a snapshot that holds nothing but a boot.
 const BOOT_MARK_FILE: &str = "boot";
 /// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
@@ -213,6 +215,17 @@ impl SnapshotStore {
             }),
             other => GvisorManifest::parse(&other.map_err(GvisorError::file(&path))?, id),
         }
+    }
+
+    /// Returns the first file of snapshot `id` that is missing or empty.
+    pub fn find_damage(&self, id: &str) -> Option<String> {
+        let path = self.path(id).ok()?;
+        let mut files = [MANIFEST_FILE].iter().chain(&CHECKPOINT_FILES);
+        let damaged = files.find(|name| match fs::metadata(path.join(name)) {
+            Ok(metadata) => metadata.len() == 0,
+            Err(e) => e.kind() == io::ErrorKind::NotFound,
+        });
+        damaged.map(|name| format!("{} is missing or empty", path.join(name).display()))
     }
 
     /// Opens all files of snapshot `id`, sorted by name, its manifest among them.

@@ -5,6 +5,9 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use support::store::{TestStore, directory};
 use support::test_home::TestHome;
 use support::wait_for;
@@ -91,6 +94,63 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     );
 }
 
+/// Flips a bit of a chunk that the snapshot of a microVM in `dir` stores.
+fn flip(dir: &Path) {
+    let index = File::open(dir.join("memory.index")).unwrap();
+    let index = jiffy_snapshot::read_index(&index).unwrap();
+    let at = index.stored.iter().next().unwrap() * 65536 + 4097;
+    let mut options = File::options();
+    let layer = options.read(true).write(true);
+    let layer = layer.open(dir.join("memory.layer")).unwrap();
+    let mut byte = [0];
+    layer.read_exact_at(&mut byte, at).unwrap();
+    layer.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+}
+
+#[test]
+fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
+    let test = "a_snapshot_that_is_damaged_on_its_host_is_fetched_anew";
+    let Some(home) = TestHome::new(test) else {
+        return;
+    };
+    let store = TestStore::new();
+    store.start(&home);
+    let id = home.ok(&["create"]);
+    home.sh(&id, BEGIN);
+    let counted = count(&home, &id);
+    let snapshot = home.ok(&["snapshot", &id, "--name", "precious"]);
+    store.wait_for(None, &snapshot);
+    let dir = directory(&home, &snapshot);
+    let (layer, pages) = (dir.join("memory.layer"), dir.join("pages.img"));
+    let is_microvm = layer.exists();
+    let memory = if is_microvm { layer } else { pages };
+    let create = || home.ok(&["create", "--from", "precious"]);
+    let older = create();
+    fs::remove_file(&memory).unwrap();
+    let newer = create();
+    assert_goes_on(&home, &newer, counted);
+    // It runs from files that were replaced.
+    assert_goes_on(&home, &older, counted);
+    home.ok(&["rm", &newer, &older]);
+    if is_microvm {
+        let verify = || home.call(&["snapshots", "--verify", "precious"]);
+        wait_for("the seal", || (verify().code == Some(0)).then_some(()));
+        flip(&dir);
+        let verified = verify();
+        assert_eq!(verified.code, Some(0), "{verified:?}");
+        assert!(verified.stdout.contains("fetched anew"), "{verified:?}");
+        let newer = create();
+        assert_goes_on(&home, &newer, counted);
+    }
+    // Without a store it is refused.
+    home.ok(&["daemon", "restart", "--no-listen"]);
+    fs::remove_file(&memory).unwrap();
+    let refused = home.call(&["create", "--from", "precious"]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(refused.stderr.contains("restore snapshot"), "{refused:?}");
+}
+
 on_gvisor! {
+    a_snapshot_that_is_damaged_on_its_host_is_fetched_anew,
     a_snapshot_of_another_host_is_restored_from_the_store,
 }

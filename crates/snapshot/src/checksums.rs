@@ -128,15 +128,38 @@ pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
     dir.create_once(CHECKSUMS_FILE, &text)
 }
 
-pub(crate) fn verify(snapshot: &Snapshot) -> Result<VerifyResult, SnapshotError> {
-    let dir = SnapshotDir::at(snapshot.path())?;
+/// Reads the checksums of a snapshot, if it has some.
+fn recorded(dir: &SnapshotDir<'_>) -> Result<Option<Checksums>, SnapshotError> {
     if dir.find(CHECKSUMS_FILE)?.is_none() {
-        return Ok(VerifyResult::NoChecksums);
+        return Ok(None);
     }
     let path = dir.path(CHECKSUMS_FILE);
-    let recorded: Checksums =
-        serde_json::from_slice(&dir.read(CHECKSUMS_FILE, MAX_CHECKSUMS_BYTES)?)
-            .map_err(|e| SnapshotError::damaged(&path, e))?;
+    let bytes = dir.read(CHECKSUMS_FILE, MAX_CHECKSUMS_BYTES)?;
+    let recorded = serde_json::from_slice(&bytes);
+    recorded.map_err(|e| SnapshotError::damaged(&path, e))
+}
+
+/// Compares the small files of a snapshot with its checksums, if it has some.
+pub(crate) fn verify_small_files(snapshot: &Snapshot) -> Result<(), SnapshotError> {
+    let dir = SnapshotDir::at(snapshot.path())?;
+    let Some(recorded) = recorded(&dir)? else {
+        return Ok(());
+    };
+    for (name, hash) in recorded.files {
+        let bytes = dir.read(&name, MAX_SMALL_FILE_BYTES)?;
+        if *blake3::hash(&bytes).to_hex() != *hash {
+            let reason = "it differs from its checksum";
+            return Err(SnapshotError::damaged(&dir.path(&name), reason));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn verify(snapshot: &Snapshot) -> Result<VerifyResult, SnapshotError> {
+    let dir = SnapshotDir::at(snapshot.path())?;
+    let Some(recorded) = recorded(&dir)? else {
+        return Ok(VerifyResult::NoChecksums);
+    };
     let now = compute(snapshot, &dir, &|| dir.is_still_named())?;
     let damages = compare(&recorded, &now);
     Ok(match damages.is_empty() {

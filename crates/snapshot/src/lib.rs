@@ -18,6 +18,7 @@
 //! parents is its [`Lineage`].
 
 mod checksums;
+mod damage;
 mod draft;
 mod error;
 mod import;

@@ -23,6 +23,7 @@ pub(super) fn verify(store: &Store, id: &str) -> Result<Vec<VerifiedSnapshot>, E
                     chunk: d.chunk,
                 })
                 .collect(),
+            mended: false,
         })
     });
     verified.collect()

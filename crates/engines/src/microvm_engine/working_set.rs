@@ -2,6 +2,7 @@
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
+use crate::restore_policy::RestorePolicy;
 use jiffy_engine::{Engine, EngineError, Guest, SandboxIdentity, UnassignedGuest};
 use jiffy_microvm::MemoryPolicy;
 use jiffy_proto::agent::SiteSettings;
@@ -18,6 +19,22 @@ pub(super) fn read_ahead(lineage: &Lineage) {
 }
 
 impl MicroVmEngine {
+    /// Returns the source of the memory of a guest made from `lineage` on this host.
+    pub(super) fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
+        match self.policy.policy {
+            RestorePolicy::Map => MemoryPolicy::Map,
+            RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
+            RestorePolicy::CopyWorkingSet => match lineage.working_set() {
+                Ok(Some((_, file))) => MemoryPolicy::CopyWorkingSet(file),
+                Ok(None) => MemoryPolicy::Map,
+                Err(e) => {
+                    tracing::warn!("mapping memory instead of reading its working set: {e}");
+                    MemoryPolicy::Map
+                }
+            },
+        }
+    }
+
     /// Records what a guest of snapshot `id` touches up to the end of its first use.
     pub(super) async fn record_first_use(
         &self,

@@ -393,6 +393,12 @@ impl<E: Engine> Sandboxes<E> {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
+    async fn restore(self, template: &str, id: &str) -> Result<E::UnassignedGuest, OperationError> {
+        self.shorten_lineage(id).await?;
+        let restored = self.0.engine.restore(template, id).await;
+        restored.map_err(OperationError::engine(format!("restore snapshot {id}")))
+    }
+
     /// A guest of snapshot `id` that waits for its identity.
     pub(super) async fn origin(
         self,
@@ -400,11 +406,16 @@ impl<E: Engine> Snapshots<'_, E> {
         id: &str,
         mode: BootMode,
     ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
-        self.shorten_lineage(id).await?;
-        let unassigned = self.0.engine.restore(template, id).await;
+        let unassigned = match self.restore(template, id).await {
+            // Damaged files are fetched anew, once.
+            Err(e) => {
+                Box::pin(self.mend_after(id, e)).await?;
+                self.restore(template, id).await?
+            }
+            Ok(unassigned) => unassigned,
+        };
         Ok(GuestOrigin {
-            unassigned: unassigned
-                .map_err(OperationError::engine(format!("restore snapshot {id}")))?,
+            unassigned,
             mode,
             snapshot: Some(id.to_owned()),
             revive_reason: None,

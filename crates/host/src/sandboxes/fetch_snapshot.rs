@@ -1,5 +1,7 @@
 //! Snapshots that this host lacks, from the store that hosts share.
 
+mod mend;
+
 use super::lookup::SnapshotPin;
 use super::{OperationError, OwnerBudgets, Sandboxes, SandboxesInner, Snapshots};
 use crate::admission::Shortage;
@@ -228,7 +230,7 @@ impl<E: Engine> Fetch<E> {
         let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
         let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
         for (missing, files) in missing.into_iter().zip(pulled).rev() {
-            self.bring(missing, files, ExistingSnapshot::Keep).await?;
+            self.bring(missing, files).await?;
         }
         let Some(held) = self.here(id).and_then(own) else {
             return Ok(None);
@@ -339,23 +341,29 @@ impl<E: Engine> Fetch<E> {
         }
     }
 
-    /// Makes sure that the disk and the owner's budget have room.
-    async fn make_room(
-        &self,
-        missing: &[Missing],
-    ) -> Result<crate::quota::QuotaPermit, OperationError> {
+    /// Makes sure that the disk has room. Returns the bytes that it takes at most.
+    fn check_disk(&self, missing: &[Missing]) -> Result<u64, OperationError> {
         let bytes = missing.iter().map(|missing| missing.found.bytes());
         let bytes = bytes.fold(0, u64::saturating_add);
         let free = self.this.0.admission.disk_to_write_mib();
-        if let Some(free) = free.filter(|free| bytes >> 20 > *free) {
-            return Err(OperationError::Busy {
+        match free.filter(|free| bytes >> 20 > *free) {
+            None => Ok(bytes),
+            Some(free) => Err(OperationError::Busy {
                 what: format!(
                     "the snapshot and those below it take up to {} MiB of disk, and {free} MiB may be written: make room on the data directory's disk",
                     bytes >> 20
                 ),
                 retry_after: Shortage::Disk.retry_after().unwrap_or_default(),
-            });
+            }),
         }
+    }
+
+    /// Makes sure that the disk and the owner's budget have room.
+    async fn make_room(
+        &self,
+        missing: &[Missing],
+    ) -> Result<crate::quota::QuotaPermit, OperationError> {
+        let bytes = self.check_disk(missing)?;
         let asked = missing.first().is_some_and(|missing| missing.record.kept);
         let request = QuotaRequest {
             amount: QuotaAmount {
@@ -393,27 +401,20 @@ impl<E: Engine> Fetch<E> {
     }
 
     /// Puts one snapshot in place, whose parent is here, unless another fetch was faster.
-    async fn bring(
-        &self,
-        missing: Missing,
-        files: Vec<PulledFile>,
-        existing: ExistingSnapshot,
-    ) -> Result<(), OperationError> {
+    async fn bring(&self, missing: Missing, files: Vec<PulledFile>) -> Result<(), OperationError> {
         let id = missing.found.id.clone();
         let lock = self.this.0.fetch_lock(id.clone());
         let _one = lock.lock().await;
-        if existing == ExistingSnapshot::Keep && self.here(&id).is_some() {
+        if self.here(&id).is_some() {
             return Ok(());
         }
         let engine = &self.this.0.engine;
         let failed = || OperationError::engine(format!("take in snapshot {id}"));
-        if existing == ExistingSnapshot::Keep {
-            // Files without a record, which a daemon that was killed left.
-            engine.remove_snapshot(&id).map_err(failed())?;
-        }
+        // Files without a record, which a daemon that was killed left.
+        engine.remove_snapshot(&id).map_err(failed())?;
         let files = files.into_iter().map(|file| Arc::new(Pulled(file)) as _);
         engine
-            .import_snapshot(&missing.import, files.collect(), existing)
+            .import_snapshot(&missing.import, files.collect(), ExistingSnapshot::Keep)
             .await
             .map_err(failed())?;
         let record = SnapshotRecord {

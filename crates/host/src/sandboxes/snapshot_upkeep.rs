@@ -4,6 +4,7 @@
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use jiffy_engine::{Engine, VerifiedSnapshot};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -99,19 +100,64 @@ fn yield_to_everybody() {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Compares a snapshot, and all it needs, with their seals. Reads all of it.
+    /// Compares a snapshot, and all it needs, with their seals. Reads all of it. Those that are
+    /// damaged are fetched anew if the store has them.
     pub async fn verify(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
-        let (inner, (snapshot, pin)) = (self.0.clone(), self.pin(id)?);
+        let (this, (snapshot, pin)) = (Sandboxes(self.0.clone()), self.pin(id)?);
         detached(async move {
             let _pin = pin;
-            let id = snapshot.id;
-            let what = format!("verify snapshot {id}");
-            let work = tokio::task::spawn_blocking(move || inner.engine.verify(&id));
-            let done = work
-                .await
-                .map_err(|e| OperationError::Lost(e.to_string()))?;
-            done.map_err(OperationError::engine(what))
+            let (snapshots, id) = (this.snapshots(), snapshot.id);
+            let mut found = snapshots.verify_files(&id).await;
+            let damaged = found.iter().flatten().filter(|one| !one.damaged.is_empty());
+            let damaged = damaged.map(|one| (one.id.clone(), describe(one)));
+            let damaged: BTreeMap<String, String> = damaged.collect();
+            if found.is_ok() && damaged.is_empty() {
+                return found;
+            }
+            let mended = match snapshots.mend(&id, damaged).await {
+                Ok(mended) => mended,
+                Err(e) => {
+                    tracing::warn!(id, "a damaged snapshot was not fetched anew: {e}");
+                    return found;
+                }
+            };
+            if !mended.is_empty() {
+                snapshots.seal_now(&id).await;
+                found = snapshots.verify_files(&id).await;
+            }
+            for one in found.iter_mut().flatten() {
+                one.mended = mended.contains_key(&one.id);
+            }
+            found
         })
         .await
+    }
+
+    async fn seal_now(self, id: &str) {
+        let (inner, id) = (self.0.clone(), id.to_owned());
+        let sealing = tokio::task::spawn_blocking(move || {
+            if let Err(e) = inner.engine.write_checksums(&id) {
+                tracing::warn!(id, "a snapshot that was fetched anew was not sealed: {e}");
+            }
+        });
+        // One that is lost leaves it without a seal, which its verification tells.
+        let _ = sealing.await;
+    }
+
+    async fn verify_files(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
+        let (inner, owned) = (self.0.clone(), id.to_owned());
+        let work = tokio::task::spawn_blocking(move || inner.engine.verify(&owned));
+        let done = work
+            .await
+            .map_err(|e| OperationError::Lost(e.to_string()))?;
+        done.map_err(OperationError::engine(format!("verify snapshot {id}")))
+    }
+}
+
+/// Names the first damage of a snapshot.
+fn describe(verified: &VerifiedSnapshot) -> String {
+    match verified.damaged.first() {
+        Some(first) => format!("{} differs from its checksum", first.file),
+        None => String::new(),
     }
 }

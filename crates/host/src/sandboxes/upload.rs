@@ -77,6 +77,12 @@ impl<E: Engine> Sandboxes<E> {
         ];
         let help = "Uploads that ended, by outcome; failed ones are tried again";
         now.count_each("store_uploads", help, "outcome", outcomes);
+        let outcomes = [
+            ("ok", of(&counters.mended)),
+            ("failed", of(&counters.not_mended)),
+        ];
+        let help = "Damaged snapshots of this host that were to be fetched anew, by outcome";
+        now.count_each("store_mended_snapshots", help, "outcome", outcomes);
         let (chunks, sent) = (of(&counters.chunks), of(&counters.new_chunks));
         let chunks = [("sent", sent), ("known", chunks.saturating_sub(sent))];
         let help = "Chunks of uploaded snapshots: sent, or known to the store";

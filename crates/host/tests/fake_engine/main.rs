@@ -8,6 +8,7 @@ mod fake;
 mod fetches;
 mod full_disk;
 mod lifecycle;
+mod mending;
 mod missing_memory;
 mod model;
 mod names;

@@ -193,8 +193,8 @@ pub struct SnapshotArgs {
 pub struct SnapshotsArgs {
     /// Only those of this sandbox and its ancestors
     pub id: Option<String>,
-    /// Compare this snapshot, and all it needs, with the checksums it was sealed with; success
-    /// means that it is sound
+    /// Compare this snapshot, and all it needs, with the checksums it was sealed with, and fetch
+    /// what is damaged anew if a store has it; success means that it is sound
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "id")]
     pub verify: Option<String>,
     /// As JSON

@@ -204,6 +204,12 @@ pub fn verified(all: &Vec<VerifiedSnapshot>) -> String {
                 text,
                 "{id}  not sealed yet: nothing to compare with; it is sealed in the background"
             ),
+            (true, true) if s.mended => {
+                writeln!(
+                    text,
+                    "{id}  sound: it was damaged, and was fetched anew from the store"
+                )
+            }
             (true, true) => writeln!(text, "{id}  sound"),
             (true, false) => writeln!(
                 text,

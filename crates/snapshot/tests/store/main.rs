@@ -1,6 +1,7 @@
 //! Promises of the store.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod damage;
 mod import;
 mod working_set;
 

@@ -283,7 +283,7 @@ impl<E: Engine> Sandboxes<E> {
 
 impl<E: Engine> Snapshots<'_, E> {
     /// Record of the snapshot with this whole id.
-    pub(super) fn known(self, id: &str) -> Option<SnapshotRecord> {
+    pub(in crate::sandboxes) fn known(self, id: &str) -> Option<SnapshotRecord> {
         self.0.snapshot_index.lock().get(id).cloned()
     }
 }

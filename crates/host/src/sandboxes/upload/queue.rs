@@ -40,6 +40,10 @@ pub(in super::super) struct UploadCounters {
     pub failures: AtomicU64,
     pub chunks: AtomicU64,
     pub new_chunks: AtomicU64,
+    /// Damaged snapshots of this host that were fetched anew.
+    pub mended: AtomicU64,
+    /// Those that could not be.
+    pub not_mended: AtomicU64,
 }
 
 #[derive(Default)]

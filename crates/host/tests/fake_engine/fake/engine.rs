@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex};
 use tokio::io::AsyncReadExt;
 
 const MEMORY: &str = "memory.layer";
+/// Content of a snapshot's file that shows that it is damaged.
+pub const DAMAGED: &str = "damaged";
 
 pub struct FakeEngine {
     pub world: Arc<World>,
@@ -97,6 +99,9 @@ impl Engine for FakeEngine {
         *self.world.restores.lock().unwrap() += 1;
         self.world.step("restore").await?;
         let memory = fs::read_to_string(self.dir.join(id)).map_err(EngineError::failed)?;
+        if memory == DAMAGED {
+            return Err(EngineError::failed("it is damaged"));
+        }
         let engine = match self.world.of_other.lock().unwrap().contains(id) {
             true => OTHER,
             false => "fake",
@@ -249,6 +254,14 @@ impl Engine for FakeEngine {
         Ok(left.len())
     }
 
+    fn damage(&self, id: &str) -> Option<String> {
+        match fs::read_to_string(self.dir.join(id)) {
+            Ok(text) if text != DAMAGED => None,
+            Ok(_) => Some("it is damaged".to_owned()),
+            Err(e) => Some(e.to_string()),
+        }
+    }
+
     fn is_independent(&self, id: &str) -> bool {
         *self.world.asked.lock().unwrap() += 1;
         self.world.merged.lock().unwrap().contains(id)
@@ -300,13 +313,14 @@ impl Engine for FakeEngine {
         &self,
         import: &SnapshotImport,
         files: ImportedFiles,
-        _: ExistingSnapshot,
+        existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
         let (place, half) = (
             self.dir.join(&import.id),
             self.dir.join(format!(".{}", import.id)),
         );
-        assert!(!place.exists(), "{} is there", import.id);
+        let replaced = existing == ExistingSnapshot::Replace;
+        assert!(replaced || !place.exists(), "{} is there", import.id);
         if let Some(parent) = &import.parent {
             assert!(self.dir.join(parent).exists(), "parent {parent} is missing");
             let mut parents = self.world.parents.lock().unwrap();

@@ -8,7 +8,7 @@ mod guest;
 mod world;
 
 pub use bench::{Bench, Plenty, base, until};
-pub use engine::FakeEngine;
+pub use engine::{DAMAGED, FakeEngine};
 pub use world::{Body, Dice, World};
 
 /// An engine beside the default one.
