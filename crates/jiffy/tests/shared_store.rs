@@ -80,7 +80,10 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     assert_goes_on(&here, &id, counted);
     // Removed here, it is fetched again.
     here.ok(&["rm", &child, &id]);
-    here.ok(&["rm", "moving"]);
+    // Uploads of what is based on it end, which they do not do at once.
+    wait_for("the snapshot to be of no use", || {
+        (here.call(&["rm", "moving"]).code == Some(0)).then_some(())
+    });
     wait_for("the files to go", || {
         (!directory(&here, &snapshot).exists()).then_some(())
     });
