@@ -45,7 +45,7 @@ interpreter: setup build ## build the code interpreter's template (two to three 
 	@scripts/step "building the code-interpreter-v1 template, unless it is there" $(RELEASE)/jiffy template build code-interpreter-v1
 
 .PHONY: templates
-templates: setup build ## build all stock templates: base, code-interpreter-v1, node, browser, docker (four to seven minutes; once, until a recipe changes)
+templates: setup build ## build the stock templates base, code-interpreter-v1, node, browser, docker (four to seven minutes; once, until a recipe changes)
 	@for name in base code-interpreter-v1 node browser docker; do \
 	    scripts/step "building the $$name template, unless it is there" $(RELEASE)/jiffy template build $$name || exit 1; \
 	done

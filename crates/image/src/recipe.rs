@@ -93,7 +93,7 @@ macro_rules! files {
     };
 }
 
-const BUILT_IN: [BuiltIn; 5] = [
+const BUILT_IN: [BuiltIn; 6] = [
     ("base", files!("base": "recipe.toml", "customize")),
     (
         "browser",
@@ -109,6 +109,13 @@ const BUILT_IN: [BuiltIn; 5] = [
     (
         "docker",
         files!("docker": "recipe.toml", "customize", "start"),
+    ),
+    (
+        "functions-builder",
+        files!(
+            "functions-builder": "recipe.toml", "customize", "cargo.toml", "package.json",
+            "requirements.txt", "wasm-component-ld.mjs"
+        ),
     ),
     (
         "node",
