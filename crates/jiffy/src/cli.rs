@@ -31,8 +31,8 @@ pub use confinement::ConfinementArgs;
 pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use engine::{EngineArgs, EngineSelection};
 pub use function::{
-    FunctionArgs, FunctionBenchArgs, FunctionCommand, FunctionDeployArgs, FunctionInvokeArgs,
-    FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
+    FunctionArgs, FunctionBenchArgs, FunctionBuildArgs, FunctionCommand, FunctionDeployArgs,
+    FunctionInvokeArgs, FunctionLanguage, FunctionLogsArgs, FunctionNewArgs, FunctionOutputArgs,
 };
 pub use inspect::{
     AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs,

@@ -5,6 +5,7 @@ mod deploy;
 mod invoke;
 mod logs;
 mod new;
+mod source;
 mod table;
 
 use crate::cli::{FunctionArgs, FunctionCommand, FunctionOutputArgs};
@@ -22,6 +23,7 @@ pub fn run(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
 async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     match command {
         FunctionCommand::New(args) => new::run(args)?,
+        FunctionCommand::Build(args) => source::run(args).await?,
         FunctionCommand::Deploy(args) => deploy::run(args).await?,
         FunctionCommand::Ls { all, output } => {
             let path = format!("/functions?all={all}");

@@ -11,6 +11,8 @@ use std::time::Duration;
 pub enum FunctionCommand {
     /// Write a working function with a test to start with, into a directory of its name
     New(FunctionNewArgs),
+    /// Build a function from source in a sandbox, without deploying it
+    Build(FunctionBuildArgs),
     /// Deploy a module as a new version, which answers as soon as it has been proved
     Deploy(Box<FunctionDeployArgs>),
     /// List the functions
@@ -85,6 +87,19 @@ pub struct FunctionNewArgs {
     pub lang: FunctionLanguage,
 }
 
+/// `jiffy function build`.
+#[derive(Debug, Args)]
+pub struct FunctionBuildArgs {
+    /// Directory with a program `build` that makes function.wasm
+    pub directory: PathBuf,
+    /// File for the module (default: function.wasm in the directory)
+    #[arg(short = 'o', long = "output", value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Control plane that is asked
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
 /// Output and host of a command.
 #[derive(Debug, Args)]
 pub struct FunctionOutputArgs {
@@ -113,13 +128,15 @@ pub struct FunctionArgs {
 
 Examples:
   jiffy function deploy hello hello.wasm --public
+  jiffy function new --lang rust count && jiffy function deploy count count
   jiffy function deploy report report.wasm --env TOKEN --schedule '*/5 * * * *'"
 )]
 pub struct FunctionDeployArgs {
     /// Name: a-z, 0-9 and single dashes, 48 characters at most
     pub name: String,
-    /// WebAssembly module or component
-    #[arg(value_name = "FILE")]
+    /// WebAssembly module or component, or a directory with a program `build` that makes one as
+    /// function.wasm: it runs in a sandbox of the template functions-builder
+    #[arg(value_name = "FILE|DIRECTORY")]
     pub source: PathBuf,
     /// Set an environment variable; without =VALUE, take it from here
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]

@@ -1,6 +1,6 @@
 //! `jiffy function deploy`.
 
-use super::{path, table};
+use super::{path, source, table};
 use crate::cli::FunctionDeployArgs;
 use crate::run::environment;
 use crate::sandbox::table::show;
@@ -13,9 +13,14 @@ use serde_json::{Map, Value, json};
 pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
     path(&args.name, "")?;
     let settings = settings(args)?;
-    let failed = || format!("cannot read the module {}", args.source.display());
-    let module = std::fs::read(&args.source).with_context(failed)?;
     let client = Client::open(&args.output.host.server()).await?;
+    let module = match args.source.is_dir() {
+        true => source::build(&client, &args.source).await?,
+        false => {
+            let failed = || format!("cannot read the module {}", args.source.display());
+            std::fs::read(&args.source).with_context(failed)?
+        }
+    };
     let sending = client.deploy_function(&args.name, &settings, &module);
     let deployed: Value = while_waiting("compiling the function", sending).await?;
     show(args.output.json, &deployed, table::answering)

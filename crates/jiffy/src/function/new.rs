@@ -60,8 +60,8 @@ pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
     fs::create_dir(directory).with_context(failed)?;
     write(example(args.lang), directory)?;
     println!(
-        "{name}/ is a function: change its handler, run {name}/test, build it by {name}/build, and\n\
-         deploy it with  jiffy function deploy {name} {name}/function.wasm",
+        "{name}/ is a function: change its handler, run {name}/test, and deploy it with\n\
+         jiffy function deploy {name} {name}",
         name = args.name
     );
     Ok(())

@@ -196,10 +196,15 @@ fn from_stdin() -> Source {
 
 /// The tree at `path`, called `name` in the archive.
 pub fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
+    from_tree_with(path, name, PackOptions::TREE)
+}
+
+/// The part of the tree at `path` that `contents` says, under `name`.
+pub fn from_tree_with(path: PathBuf, name: Vec<u8>, contents: PackOptions) -> Source {
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let work = tokio::task::spawn_blocking(move || {
         let pieces = io::BufWriter::with_capacity(CHUNK_BYTES, Sent(sender));
-        let mut packer = Packer::new(pieces, PackOptions::TREE);
+        let mut packer = Packer::new(pieces, contents);
         packer.add(&path, &name)?;
         packer.finish()?;
         Ok(())

@@ -5,6 +5,7 @@
 mod support;
 
 mod client;
+mod source;
 
 use client::{FunctionClient, FunctionResponse};
 use nix::sys::signal::{Signal, kill};

@@ -1,0 +1,111 @@
+//! Deployments from source: examples of each language, built in a sandbox of `functions-builder`.
+
+use super::support::remote::Remote;
+use super::support::skip;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+/// Language, and a text with the answer that `jiffy function new` of it gives.
+const LANGUAGES: [(&str, &str, &str); 5] = [
+    ("c", "123456789", "cbf43926"),
+    (
+        "go",
+        "abc",
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    ),
+    (
+        "rust",
+        "one two\nthrée\n",
+        r#"{"lines":2,"words":3,"characters":14}"#,
+    ),
+    ("js", r#"{"b":1,"a":[]}"#, "{\n  \"a\": [],\n  \"b\": 1\n}"),
+    (
+        "python",
+        "name,note\nAda,\"a, b\"\n",
+        r#"[{"name": "Ada", "note": "a, b"}]"#,
+    ),
+];
+
+/// A function to start with, which needs no network to build.
+fn new_function(remote: &Remote, within: &Path, language: &str) -> String {
+    let name = format!("in-{language}");
+    let mut new = remote.command(&["function", "new", "--lang", language, &name]);
+    let done = super::support::finish(new.current_dir(within).spawn().unwrap());
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let directory = within.join(&name);
+    if language == "rust" {
+        fs::create_dir(directory.join(".cargo")).unwrap();
+        fs::write(directory.join(".cargo/config.toml"), "net.offline = true\n").unwrap();
+    }
+    name
+}
+
+/// One daemon for all of it, as the template's first sandbox takes longer than the others.
+#[test]
+fn functions_are_deployed_from_source() {
+    let test = "functions_are_deployed_from_source";
+    let Some(remote) = Remote::new(test, &[]) else {
+        return;
+    };
+    let home = remote.test_home.dir.path();
+    if !home.join("templates/functions-builder").exists() {
+        let command = "jiffy template build functions-builder";
+        skip(test, &format!("its template is not built (`{command}`)"));
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    failing_builds(&remote, work.path());
+    each_language(&remote, work.path());
+    assert_eq!(remote.json(&["ls"]), serde_json::json!([]));
+}
+
+fn each_language(remote: &Remote, work: &Path) {
+    for (language, body, answer) in LANGUAGES {
+        let name = new_function(remote, work, language);
+        let directory = work.join(&name);
+        let start = Instant::now();
+        let deploy = ["function", "deploy", &name, directory.to_str().unwrap()];
+        remote.ok(&[&deploy[..], &["--cpu-ms", "5000", "--memory", "256MiB"]].concat());
+        println!("{language}: deployed within {:?}", start.elapsed());
+        let said = remote.ok(&["function", "invoke", &name, "-d", body]);
+        assert_eq!(said, answer, "{language}");
+        assert!(!directory.join("function.wasm").exists());
+    }
+}
+
+/// Builds that fail tell it, with the compiler's output, and change nothing here.
+fn failing_builds(remote: &Remote, work: &Path) {
+    let name = new_function(remote, work, "c");
+    let directory = work.join(&name);
+    let build = ["function", "build", directory.to_str().unwrap()];
+    remote.ok(&build);
+    let module = fs::read(directory.join("function.wasm")).unwrap();
+    assert!(module.starts_with(b"\0asm"));
+
+    fs::write(
+        directory.join("handler.c"),
+        "int handle(void) { return undeclared; }\n",
+    )
+    .unwrap();
+    let failed = remote.call(&build);
+    assert!(
+        failed.code == Some(1)
+            && failed.stderr.contains("undeclared identifier")
+            && failed.stderr.contains("the build failed"),
+        "{failed:?}"
+    );
+    // The former module stays.
+    assert_eq!(fs::read(directory.join("function.wasm")).unwrap(), module);
+
+    let program = directory.join("build");
+    fs::write(&program, "#!/bin/sh\ntrue\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let failed = remote.call(&build);
+    assert!(
+        failed.code == Some(1) && failed.stderr.contains("left no function.wasm"),
+        "{failed:?}"
+    );
+    fs::remove_dir_all(directory).unwrap();
+}
