@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
 use axum::http::StatusCode;
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, is_id};
 use jiffy_host::{
     FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotPurpose,
     SnapshotRecord,
@@ -47,7 +47,16 @@ impl<E: Engine> App<E> {
         wanted: Liveness,
     ) -> Result<SandboxRecord, ApiError> {
         let unknown = || {
-            let message = format!("there is no sandbox `{}`", short(id));
+            let elsewhere = match is_id(id) && self.sandboxes.snapshots().expect_store().is_ok() {
+                true => {
+                    "; one of another host is resumed there, and here a new one is made from its snapshot"
+                }
+                false => "",
+            };
+            let message = format!(
+                "there is no sandbox `{}` on this host{elsewhere}",
+                short(id)
+            );
             ApiError::not_found("sandbox_not_found", message)
         };
         let named = match self.sandboxes.find(id) {

@@ -67,6 +67,8 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     store.start(&here);
     let unknown = here.call(&["create", "--from", "abcdefghijkmnpqrstuv"]);
     assert!(unknown.stderr.contains("no snapshot"), "{unknown:?}");
+    let unknown = here.call(&["resume", "abcdefghijkmnpqrstuv"]);
+    assert!(unknown.stderr.contains("another host"), "{unknown:?}");
     let id = here.ok(&["create", "--from", &snapshot]);
     assert_goes_on(&here, &id, counted);
     assert!(here.ok(&["snapshots"]).contains("moving"));
