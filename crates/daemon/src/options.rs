@@ -98,7 +98,8 @@ pub struct StoreOptions {
     pub cache_mib: Option<u64>,
     /// MiB per second that are sent to it; none: no limit.
     pub upload_mib_per_second: Option<u64>,
-    /// Time for which a guest waits for memory from the store.
+    /// Time for which a guest waits for memory from the store, and for which a request to the store
+    /// may bring nothing.
     pub timeout: Duration,
     /// Time between two collections of it; none: this host collects nothing.
     pub gc_interval: Option<Duration>,

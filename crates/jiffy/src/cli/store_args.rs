@@ -30,7 +30,8 @@ pub struct StoreArgs {
     /// Most that is sent to the store per second (default: no limit)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
     pub store_upload_limit: Option<u64>,
-    /// Seconds for which a guest waits for memory that has not arrived, before it is broken
+    /// Seconds for which a guest waits for memory that has not arrived, before it is broken, and
+    /// for which a request to the store may bring nothing
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "store")]
     pub store_timeout: u64,
     /// Time between two collections of what no snapshot in the store needs, whichever host does
