@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_store::*;
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use support::*;
@@ -14,7 +14,8 @@ struct Mount(PathBuf);
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = umount(&self.0);
+        // A thread that settles a layer may still have its file open.
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
     }
 }
 
