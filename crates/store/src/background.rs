@@ -31,7 +31,7 @@ mod tests {
         let inside = super::spawn(own).unwrap().await.unwrap();
         assert_eq!(inside, super::NICE.max(before));
         assert_eq!(own(), before);
-        let panics = super::spawn(|| assert!(super::NICE < 0)).unwrap();
+        let panics = super::spawn(move || assert_eq!(own(), -1)).unwrap();
         assert!(panics.await.is_err());
     }
 }
