@@ -46,6 +46,15 @@ impl Forward {
         Self { process, addresses }
     }
 
+    /// Ends it; returns what it said on standard error.
+    fn end(&mut self) -> String {
+        let _ = self.process.kill();
+        let mut said = String::new();
+        let told = self.process.stderr.take();
+        told.unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+
     fn connect(&self, port: usize) -> TcpStream {
         TcpStream::connect(&self.addresses[port]).unwrap()
     }
@@ -71,17 +80,28 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
     // tell.
     let said = b"not http\r\n\0".repeat(100_000);
     let mut streams: Vec<TcpStream> = (0..3).map(|_| forward.connect(0)).collect();
-    std::thread::scope(|scope| {
-        for stream in &mut streams {
-            scope.spawn(|| {
-                stream.write_all(&said).unwrap();
-                stream.shutdown(Shutdown::Write).unwrap();
-                let mut heard = Vec::new();
-                stream.read_to_end(&mut heard).unwrap();
-                assert!(heard == said.to_ascii_uppercase(), "{} bytes", heard.len());
-            });
-        }
+    let echo = |stream: &mut TcpStream| -> std::io::Result<Vec<u8>> {
+        stream.write_all(&said)?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard)?;
+        Ok(heard)
+    };
+    let echoed: Vec<_> = std::thread::scope(|scope| {
+        let clients = streams
+            .iter_mut()
+            .map(|stream| scope.spawn(|| echo(stream)));
+        let clients: Vec<_> = clients.collect();
+        clients.into_iter().map(|c| c.join().unwrap()).collect()
     });
+    let whole = |heard: &Vec<u8>| *heard == said.to_ascii_uppercase();
+    if !echoed.iter().all(|heard| heard.as_ref().is_ok_and(whole)) {
+        let found: Vec<_> = echoed
+            .iter()
+            .map(|heard| heard.as_ref().map(Vec::len))
+            .collect();
+        panic!("{found:?}, and the command said: {}", forward.end());
+    }
     // Without a listener the connection ends, and the command says why and goes on.
     let mut closed = forward.connect(1);
     assert_eq!(closed.read(&mut [0]).unwrap_or(0), 0);

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 /// Age at which the file is read again. A change by another process is noticed that much later.
 const MAX_CACHE_AGE: Duration = Duration::from_millis(500);
+/// Age from which on the file is read again for a key that is not known: keys that are gone cost no
+/// more than that.
+const MIN_CACHE_AGE: Duration = Duration::from_millis(10);
 /// Interval at which the end of a key is looked for.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -59,9 +62,16 @@ impl Keys {
             return KeyStatus::InForce;
         };
         let entry = |all: &Arc<KeyStatuses>| all.keys.get(id).map(|k| k.standing(now_ms()));
-        self.standings()
-            .and_then(|all| entry(&all))
-            .unwrap_or(KeyStatus::Over)
+        let Some(all) = self.standings() else {
+            return KeyStatus::Over;
+        };
+        // One that another process has just made is younger than what is in memory.
+        let younger = || {
+            let is_old = all.read.elapsed() > MIN_CACHE_AGE;
+            is_old.then(|| self.forget_standing())?;
+            entry(&self.standings()?)
+        };
+        entry(&all).or_else(younger).unwrap_or(KeyStatus::Over)
     }
 
     /// True if a key of this hash is in force, without a look at the file unless it is time.

@@ -203,3 +203,20 @@ fn the_end_of_a_key_is_persisted_and_can_be_requested_later() {
     assert_eq!(other.standing(Some("unknown")), KeyStatus::Over);
     assert_eq!(other.standing(None), KeyStatus::InForce, "the host's owner");
 }
+
+#[test]
+fn a_key_of_another_process_is_in_force_as_soon_as_it_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Keys::open(dir.path()).unwrap();
+    let command = Keys::open(dir.path()).unwrap();
+    let first = command
+        .create("first", Scope::Create, Limits::default())
+        .unwrap();
+    assert_eq!(daemon.standing(Some(&first.key.id)), KeyStatus::InForce);
+    // Of what is in memory.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let second = command
+        .create("second", Scope::Create, Limits::default())
+        .unwrap();
+    assert_eq!(daemon.standing(Some(&second.key.id)), KeyStatus::InForce);
+}
