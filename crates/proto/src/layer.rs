@@ -226,14 +226,18 @@ impl LayerIndex {
     /// Decodes the output of [`Self::encode`], and checks that it is an index of units of `unit`
     /// bytes over `bytes` bytes.
     pub fn decode(data: &[u8], unit: u32, bytes: u64) -> Result<Self, IndexError> {
-        let index = Self::decode_any(data)?;
-        if index.unit != unit {
+        Self::decode_any(data)?.of(unit, bytes)
+    }
+
+    /// Checks that it is an index of units of `unit` bytes over `bytes` bytes.
+    pub fn of(self, unit: u32, bytes: u64) -> Result<Self, IndexError> {
+        if self.unit != unit {
             return Err(IndexError::Damaged("its unit is of another size"));
         }
-        if index.units() != bytes.div_ceil(u64::from(unit)) {
+        if self.units() != bytes.div_ceil(u64::from(unit)) {
             return Err(IndexError::Damaged("it is of something of another size"));
         }
-        Ok(index)
+        Ok(self)
     }
 
     /// Decodes an index of any unit and size.

@@ -5,7 +5,6 @@
 //! are. All of it is encrypted under keys of the tenant.
 
 mod backend;
-mod background;
 mod cache;
 mod codec;
 mod collection;

@@ -1,7 +1,6 @@
 //! Push: a snapshot of a host into a store. What the store has is not sent again, so that a push
 //! that was cut off goes on where it was.
 
-use crate::background;
 use crate::data_keys::{DataKeys, Hash};
 use crate::lease::Lease;
 use crate::locations::{Location, Locations};
@@ -274,8 +273,7 @@ impl SharedStore {
                 pack_bytes: options.pack_bytes.min(MAX_PACK_BYTES as usize / 2),
                 sender: sender.clone(),
             };
-            // It tells all it has to by its channel.
-            drop(background::spawn(move || builder.run())?);
+            tokio::task::spawn_blocking(move || builder.run());
         }
         drop(sender);
         let built = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
@@ -365,14 +363,14 @@ async fn hash_source(
 ) -> Result<StoredManifest, StoreError> {
     let hashing = source.parts.iter().map(|part| {
         let (part, keys) = (part.clone(), keys.clone());
-        background::spawn(move || part.hash(&keys))
+        tokio::task::spawn_blocking(move || part.hash(&keys))
     });
     let mut parts = Vec::with_capacity(source.parts.len());
     for hashed in hashing.collect::<Vec<_>>() {
         parts.push(
-            hashed?
+            hashed
                 .await
-                .map_err(|_| StoreError::Source("hashing it panicked".to_owned()))??,
+                .map_err(|e| StoreError::Source(e.to_string()))??,
         );
     }
     Ok(StoredManifest {

@@ -126,11 +126,20 @@ impl LayerIndex {
 
     /// Writes the index to an empty file. Parts that are zero become holes.
     pub fn write(&self, file: &File) -> io::Result<()> {
-        let bytes = self.encode();
-        let last = bytes.len().saturating_sub(1) / PART_BYTES;
-        for (number, part) in bytes.chunks(PART_BYTES).enumerate() {
-            if number == last || !is_zero(part) {
-                file.write_all_at(part, (number * PART_BYTES) as u64)?;
+        let length = Self::encoded_len(self.units()) as u64;
+        let mut at = HEADER_BYTES as u64;
+        file.write_all_at(&Self::header(self.unit, self.units()), 0)?;
+        let mut bytes = Vec::with_capacity(PART_BYTES);
+        for map in [&self.stored, &self.zero] {
+            for words in map.words.chunks(PART_BYTES / 8) {
+                let end = at + (words.len() * 8) as u64;
+                // The last part is the length of the file.
+                if end == length || words.iter().any(|&word| word != 0) {
+                    bytes.clear();
+                    bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+                    file.write_all_at(&bytes, at)?;
+                }
+                at = end;
             }
         }
         Ok(())

@@ -409,10 +409,8 @@ impl Vm {
         let linear = LinearMemory::new(&self.machine.memory)?;
         let limit = LayerIndex::encoded_len(linear.chunks()) as u64;
         let index = LayerIndex::read(file, limit).map_err(|e| failed(e.into()))?;
-        match index.unit == MEMORY_CHUNK && index.units() == linear.chunks() {
-            true => Ok(index),
-            false => Err(failed(io::Error::other("it is of other memory"))),
-        }
+        let index = index.of(MEMORY_CHUNK, linear.bytes());
+        index.map_err(|e| failed(io::Error::other(e)))
     }
 
     /// Makes the snapshot the VM's newest memory layer.
