@@ -1,8 +1,7 @@
 """Daemon with a data directory of its own, and its API."""
-import copy, http.client, json, os, pathlib, socket, struct, subprocess, sys
+import copy, http.client, json, pathlib, socket, struct, sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-REAL = pathlib.Path(os.environ.get("JIFFY_HOME", "/var/lib/jiffy"))
+from home import PARTS, REAL, ROOT, Home
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -15,16 +14,11 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-class Daemon:
+class Daemon(Home):
     """`parts` of the real data directory are linked into the new directory `home`."""
 
-    def __init__(self, home, program, parts, options=(), environment=None):
-        self.home, self.program = pathlib.Path(home), str(program)
-        self.environment = {**os.environ, **(environment or {}), "JIFFY_HOME": str(home)}
-        self.home.mkdir(exist_ok=True)
-        for part in parts:
-            if (REAL / part).exists():
-                (self.home / part).symlink_to(REAL / part)
+    def __init__(self, home, program, parts=PARTS, options=(), environment=None):
+        super().__init__(home, program, parts=parts, environment=environment)
         self.jiffy("daemon", "start", "--no-listen", "--warm-pool", "0", *options)
         self.connection = UnixConnection(self.home / "run/jiffy.sock")
 
@@ -33,13 +27,6 @@ class Daemon:
         other = copy.copy(self)
         other.connection = UnixConnection(self.home / "run/jiffy.sock")
         return other
-
-    def jiffy(self, *words):
-        command = [self.program, *map(str, words)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{self.home}: {' '.join(command)}: {done.stdout}{done.stderr}")
-        return done.stdout
 
     def ask(self, method, path, body=None, headers=(), parse=True):
         raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
@@ -75,7 +62,3 @@ class Daemon:
         fields = dict(line.split(":") for line in rollup.splitlines()[1:])
         names = (("resident_mib", "Rss"), ("proportional_mib", "Pss"), ("anonymous_mib", "Anonymous"))
         return {name: int(fields[field].split()[0]) / 1024 for name, field in names}
-
-    def stop(self):
-        command = [self.program, "serve", "--stop", "--kill-sandboxes"]
-        subprocess.run(command, env=self.environment, capture_output=True)

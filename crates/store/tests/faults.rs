@@ -82,14 +82,13 @@ async fn refusals_and_failed_conditions_are_told_at_once() {
 
 #[tokio::test]
 async fn a_store_that_hangs_is_given_up_at_the_deadline() {
-    let faulty = FaultyStore::new(Arc::new(object_store::memory::InMemory::new()));
     let settings = BackendSettings {
         request_timeout: Duration::from_millis(100),
         deadline: Duration::from_millis(250),
         attempts: 100,
         ..quick()
     };
-    let store = over(faulty.clone(), settings);
+    let (faulty, store) = in_memory_with(settings);
     faulty.on(|_, _| Fault::Never);
     let start = Instant::now();
     let failed = store.tenant("alice").await.unwrap_err();
@@ -100,13 +99,12 @@ async fn a_store_that_hangs_is_given_up_at_the_deadline() {
 #[tokio::test]
 async fn a_range_that_is_slow_is_asked_for_a_second_time() {
     let dir = tempfile::tempdir().unwrap();
-    let faulty = FaultyStore::new(Arc::new(object_store::memory::InMemory::new()));
     let settings = BackendSettings {
         hedge_after: Some(Duration::from_millis(20)),
         request_timeout: Duration::from_secs(60),
         ..quick()
     };
-    let store = over(faulty.clone(), settings);
+    let (faulty, store) = in_memory_with(settings);
     let tenant = store.tenant("alice").await.unwrap();
     let source = snapshot(dir.path(), &[1, 2]);
     let options = PushOptions::new(dir.path().join("index"));

@@ -17,14 +17,13 @@ fn cache(dir: &std::path::Path) -> Arc<LayerCache> {
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_is_waited_for_while_bytes_arrive_and_given_up_when_none_do() {
     let dir = tempfile::tempdir().unwrap();
-    let faulty = FaultyStore::new(Arc::new(object_store::memory::InMemory::new()));
     let settings = BackendSettings {
         request_timeout: Duration::from_secs(30),
         deadline: Duration::from_secs(60),
         hedge_after: Some(Duration::from_secs(25)),
         ..quick()
     };
-    let store = over(faulty.clone(), settings);
+    let (faulty, store) = in_memory_with(settings);
     let tenant = store.tenant("alice").await.unwrap();
     let source = snapshot(dir.path(), &[1, 2]);
     let options = PushOptions::new(dir.path().join("index"));

@@ -292,9 +292,13 @@ pub fn over(store: Arc<dyn ObjectStore>, settings: BackendSettings) -> SharedSto
 
 /// A store in memory that fails as it is told to, and a host that uses it.
 pub fn in_memory() -> (Arc<FaultyStore>, SharedStore) {
+    in_memory_with(quick())
+}
+
+/// The same with settings of its own.
+pub fn in_memory_with(settings: BackendSettings) -> (Arc<FaultyStore>, SharedStore) {
     let faulty = FaultyStore::new(Arc::new(object_store::memory::InMemory::new()));
-    let store = over(faulty.clone(), quick());
-    (faulty, store)
+    (faulty.clone(), over(faulty, settings))
 }
 
 /// Random bytes that do not compress, the same for one seed.
