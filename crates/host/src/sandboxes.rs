@@ -147,7 +147,6 @@ struct SandboxesInner<E: Engine> {
     making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Locks of snapshots that are being fetched.
     fetching: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
-    described: fetch_snapshot::DescribedSnapshots<Vec<jiffy_remote::FoundSnapshot>>,
     /// Last use of template snapshots, by id.
     template_uses: Mutex<HashMap<String, Instant>>,
     upkeep: SnapshotUpkeep,
@@ -239,7 +238,6 @@ impl<E: Engine> Sandboxes<E> {
             deadlines: Arc::default(),
             making: Mutex::default(),
             fetching: Mutex::default(),
-            described: Default::default(),
             template_uses: Mutex::default(),
             upkeep,
             uploads,

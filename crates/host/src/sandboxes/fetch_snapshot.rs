@@ -1,9 +1,6 @@
 //! Snapshots that this host lacks, from the store that hosts share.
 
-mod described;
 mod mend;
-
-pub(super) use described::DescribedSnapshots;
 
 use super::lookup::SnapshotPin;
 use super::{OperationError, OwnerBudgets, Sandboxes, SandboxesInner, Snapshots};
@@ -99,7 +96,8 @@ impl<E: Engine> Snapshots<'_, E> {
         let (this, id) = (Sandboxes(self.0.clone()), id.to_owned());
         let owner = owner.map(str::to_owned);
         let work = async move {
-            let lock = this.0.fetch_lock(key_of(owner.as_deref(), &id));
+            let key = format!("{}/{id}", owner.as_deref().unwrap_or_default());
+            let lock = this.0.fetch_lock(key);
             let _one = lock.lock().await;
             let fetch = Fetch {
                 this: this.clone(),
@@ -131,12 +129,10 @@ impl<E: Engine> Snapshots<'_, E> {
             owner: owner.map(str::to_owned),
         };
         let found = fetch.remote.find(owner, id).await.map_err(failed)?;
-        let Some(found) = found else { return Ok(None) };
-        let Some(first) = found.first() else {
+        let Some(found) = found.and_then(|found| found.into_iter().next()) else {
             return Ok(None);
         };
-        let record = fetch.record(first, true).await?;
-        self.0.described.keep(key_of(owner, id), found);
+        let record = fetch.record(&found, true).await?;
         Ok(Some(record).filter(|record| scope.has(record)))
     }
 
@@ -157,10 +153,6 @@ impl<E: Engine> Snapshots<'_, E> {
             other => other,
         }
     }
-}
-
-fn key_of(owner: Option<&str>, id: &str) -> String {
-    format!("{}/{id}", owner.unwrap_or_default())
 }
 
 /// One fetch.
@@ -206,15 +198,10 @@ impl<E: Engine> Fetch<E> {
         {
             return Ok(own(held).filter(|held| scope.has(&held.record)));
         }
-        let owner = self.owner.as_deref();
-        let found = match self.this.0.described.take(&key_of(owner, id)) {
-            Some(found) => Some(found),
-            None => {
-                let found = self.remote.find(owner, id).await;
-                found.map_err(Self::store_error(id))?
-            }
+        let found = self.remote.find(self.owner.as_deref(), id).await;
+        let Some(found) = found.map_err(Self::store_error(id))? else {
+            return Ok(None);
         };
-        let Some(found) = found else { return Ok(None) };
         // Held before the first of their bytes is on the disk, so that they are not collected.
         let pins = found
             .iter()
