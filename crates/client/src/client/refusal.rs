@@ -97,7 +97,11 @@ pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -
             format!("{}; `jiffy ls --all` shows those there are", body.message)
         }
         (_, "snapshot_not_found") if !body.message.contains("`jiffy ") => {
-            format!("{}; `jiffy snapshots` shows those there are", body.message)
+            format!(
+                "{}; `jiffy snapshots` shows those of this host, others in a store are found by \
+                 their whole ids",
+                body.message
+            )
         }
         _ if body.message.is_empty() => {
             return incompatible(server, theirs, &format!("it refused with status {status}"));
