@@ -36,3 +36,16 @@ pub(crate) fn incompatible(
         ),
     }
 }
+
+/// Refusal of an import whose version of a template, NAME@VERSION, is not here.
+pub(crate) fn without_template(
+    import: &SnapshotImport,
+    template: &impl std::fmt::Display,
+    cause: &EngineError,
+) -> EngineError {
+    let what = format!("template {template}");
+    let remedy = format!(
+        "`jiffy template push` on a host that has it and `jiffy template pull {template}` on this one bring it"
+    );
+    incompatible(import, &what, cause, &remedy)
+}

@@ -1,7 +1,7 @@
 //! Snapshots of gVisor sandboxes that other hosts made.
 
 use super::GvisorEngine;
-use crate::imported_files::{incompatible, place_all};
+use crate::imported_files::{place_all, without_template};
 use crate::template_cache::chain;
 use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
 use jiffy_gvisor::GvisorManifest;
@@ -42,11 +42,7 @@ impl GvisorEngine {
             )));
         }
         let prepared = self.templates.prepare_version(&manifest.template).await;
-        let prepared = prepared.map_err(|e| {
-            let what = format!("template {}", manifest.template);
-            let remedy = "pull the template, or build the same version of it";
-            incompatible(import, &what, &e, remedy)
-        })?;
+        let prepared = prepared.map_err(|e| without_template(import, &manifest.template, &e))?;
         let agent = prepared.agent_root().map_err(chain)?;
         let name = Path::new(&manifest.base).file_name().unwrap_or_default();
         let base = agent.with_file_name(name);

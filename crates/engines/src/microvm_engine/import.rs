@@ -1,7 +1,7 @@
 //! Snapshots of microVMs that other hosts made.
 
 use super::MicroVmEngine;
-use crate::imported_files::{incompatible, place_all};
+use crate::imported_files::{incompatible, place_all, without_template};
 use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
 use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
@@ -23,14 +23,7 @@ impl MicroVmEngine {
             })?;
         }
         let template = self.templates.prepare_version(&manifest.template).await;
-        let template = template.map_err(|e| {
-            incompatible(
-                import,
-                &format!("template {}", manifest.template),
-                &e,
-                "pull the template, or build the same version of it",
-            )
-        })?;
+        let template = template.map_err(|e| without_template(import, &manifest.template, &e))?;
         if let Some(sum) = &manifest.modules {
             template.has_modules(sum).map_err(|e| {
                 incompatible(
