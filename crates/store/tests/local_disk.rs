@@ -5,6 +5,7 @@ mod support;
 
 use jiffy_store::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use support::*;
@@ -17,6 +18,41 @@ impl Drop for Mount {
         // A thread that settles a layer may still have its file open.
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
     }
+}
+
+/// Makes a file system of `kind` in a file and mounts it; none without its programs.
+fn loop_mount(dir: &Path, kind: &str) -> Option<Mount> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: local_disk: not root");
+        return None;
+    }
+    let (image, place) = (dir.join("image"), dir.join("mount"));
+    std::fs::create_dir(&place).unwrap();
+    // Least sizes: 300 MiB for XFS, 109 MiB for btrfs. The file is sparse.
+    let file = std::fs::File::create(&image).unwrap();
+    file.set_len(512 << 20).unwrap();
+    for (program, arguments) in [
+        (
+            format!("mkfs.{kind}"),
+            vec!["-q".as_ref(), image.as_os_str()],
+        ),
+        (
+            "mount".into(),
+            vec!["-oloop".as_ref(), image.as_os_str(), place.as_os_str()],
+        ),
+    ] {
+        let done = std::process::Command::new(&program)
+            .args(arguments)
+            .output();
+        let done = match done {
+            Ok(done) if done.status.success() => continue,
+            Ok(done) => String::from_utf8_lossy(&done.stderr).into_owned(),
+            Err(e) => e.to_string(),
+        };
+        eprintln!("skipped: local_disk: {program}: {done}");
+        return None;
+    }
+    Some(Mount(place))
 }
 
 /// Mounts a tmpfs of `mebibytes`; none for an ordinary user.
@@ -108,4 +144,61 @@ async fn a_read_only_file_system_is_told_with_its_path() {
         text.contains("cache") && text.contains("cannot be written"),
         "{text}"
     );
+}
+
+/// Bytes of storage that the file system at `path` has left, with all writes done.
+fn room(path: &Path) -> u64 {
+    let dir = std::fs::File::open(path).unwrap();
+    nix::unistd::syncfs(&dir).unwrap();
+    let stat = nix::sys::statvfs::statvfs(path).unwrap();
+    stat.blocks_free() * stat.fragment_size()
+}
+
+/// Clones a cached layer of 10 MiB in the file system at `place`; returns if it shares storage,
+/// and the bytes that the clone took.
+async fn clone_within(dir: &Path, place: &Path) -> (bool, u64) {
+    let (store, remote, source) = stored(dir).await;
+    let cache = Arc::new(LayerCache::open(place.join("cache"), u64::MAX).unwrap());
+    let pulled = store.pull(&remote, 0, Selection::All, &cache).await;
+    let (layer, _) = pulled.unwrap();
+    layer.settle().unwrap();
+    let before = room(place);
+    let to = place.join("clone");
+    let shares = layer.clone_to(&remote.manifest.parts[0], &to).unwrap();
+    let taken = before.saturating_sub(room(place));
+    let wanted = content(&source, 0);
+    assert!(std::fs::read(&to).unwrap() == wanted);
+    // Each is its own: writes to the clone do not reach the cache.
+    let clone = std::fs::File::options().write(true).open(&to).unwrap();
+    clone.write_all_at(&[0xa5; 3 * CHUNK], 7).unwrap();
+    clone.sync_all().unwrap();
+    assert!(std::fs::read(layer.path()).unwrap() == wanted);
+    (shares, taken)
+}
+
+#[tokio::test]
+async fn a_clone_of_a_cached_layer_shares_its_storage_where_the_file_system_can() {
+    for kind in ["xfs", "btrfs"] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(place) = loop_mount(dir.path(), kind) else {
+            continue;
+        };
+        let (shares, taken) = clone_within(dir.path(), &place.0).await;
+        assert!(shares, "{kind}");
+        assert!(
+            taken < 2 << 20,
+            "{kind}: {taken} bytes for a clone of 10 MiB"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_clone_of_a_cached_layer_is_a_copy_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(place) = tmpfs(dir.path(), 64) else {
+        return;
+    };
+    let (shares, taken) = clone_within(dir.path(), &place.0).await;
+    assert!(!shares);
+    assert!(taken >= 10 << 20, "{taken} bytes for a copy of 10 MiB");
 }
