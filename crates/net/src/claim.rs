@@ -10,9 +10,12 @@ use crate::program;
 use data_encoding::HEXLOWER;
 use ipnet::Ipv4Net;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
+use nix::{getsockopt_impl, sockopt_impl};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,12 +25,33 @@ const PREFERRED_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
 /// Candidates if all of those are taken.
 const FALLBACK_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 224, 0, 0), 11);
 
+sockopt_impl!(
+    /// Identity of a socket's network namespace, which no other has until the next boot
+    /// (Linux 5.14).
+    NetnsCookie,
+    GetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_NETNS_COOKIE,
+    u64
+);
+
+/// That identity of this thread's namespace; none on an older kernel.
+fn netns_cookie() -> Option<u64> {
+    let (family, kind) = (AddressFamily::Unix, SockType::Datagram);
+    let any = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).ok()?;
+    getsockopt(&any, NetnsCookie).ok()
+}
+
 /// Lock held while claims are made and released. One file for each network namespace in which
 /// daemons run.
 pub(crate) struct RangeClaims {
     directory: PathBuf,
     _lock: Flock<File>,
 }
+
+const LOCK_FILE: &str = "lock";
+/// File with the identity of the namespace whose claims these are.
+const IDENTITY_FILE: &str = "identity";
 
 /// RangeClaim of one data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +79,7 @@ impl RangeClaims {
         let inode = fs::metadata(namespace).map_err(failed(namespace))?.ino();
         let directory = namespace::base_dir().join(inode.to_string());
         fs::create_dir_all(&directory).map_err(failed(&directory))?;
-        let path = directory.join("lock");
+        let path = directory.join(LOCK_FILE);
         let file = File::options()
             .create(true)
             .truncate(false)
@@ -64,10 +88,38 @@ impl RangeClaims {
             .map_err(failed(&path))?;
         let lock =
             Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| failed(&path)(e.into()))?;
-        Ok(Self {
+        let claims = Self {
             directory,
             _lock: lock,
-        })
+        };
+        if let Some(cookie) = netns_cookie() {
+            claims.remove_stale(cookie).map_err(failed(&path))?;
+        }
+        Ok(claims)
+    }
+
+    /// Removes what was claimed in an earlier namespace: the kernel gives its number to another
+    /// when it is gone.
+    fn remove_stale(&self, cookie: u64) -> io::Result<()> {
+        let file = self.file(IDENTITY_FILE);
+        let cookie = cookie.to_string();
+        match fs::read_to_string(&file) {
+            Ok(known) if known == cookie => return Ok(()),
+            Ok(_) => {
+                for entry in fs::read_dir(&self.directory)? {
+                    let entry = entry?;
+                    if entry.file_name() != LOCK_FILE && entry.file_name() != IDENTITY_FILE {
+                        fs::remove_file(entry.path())?;
+                    }
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        // Whole or not at all: a part of it would pass for another namespace.
+        let draft = self.file("identity.new");
+        fs::write(&draft, cookie)?;
+        fs::rename(draft, file)
     }
 
     /// All claims, by tag.
@@ -237,6 +289,39 @@ mod tests {
                 .enumerate()
                 .all(|(i, a)| all[..i].iter().all(|b| !overlap(a, b)))
         );
+    }
+
+    #[test]
+    fn claims_of_a_namespace_that_is_gone_do_not_count_in_one_that_has_its_number() {
+        let directory = std::env::temp_dir().join(format!("jiffy-claims-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let file = File::create(directory.join(LOCK_FILE)).unwrap();
+        let lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
+        let claims = RangeClaims {
+            directory: directory.clone(),
+            _lock: lock,
+        };
+        let claim = r#"{"home":"/","range":"198.18.0.0/19"}"#;
+        // Those of a version of Jiffy that wrote no identity stay.
+        fs::write(claims.path("abcdef"), claim).unwrap();
+        claims.remove_stale(7).unwrap();
+        assert_eq!(claims.all().len(), 1);
+        claims.remove_stale(7).unwrap();
+        assert_eq!(claims.all().len(), 1);
+        fs::write(claims.file("forwarding"), "x 0").unwrap();
+        claims.remove_stale(8).unwrap();
+        assert!(claims.all().is_empty() && !claims.file("forwarding").exists());
+        assert!(directory.join(LOCK_FILE).exists());
+        fs::write(claims.path("abcdef"), claim).unwrap();
+        claims.remove_stale(8).unwrap();
+        assert_eq!(claims.all().len(), 1);
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_namespace_has_one_identity() {
+        let own = netns_cookie();
+        assert_eq!(own, std::thread::spawn(netns_cookie).join().unwrap());
     }
 
     #[test]
