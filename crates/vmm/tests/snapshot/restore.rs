@@ -3,6 +3,8 @@
 use super::guest_image::guest;
 use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::vm::Request;
+use std::time::{Duration, Instant};
 
 const COPY_ALL: MemorySource = MemorySource::Copy { working_set: None };
 
@@ -54,6 +56,30 @@ fn an_idle_guest_wakes_up_when_it_is_restored() {
     for source in [MemorySource::Map, COPY_ALL] {
         let mut restored = TestVm::restore(snapshot.share(), &base, source);
         restored.ask("marks");
+    }
+}
+
+#[test]
+fn a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends() {
+    let test = "a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, 256, "quiet_guest");
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let base = vm.base();
+    drop(vm);
+    for round in 0..40 {
+        let mut vm = TestVm::start_from(snapshot.share(), &base, MemorySource::Map);
+        // From before its vCPUs have started to after that.
+        std::thread::sleep(Duration::from_micros(round / 2 * 500));
+        match round % 2 {
+            0 => vm.send(&Request::Stop),
+            _ => vm.detach(),
+        }
+        let limit = Instant::now() + Duration::from_secs(30);
+        while vm.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < limit, "round {round}: it runs on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 const KICK_SIGNAL: Signal = Signal::SIGUSR1;
@@ -116,21 +117,30 @@ impl Vcpus {
 
     /// Pauses all vCPUs; returns when each is outside the guest with no unfinished exit.
     pub fn pause(&self) {
-        let waits: Vec<Receiver<()>> = self
-            .threads
-            .iter()
-            .map(|thread| {
-                let (tell, done) = channel();
-                let _ = thread.commands.send(VcpuCommand::Pause(tell));
-                let id: Pthread = thread.handle.as_pthread_t();
-                let _ = pthread_kill(id, KICK_SIGNAL);
-                done
-            })
-            .collect();
-        for done in waits {
+        for done in self.begin_pause() {
             // An error means that the thread has ended.
             let _ = done.recv();
         }
+    }
+
+    /// The same for a process that ends anyway: waits for `limit` at most.
+    pub fn pause_within(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        for done in self.begin_pause() {
+            let _ = done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    fn begin_pause(&self) -> Vec<Receiver<()>> {
+        let threads = self.threads.iter();
+        let waits = threads.map(|thread| {
+            let (tell, done) = channel();
+            let _ = thread.commands.send(VcpuCommand::Pause(tell));
+            let id: Pthread = thread.handle.as_pthread_t();
+            let _ = pthread_kill(id, KICK_SIGNAL);
+            done
+        });
+        waits.collect()
     }
 
     /// Reads the state of all vCPUs, which must be paused.
@@ -221,6 +231,10 @@ impl VcpuWorker {
 
     /// Runs the guest until a `Pause` command; returns the channel that confirms it.
     fn run(&mut self) -> Result<Sender<()>, VcpuEnd> {
+        // A kick that came before this thread knew its vCPU is lost, but its command is here.
+        if let Some(tell) = self.pause_command() {
+            return Ok(tell);
+        }
         loop {
             match run_once(&mut self.vcpu, &self.bus) {
                 VcpuStep::Served => {}
@@ -229,16 +243,24 @@ impl VcpuWorker {
                     // The last exit is complete only now: KVM completes it on the next entry, which
                     // the kick aborts.
                     self.vcpu.set_kvm_immediate_exit(0);
-                    while let Ok(command) = self.inbox.try_recv() {
-                        if let VcpuCommand::Pause(tell) = command {
-                            // Keeps the guest's watchdogs from firing after the pause; guests
-                            // without kvmclock ignore it.
-                            let _ = self.vcpu.kvmclock_ctrl();
-                            return Ok(tell);
-                        }
+                    if let Some(tell) = self.pause_command() {
+                        return Ok(tell);
                     }
                 }
             }
         }
+    }
+
+    /// The channel that confirms a `Pause` command, if one has come.
+    fn pause_command(&self) -> Option<Sender<()>> {
+        while let Ok(command) = self.inbox.try_recv() {
+            if let VcpuCommand::Pause(tell) = command {
+                // Keeps the guest's watchdogs from firing after the pause; guests without kvmclock
+                // ignore it.
+                let _ = self.vcpu.kvmclock_ctrl();
+                return Some(tell);
+            }
+        }
+        None
     }
 }
