@@ -452,4 +452,10 @@ pub trait Guest: Send + Sync + 'static {
 
     /// Kills it; returns when nothing of it is left. May be called twice.
     fn stop(&self) -> impl Future<Output = ()> + Send;
+
+    /// Kills it; returns when it runs no more. Its process and network may be there until
+    /// [`Self::stop`] returns, which must be called as well.
+    fn halt(&self) -> impl Future<Output = ()> + Send {
+        self.stop()
+    }
 }

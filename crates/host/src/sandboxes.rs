@@ -71,7 +71,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use upload::Uploads;
 
 /// Options of a host.
@@ -137,6 +137,8 @@ struct SandboxesInner<E: Engine> {
     families: Mutex<Vec<observe::FamilySource>>,
     /// Operations that have begun and not ended.
     under_way: watch::Sender<usize>,
+    /// Guests that run no more and are not gone yet.
+    endings: Arc<Semaphore>,
     /// Nothing is begun any more.
     closing: AtomicBool,
     /// Size of all snapshots as the last round of gc saw it.
@@ -233,6 +235,7 @@ impl<E: Engine> Sandboxes<E> {
             sources: Mutex::default(),
             families: Mutex::default(),
             under_way: watch::Sender::default(),
+            endings: Arc::new(Semaphore::new(removal::MAX_ENDING_GUESTS)),
             closing: AtomicBool::default(),
             snapshot_bytes: AtomicU64::default(),
             deadlines: Arc::default(),

@@ -37,6 +37,7 @@ pub struct MicroVm {
     pub(crate) connect_gate: ConnectGate,
     console: Arc<ConsoleRing>,
     end: watch::Receiver<Option<ExitReason>>,
+    halted: watch::Receiver<bool>,
     driver: JoinHandle<()>,
     kill: mpsc::Sender<()>,
     report: BootReport,
@@ -105,6 +106,19 @@ impl MicroVm {
                 let _ = self.kill.try_send(());
                 self.ended().await
             }
+        }
+    }
+
+    /// Ends the sandbox; returns when its guest runs no more. What is left of the VMM goes by
+    /// itself, and [`Self::stop_shared`] waits for that.
+    pub async fn halt_shared(&self) {
+        let _ = self.link.send(&Request::Stop, &[]);
+        let mut halted = self.halted.clone();
+        // The sender is gone when the VMM is.
+        let said = tokio::time::timeout(STOP_TIMEOUT, halted.wait_for(|halted| *halted));
+        let late = said.await.is_err();
+        if late {
+            self.stop_shared().await;
         }
     }
 

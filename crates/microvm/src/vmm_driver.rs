@@ -64,6 +64,8 @@ pub(crate) struct VmmDriver {
     pub next_steps: NextSteps,
     pub killed: mpsc::Receiver<()>,
     pub cause: Option<StopCause>,
+    /// True once the VMM has said that the guest runs no more.
+    pub halted: watch::Sender<bool>,
     /// Failure of the host to serve a disk.
     pub disk_failure: Arc<OnceLock<String>>,
     /// Receives answers to requests.
@@ -183,7 +185,10 @@ impl VmmDriver {
                     let _ = steps.send(BootStep::Running).await;
                 }
             }
-            Event::Stopped(cause) => self.cause = Some(cause),
+            Event::Stopped(cause) => {
+                self.cause = Some(cause);
+                self.halted.send_replace(true);
+            }
             Event::DeviceFailed { device, reason } => {
                 tracing::warn!(device, reason, "a device of the guest failed");
             }

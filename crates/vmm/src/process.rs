@@ -33,10 +33,13 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes by which state and indexes of a small VM may exceed its memory and disk.
 const FILE_HEADROOM_BYTES: u64 = 16 << 20;
+/// Time that vCPUs have to leave the guest when the process ends, which ends them in any case.
+const LAST_PAUSE_TIMEOUT: Duration = Duration::from_millis(100);
+
 const SLOT_CONTROL: u32 = 0;
 const SLOT_LISTENER: u32 = 1;
 const SLOT_VCPU_END: u32 = 2;
@@ -77,11 +80,22 @@ pub fn run() -> ExitCode {
     };
     let config_us = micros(began);
     let link = ControlLink::new(control);
-    let cause = match start(&origin, fds, &link, began, config_us) {
-        Ok(mut vm) => vm.serve(),
-        Err(e) => e.into(),
-    };
-    link.send(&Event::Stopped(cause), &[]);
+    match start(&origin, fds, &link, began, config_us) {
+        Ok(mut vm) => {
+            let cause = vm.serve();
+            if cause == StopCause::Requested && vm.running {
+                // The guest runs no more when the controller hears of it.
+                vm.vcpus.pause_within(LAST_PAUSE_TIMEOUT);
+            }
+            link.send(&Event::Stopped(cause), &[]);
+            // The kernel takes the memory of a process apart at once, and one mapping after the
+            // other while KVM knows it.
+            std::mem::forget(vm);
+        }
+        Err(e) => {
+            link.send(&Event::Stopped(e.into()), &[]);
+        }
+    }
     ExitCode::SUCCESS
 }
 

@@ -133,4 +133,8 @@ impl Guest for HostGuest {
     async fn stop(&self) {
         guest!(self, guest => guest.stop().await);
     }
+
+    async fn halt(&self) {
+        guest!(self, guest => guest.halt().await);
+    }
 }

@@ -216,4 +216,8 @@ impl Guest for MicroVmGuest {
         self.vm.stop_shared().await;
         self.nic.give_up();
     }
+
+    async fn halt(&self) {
+        self.vm.halt_shared().await;
+    }
 }

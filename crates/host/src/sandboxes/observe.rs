@@ -31,7 +31,7 @@ pub(super) type FigureSource = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
 pub(super) type FamilySource = Box<dyn Fn() -> Vec<FigureFamily> + Send + Sync>;
 
 /// An operation that is under way.
-struct OperationGuard<E: Engine>(Arc<SandboxesInner<E>>);
+pub(super) struct OperationGuard<E: Engine>(Arc<SandboxesInner<E>>);
 
 impl<E: Engine> Drop for OperationGuard<E> {
     fn drop(&mut self) {
@@ -78,10 +78,15 @@ impl<E: Engine> Sandboxes<E> {
         detached(observed.instrument(span)).await
     }
 
+    /// Counts something that a daemon about to end waits for.
+    pub(super) fn count_operation(&self) -> OperationGuard<E> {
+        self.0.under_way.send_modify(|n| *n += 1);
+        OperationGuard(self.0.clone())
+    }
+
     fn begin(&self) -> Result<OperationGuard<E>, OperationError> {
         // Counted first: whoever closes afterwards waits for it.
-        self.0.under_way.send_modify(|n| *n += 1);
-        let under_way = OperationGuard(self.0.clone());
+        let under_way = self.count_operation();
         if self.0.closing.load(Ordering::SeqCst) {
             return Err(OperationError::Busy {
                 what: "the daemon is about to end".to_owned(),

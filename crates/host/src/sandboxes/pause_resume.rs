@@ -47,7 +47,7 @@ impl<E: Engine> Sandboxes<E> {
         entry.replace_guest(None);
         entry.set_record(paused.clone());
         drop((pin, permit));
-        guest.stop().await;
+        self.end_guest(guest).await;
         self.snapshots().gc(left);
         Ok(paused)
     }

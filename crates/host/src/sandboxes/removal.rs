@@ -6,6 +6,10 @@ use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, Guest};
 use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Most guests that are ending behind answers; further ones are waited for.
+pub(super) const MAX_ENDING_GUESTS: usize = 64;
 
 impl<E: Engine> Sandboxes<E> {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
@@ -20,7 +24,7 @@ impl<E: Engine> Sandboxes<E> {
                 // killed it, and not lost it.
                 let change = JournalChange::Sandbox(entry.record_in(SandboxState::Killed));
                 this.0.journal.commit_write_behind(&[change]);
-                guest.stop().await;
+                guest.halt().await;
             }
             let _op_guard = entry.op_lock.lock().await;
             // An operation that was under way may have made another guest.
@@ -37,7 +41,7 @@ impl<E: Engine> Sandboxes<E> {
         entry: &SandboxEntry<E::Guest>,
     ) -> Result<SandboxRecord, OperationError> {
         if let Some(guest) = entry.replace_guest(None) {
-            guest.stop().await;
+            self.end_guest(guest).await;
         }
         let mut record = entry.record_in(SandboxState::Killed);
         // A deadline ends only what runs: of one that slept or was broken it is not why it ended.
@@ -56,6 +60,20 @@ impl<E: Engine> Sandboxes<E> {
             self.snapshots().cancel_unused(id);
         }
         Ok(record)
+    }
+
+    /// Ends a guest: it runs no more when this returns. What is left of it (process, memory,
+    /// network slot) goes behind that, [`MAX_ENDING_GUESTS`] at a time; a daemon that stops waits
+    /// for it, and the one after a daemon that was killed removes it.
+    pub(super) async fn end_guest(&self, guest: Arc<E::Guest>) {
+        guest.halt().await;
+        // The semaphore is never closed.
+        let permit = self.0.endings.clone().acquire_owned().await;
+        let under_way = self.count_operation();
+        tokio::spawn(async move {
+            guest.stop().await;
+            drop((permit, under_way));
+        });
     }
 
     /// Kills a sandbox and forgets it. Snapshots that were asked for stay.

@@ -160,23 +160,25 @@ fn killed_in_a_rollback_the_sandbox_is_what_it_was() {
 
 #[test]
 fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
-    let bench = Bench::new();
-    let id = Arc::new(Mutex::new(String::new()));
-    bench.doomed(async {
-        let host = bench.open().await;
-        let sandbox = host.create(base()).await.unwrap().id;
-        *id.lock().unwrap() = sandbox.clone();
-        bench.world.hang("stop");
-        tokio::spawn(async move { drop(host.kill(&sandbox).await) });
-        until("its end", || bench.world.running().is_empty()).await;
-        // Enough for the end of the guest to be noticed.
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    });
-    bench.world.mend();
-    let host = again(&bench);
-    let id = id.lock().unwrap().clone();
-    assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
-    assert!(bench.world.running().is_empty());
+    for step in ["halt", "stop"] {
+        let bench = Bench::new();
+        let id = Arc::new(Mutex::new(String::new()));
+        bench.doomed(async {
+            let host = bench.open().await;
+            let sandbox = host.create(base()).await.unwrap().id;
+            *id.lock().unwrap() = sandbox.clone();
+            bench.world.hang(step);
+            tokio::spawn(async move { drop(host.kill(&sandbox).await) });
+            until("its end", || bench.world.running().is_empty()).await;
+            // Enough for the end of the guest to be noticed.
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        });
+        bench.world.mend();
+        let host = again(&bench);
+        let id = id.lock().unwrap().clone();
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
+        assert!(bench.world.running().is_empty());
+    }
 }
 
 #[test]

@@ -4,9 +4,11 @@ use crate::fake;
 
 use fake::{Bench, FakeEngine, base, until};
 use jiffy_host::{
-    Journal, JournalChange, OperationError, Sandboxes, SnapshotPurpose, SnapshotRecord,
+    Journal, JournalChange, OperationError, SandboxState, Sandboxes, SnapshotPurpose,
+    SnapshotRecord,
 };
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left
 /// them.
@@ -129,4 +131,30 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     assert_eq!(host.snapshots().list(Some(&id)).unwrap().len(), 2);
     let held = host.snapshots().remove(&template);
     assert!(matches!(held, Err(OperationError::InUse { .. })));
+}
+
+#[tokio::test]
+async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon_does() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (killed, paused) = (
+        host.create(base()).await.unwrap().id,
+        host.create(base()).await.unwrap().id,
+    );
+    bench.world.hang("stop");
+    host.kill(&killed).await.unwrap();
+    host.pause(&paused).await.unwrap();
+    assert!(bench.world.running().is_empty());
+    assert_eq!(host.get(&killed).unwrap().state, SandboxState::Killed);
+    assert_eq!(host.get(&paused).unwrap().state, SandboxState::Paused);
+    assert!(!host.finish(Duration::from_millis(20)).await);
+}
+
+#[tokio::test]
+async fn a_daemon_ends_when_the_guests_that_it_killed_are_gone() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    host.kill(&id).await.unwrap();
+    assert!(host.finish(Duration::from_secs(60)).await);
 }

@@ -113,6 +113,7 @@ impl MicroVm {
         let console = Arc::new(parts.console);
         let (kill, killed) = mpsc::channel(1);
         let (end_sender, end) = watch::channel(None);
+        let (halted_sender, halted) = watch::channel(false);
         let (reply, replies) = mpsc::unbounded_channel();
         let (identity, identity_receiver) = watch::channel(parts.identity);
         let disk_failure = Arc::new(OnceLock::new());
@@ -130,6 +131,7 @@ impl MicroVm {
             next_steps: next_steps.clone(),
             killed,
             cause: None,
+            halted: halted_sender,
             disk_failure: disk_failure.clone(),
             replies: reply,
         };
@@ -138,6 +140,7 @@ impl MicroVm {
             connect_gate: ConnectGate::default(),
             console,
             end,
+            halted,
             driver: tokio::spawn(driver.run(end_sender)),
             kill,
             report: parts.report,

@@ -204,7 +204,7 @@ impl Engine for FakeEngine {
             parents.insert(id.to_owned(), below);
         }
         if then == AfterSnapshot::Stop {
-            guest.stop().await;
+            guest.halt().await;
         }
         self.world.step("snapshot-complete").await?;
         Ok(SnapshotTimes::default())

@@ -132,6 +132,11 @@ impl Guest for FakeGuest {
         // It is gone; what it left is not.
         let _ = self.1.step("stop").await;
     }
+
+    async fn halt(&self) {
+        self.0.stop();
+        let _ = self.1.step("halt").await;
+    }
 }
 
 /// Every guest reaches one address.
