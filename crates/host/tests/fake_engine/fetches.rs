@@ -3,7 +3,7 @@
 use crate::fake;
 use crate::uploads::{TestStore, figure, noise, stored};
 
-use fake::{Bench, FakeEngine, base};
+use fake::{Bench, FakeEngine, base, until};
 use jiffy_host::{
     CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSettings, SandboxSource,
     SandboxState, Sandboxes,
@@ -144,6 +144,39 @@ async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
     bench.world.mend();
     let made = host.create(from(&snapshot, None)).await.unwrap();
     assert!(memory(&bench, &made.id).ends_with("text"));
+}
+
+#[test]
+fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
+    let (bench, store, text) = (Bench::new(), TestStore::new(), noise(7, 300_000));
+    let snapshot = std::sync::Mutex::new(String::new());
+    bench.doomed(async {
+        *snapshot.lock().unwrap() = pushed(&store, None, &text).await;
+    });
+    let snapshot = snapshot.into_inner().unwrap();
+    let is_unknown = |host: &Sandboxes<FakeEngine>| {
+        host.list().is_empty() && host.snapshots().list(None).unwrap().is_empty()
+    };
+    // Before anything has arrived, and when all has and a part of it is in place.
+    for step in ["check-import", "import"] {
+        bench.doomed(async {
+            let host = bench.open_with(store.options("here", None)).await;
+            assert!(is_unknown(&host));
+            bench.world.hang(step);
+            let (creating, spec) = (host.clone(), from(&snapshot, None));
+            tokio::spawn(async move { creating.create(spec).await });
+            until("the fetch to hang", || bench.world.is_stuck(step)).await;
+        });
+        bench.world.mend();
+    }
+    // All of it is in place, and the journal does not know it.
+    fs::write(bench.files().join(&snapshot), "left behind").unwrap();
+    bench.doomed(async {
+        let host = bench.open_with(store.options("here", None)).await;
+        assert!(is_unknown(&host));
+        let made = host.create(from(&snapshot, None)).await.unwrap();
+        assert!(memory(&bench, &made.id).ends_with(&text));
+    });
 }
 
 #[tokio::test]

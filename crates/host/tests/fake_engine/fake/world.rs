@@ -28,6 +28,7 @@ pub struct World {
     pub(super) guests: Mutex<Vec<Arc<Body>>>,
     pub(super) failing: Mutex<BTreeSet<&'static str>>,
     pub(super) hanging: Mutex<BTreeSet<&'static str>>,
+    stuck: Mutex<BTreeSet<&'static str>>,
     /// Seed of how often each step gives way to other tasks; zero: never.
     pub jitter: AtomicU64,
     pub boots: Mutex<usize>,
@@ -79,6 +80,11 @@ impl World {
         self.hanging.lock().unwrap().insert(step);
     }
 
+    /// Returns true if the step hangs and something waits for it.
+    pub fn is_stuck(&self, step: &str) -> bool {
+        self.stuck.lock().unwrap().contains(step)
+    }
+
     pub fn mend(&self) {
         self.failing.lock().unwrap().clear();
         self.hanging.lock().unwrap().clear();
@@ -94,6 +100,7 @@ impl World {
             }
         }
         if self.hanging.lock().unwrap().contains(step) {
+            self.stuck.lock().unwrap().insert(step);
             std::future::pending::<()>().await;
         }
         if self.failing.lock().unwrap().contains(step) {
