@@ -147,6 +147,36 @@ async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
     assert!(std::fs::read(second.layer().path()).unwrap() == content(&source, 0));
 }
 
+/// A process was killed in the middle of a chunk, and after one, before it set their bits.
+#[tokio::test]
+async fn chunks_that_were_written_and_not_marked_are_fetched_again() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store, remote, source) = pushed(dir.path()).await;
+    let cache = cache(dir.path());
+    let part = |cache| store.cached_part(&remote, 0, cache).unwrap();
+    let first = part(&cache);
+    store.fetch_chunk(&first, 3).await.unwrap();
+    let path = first.layer().path().to_owned();
+    drop(first);
+    let (whole, file) = (
+        content(&source, 0),
+        std::fs::File::options().write(true).open(path),
+    );
+    let file = file.unwrap();
+    let torn = [&whole[4 * CHUNK..][..CHUNK / 2], &[0xee; 100]].concat();
+    file.write_all_at(&torn, 4 * CHUNK as u64).unwrap();
+    file.write_all_at(&[0xee; CHUNK], 5 * CHUNK as u64).unwrap();
+    let second = part(&cache);
+    let present: Vec<u64> = (0..CHUNKS).filter(|chunk| second.has(*chunk)).collect();
+    assert_eq!(present, [3]);
+    assert!(store.fetch_chunk(&second, 4).await.unwrap());
+    assert!(second.has(4) && !second.has(5));
+    let filled = store.fill(&second, Selection::All).await.unwrap();
+    assert_eq!(filled.fetched, CHUNKS - 2);
+    assert!(std::fs::read(second.layer().path()).unwrap() == whole);
+}
+
 #[tokio::test]
 async fn a_pinned_layer_stays_and_tells_what_is_on_storage() {
     let dir = tempfile::tempdir().unwrap();
