@@ -335,6 +335,18 @@ pub trait Engine: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Place of the memory that snapshot `id` lacks, in the importer's words
+    /// ([`jiffy_engine::ImportedFile::missing`](crate::ImportedFile::missing)); none: all of it is
+    /// here. Says nothing about its ancestors. Blocks.
+    fn missing_memory(&self, _id: &str) -> Result<Option<String>, EngineError> {
+        Ok(None)
+    }
+
+    /// Gets the memory that snapshot `id` lacks, and not that of its ancestors.
+    fn complete_memory(&self, _id: &str) -> impl Future<Output = Result<(), EngineError>> + Send {
+        std::future::ready(Ok(()))
+    }
+
     /// Opens the files of snapshot `id` with what the snapshots below it have of them. Blocks.
     fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
         Err(EngineError::Failed {

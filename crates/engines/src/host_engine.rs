@@ -402,6 +402,20 @@ impl Engine for HostEngine {
         }
     }
 
+    fn missing_memory(&self, id: &str) -> Result<Option<String>, EngineError> {
+        match self.gvisor_store.has(id) {
+            true => Ok(None),
+            false => self.microvm.missing_memory(id),
+        }
+    }
+
+    async fn complete_memory(&self, id: &str) -> Result<(), EngineError> {
+        match self.gvisor_store.has(id) {
+            true => Ok(()),
+            false => self.microvm.complete_memory(id).await,
+        }
+    }
+
     fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
         match self.gvisor_store.has(id) {
             true => gvisor_engine::parts(&self.gvisor_store, id),

@@ -461,6 +461,15 @@ impl Engine for MicroVmEngine {
         self.want_all_memory(id)
     }
 
+    fn missing_memory(&self, id: &str) -> Result<Option<String>, EngineError> {
+        self.missing_of(id)
+    }
+
+    async fn complete_memory(&self, id: &str) -> Result<(), EngineError> {
+        // Boxed: it is deep, and rare.
+        Box::pin(self.complete_one(id)).await
+    }
+
     async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {
         self.can_restore(import).await
     }

@@ -232,6 +232,39 @@ fn all_memory_is_fetched_if_that_is_asked_for() {
 }
 
 #[test]
+fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_it() {
+    let test = "a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_it";
+    let Some(hosts) = Hosts::new(test, &[]) else {
+        return;
+    };
+    let root = hosts.store.find(None, &hosts.snapshot).unwrap()[0]
+        .remote
+        .root;
+    let readers = || hosts.store.objects(&format!("/readers/{root}/")).len();
+    let id = hosts.create(&[]);
+    wait_for("the store to be told", || (readers() == 1).then_some(()));
+    hosts.store.remove(&hosts.snapshot);
+    let collect = || {
+        for _ in 0..2 {
+            hosts.here.ok(&["store", "gc", "--grace", "0"]);
+        }
+    };
+    collect();
+    assert!(hosts.store.find(None, &hosts.snapshot).is_none());
+    hosts.assert_sound(&id);
+    // Memory that nothing has touched comes now: the snapshot goes to the store anew.
+    hosts.here.ok(&["pause", &id, "--durable"]);
+    assert!(!hosts.is_incomplete(&hosts.snapshot));
+    wait_for("the store to be told", || (readers() == 0).then_some(()));
+    collect();
+    hosts.here.ok(&["resume", &id]);
+    hosts.assert_sound(&id);
+    let slept = hosts.here.ok(&["snapshot", &id, "--durable"]);
+    assert!(hosts.store.find(None, &slept).unwrap().len() >= 3);
+    hosts.end();
+}
+
+#[test]
 fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     let test = "processes_that_are_killed_while_memory_arrives_lose_nothing";
     let Some(hosts) = Hosts::new(test, &[]) else {
@@ -239,8 +272,16 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     };
     let id = hosts.create(&[]);
     // The guest reads all of its memory meanwhile.
-    let check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
-    hosts.kill_fetcher();
+    let mut check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
+    let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));
+    for _ in 0..5 {
+        let before = stored(&layer);
+        hosts.kill_fetcher();
+        wait_for("memory to arrive from the next one", || {
+            let ended = check.try_wait().unwrap().is_some();
+            (ended || stored(&layer) > before).then_some(())
+        });
+    }
     let checked = support::finish(check);
     assert_eq!(checked.stdout.trim_end(), "sound", "{checked:?}");
     let other = hosts.create(&[]);

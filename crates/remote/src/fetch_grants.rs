@@ -63,7 +63,8 @@ pub struct GrantedLayer {
     pub origin: LayerOrigin,
 }
 
-mod hash {
+/// Hashes as hexadecimal digits.
+pub(crate) mod hash {
     use jiffy_store::Hash;
     use serde::{Deserialize, Deserializer, Serializer};
 

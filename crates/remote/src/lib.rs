@@ -10,6 +10,7 @@ mod fetcher_process;
 mod key_file;
 mod pull;
 mod push;
+mod readers;
 mod remote_store;
 mod settings;
 mod template_files;

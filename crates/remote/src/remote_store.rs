@@ -24,6 +24,7 @@ pub struct RemoteStore {
     pub cache: Arc<LayerCache>,
     url: String,
     index_cache: PathBuf,
+    reader_book: PathBuf,
     made_keys: Option<PathBuf>,
     tenants: Mutex<HashMap<String, OpenTenant>>,
 }
@@ -72,6 +73,7 @@ impl RemoteStore {
             cache: Arc::new(cache),
             url: settings.url.to_string(),
             index_cache: dir.join("indexes"),
+            reader_book: dir.join("readers.json"),
             made_keys: made.then_some(keys),
             tenants: Mutex::default(),
         }))
@@ -80,6 +82,11 @@ impl RemoteStore {
     /// Address of the store.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// File of what the store was told of this host's needs.
+    pub(crate) fn reader_book_path(&self) -> &Path {
+        &self.reader_book
     }
 
     /// File of master keys, if this start made it: other hosts need a copy.

@@ -4,7 +4,7 @@
 
 use crate::snapshot::read;
 use crate::snapshot_dir::SnapshotDir;
-use crate::{Lineage, Snapshot, SnapshotError};
+use crate::{Lineage, Snapshot, SnapshotError, Store};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,6 +93,13 @@ impl Snapshot {
             true => Err(SnapshotError::Incomplete(self.id().to_owned())),
             false => Ok(()),
         }
+    }
+}
+
+impl Store {
+    /// Returns true if chunks of snapshot `id` are missing: a look for one file.
+    pub fn is_incomplete(&self, id: &str) -> bool {
+        self.root().join(id).join(MISSING_FILE).exists()
     }
 }
 

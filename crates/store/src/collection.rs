@@ -14,6 +14,7 @@ mod repack;
 use crate::data_keys::Hash;
 use crate::lease::{Condemned, LEASE_TIME};
 use crate::manifest::Scope;
+use crate::readers::READER_TIME;
 use crate::tenant::{SHARED_TENANT, SharedStore, Tenant};
 use crate::{Listed, StoreError};
 use lock::CollectionLock;
@@ -37,6 +38,8 @@ pub struct GcOptions {
     pub grace: Duration,
     /// Age from which on the lock of another collection counts as left behind.
     pub lock_time: Duration,
+    /// Age from which on a host that did not renew its need of a snapshot counts as gone.
+    pub reader_time: Duration,
     /// Packs with fewer bytes in use than this part of them, in percent, are rewritten. 0: none.
     pub repack_percent: u8,
     /// Most bytes that are moved from such packs.
@@ -50,6 +53,7 @@ impl Default for GcOptions {
         Self {
             grace: LEASE_TIME,
             lock_time: GC_LOCK_TIME,
+            reader_time: READER_TIME,
             repack_percent: 50,
             repack_bytes: 1 << 30,
             dry_run: false,
@@ -78,6 +82,8 @@ pub struct GcReport {
     pub rewritten_bytes: u64,
     /// Leases of pushes that are under way.
     pub leases: u64,
+    /// Needs of hosts that have not fetched all of a snapshot.
+    pub readers: u64,
 }
 
 /// A collection that is under way.
@@ -225,6 +231,7 @@ impl Collector<'_> {
             removed: doomed.len() as u64,
             removed_bytes,
             leases: leases.count,
+            readers: marked.readers,
             ..GcReport::default()
         };
         self.repack(

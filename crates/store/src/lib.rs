@@ -22,6 +22,7 @@ pub mod pack;
 mod pack_index;
 mod pull;
 mod push;
+mod readers;
 mod remote;
 mod repair;
 mod snapshot_names;
@@ -48,6 +49,7 @@ pub use manifest::{
 };
 pub use pull::{CachedPart, PullReport, Selection};
 pub use push::{MAX_PUSH_TIME, PushOptions, PushReport};
+pub use readers::READER_TIME;
 pub use remote::RemoteSnapshot;
 pub use repair::ChunkCopies;
 pub use source::{PartSource, SnapshotSource};

@@ -12,6 +12,7 @@ use support::*;
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),
+    reader_time: READER_TIME,
     repack_percent: 50,
     repack_bytes: 1 << 30,
     dry_run: false,
@@ -125,6 +126,48 @@ async fn a_stock_template_stays_while_any_tenant_needs_it() {
     collect_twice(&store, &alice).await;
     collect_twice(&store, &shared).await;
     assert_eq!(store.snapshots(&shared).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_removed_snapshot_stays_while_a_host_has_not_fetched_all_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, store) = in_memory();
+    let tenant = store.tenant("alice").await.unwrap();
+    let options = PushOptions::new(dir.path().join("index"));
+    let big = snapshot(dir.path(), &(1..=16).collect::<Vec<_>>());
+    let source = snapshot(dir.path(), &[3, 0, 14, 20]);
+    let (other, _) = store.push(&tenant, &big, &options).await.unwrap();
+    let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
+    let remote = store.open(&tenant, name.root).await.unwrap();
+    let cache = Arc::new(LayerCache::open(dir.path().join("cache"), u64::MAX).unwrap());
+    let part = store.cached_part(&remote, 0, &cache).unwrap();
+    store.set_reader(&tenant, name.root, "here").await.unwrap();
+    for root in [name.root, other.root] {
+        store.remove(&tenant, root).await.unwrap();
+    }
+    // Its chunks are moved to another pack, and the old one is removed.
+    let report = collect_twice(&store, &tenant).await;
+    assert_eq!((report.readers, report.removed), (1, 3), "{report:?}");
+    assert!(store.fetch_chunk(&part, 2).await.unwrap());
+    collect_twice(&store, &tenant).await;
+    store.fill(&part, Selection::All).await.unwrap();
+    assert!(std::fs::read(part.layer().path()).unwrap() == content(&source, 0));
+    assert_same(&store, &tenant, name.root, &source).await;
+    // A host that is gone for too long needs it no more.
+    tick().await;
+    let late = GcOptions {
+        reader_time: Duration::ZERO,
+        ..AT_ONCE
+    };
+    assert_eq!(store.collect(&tenant, late).await.unwrap().readers, 0);
+    store.set_reader(&tenant, name.root, "here").await.unwrap();
+    store
+        .remove_reader(&tenant, name.root, "here")
+        .await
+        .unwrap();
+    collect_twice(&store, &tenant).await;
+    let gone = store.open(&tenant, name.root).await;
+    assert!(matches!(gone, Err(StoreError::Missing { .. })), "{gone:?}");
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_WORK", "JIFFY_KILL_AT"];
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::ZERO,
+    reader_time: READER_TIME,
     repack_percent: 50,
     repack_bytes: 1 << 30,
     dry_run: false,

@@ -11,6 +11,7 @@ use support::*;
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),
+    reader_time: READER_TIME,
     repack_percent: 50,
     repack_bytes: 1 << 30,
     dry_run: false,
@@ -177,6 +178,51 @@ async fn pushes_between_any_two_requests_of_a_rewrite_stay_whole() {
         }
     }
     panic!("the collection never ended");
+}
+
+/// Between any two requests of collections that rewrite a pack and remove it, a guest on another
+/// host waits for a chunk of it, by what that host knew before.
+#[tokio::test]
+async fn a_guest_gets_its_chunks_between_any_two_requests_of_collections() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn object_store::ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+    let faulty = FaultyStore::new(inner.clone());
+    let (collecting, other) = (
+        over(faulty.clone(), quick()),
+        Arc::new(over(inner, quick())),
+    );
+    let tenant = other.tenant("alice").await.unwrap();
+    let (root, source) = mostly_dead(&other, &tenant, dir.path()).await;
+    let before = other.open(&tenant, root).await.unwrap();
+    let (wanted, mut requests) = (content(&source, 0), 0);
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    faulty.on(move |_, _| {
+        let _ = tell.send(());
+        Fault::Slow(Duration::from_millis(5))
+    });
+    let collecting = async {
+        for _ in 0..2 {
+            tick().await;
+            collecting.collect(&tenant, AT_ONCE).await.unwrap();
+        }
+        faulty.on(|_, _| Fault::None);
+    };
+    let guests = async {
+        while told.recv().await.is_some() {
+            let place = dir.path().join(format!("cache-{requests}"));
+            let cache = Arc::new(LayerCache::open(place, u64::MAX).unwrap());
+            let part = other.cached_part(&before, 0, &cache).unwrap();
+            for chunk in [0, 2] {
+                assert!(other.fetch_chunk(&part, chunk).await.unwrap());
+                let range = chunk as usize * CHUNK..(chunk as usize + 1) * CHUNK;
+                let read = std::fs::read(part.layer().path()).unwrap();
+                assert!(read[range.clone()] == wanted[range], "request {requests}");
+            }
+            requests += 1;
+        }
+    };
+    tokio::join!(collecting, guests);
+    assert!(requests > 30, "{requests} requests");
 }
 
 #[tokio::test]

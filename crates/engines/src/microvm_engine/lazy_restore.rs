@@ -138,9 +138,9 @@ impl LazyStore {
         }))
     }
 
-    /// Fetches the missing memory of `lineage`.
-    async fn complete(&self, lineage: &Lineage) -> Result<(), EngineError> {
-        for snapshot in lineage.snapshots() {
+    /// Fetches the missing memory of `snapshots`.
+    async fn complete(&self, snapshots: &[Snapshot]) -> Result<(), EngineError> {
+        for snapshot in snapshots {
             if let Some(hole) = self.look(0, snapshot)? {
                 let fetched = self.remote.fetch_layer(&hole.origin).await;
                 fetched.map_err(EngineError::failed)?;
@@ -192,9 +192,32 @@ impl MicroVmEngine {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         match &self.lazy {
             _ if lineage.is_complete() => Ok(()),
-            Some(lazy) => lazy.complete(&lineage).await,
+            Some(lazy) => lazy.complete(lineage.snapshots()).await,
             None => Err(without_store(&lineage)),
         }
+    }
+
+    /// Fetches the missing memory of snapshot `id`.
+    pub(super) async fn complete_one(&self, id: &str) -> Result<(), EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let newest = lineage.snapshots().split_last();
+        match (&self.lazy, newest) {
+            (Some(lazy), Some((newest, _))) => lazy.complete(std::slice::from_ref(newest)).await,
+            _ => Err(without_store(&lineage)),
+        }
+    }
+
+    /// Place of the missing memory of snapshot `id`; none: all of it is here.
+    pub(super) fn missing_of(&self, id: &str) -> Result<Option<String>, EngineError> {
+        if !self.store.is_incomplete(id) {
+            return Ok(None);
+        }
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let Some((lazy, newest)) = self.lazy.as_ref().zip(lineage.newest()) else {
+            return Err(without_store(&lineage));
+        };
+        let hole = lazy.look(0, newest)?;
+        Ok(hole.map(|hole| hole.origin.encode()))
     }
 }
 

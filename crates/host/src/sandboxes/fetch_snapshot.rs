@@ -437,6 +437,9 @@ impl<E: Engine> Fetch<E> {
         if record.kept {
             self.this.0.upkeep.seal(&record.id);
         }
+        if missing.memory.is_some() {
+            self.this.0.uploads.wake_readers.notify_one();
+        }
         Ok(())
     }
 }

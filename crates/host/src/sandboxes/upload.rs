@@ -7,6 +7,7 @@
 
 mod push;
 mod queue;
+mod readers;
 
 pub(super) use queue::Uploads;
 
@@ -53,6 +54,9 @@ impl<E: Engine> Sandboxes<E> {
         let wake = self.0.uploads.wake.clone();
         let serving = serve(Arc::downgrade(&self.0), remote.clone(), wake);
         tokio::spawn(serving);
+        let wake = self.0.uploads.wake_readers.clone();
+        let keeping = readers::keep(Arc::downgrade(&self.0), remote.clone(), wake);
+        tokio::spawn(keeping);
         let wake = self.0.uploads.wake_retractions.clone();
         tokio::spawn(retract(Arc::downgrade(&self.0), remote, wake));
     }

@@ -15,6 +15,7 @@ pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
         ("FREED", Align::Right),
         ("REWRITTEN PACKS", Align::Right),
         ("LEASES", Align::Right),
+        ("READERS", Align::Right),
     ]);
     for OfTenant { tenant, result } in collected {
         table.row([
@@ -25,6 +26,7 @@ pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
             mib(result.removed_bytes),
             result.repacked.to_string(),
             result.leases.to_string(),
+            result.readers.to_string(),
         ]);
     }
     print!("{}", table.text());

@@ -2,7 +2,7 @@
 
 use super::test_home::TestHome;
 use super::wait_for;
-use jiffy_remote::{FoundSnapshot, RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use jiffy_remote::{FoundSnapshot, LOCAL_TENANT, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -62,6 +62,12 @@ impl TestStore {
     pub fn find(&self, owner: Option<&str>, id: &str) -> Option<Vec<FoundSnapshot>> {
         let found = self.runtime.block_on(self.remote.find(owner, id));
         found.unwrap()
+    }
+
+    /// Removes snapshot `id` of the host's owner, as another host does.
+    pub fn remove(&self, id: &str) {
+        let removed = self.remote.retract(LOCAL_TENANT, id, None, true);
+        self.runtime.block_on(removed).unwrap();
     }
 
     /// Waits until a daemon has uploaded snapshot `id` of `owner`.

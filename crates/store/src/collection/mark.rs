@@ -36,6 +36,8 @@ pub(super) struct Marked {
     pub live: HashSet<String>,
     /// Use of packs, by their keys.
     pub packs: BTreeMap<String, PackUse>,
+    /// Number of readers.
+    pub readers: u64,
 }
 
 impl Collector<'_> {
@@ -82,6 +84,8 @@ impl Collector<'_> {
             .filter_map(|object| root_of(&object.key))
             .collect();
         let mut needed = self.needed_roots(&roots).await?;
+        let readers = self.readers().await?;
+        needed.extend(&readers);
         needed.extend(
             protected
                 .iter()
@@ -90,6 +94,7 @@ impl Collector<'_> {
         );
         let marked = Mutex::new(Marked {
             live: protected.clone(),
+            readers: readers.len() as u64,
             ..Marked::default()
         });
         let mut seen = HashSet::new();
@@ -137,6 +142,16 @@ impl Collector<'_> {
         needed.extend(referenced);
         needed.extend(store.named_roots(tenant).await?);
         Ok(needed)
+    }
+
+    /// Roots of snapshots that hosts have not fetched whole. Removes readers that have ended.
+    async fn readers(&self) -> Result<Vec<Hash>, StoreError> {
+        let (store, time) = (self.store, self.options.reader_time);
+        let readers = store.readers(self.tenant, self.now, time).await?;
+        for ended in &readers.ended {
+            self.delete(ended).await?;
+        }
+        Ok(readers.roots)
     }
 
     /// Marks what a snapshot needs; returns the roots that it is based on.

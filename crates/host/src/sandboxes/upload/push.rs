@@ -26,6 +26,9 @@ pub(super) enum UploadError {
     /// A snapshot below it changed: the next attempt sees it.
     #[error("the snapshots below it kept changing")]
     Changed,
+    /// Chunks of this snapshot, which the store lacks, are not here.
+    #[error("snapshot {0} has not all arrived on this host")]
+    MissingMemory(String),
     #[error("it has more than {MAX_LINEAGE} snapshots below it")]
     LongLineage,
     #[error(transparent)]
@@ -60,6 +63,7 @@ impl<E: Engine> Sandboxes<E> {
             match self.upload_once(remote, id, cancelled).await {
                 _ if *cancelled.borrow() => return Err(UploadError::Removed),
                 Err(UploadError::Changed) => {}
+                Err(UploadError::MissingMemory(id)) => self.complete_memory(&id).await?,
                 other => return other,
             }
         }
@@ -116,6 +120,11 @@ impl<E: Engine> Sandboxes<E> {
                 chain.base = Some((id, place.clone(), root.to_owned()));
                 chain._pins.push(pin);
                 break;
+            }
+            let missing = self.0.engine.missing_memory(&id);
+            let failed = OperationError::engine("look for its memory");
+            if missing.map_err(failed)?.is_some() {
+                return Err(UploadError::MissingMemory(id));
             }
             let parts = match self.0.engine.snapshot_parts(&id) {
                 Ok(parts) => parts,

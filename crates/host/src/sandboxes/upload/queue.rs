@@ -26,6 +26,8 @@ pub(in super::super) struct Uploads {
     pub wake: Arc<Notify>,
     /// Told when there is more to remove, or the store answers again.
     pub wake_retractions: Arc<Notify>,
+    /// Told when what this host needs of the store may have changed.
+    pub wake_readers: Arc<Notify>,
     /// Told when an upload has ended in whichever way.
     pub ended: watch::Sender<()>,
     /// Held while a snapshot of all tenants is pushed, which several uploads may need.
@@ -88,6 +90,7 @@ impl Uploads {
             queue: Mutex::new(queue),
             wake: Arc::default(),
             wake_retractions: Arc::default(),
+            wake_readers: Arc::default(),
             ended: watch::Sender::default(),
             sharing: tokio::sync::Mutex::default(),
             counters: UploadCounters::default(),
