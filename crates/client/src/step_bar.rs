@@ -27,6 +27,11 @@ impl StepBar {
         self.0.set_length(total);
         self.0.set_position(done);
     }
+
+    /// Prints something while the bar is hidden.
+    pub fn suspend(&self, print: impl FnOnce()) {
+        self.0.suspend(print);
+    }
 }
 
 impl Drop for StepBar {

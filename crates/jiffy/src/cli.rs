@@ -49,7 +49,7 @@ pub use sandbox::{
 };
 pub use serve::ServeArgs;
 pub use site::SiteArgs;
-pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreVerifyArgs};
+pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs};
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
 

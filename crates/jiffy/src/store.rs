@@ -3,7 +3,7 @@
 mod copies;
 mod show;
 
-use crate::cli::{StoreCommand, StoreGcArgs, StorePlace, StoreVerifyArgs};
+use crate::cli::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs};
 use anyhow::Context;
 use copies::LocalCopies;
 use jiffy_client::step_bar::StepBar;
@@ -11,7 +11,7 @@ use jiffy_image::Home;
 use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     ChunkUsage, DamagedSnapshot, GcOptions, GcReport, Hash, StoreError, StoreStats, Tenant,
-    VerifyReport,
+    TenantKeys, TenantNames, VerifyReport,
 };
 use serde::Serialize;
 use std::process::ExitCode;
@@ -61,6 +61,7 @@ pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
         match command {
             StoreCommand::Gc(args) => gc(args).await,
             StoreCommand::Verify(args) => verify(args).await,
+            StoreCommand::Rotate(args) => rotate(args).await,
             StoreCommand::Stats(args) => stats(&args.place).await,
         }
     })
@@ -97,8 +98,8 @@ fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
     remote.with_context(|| format!("cannot use the store {url}"))
 }
 
-/// Tenants of the store, which are told of if some are not this host's to open.
-async fn tenants(remote: &RemoteStore) -> anyhow::Result<Vec<Arc<Tenant>>> {
+/// Names of the store's tenants, which are told of if some are not this host's to open.
+async fn known(remote: &RemoteStore) -> anyhow::Result<TenantNames> {
     let known = remote.shared.tenants().await?;
     if known.foreign > 0 {
         eprintln!(
@@ -106,6 +107,12 @@ async fn tenants(remote: &RemoteStore) -> anyhow::Result<Vec<Arc<Tenant>>> {
             known.foreign
         );
     }
+    Ok(known)
+}
+
+/// Tenants of the store.
+async fn tenants(remote: &RemoteStore) -> anyhow::Result<Vec<Arc<Tenant>>> {
+    let known = known(remote).await?;
     let mut tenants = Vec::new();
     for name in &known.names {
         tenants.push(remote.shared.tenant(name).await?);
@@ -222,6 +229,54 @@ async fn verify_tenant(
         }
     };
     Ok(Verified { report, left })
+}
+
+async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
+    let remote = open(&args.place)?;
+    let mut names = known(&remote).await?.names;
+    for name in &args.tenants {
+        anyhow::ensure!(names.contains(name), "the store has no tenant {name}");
+    }
+    names.retain(|name| args.tenants.is_empty() || args.tenants.contains(name));
+    let (mut rotated, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    let bar = StepBar::new("rotate");
+    for (done, name) in (0..).zip(&names) {
+        bar.update("tenants", done, names.len() as u64);
+        let keys = rotate_tenant(&remote, name, args.data_keys).await;
+        match keys {
+            Ok(result) => rotated.push(OfTenant {
+                tenant: name.clone(),
+                result,
+            }),
+            Err(e) => {
+                bar.suspend(|| eprintln!("jiffy: tenant {name}: {e}"));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    drop(bar);
+    match args.place.json {
+        true => print(&remote, &rotated)?,
+        false => show::rotated(&rotated, &remote.traffic()),
+    }
+    Ok(code)
+}
+
+async fn rotate_tenant(
+    remote: &RemoteStore,
+    name: &str,
+    data_keys: bool,
+) -> Result<TenantKeys, StoreError> {
+    // A further generation is wrapped with the current master key from its beginning.
+    let keys = remote.shared.rewrap(name).await?;
+    if !data_keys {
+        return Ok(keys);
+    }
+    let tenant = remote.shared.rotate(name).await?;
+    Ok(TenantKeys {
+        generation: tenant.current()?.generation(),
+        ..keys
+    })
 }
 
 async fn stats(place: &StorePlace) -> anyhow::Result<ExitCode> {

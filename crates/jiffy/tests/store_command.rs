@@ -178,6 +178,7 @@ async fn life(host: &Host) {
     let table = host.jiffy(&["verify"]);
     assert!(table.status.success(), "{table:?}");
     assert!(String::from_utf8_lossy(&table.stdout).contains("all is as it was written"));
+    rotate(host).await;
 }
 
 /// A flipped bit is named, and mended when this host has the chunk in its cache.
@@ -209,6 +210,49 @@ async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store:
     assert!(text.contains("repaired 1 of 1"), "{text}");
     let missing = host.jiffy(&["verify", "three"]);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("no snapshot three"));
+}
+
+/// The secret of the host's tenant is wrapped with a second master key, and the first one goes.
+async fn rotate(host: &Host) {
+    let rotate = |more: &[&str]| host.json(&[&["rotate"], more].concat());
+    assert_eq!(rotate(&[])["rewrapped"], 0);
+    let path = host.home().join("store/keys.toml");
+    let with_first = fs::read_to_string(&path).unwrap();
+    let (head, keys) = with_first.split_once("[keys]").unwrap();
+    let head: Vec<&str> = head
+        .lines()
+        .filter(|line| !line.starts_with("current"))
+        .collect();
+    let second = format!("second = \"{}\"", "5".repeat(64));
+    let with_both = format!(
+        "{}\ncurrent = \"second\"\n[keys]{keys}\n{second}\n",
+        head.join("\n")
+    );
+    fs::write(&path, &with_both).unwrap();
+    let rotated = rotate(&["host"]);
+    assert_eq!(
+        (&rotated["rewrapped"], &rotated["generation"]),
+        (&1.into(), &1.into())
+    );
+    fs::write(&path, with_both.replace(keys, "")).unwrap();
+    let further = rotate(&["--data-keys"]);
+    assert_eq!(
+        (&further["rewrapped"], &further["generation"]),
+        (&0.into(), &2.into())
+    );
+    // Earlier pushes are read with the keys of then.
+    let verified = host.jiffy(&["verify"]);
+    assert!(verified.status.success(), "{verified:?}");
+    let again = host.remote().tenant(None).await.unwrap();
+    assert_eq!(again.current().unwrap().generation(), 2);
+    let unknown = host.jiffy(&["rotate", "nobody"]);
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no tenant nobody"));
+    // The first key alone opens nothing.
+    fs::write(&path, with_first).unwrap();
+    let refused = host.jiffy(&["stats"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(told.contains("no key \"second\""), "{told}");
 }
 
 fn run(work: impl Future<Output = ()>) {

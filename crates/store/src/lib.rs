@@ -54,7 +54,7 @@ pub use remote::RemoteSnapshot;
 pub use repair::ChunkCopies;
 pub use source::{PartSource, SnapshotSource};
 pub use store_url::StoreUrl;
-pub use tenant::{SHARED_TENANT, SharedStore, Tenant};
+pub use tenant::{SHARED_TENANT, SharedStore, Tenant, TenantKeys};
 pub use tenant_names::TenantNames;
 pub use traffic::Traffic;
 pub use usage::{ChunkUsage, StoreStats};

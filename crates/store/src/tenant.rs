@@ -36,6 +36,15 @@ struct Wrapped {
     secret: String,
 }
 
+/// Keys of a tenant after a rotation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TenantKeys {
+    /// Generation of the data keys that new objects are written under.
+    pub generation: u32,
+    /// Generations whose secrets were wrapped anew.
+    pub rewrapped: u64,
+}
+
 /// Tenant with its keys.
 #[derive(Debug, Clone)]
 pub struct Tenant {
@@ -139,8 +148,8 @@ impl SharedStore {
 
     /// Opens tenant `name`, which is made if it is new.
     pub async fn tenant(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
-        let listed = self.backend.list(&self.prefix(name)).await?;
-        if let Some((_, record)) = self.newest_of(name, &listed).await? {
+        let (listed, newest) = self.list_newest(name).await?;
+        if let Some((_, record)) = newest {
             if !listed.iter().any(|found| found.key.ends_with("/name")) {
                 self.write_tenant_name(&self.prefix(name), name).await;
             }
@@ -163,24 +172,37 @@ impl SharedStore {
         }
     }
 
-    /// Wraps the secrets of tenant `name` with the current master key.
-    pub async fn rewrap(&self, name: &str) -> Result<(), StoreError> {
-        let (version, mut record) = self.existing(name).await?;
+    /// Wraps the secrets of tenant `name` with the current master key, if another one wraps them.
+    /// Afterwards no former one opens anything. One that was cut off is made again.
+    pub async fn rewrap(&self, name: &str) -> Result<TenantKeys, StoreError> {
+        let (mut version, mut record) = self.existing(name).await?;
         let id = id_of(name, &record)?;
+        let mut keys = TenantKeys {
+            generation: 0,
+            rewrapped: 0,
+        };
         for wrapped in &mut record.generations {
+            keys.generation = keys.generation.max(wrapped.generation);
+            if wrapped.key == self.keyring.current() {
+                continue;
+            }
             let secret = self.unwrap_one(name, &id, wrapped).await?;
             *wrapped = self
                 .wrap_one(name, &id, wrapped.generation, &secret)
                 .await?;
+            keys.rewrapped += 1;
         }
-        self.write(name, version + 1, &record).await?;
-        // Records that the old master key opens are removed at once.
+        if keys.rewrapped > 0 {
+            version += 1;
+            self.write(name, version, &record).await?;
+        }
+        // Records that former master keys open are removed at once.
         for old in self.backend.list(&self.prefix(name)).await? {
-            if version_of(&old.key) <= Some(version) {
+            if version_of(&old.key).is_some_and(|old| old < version) {
                 self.backend.delete(&old.key).await?;
             }
         }
-        Ok(())
+        Ok(keys)
     }
 
     /// Adds a generation of data keys to tenant `name`: what is pushed from now on is hashed and
@@ -207,8 +229,24 @@ impl SharedStore {
     }
 
     async fn newest(&self, name: &str) -> Result<Option<(u32, Record)>, StoreError> {
-        let listed = self.backend.list(&self.prefix(name)).await?;
-        self.newest_of(name, &listed).await
+        Ok(self.list_newest(name).await?.1)
+    }
+
+    /// Lists the objects of tenant `name`, and reads its latest record.
+    async fn list_newest(
+        &self,
+        name: &str,
+    ) -> Result<(Vec<Listed>, Option<(u32, Record)>), StoreError> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let listed = self.backend.list(&self.prefix(name)).await?;
+            match self.newest_of(name, &listed).await {
+                // Another host wrapped it anew, and removed this one.
+                Err(StoreError::Missing { .. }) if attempts < KEPT_VERSIONS => {}
+                other => return Ok((listed, other?)),
+            }
+        }
     }
 
     async fn newest_of(

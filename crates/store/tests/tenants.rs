@@ -1,18 +1,32 @@
 //! Tenants: nothing of one can be read by another or by the owner of the bucket; keys can change.
 #![allow(clippy::unwrap_used)]
 
-use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreError, StoreUrl};
+mod support;
+
+use jiffy_store::{Backend, BackendSettings, Keyring, SharedStore, StoreError, StoreUrl};
+use object_store::ObjectStore;
+use object_store::path::Path as Key;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Fault, FaultyStore, quick};
 
 fn keys(current: &str) -> Keyring {
-    let key = |digit: &str| digit.repeat(64);
+    keys_of(current, &["k1", "k2"])
+}
+
+/// Master keys of these names, the same for one name.
+fn keys_of(current: &str, names: &[&str]) -> Keyring {
+    let keys = names.iter().map(|name| {
+        let digit = name.trim_start_matches('k');
+        format!("{name} = \"{}\"\n", digit.repeat(64))
+    });
     let text = format!(
-        "locator = \"{}\"\ncurrent = \"{current}\"\n[keys]\nk1 = \"{}\"\nk2 = \"{}\"\n",
-        key("a"),
-        key("1"),
-        key("2")
+        "locator = \"{}\"\ncurrent = \"{current}\"\n[keys]\n{}",
+        "a".repeat(64),
+        keys.collect::<String>()
     );
     Keyring::parse(&text).unwrap()
 }
@@ -73,6 +87,93 @@ async fn a_rotation_adds_a_generation_and_keeps_the_old_one_readable() {
         hash(after.current().unwrap()),
         hash(before.current().unwrap())
     );
+}
+
+/// A host that wraps secrets anew, or adds a generation, goes away at each of its requests.
+#[tokio::test]
+async fn a_rotation_that_is_cut_off_anywhere_loses_no_key_and_is_made_again() {
+    for data_keys in [false, true] {
+        let (mut at, mut ended) = (0, false);
+        while !ended {
+            let inner: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+            let faulty = FaultyStore::new(inner.clone());
+            let open = |inner: Arc<dyn ObjectStore>, current: &str| {
+                let backend = Backend::new(inner, Key::default(), quick());
+                SharedStore::new(backend, keys(current))
+            };
+            let before = open(inner.clone(), "k1").tenant("alice").await.unwrap();
+            let hash = before.current().unwrap().chunk_hash(b"x");
+            let rotating = open(faulty.clone(), "k2");
+            faulty.die_at(at);
+            let rotation = async {
+                rotating.rewrap("alice").await.unwrap();
+                if data_keys {
+                    rotating.rotate("alice").await.unwrap();
+                }
+            };
+            ended = faulty.until_death(rotation).await.is_some();
+            let other = open(inner.clone(), "k2");
+            let tenant = other.tenant("alice").await.unwrap();
+            assert_eq!(tenant.generation(1).unwrap().chunk_hash(b"x"), hash);
+            other.rewrap("alice").await.unwrap();
+            let only_new = keys_of("k2", &["k2"]);
+            let backend = Backend::new(inner.clone(), Key::default(), quick());
+            let after = SharedStore::new(backend, only_new).tenant("alice").await;
+            let after = after.unwrap();
+            assert_eq!(after.generation(1).unwrap().chunk_hash(b"x"), hash);
+            // No record is left that the former master key opens.
+            let backend = Backend::new(inner, Key::default(), quick());
+            let records = backend.list("tenants").await.unwrap();
+            let records = records.iter().filter(|found| !found.key.ends_with("/name"));
+            assert!(records.count() <= 2);
+            let only_old = SharedStore::new(backend, keys_of("k1", &["k1"]));
+            only_old.tenant("alice").await.unwrap_err();
+            at += 1;
+        }
+        assert!(at > 4, "{at} requests");
+    }
+}
+
+/// A tenant is opened between any two requests of a host that wraps its secrets anew.
+#[tokio::test]
+async fn a_tenant_is_opened_while_its_secrets_are_wrapped_anew() {
+    for at in 0.. {
+        let inner: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+        let faulty = FaultyStore::new(inner.clone());
+        let open = |inner: Arc<dyn ObjectStore>, current: &str| {
+            let backend = Backend::new(inner, Key::default(), quick());
+            Arc::new(SharedStore::new(backend, keys(current)))
+        };
+        let (opening, rotating) = (open(faulty.clone(), "k1"), open(inner, "k2"));
+        opening.tenant("alice").await.unwrap();
+        let (reached, arrived) = tokio::sync::oneshot::channel();
+        let (mut reached, mut count) = (Some(reached), 0);
+        faulty.on(move |_, _| {
+            count += 1;
+            match count == at + 1 {
+                true => {
+                    let _ = reached.take().map(|reached| reached.send(()));
+                    Fault::Slow(Duration::from_millis(30))
+                }
+                false => Fault::None,
+            }
+        });
+        let rotation = async {
+            let reached = arrived.await.is_ok();
+            rotating.rewrap("alice").await.unwrap();
+            reached
+        };
+        let opened = async {
+            let opened = opening.tenant("alice").await;
+            faulty.heal();
+            opened.unwrap();
+        };
+        let ((), reached) = tokio::join!(opened, rotation);
+        if !reached {
+            assert!(at >= 2, "{at} requests");
+            return;
+        }
+    }
 }
 
 #[tokio::test]

@@ -13,6 +13,8 @@ pub enum StoreCommand {
     Gc(StoreGcArgs),
     /// Read all that is stored, and name each chunk that is not as it was written
     Verify(StoreVerifyArgs),
+    /// Wrap the secrets of tenants with the current master key, so that the former one can go
+    Rotate(StoreRotateArgs),
     /// Show how much is stored, and what deduplication and compression save
     Stats(StoreStatsArgs),
 }
@@ -58,6 +60,23 @@ pub struct StoreVerifyArgs {
     /// Write damaged chunks anew that this host has, in its cache or its own snapshots
     #[arg(long)]
     pub repair: bool,
+    /// Store
+    #[command(flatten)]
+    pub place: StorePlace,
+}
+
+/// `jiffy store rotate`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exits with 1 if a tenant was left as it was. What was done is done: run it again."
+)]
+pub struct StoreRotateArgs {
+    /// Tenants (default: all that the master keys open)
+    pub tenants: Vec<String>,
+    /// Give them further data keys: what is pushed from now on is encrypted with those, and shares
+    /// no chunk with what was
+    #[arg(long)]
+    pub data_keys: bool,
     /// Store
     #[command(flatten)]
     pub place: StorePlace,

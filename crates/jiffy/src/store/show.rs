@@ -3,7 +3,7 @@
 use super::{Figures, OfTenant, Verified};
 use crate::columns::{Align, Table};
 use crate::template::mib;
-use jiffy_store::{DamagedSnapshot, GcReport, Traffic};
+use jiffy_store::{DamagedSnapshot, GcReport, TenantKeys, Traffic};
 
 /// Prints collections.
 pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
@@ -79,6 +79,24 @@ fn chunks(word: &str, snapshot: &DamagedSnapshot) {
             snapshot.id, chunk.part, chunk.chunk, chunk.reason, chunk.pack
         );
     }
+}
+
+/// Prints rotations of keys.
+pub fn rotated(rotated: &[OfTenant<TenantKeys>], traffic: &Traffic) {
+    let mut table = Table::new([
+        ("TENANT", Align::Left),
+        ("SECRETS WRAPPED ANEW", Align::Right),
+        ("GENERATION", Align::Right),
+    ]);
+    for OfTenant { tenant, result } in rotated {
+        table.row([
+            tenant.clone(),
+            result.rewrapped.to_string(),
+            result.generation.to_string(),
+        ]);
+    }
+    print!("{}", table.text());
+    requests(traffic);
 }
 
 /// Prints figures.
