@@ -4,13 +4,13 @@
 use crate::collection::{GC_LOCK_TIME, OnProgress};
 use crate::data_keys::{DataKeys, Hash};
 use crate::locations::{Location, Locations};
-use crate::pack::{MAX_FRAME_BYTES, PackWriter, encode_frame};
+use crate::pack::{MAX_FRAME_BYTES, PackWriter, decode_frame, encode_frame};
 use crate::remote::RemoteSnapshot;
 use crate::source::SnapshotSource;
 use crate::tenant::{SharedStore, Tenant};
 use crate::verify::{DamagedFrame, DamagedSnapshot, VerifyReport};
 use crate::{CHUNK_BYTES, LayerCache, StoreError};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Bytes of packs that are written anew.
@@ -88,8 +88,9 @@ impl SharedStore {
         Ok(lost.into_iter().flat_map(|lost| lost.chunks).collect())
     }
 
-    /// Writes the damaged chunks of a tenant's snapshots anew, from copies. Returns those that have
-    /// none. No collection runs meanwhile.
+    /// Writes the damaged chunks of a tenant's snapshots anew, from copies, or uses sound
+    /// ones that other snapshots have. Returns those that have no copy. No collection runs
+    /// meanwhile.
     pub async fn repair_all(
         &self,
         tenant: &Arc<Tenant>,
@@ -106,6 +107,7 @@ impl SharedStore {
                 self.check_lock(&lock).await?;
                 self.rewrite_chunks(damaged, copies, &mut moved).await?;
             }
+            self.add_other_places(tenant, damaged, &mut moved).await?;
             // A chunk of several snapshots is mended in all when one of them has a copy.
             let mut lost = Vec::new();
             for damaged in damaged {
@@ -126,6 +128,42 @@ impl SharedStore {
         let repaired = work.await;
         self.unlock_collection(&lock).await?;
         repaired
+    }
+
+    /// Adds the places of damaged chunks of which other snapshots have sound ones, in other packs.
+    async fn add_other_places(
+        &self,
+        tenant: &Arc<Tenant>,
+        damaged: &[DamagedSnapshot],
+        moved: &mut HashMap<Hash, Location>,
+    ) -> Result<(), StoreError> {
+        let all = damaged.iter().flat_map(DamagedSnapshot::hashes);
+        let mut left: HashSet<Hash> = all.map(|(_, _, hash)| hash).collect();
+        left.retain(|hash| !moved.contains_key(hash));
+        if left.is_empty() {
+            return Ok(());
+        }
+        let mut tried = HashSet::new();
+        for root in self.snapshots(tenant).await? {
+            let Some(snapshot) = unless_damaged(self.open(tenant, root).await)? else {
+                continue;
+            };
+            let hashes = snapshot.manifest.parts.iter().flat_map(|part| &part.hashes);
+            for (hash, &place) in hashes.zip(&snapshot.locations.0) {
+                if !left.contains(hash) || !tried.insert((place.pack, place.offset)) {
+                    continue;
+                }
+                let key = tenant.pack_key(snapshot.keys.generation(), &place.pack);
+                let range =
+                    u64::from(place.offset)..u64::from(place.offset) + u64::from(place.length);
+                let frame = unless_damaged(self.backend.get_range(&key, range).await)?;
+                if frame.is_some_and(|frame| decode_frame(&snapshot.keys, hash, &frame).is_ok()) {
+                    left.remove(hash);
+                    moved.insert(*hash, place);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Writes damaged chunks that a copy has into new packs.
@@ -277,6 +315,14 @@ impl SharedStore {
         // A pack that exists is this one: its id is random, and an answer was lost.
         self.backend.create(&key, object).await?;
         Ok(bytes)
+    }
+}
+
+/// Result of a read; none: the object is gone or not as it was written.
+fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Err(StoreError::Missing { .. } | StoreError::Damaged { .. }) => Ok(None),
+        other => other.map(Some),
     }
 }
 

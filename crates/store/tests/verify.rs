@@ -143,6 +143,55 @@ async fn repair_takes_chunks_from_the_cache_of_a_host_and_mends_all_snapshots() 
     assert_same(store, tenant, b_name.root, &b).await;
 }
 
+/// A host that repairs goes away at each of its requests.
+#[tokio::test]
+async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
+    for at in 0..60 {
+        let place = Place::new().await;
+        let (tenant, dir) = (&place.tenant, place.dir.path());
+        let sources = [snapshot(dir, &[1, 2, 3]), snapshot(dir, &[3, 2, 9])];
+        let mut roots = Vec::new();
+        for source in &sources {
+            let pushed = place.store.push(tenant, source, &place.options()).await;
+            roots.push(pushed.unwrap().0.root);
+        }
+        // The pack of the first snapshot; the second reuses two of its chunks.
+        fs::remove_file(&place.files("packs")[0]).unwrap();
+        let directory = object_store::local::LocalFileSystem::new_with_prefix(dir.join("store"));
+        let faulty = FaultyStore::new(Arc::new(directory.unwrap()));
+        let repairing = over(faulty.clone(), quick());
+        faulty.die_at(at);
+        let repair = async {
+            let found = repairing.verify_tenant(tenant, None, SILENT).await.unwrap();
+            repairing.distrust(tenant, &found).await.unwrap();
+            let repaired = repairing.repair_all(tenant, &found.damaged, &sources[0], SILENT);
+            assert!(repaired.await.unwrap().is_empty());
+        };
+        let ended = faulty.until_death(repair).await.is_some();
+        // Its lock counts as left behind.
+        let taken = GcOptions {
+            lock_time: Duration::ZERO,
+            ..GcOptions::default()
+        };
+        place.store.collect(tenant, taken).await.unwrap();
+        // If one snapshot was mended already, the other takes what they share from there.
+        let found = place.verify().await;
+        let repaired = place
+            .store
+            .repair_all(tenant, &found.damaged, &sources[0], SILENT);
+        assert!(repaired.await.unwrap().is_empty());
+        assert!(place.verify().await.is_sound());
+        for (root, source) in roots.iter().zip(&sources) {
+            assert_same(&place.store, tenant, *root, source).await;
+        }
+        if ended {
+            assert!(at > 12, "{at} requests");
+            return;
+        }
+    }
+    panic!("the repair never ended");
+}
+
 #[tokio::test]
 async fn another_push_mends_what_was_found_damaged() {
     let place = Place::new().await;
