@@ -149,8 +149,11 @@ fn a_guest_that_waits_for_memory_is_paused_and_goes_on() {
     vm.pause();
     let target = SnapshotTarget::new();
     let snapshot = vm.snapshot_to(target, AfterSnapshot::Stay).unwrap();
-    stored.store.set_mode(Mode::Answer(Duration::ZERO));
     vm.resume();
+    // Its process cannot go back: another one takes its place.
+    let refused = vm.roll_back(&stored.whole).unwrap_err();
+    assert!(refused.contains("fetched when it is touched"), "{refused}");
+    stored.store.set_mode(Mode::Answer(Duration::ZERO));
     assert!(answer(check).starts_with("verified"));
     vm.verify();
     let whole = stored.completed(&snapshot);
