@@ -8,6 +8,7 @@ use crate::query::Query;
 use axum::http::{HeaderName, HeaderValue};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiffy_host::{ListOrder, ListPosition};
 
 /// Token of the next page; absent on the last.
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
@@ -17,7 +18,7 @@ pub(crate) const MAX_PAGE_SIZE: usize = 100;
 const MAX_TOKEN_BYTES: usize = 128;
 
 /// Position of an item in its list.
-pub(crate) type PagePosition = (u64, String);
+pub(crate) type PagePosition = ListPosition;
 
 /// Page of a list that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,29 @@ impl Page {
         })
     }
 
+    /// Order of the list, and where the page begins.
+    pub fn order(&self) -> ListOrder {
+        ListOrder {
+            descending: self.descending,
+            after: self.after.clone(),
+        }
+    }
+
+    /// Items that have to be known of the page: one more says that there is a next.
+    pub fn needed(&self) -> usize {
+        self.limit + 1
+    }
+
+    /// True if an item at `place` is on this page or a later one.
+    pub fn reaches(&self, place: &PagePosition) -> bool {
+        self.after
+            .as_ref()
+            .is_none_or(|after| match self.descending {
+                true => place < after,
+                false => place > after,
+            })
+    }
+
     /// The items of the page and the token of the next.
     pub fn cut<T>(
         &self,
@@ -53,12 +77,7 @@ impl Page {
         if self.descending {
             placed.reverse();
         }
-        if let Some(after) = &self.after {
-            placed.retain(|(place, _)| match self.descending {
-                true => place < after,
-                false => place > after,
-            });
-        }
+        placed.retain(|(place, _)| self.reaches(place));
         let more = placed.len() > self.limit;
         placed.truncate(self.limit);
         let last = placed.last().filter(|_| more);

@@ -15,6 +15,7 @@ mod entry;
 mod fetch_snapshot;
 mod fork;
 mod gc;
+mod list_order;
 mod lookup;
 mod names;
 mod observe;
@@ -42,6 +43,7 @@ pub use concerns::{
 pub use create::{CreateSpec, Prefetch, SandboxSource};
 pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
+pub use list_order::{ListOrder, ListPosition};
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
 pub use restart::MAX_RESTART_GRACE;

@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
-use jiffy_host::SandboxRecord;
+use jiffy_host::{ListOrder, SandboxRecord};
 use std::collections::BTreeMap;
 
 /// States that can be asked for.
@@ -48,14 +48,31 @@ impl Filter {
     }
 }
 
-fn wanted<E: Engine>(app: &App<E>, caller: &Caller, filter: &Filter) -> Vec<SandboxRecord> {
-    let mut all = app.sandboxes.list();
+/// Sandboxes that exist for the caller and that the filter wants, `limit` of them at most.
+fn found<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    filter: &Filter,
+    order: &ListOrder,
+    limit: usize,
+    reaches: impl Fn(&SandboxRecord) -> bool,
+) -> Vec<SandboxRecord> {
     let of_template = |r: &SandboxRecord| match &filter.template {
         Some(t) => *t == r.template || *t == caller.called(&r.template),
         None => true,
     };
-    all.retain(|r| caller.sees(r.settings.owner.as_deref()) && filter.wants(r) && of_template(r));
-    all
+    let wanted = |r: &SandboxRecord| {
+        caller.sees(r.settings.owner.as_deref()) && filter.wants(r) && of_template(r) && reaches(r)
+    };
+    match &filter.name {
+        // Those that were killed are not found by their names any more.
+        Some(name) if !filter.states.contains(&"killed") => {
+            let mut named = app.sandboxes.index().named(name);
+            named.retain(|r| wanted(r));
+            named
+        }
+        _ => app.sandboxes.index().in_order(order, limit, wanted),
+    }
 }
 
 /// `GET /v2/sandboxes`: those that run or sleep, newest first, in pages.
@@ -66,9 +83,18 @@ pub(super) async fn list_v2<E: Engine>(
 ) -> Result<Response, ApiError> {
     let filter = Filter::from_query(&query, &["running", "paused"])?;
     let page = Page::from_query(&query)?;
-    let found = wanted(&app, &caller, &filter);
-    let (found, next) = page.cut(found, |r| (r.created_ms, caller.shown_id(&r.id).to_owned()));
-    let shown: Vec<ListedSandbox> = found.iter().map(|r| app.listed(&caller, r)).collect();
+    let place = |r: &SandboxRecord| (r.created_ms, caller.shown_id(&r.id).to_owned());
+    let reaches = |r: &SandboxRecord| page.reaches(&place(r));
+    let items = found(
+        &app,
+        &caller,
+        &filter,
+        &page.order(),
+        page.needed(),
+        reaches,
+    );
+    let (items, next) = page.cut(items, place);
+    let shown: Vec<ListedSandbox> = items.iter().map(|r| app.listed(&caller, r)).collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
         response.headers_mut().insert(NEXT, next);
@@ -83,8 +109,9 @@ pub(super) async fn list_v1<E: Engine>(
     query: Query,
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
     let filter = Filter::from_query(&query, &["running"])?;
-    let found = wanted(&app, &caller, &filter);
-    Ok(Json(found.iter().map(|r| app.listed(&caller, r)).collect()))
+    let order = ListOrder::default();
+    let all = found(&app, &caller, &filter, &order, usize::MAX, |_| true);
+    Ok(Json(all.iter().map(|r| app.listed(&caller, r)).collect()))
 }
 
 /// `GET /sandboxes/{id}`.

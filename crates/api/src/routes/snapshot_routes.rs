@@ -13,7 +13,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::{Engine, is_reserved};
-use jiffy_host::SnapshotRecord;
+use jiffy_host::{ListOrder, SnapshotRecord};
 use serde::Deserialize;
 
 /// Longest name.
@@ -73,6 +73,24 @@ pub(super) async fn take<E: Engine>(
         .into_response())
 }
 
+/// Snapshots that were taken of a sandbox, and those it descends from. They outlive their sandbox.
+fn of_sandbox<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    id: &str,
+) -> Result<Vec<SnapshotRecord>, ApiError> {
+    let snapshots = app.sandboxes.snapshots();
+    match app.sandbox(caller, id, Liveness::Mendable) {
+        Ok(sandbox) => Ok(snapshots.list(Some(&sandbox.id))?),
+        // The beginning of an id, to a caller who knows no more of it.
+        Err(_) if caller.only_reads() => {
+            let of_it = |s: &SnapshotRecord| caller.shown_id(&s.sandbox) == caller.shown_id(id);
+            Ok(snapshots.in_order(&ListOrder::default(), usize::MAX, of_it))
+        }
+        Err(_) => Ok(snapshots.taken_of(id)),
+    }
+}
+
 /// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all
 /// with `all=true`.
 pub(super) async fn list<E: Engine>(
@@ -82,27 +100,29 @@ pub(super) async fn list<E: Engine>(
 ) -> Result<Response, ApiError> {
     let page = Page::from_query(&query)?;
     let everything = query.flag("all")? && caller.is_owner();
-    let mut found = app.sandboxes.snapshots().list(None)?;
-    found.retain(|s| match everything {
-        true => true,
-        false => s.purpose == jiffy_host::SnapshotPurpose::Asked && s.kept && app.shows(&caller, s),
-    });
-    if let Some(id) = query.get("sandboxID") {
-        // Those taken of it, and those it descends from. A snapshot outlives its sandbox.
-        let sandbox = app.sandbox(&caller, id, Liveness::Mendable).ok();
-        let lineage = match &sandbox {
-            Some(sandbox) => app.sandboxes.snapshots().list(Some(&sandbox.id))?,
-            None => Vec::new(),
-        };
-        let id = sandbox.as_ref().map_or(id, |sandbox| &sandbox.id);
-        let id = caller.shown_id(id);
-        let of_it = |s: &SnapshotRecord| caller.shown_id(&s.sandbox) == id;
-        found.retain(|s| of_it(s) || lineage.iter().any(|l| l.id == s.id));
-    }
-    if let Some(name) = query.get("name") {
-        found.retain(|s| s.name.as_deref() == Some(name));
-    }
-    let (found, next) = page.cut(found, |s| (s.created_ms, s.id.clone()));
+    let place = |s: &SnapshotRecord| (s.created_ms, s.id.clone());
+    let name = query.get("name");
+    let wanted = |s: &SnapshotRecord| {
+        let asked = s.purpose == jiffy_host::SnapshotPurpose::Asked && s.kept;
+        (everything || (asked && app.shows(&caller, s)))
+            && name.is_none_or(|name| s.name.as_deref() == Some(name))
+            && page.reaches(&place(s))
+    };
+    let snapshots = app.sandboxes.snapshots();
+    let found = match (query.get("sandboxID"), name) {
+        (Some(id), _) => {
+            let mut found = of_sandbox(&app, &caller, id)?;
+            found.retain(wanted);
+            found
+        }
+        (None, Some(name)) => {
+            let mut found = snapshots.like(name);
+            found.retain(wanted);
+            found
+        }
+        (None, None) => snapshots.in_order(&page.order(), page.needed(), wanted),
+    };
+    let (found, next) = page.cut(found, place);
     let shown = found.iter().map(|s| Snapshot::new(&app, &caller, s));
     let shown: Vec<Snapshot> = shown.collect();
     let mut response = Json(shown).into_response();

@@ -9,6 +9,7 @@ use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
 use crate::usage::History;
 use jiffy_engine::{ConnectionLog, Guest, SandboxSize, now_ms};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
@@ -23,6 +24,9 @@ pub(crate) struct EntryIndexes {
     pub users: SnapshotUsers,
     /// Names of those that are not killed.
     pub names: SandboxNames,
+    /// All of them by the moment of their creation, in milliseconds since 1970, and id. Locked
+    /// after the entries.
+    pub ages: Mutex<BTreeSet<(u64, String)>>,
 }
 
 impl EntryIndexes {
@@ -68,6 +72,8 @@ impl<G> Drop for SandboxEntry<G> {
         if let Some(name) = name {
             self.indexes.names.release(&record.settings.owner, name, id);
         }
+        let age = (record.created_ms, id.clone());
+        self.indexes.ages.lock().remove(&age);
     }
 }
 
@@ -87,6 +93,8 @@ impl<G: Guest> SandboxEntry<G> {
     /// A sandbox that has its name, if it has one.
     pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
         indexes.users.change(&record.id, None, needed_by(&record));
+        let age = (record.created_ms, record.id.clone());
+        indexes.ages.lock().insert(age);
         Self {
             record: Mutex::new(record),
             indexes,
@@ -107,8 +115,8 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     /// Shows the record without a copy of it.
-    pub fn look(&self, at: impl FnOnce(&SandboxRecord)) {
-        at(&self.record.lock());
+    pub fn look<T>(&self, at: impl FnOnce(&SandboxRecord) -> T) -> T {
+        at(&self.record.lock())
     }
 
     pub fn id(&self) -> String {

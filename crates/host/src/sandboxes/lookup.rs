@@ -1,6 +1,7 @@
 //! Finding sandboxes and snapshots by id, and holding on to snapshots.
 
 use super::entry::SandboxEntry;
+use super::list_order::ListOrder;
 use super::{OperationError, SandboxesInner, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
 use jiffy_engine::Engine;
@@ -91,24 +92,27 @@ impl<E: Engine> SandboxesInner<E> {
 
 impl<E: Engine> Snapshots<'_, E> {
     /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
-    /// from.
+    /// from, at a cost of their number.
     pub fn list(self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
-        let of = match sandbox {
-            Some(id) => {
-                let record = self.0.entry(id)?.record();
-                Some((self.lineage(record.snapshot.as_deref()), record.id))
-            }
-            None => None,
+        let Some(id) = sandbox else {
+            return Ok(self.in_order(&ListOrder::default(), usize::MAX, |_| true));
         };
-        let wanted = |s: &&SnapshotRecord| {
-            let mut of = of.iter();
-            of.all(|(lineage, sandbox)| s.sandbox == *sandbox || lineage.contains(&s.id))
-        };
+        let record = self.0.entry(id)?.record();
+        let lineage = self.lineage(record.snapshot.as_deref());
         let snapshots = self.0.snapshot_index.lock();
-        let mut all: Vec<_> = snapshots.values().filter(wanted).cloned().collect();
+        let of_it = snapshots.taken_of(&record.id);
+        let others = lineage.iter().filter_map(|id| snapshots.get(id));
+        let others = others.filter(|s| s.sandbox != record.id);
+        let mut all: Vec<_> = of_it.chain(others).cloned().collect();
         drop(snapshots);
-        all.sort_by_key(|s| s.created_ms);
+        all.sort_by(|one, other| (one.created_ms, &one.id).cmp(&(other.created_ms, &other.id)));
         Ok(all)
+    }
+
+    /// Those that were taken of a sandbox by its whole id, which may be gone.
+    pub fn taken_of(self, sandbox: &str) -> Vec<SnapshotRecord> {
+        let snapshots = self.0.snapshot_index.lock();
+        snapshots.taken_of(sandbox).cloned().collect()
     }
 
     /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.

@@ -203,10 +203,13 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 
     /// Notes how large a snapshot has become.
-    fn measure(self, id: &str) {
-        let Some(bytes) = self.0.engine.snapshot_size(id) else {
+    pub(super) fn measure(self, id: &str) {
+        let known = self.0.snapshot_index.lock().get(id).map(|s| s.bytes);
+        let (Some(bytes), Some(known)) = (self.0.engine.snapshot_size(id), known) else {
             return;
         };
-        self.update(id, |snapshot| snapshot.bytes = bytes);
+        if bytes != known {
+            self.update(id, |snapshot| snapshot.bytes = bytes);
+        }
     }
 }

@@ -57,15 +57,12 @@ pub(super) fn recover<E: Engine>(
             _ => changes.push(JournalChange::NoSnapshot(record.id)),
         }
     }
-    // As they are on disk: a merge may have changed one before the journal heard of it, and records
-    // of earlier versions have none.
-    for record in &mut snapshots {
-        match engine.snapshot_size(&record.id) {
-            Some(bytes) if bytes != record.bytes => {
-                record.bytes = bytes;
-                changes.push(JournalChange::Snapshot(record.clone()));
-            }
-            _ => {}
+    // Records of earlier versions, and of those whose last word was lacking, have no size. The
+    // sizes of others are compared with the disk later: that takes time, which nobody has now.
+    for record in snapshots.iter_mut().filter(|s| s.bytes == 0) {
+        if let Some(bytes) = engine.snapshot_size(&record.id).filter(|bytes| *bytes != 0) {
+            record.bytes = bytes;
+            changes.push(JournalChange::Snapshot(record.clone()));
         }
     }
     let mut guests = journal.guests()?;

@@ -1,5 +1,6 @@
 //! Snapshots of a host in memory, found by everything that asks for them.
 
+use super::list_order::ListOrder;
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -33,13 +34,16 @@ impl SnapshotGroups {
     }
 }
 
-/// Complete snapshots by id, with their children, names and fingerprints.
+/// Complete snapshots by id, with their children, names, fingerprints, sandboxes and ages.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotIndex {
     records: BTreeMap<String, SnapshotRecord>,
     by_parent: SnapshotGroups,
     by_name: SnapshotGroups,
     by_fingerprint: SnapshotGroups,
+    by_sandbox: SnapshotGroups,
+    /// By the moment of their creation, in milliseconds since 1970, and id.
+    by_age: BTreeSet<(u64, String)>,
 }
 
 impl SnapshotIndex {
@@ -55,6 +59,8 @@ impl SnapshotIndex {
         self.by_parent.add(record.parent.as_deref(), id);
         self.by_name.add(record.name.as_deref(), id);
         self.by_fingerprint.add(Some(&record.fingerprint), id);
+        self.by_sandbox.add(Some(&record.sandbox), id);
+        self.by_age.insert((record.created_ms, id.clone()));
         self.records.insert(record.id.clone(), record);
     }
 
@@ -64,6 +70,8 @@ impl SnapshotIndex {
         self.by_parent.take(record.parent.as_deref(), id);
         self.by_name.take(record.name.as_deref(), id);
         self.by_fingerprint.take(Some(&record.fingerprint), id);
+        self.by_sandbox.take(Some(&record.sandbox), id);
+        self.by_age.remove(&(record.created_ms, id.to_owned()));
         Some(record)
     }
 
@@ -85,6 +93,21 @@ impl SnapshotIndex {
     /// Those whose parent is `id`.
     pub fn children(&self, id: &str) -> impl Iterator<Item = &String> {
         self.by_parent.of(id)
+    }
+
+    /// Those that were taken of `sandbox`.
+    pub fn taken_of(&self, sandbox: &str) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_sandbox.of(sandbox);
+        ids.filter_map(|id| self.records.get(id))
+    }
+
+    /// All of them by age and id, from a position on.
+    pub fn in_order<'a>(
+        &'a self,
+        order: &'a ListOrder,
+    ) -> impl Iterator<Item = &'a SnapshotRecord> {
+        let positions = order.of(&self.by_age);
+        positions.filter_map(|(_, id)| self.records.get(id))
     }
 
     /// Those that are called `name`.
@@ -211,6 +234,13 @@ mod tests {
         index.remove("ab");
         assert_eq!(index.len(), 0);
         assert!(index.by_parent.0.is_empty() && index.by_fingerprint.0.is_empty());
+        index.insert(SnapshotRecord {
+            sandbox: "x".to_owned(),
+            ..record("c", None)
+        });
+        assert_eq!(index.taken_of("x").count(), 1);
+        index.remove("c");
+        assert!(index.by_sandbox.0.is_empty() && index.by_age.is_empty());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Background work on snapshots, one at a time: writes the checksums of those that are kept, and
-//! keeps in memory what the warm pool was restored from.
+//! Background work on snapshots, one at a time: compares their sizes with the disk, writes the
+//! checksums of those that are kept, and keeps in memory what the warm pool was restored from.
 
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use jiffy_engine::{Engine, VerifiedSnapshot};
@@ -52,6 +52,7 @@ pub(super) fn begin<E: Engine>(
 
 fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend: Duration) {
     yield_to_everybody();
+    compare_sizes(inner);
     let mut next = Instant::now() + tend;
     loop {
         match orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
@@ -71,6 +72,18 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
             tend_pool(&Sandboxes(inner));
             next = Instant::now() + tend;
         }
+    }
+}
+
+/// Compares the sizes of the snapshots that are there now with the disk: a merge may have changed
+/// one before the journal of an earlier daemon heard of it.
+fn compare_sizes<E: Engine>(inner: &Weak<SandboxesInner<E>>) {
+    let Some(held) = inner.upgrade() else { return };
+    let ids: Vec<String> = held.snapshot_index.lock().ids().cloned().collect();
+    drop(held);
+    for id in ids {
+        let Some(inner) = inner.upgrade() else { return };
+        Snapshots(&inner).measure(&id);
     }
 }
 

@@ -7,6 +7,7 @@ mod deadline;
 mod fake;
 mod fetches;
 mod full_disk;
+mod large_hosts;
 mod lifecycle;
 mod mending;
 mod missing_memory;

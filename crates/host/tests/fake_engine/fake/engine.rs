@@ -268,6 +268,9 @@ impl Engine for FakeEngine {
     }
 
     fn snapshot_size(&self, id: &str) -> Option<u64> {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or_default().to_owned();
+        self.world.measured_by.lock().unwrap().push(name);
         fs::metadata(self.dir.join(id)).map(|m| m.len()).ok()
     }
 

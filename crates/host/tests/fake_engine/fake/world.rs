@@ -55,6 +55,8 @@ pub struct World {
     pub began: AtomicBool,
     /// Snapshots whose files it was told to remove.
     pub removed: Mutex<Vec<String>>,
+    /// Names of the threads that asked for sizes of snapshots.
+    pub measured_by: Mutex<Vec<String>>,
 }
 
 /// A guest's inside.

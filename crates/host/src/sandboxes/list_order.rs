@@ -1,0 +1,97 @@
+//! Lists by age, a part at a time.
+
+use super::{SandboxIndex, Snapshots};
+use crate::records::{SandboxRecord, SnapshotRecord};
+use jiffy_engine::Engine;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+/// Position of an item in a list: the moment of its creation, in milliseconds since 1970, and its
+/// id.
+pub type ListPosition = (u64, String);
+
+/// Order of a list, and where to begin.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListOrder {
+    /// True if the youngest comes first.
+    pub descending: bool,
+    /// Position behind which the list begins; none: at its beginning.
+    pub after: Option<ListPosition>,
+}
+
+impl ListOrder {
+    /// The positions in this order. Costs as much as is taken of them.
+    pub(crate) fn of<'a>(
+        &self,
+        positions: &'a BTreeSet<ListPosition>,
+    ) -> Box<dyn Iterator<Item = &'a ListPosition> + 'a> {
+        let after = match self.after.clone() {
+            Some(after) => Bound::Excluded(after),
+            None => Bound::Unbounded,
+        };
+        match self.descending {
+            true => Box::new(positions.range((Bound::Unbounded, after)).rev()),
+            false => Box::new(positions.range((after, Bound::Unbounded))),
+        }
+    }
+}
+
+impl<E: Engine> SandboxIndex<'_, E> {
+    /// The first `limit` sandboxes that are `wanted`, also of those that were killed. Looks at no
+    /// more than that takes, and copies only what it returns.
+    pub fn in_order(
+        self,
+        order: &ListOrder,
+        limit: usize,
+        wanted: impl Fn(&SandboxRecord) -> bool,
+    ) -> Vec<SandboxRecord> {
+        let entries = self.0.entries.lock();
+        let ages = self.0.indexes.ages.lock();
+        // One that is being made or removed has no entry.
+        let found = order.of(&ages).filter_map(|(_, id)| entries.get(id));
+        let found = found.filter_map(|entry| entry.look(|r| wanted(r).then(|| r.clone())));
+        found.take(limit).collect()
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// The first `limit` snapshots that are `wanted`. Looks at no more than that takes, and copies
+    /// only what it returns.
+    pub fn in_order(
+        self,
+        order: &ListOrder,
+        limit: usize,
+        wanted: impl Fn(&SnapshotRecord) -> bool,
+    ) -> Vec<SnapshotRecord> {
+        let snapshots = self.0.snapshot_index.lock();
+        let found = snapshots.in_order(order).filter(|s| wanted(s));
+        found.take(limit).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(order: &ListOrder) -> String {
+        let all = [(1, "b"), (1, "a"), (2, "c"), (3, "d")];
+        let all = all.map(|(ms, id)| (ms, id.to_owned()));
+        let all = BTreeSet::from(all);
+        order.of(&all).map(|(_, id)| id.as_str()).collect()
+    }
+
+    #[test]
+    fn a_list_begins_behind_its_position_in_either_order() {
+        let from = |descending, after: Option<(u64, &str)>| {
+            let after = after.map(|(ms, id)| (ms, id.to_owned()));
+            listed(&ListOrder { descending, after })
+        };
+        assert_eq!(from(false, None), "abcd");
+        assert_eq!(from(true, None), "dcba");
+        assert_eq!(from(false, Some((1, "a"))), "bcd");
+        assert_eq!(from(true, Some((2, "c"))), "ba");
+        // An item that is not there any more.
+        assert_eq!(from(false, Some((2, "x"))), "d");
+        assert_eq!(from(true, Some((0, ""))), "");
+    }
+}

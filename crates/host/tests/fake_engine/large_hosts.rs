@@ -1,0 +1,126 @@
+//! A host with many snapshots and sleeping sandboxes: what one call or a restart looks at does not
+//! grow with them.
+
+use crate::fake;
+
+use fake::{Bench, until};
+use jiffy_engine::SandboxSize;
+use jiffy_host::{
+    Journal, JournalChange, ListOrder, SandboxRecord, SandboxSettings, SandboxState,
+    SnapshotPurpose, SnapshotRecord,
+};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Snapshots, and as many sandboxes that sleep in them.
+const NUMBER: u64 = 2000;
+/// Items of a page.
+const PAGE: usize = 10;
+
+fn snapshot(at: u64) -> SnapshotRecord {
+    SnapshotRecord {
+        id: format!("snapshot{at}"),
+        name: None,
+        purpose: SnapshotPurpose::Asked,
+        sandbox: format!("sandbox{at}"),
+        owner: None,
+        env: BTreeMap::new(),
+        site: Default::default(),
+        template: "base".to_owned(),
+        fingerprint: String::new(),
+        size: SandboxSize::default(),
+        engine: None,
+        parent: None,
+        kept: true,
+        stopped_ms: 0.0,
+        total_ms: 0.0,
+        bytes: 1,
+        created_ms: at,
+        store: Default::default(),
+    }
+}
+
+fn sandbox(at: u64) -> SandboxRecord {
+    SandboxRecord {
+        id: format!("sandbox{at}"),
+        name: None,
+        state: SandboxState::Paused,
+        template: "base".to_owned(),
+        size: SandboxSize::default(),
+        env: BTreeMap::new(),
+        settings: SandboxSettings::default(),
+        deadline_ms: None,
+        agent_token: None,
+        traffic_token: None,
+        snapshot: Some(format!("snapshot{at}")),
+        forked_from: None,
+        boot_mode: None,
+        engine: None,
+        boot_ms: None,
+        created_ms: at,
+        changed_ms: at,
+    }
+}
+
+fn large() -> Bench {
+    let bench = Bench::new();
+    let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
+    let items = (0..NUMBER).flat_map(|at| {
+        [
+            JournalChange::Snapshot(snapshot(at)),
+            JournalChange::Sandbox(sandbox(at)),
+        ]
+    });
+    journal.commit(&items.collect::<Vec<_>>()).unwrap();
+    for at in 0..NUMBER {
+        fs::write(bench.files().join(snapshot(at).id), "memory").unwrap();
+    }
+    bench
+}
+
+#[tokio::test]
+async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
+    let host = large().open().await;
+    let middle = Some((NUMBER / 2, format!("sandbox{}", NUMBER / 2)));
+    for descending in [false, true] {
+        for after in [None, middle.clone()] {
+            let order = ListOrder { descending, after };
+            let looks = Cell::new(0);
+            let count = || looks.set(looks.get() + 1);
+            let sandboxes = host.index().in_order(&order, PAGE, |_| {
+                count();
+                true
+            });
+            let snapshots = host.snapshots().in_order(&order, PAGE, |_| {
+                count();
+                true
+            });
+            assert_eq!((sandboxes.len(), snapshots.len()), (PAGE, PAGE));
+            assert_eq!(looks.get(), 2 * PAGE);
+            let first = match (descending, &order.after) {
+                (false, None) => 0,
+                (true, None) => NUMBER - 1,
+                (false, Some(_)) => NUMBER / 2 + 1,
+                (true, Some(_)) => NUMBER / 2 - 1,
+            };
+            assert_eq!(sandboxes[0].created_ms, first);
+        }
+    }
+    let of_one = host.snapshots().list(Some("sandbox7")).unwrap();
+    assert_eq!(of_one, [snapshot(7)]);
+}
+
+#[tokio::test]
+async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers() {
+    let bench = large();
+    let host = bench.open().await;
+    assert_eq!(host.list().len() as u64, NUMBER);
+    let bytes = |at: u64| host.snapshots().like(&snapshot(at).id)[0].bytes;
+    until("the last size", || {
+        (0..NUMBER).all(|at| bytes(at) == "memory".len() as u64)
+    })
+    .await;
+    let by = bench.world.measured_by.lock().unwrap().clone();
+    assert!(by.iter().all(|thread| thread == "caretaker"), "{by:?}");
+}
