@@ -25,6 +25,11 @@ impl Counters {
             major: self.major - before.major,
         }
     }
+
+    /// Times that KVM left the guest, if its kernel counts them.
+    pub fn exits(self) -> Option<f64> {
+        self.exits
+    }
 }
 
 /// Collects counters of one kind of operation after the other.

@@ -8,8 +8,8 @@ use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_client::ServerOptions;
 use jiffy_client::local_daemon;
 use jiffy_client::progress::TemplateProgress;
-use jiffy_client::{Client, NewSandbox, Sandbox};
-use jiffy_engine::SandboxSize;
+use jiffy_client::{Client, NewSandbox, Sandbox, SandboxSettings};
+use jiffy_engine::{EngineDescription, SandboxSize};
 use jiffy_engines::{EngineFacts, Host};
 use jiffy_host::{SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Milliseconds.
 pub fn ms(duration: Duration) -> f64 {
@@ -167,6 +168,30 @@ impl BenchmarkDaemon {
     pub async fn create_with_token(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
         let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
         self.client.create(&wanted).await
+    }
+
+    /// Makes one of template `base` on an engine.
+    pub async fn create_on(&self, engine: &str, size: SandboxSize) -> anyhow::Result<Sandbox> {
+        let settings = SandboxSettings {
+            engine: Some(engine.to_owned()),
+            ..SandboxSettings::default()
+        };
+        let wanted = NewSandbox::of("base", BTreeMap::new()).with_size(size);
+        self.client.create(&wanted.with_settings(settings)).await
+    }
+
+    /// Engines that it has.
+    pub async fn engines(&self) -> anyhow::Result<Vec<EngineDescription>> {
+        self.client.engines().await
+    }
+
+    /// A stream to a TCP port of a sandbox.
+    pub async fn port_stream(
+        &self,
+        id: &str,
+        port: u16,
+    ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
+        self.client.stream(id, port).await
     }
 
     /// A client of its agent.

@@ -29,7 +29,7 @@ const STREAMS_PORT: u16 = 8000;
 /// Port of the code interpreter.
 const CODE_PORT: u16 = 49_999;
 /// Room for a file of 1 GiB in the guest's memory.
-const LARGE_SIZE: SandboxSize = SandboxSize {
+pub(crate) const LARGE_SIZE: SandboxSize = SandboxSize {
     vcpus: 2,
     memory_mib: 4096,
     disk_mib: 1024,
@@ -138,7 +138,8 @@ fn rate(began: Instant) -> f64 {
     (FILE_BYTES >> 20) as f64 / began.elapsed().as_secs_f64()
 }
 
-async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
+/// MiB per second of a file of 1 GiB into the guest's memory.
+pub(crate) async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
     const PATH: &str = "/dev/shm/up";
     let piece = Bytes::from(vec![0x5a; CHUNK_BYTES]);
     let began = Instant::now();
@@ -155,7 +156,8 @@ async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
-async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
+/// MiB per second of a hole of 1 GiB out of a guest.
+pub(crate) async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
     const PATH: &str = "/tmp/down";
     sh(agent, &format!("truncate -s {TRUNCATE_SIZE} {PATH}")).await?;
     let began = Instant::now();
@@ -169,7 +171,7 @@ async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
 }
 
 /// Runs a shell command to its end.
-async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> {
+pub(crate) async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> {
     let spec = ProcessSpec::new("/bin/sh", ["-c", script]);
     let (status, _, err) = agent.start(&spec).await?.output(1 << 16).await?;
     let err = String::from_utf8_lossy(&err);

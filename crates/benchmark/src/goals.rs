@@ -13,6 +13,12 @@ pub const ROLLBACK: f64 = 20.0;
 pub const PAUSE: f64 = 40.0;
 pub const RESUME: f64 = 15.0;
 pub const DENSITY_MIB: f64 = 12.0;
+/// Restart of a daemon to its first answer, however much it has.
+pub const RESTART: f64 = 1000.0;
+/// Memory of a daemon with 10,000 sleeping sandboxes.
+pub const SLEEPERS_MIB: f64 = 100.0;
+/// Cost of a call at the largest number beside that at the smallest.
+pub const GROWTH: f64 = 1.5;
 
 /// The goal, which is for one operation at a time.
 pub fn if_sequential(goal: f64, concurrency: usize) -> Option<f64> {

@@ -1,8 +1,10 @@
 //! Benchmarks of a host: tasks that keep every sample, with what was measured how.
 
+mod calibration;
 mod counters;
 mod create;
 mod daemon;
+mod data;
 mod fork_pause;
 mod gateway;
 mod goals;
@@ -12,13 +14,17 @@ mod jiffy_run;
 mod leftovers;
 mod memory;
 mod restore;
+mod scale;
 mod snapshots;
 mod stats;
 mod stress;
 
+use anyhow::Context;
+use calibration::Calibration;
 use counters::Meter;
 use host_description::HostDescription;
 use jiffy_client::ServerOptions;
+use jiffy_image::Home;
 use serde::Serialize;
 use stats::Series;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,6 +32,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Tasks that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
+    /// The host's own operations.
+    Calibration,
     /// Cold boot to the agent's answer, split by phase.
     Boot,
     /// `true` in a running guest.
@@ -56,6 +64,10 @@ pub enum Task {
     Code,
     /// Whole lives of sandboxes, and what they left on the host.
     Stress,
+    /// Costs against how much the host has.
+    Scale,
+    /// Requests, streams, files and work in a sandbox beside the same on the host.
+    Data,
 }
 
 /// Options of a benchmark.
@@ -67,6 +79,8 @@ pub struct BenchmarkOptions {
     pub warm_up: usize,
     /// Operations at a time.
     pub concurrency: usize,
+    /// Numbers of snapshots, sandboxes, templates and keys at which costs are compared.
+    pub numbers: Vec<usize>,
     /// Control plane that is measured.
     pub server: ServerOptions,
 }
@@ -80,6 +94,8 @@ pub struct Report {
     /// Limits of these figures.
     limits: &'static str,
     host: HostDescription,
+    /// Costs of the host's own operations, measured right before the task.
+    calibration: Calibration,
     /// Commit of the working tree that the command ran in.
     commit: String,
     command: Vec<String>,
@@ -121,7 +137,9 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
     anyhow::ensure!(n > 0, "-n 0: at least one sample is needed");
     anyhow::ensure!(c > 0, "-c 0: at least one at a time");
     let server = &options.server;
+    let calibration = calibrate().await?;
     let measured = match task {
+        Task::Calibration => calibration::repeat(n, &calibration, calibrate).await?,
         Task::Boot => guest::boot(n, w).await?,
         Task::Exec => guest::exec(n, w).await?,
         Task::Run => jiffy_run::run(n, w, server).await?,
@@ -137,19 +155,31 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
         Task::Code => gateway::code(n, w, server).await?,
         Task::Density => create::density(n, server).await?,
         Task::Stress => stress::stress(n, w, c, server).await?,
+        Task::Data => data::data(n, w, server).await?,
+        Task::Scale => scale::scale(n, &options.numbers).await?,
     };
+    let missing = calibration.not_available.clone();
     Ok(Report {
         task: measured.name,
         method: measured.method,
         limits: measured.limits,
         host: HostDescription::read(),
+        calibration,
         commit: host_description::commit(),
         command: std::env::args().skip(1).collect(),
         taken_at: SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
         warm_up: w,
-        not_available: measured.not_available,
+        not_available: [measured.not_available, missing].concat(),
         series: measured.series,
     })
+}
+
+/// Measures the host where its data directory is, or would be.
+async fn calibrate() -> anyhow::Result<Calibration> {
+    let home = Home::locate().ok().map(|home| home.path().to_owned());
+    let directory = home.unwrap_or_else(std::env::temp_dir);
+    let measuring = tokio::task::spawn_blocking(move || Calibration::measure(&directory));
+    measuring.await.context("the calibration was lost")
 }
 
 impl Report {
@@ -161,5 +191,6 @@ impl Report {
             println!("  {missing}");
         }
         println!("  does not show: {}", self.limits);
+        println!("  host in this run, us: {}", self.calibration.line());
     }
 }

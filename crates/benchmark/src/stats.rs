@@ -7,10 +7,13 @@ use serde::Serialize;
 pub struct Series {
     /// Its name.
     pub name: String,
-    /// `ms`, `MiB` or `count`.
+    /// `ms`, `us`, `MiB`, `MB/s`, `per second`, `count` ...
     pub unit: &'static str,
     /// Figure to be below, if there is one.
     pub goal: Option<f64>,
+    /// Figure to reach, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least: Option<f64>,
     /// Figure that another project publishes for the same on its own host, if it does (see
     /// docs/performance.md for whose).
     pub reference: Option<f64>,
@@ -55,6 +58,7 @@ impl Series {
             name: name.into(),
             unit,
             goal,
+            least: None,
             reference: None,
             ratio: None,
             min: at(0.0),
@@ -77,6 +81,25 @@ impl Series {
     }
 }
 
+impl Series {
+    /// The same with a figure to reach.
+    pub fn at_least(mut self, least: Option<f64>) -> Self {
+        self.least = least;
+        self
+    }
+
+    /// Tells if its median meets its goal; empty: it has none.
+    fn verdict(&self) -> String {
+        match (self.goal, self.least) {
+            (Some(goal), _) if self.p50 < goal => format!("< {goal}: met"),
+            (Some(goal), _) => format!("< {goal}: missed by {:.1}x", self.p50 / goal),
+            (None, Some(least)) if self.p50 >= least => format!(">= {least}: met"),
+            (None, Some(least)) => format!(">= {least}: missed by {:.1}x", least / self.p50),
+            (None, None) => String::new(),
+        }
+    }
+}
+
 /// A table of all of them.
 pub fn print(series: &[Series]) {
     println!(
@@ -84,11 +107,7 @@ pub fn print(series: &[Series]) {
         "", "min", "avg", "p50", "p90", "p99", "max"
     );
     for s in series {
-        let goal = match s.goal {
-            Some(goal) if s.p50 < goal => format!("< {goal}: met"),
-            Some(goal) => format!("< {goal}: missed by {:.1}x", s.p50 / goal),
-            None => String::new(),
-        };
+        let goal = s.verdict();
         let reference = match s.reference.zip(s.ratio) {
             Some((reference, ratio)) => format!("  {ratio:.2}x of {reference}"),
             None => "  no reference".to_owned(),
@@ -120,6 +139,8 @@ mod tests {
         );
         assert_eq!(s.avg, 50.5);
         assert_eq!(s.samples[0], 100.0);
+        assert_eq!(s.verdict(), "");
+        assert_eq!(s.at_least(Some(51.0)).verdict(), ">= 51: missed by 1.0x");
         let one = Series::new("x", "ms", None, vec![7.0]);
         assert_eq!((one.min, one.p50, one.p99, one.max), (7.0, 7.0, 7.0, 7.0));
     }

@@ -12,6 +12,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         samples: args.number,
         warm_up: args.warm_up,
         concurrency: args.concurrency,
+        numbers: args.numbers.clone(),
         server: args.host.server(),
     };
     let report = runtime()?.block_on(measure(args.task.into(), &options))?;

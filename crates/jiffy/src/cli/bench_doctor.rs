@@ -20,6 +20,9 @@ pub struct BenchArgs {
     /// Rounds to run first and throw away
     #[arg(short, default_value_t = 2, value_name = "N")]
     pub warm_up: usize,
+    /// For scale: numbers of snapshots, sleeping sandboxes, templates and keys
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 1_000, 10_000, 100_000], value_name = "N")]
+    pub numbers: Vec<usize>,
     /// Print JSON with every sample instead of a table
     #[arg(long)]
     pub json: bool,
@@ -34,6 +37,9 @@ pub struct BenchArgs {
 /// Tasks of `jiffy bench`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BenchTask {
+    /// The host's own operations: exit, page fault, copy, fsync, fork; every task has them beside
+    /// its figures
+    Calibration,
     /// Cold boot to the agent's answer, split by phase
     Boot,
     /// `true` in a running guest
@@ -65,11 +71,17 @@ pub enum BenchTask {
     /// Whole lives, -c at a time: create, exec, snapshot, pause, resume, delete; fails if one of
     /// them does or leaves something on the host
     Stress,
+    /// Calls, restart, memory and disk with 10 to 100,000 fabricated snapshots, sleeping sandboxes,
+    /// templates and keys (--numbers)
+    Scale,
+    /// Requests, streams, files, and work in a sandbox of each engine, beside the same on the host
+    Data,
 }
 
 impl From<BenchTask> for Task {
     fn from(task: BenchTask) -> Self {
         match task {
+            BenchTask::Calibration => Self::Calibration,
             BenchTask::Boot => Self::Boot,
             BenchTask::Exec => Self::Exec,
             BenchTask::Run => Self::Run,
@@ -85,6 +97,8 @@ impl From<BenchTask> for Task {
             BenchTask::Gateway => Self::Gateway,
             BenchTask::Code => Self::Code,
             BenchTask::Stress => Self::Stress,
+            BenchTask::Scale => Self::Scale,
+            BenchTask::Data => Self::Data,
         }
     }
 }

@@ -1,0 +1,179 @@
+//! Calibration: costs of a host's own operations, taken in the run whose figures they explain.
+//!
+//! Hosts of one kind differ by several times in the cost of an exit, of a page or of a sync. Two
+//! results can be compared where their calibrations agree.
+
+mod exits;
+mod files;
+mod pages;
+mod processes;
+
+use crate::counters::Meter;
+use crate::{Measured, Series};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Time in which one cost is measured. The last batch may end behind it.
+const TIME_PER_COST: Duration = Duration::from_millis(100);
+/// Batches that a cost is measured in at most.
+const MAX_BATCHES: usize = 25;
+
+/// Measures one cost; its files are made in the directory. The error says why it cannot.
+type Measurement = fn(&Path) -> Result<Cost, String>;
+
+/// Costs with their names, in the order of a table.
+const MEASUREMENTS: [(&str, Measurement); 9] = [
+    ("KVM exit", |_| exits::in_kernel()),
+    ("KVM exit to its VMM", |_| exits::to_vmm()),
+    ("page fault, fresh", |_| pages::fresh_fault()),
+    ("page fault, file", pages::file_fault),
+    ("copy of 4 KiB", |_| pages::copy()),
+    ("4 KiB into new page cache", files::new_page_cache),
+    ("fsync of 4 KiB", files::fsync),
+    ("fork and exec", |_| processes::fork_and_exec()),
+    ("context switch", |_| processes::context_switch()),
+];
+
+/// Cost of one operation in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Cost {
+    /// That of the quickest batch, which other work of the host met least.
+    pub min_us: f64,
+    /// That of the median batch.
+    pub median_us: f64,
+}
+
+/// Costs of a host.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Calibration {
+    /// By name.
+    pub costs: BTreeMap<&'static str, Cost>,
+    /// Costs that could not be measured, with the reason.
+    pub not_available: Vec<String>,
+    /// Duration of the calibration in milliseconds.
+    pub took_ms: f64,
+}
+
+impl Calibration {
+    /// Measures this host in about a second; files are made in `directory`, and removed.
+    pub fn measure(directory: &Path) -> Self {
+        let began = Instant::now();
+        let mut found = Self::default();
+        for (name, measurement) in MEASUREMENTS {
+            match measurement(directory) {
+                Ok(cost) => {
+                    found.costs.insert(name, cost);
+                }
+                Err(why) => found
+                    .not_available
+                    .push(format!("calibration: {name}: not available: {why}")),
+            }
+        }
+        found.took_ms = began.elapsed().as_secs_f64() * 1000.0;
+        found
+    }
+
+    /// One line with the median of each cost.
+    pub fn line(&self) -> String {
+        let known = MEASUREMENTS.iter();
+        let costs = known.filter_map(|(name, _)| Some((name, self.costs.get(name)?)));
+        let costs: Vec<String> = costs
+            .map(|(name, cost)| format!("{name} {:.2}", cost.median_us))
+            .collect();
+        costs.join(", ")
+    }
+}
+
+/// Calibrates `n` times; `first` is the first of them.
+pub async fn repeat<F>(
+    n: usize,
+    first: &Calibration,
+    calibrate: impl Fn() -> F,
+) -> anyhow::Result<Measured>
+where
+    F: Future<Output = anyhow::Result<Calibration>>,
+{
+    let mut all = vec![first.clone()];
+    while all.len() < n {
+        all.push(calibrate().await?);
+    }
+    let known = MEASUREMENTS.iter().map(|(name, _)| *name);
+    let series = known.filter_map(|name| {
+        let found = all.iter().filter_map(|one| one.costs.get(name));
+        let samples: Vec<f64> = found.map(|cost| cost.median_us).collect();
+        (!samples.is_empty()).then(|| Series::new(name, "us", None, samples))
+    });
+    Ok(Measured {
+        method: "a guest of one page that reads an emulated register or writes to a port; first \
+            touches of anonymous memory and of a mapped file in the page cache (with its \
+            neighbours); copies in 16 MiB; writes to a new file and one with fsync, in the data \
+            directory; a copy of this process that runs `true`; two threads on one processor that \
+            wake each other. Medians of batches, microseconds",
+        limits: "costs of several at once; caches of a processor that had other work",
+        ..Measured::new("calibration", series.collect(), &Meter::new())
+    })
+}
+
+/// Runs batches of `operations` each until the time of a cost is over; `batch` says how long its
+/// operations took.
+fn batches(
+    operations: u32,
+    mut batch: impl FnMut() -> Result<Duration, String>,
+) -> Result<Cost, String> {
+    let began = Instant::now();
+    let mut each = Vec::with_capacity(MAX_BATCHES);
+    while each.is_empty() || (each.len() < MAX_BATCHES && began.elapsed() < TIME_PER_COST) {
+        each.push(batch()?.as_secs_f64() * 1e6 / f64::from(operations));
+    }
+    each.sort_by(f64::total_cmp);
+    match (each.first(), each.get(each.len() / 2)) {
+        (Some(min), Some(median)) => Ok(Cost {
+            min_us: *min,
+            median_us: *median,
+        }),
+        _ => Err("nothing was measured".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_calibration_has_sane_costs_in_less_than_two_seconds_and_leaves_no_file() {
+        let place = tempfile::tempdir().unwrap();
+        let found = Calibration::measure(place.path());
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        assert_eq!(
+            found.costs.len() + found.not_available.len(),
+            MEASUREMENTS.len()
+        );
+        let unavailable = &found.not_available;
+        // A host of tests may lack KVM, and nothing else.
+        assert!(
+            unavailable.iter().all(|why| why.contains("KVM")),
+            "{unavailable:?}"
+        );
+        for (name, cost) in &found.costs {
+            assert!(cost.min_us > 0.0 && cost.min_us <= cost.median_us, "{name}");
+            assert!(cost.median_us < 1e6, "{name}: {cost:?}");
+        }
+        let cost = |name| found.costs.get(name).map(|cost| cost.min_us);
+        assert!(cost("copy of 4 KiB") < cost("fork and exec"));
+        assert!(cost("page fault, fresh") < cost("fork and exec"));
+        assert!(found.line().contains("context switch "), "{}", found.line());
+        // Ten times the budget would be another thing than a busy host.
+        assert!(found.took_ms < 20_000.0, "{} ms", found.took_ms);
+    }
+
+    #[test]
+    fn a_cost_is_that_of_one_operation_of_its_batch() {
+        let mut times = [30, 10, 20].into_iter().cycle();
+        let cost = batches(10, || Ok(Duration::from_micros(times.next().unwrap()))).unwrap();
+        assert_eq!((cost.min_us, cost.median_us), (1.0, 2.0));
+        let failed = batches(1, || Err("why".to_owned()));
+        assert_eq!(failed, Err("why".to_owned()));
+    }
+}

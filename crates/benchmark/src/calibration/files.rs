@@ -1,0 +1,51 @@
+//! Costs of files in the data directory.
+
+use super::{Cost, batches};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+/// Bytes of one write.
+const WRITE_BYTES: usize = 1 << 20;
+/// Writes to a new file.
+const WRITES: usize = 16;
+
+fn failed(directory: &Path) -> impl Fn(std::io::Error) -> String {
+    move |e| format!("a file in {}: {e}", directory.display())
+}
+
+/// Writes to a new file, for each page of 4 KiB.
+pub(super) fn new_page_cache(directory: &Path) -> Result<Cost, String> {
+    let failed = failed(directory);
+    let bytes = vec![1; WRITE_BYTES];
+    batches((WRITES * WRITE_BYTES / PAGE) as u32, || {
+        let mut file = tempfile::tempfile_in(directory).map_err(&failed)?;
+        let began = Instant::now();
+        for _ in 0..WRITES {
+            file.write_all(&bytes).map_err(&failed)?;
+        }
+        Ok(began.elapsed())
+    })
+}
+
+/// A write of 4 KiB over what a file has, and its way to the disk.
+pub(super) fn fsync(directory: &Path) -> Result<Cost, String> {
+    let failed = failed(directory);
+    let mut file = tempfile::tempfile_in(directory).map_err(&failed)?;
+    file.write_all(&[0; PAGE])
+        .and_then(|()| file.sync_all())
+        .map_err(&failed)?;
+    let mut round = 0;
+    batches(1, || {
+        round += 1;
+        let bytes = [round; PAGE];
+        let began = Instant::now();
+        file.write_all_at(&bytes, 0)
+            .and_then(|()| file.sync_all())
+            .map_err(&failed)?;
+        Ok(began.elapsed())
+    })
+}

@@ -1,0 +1,86 @@
+//! Costs of processes and threads.
+
+use super::{Cost, batches};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Round trips between two threads in a batch.
+const ROUND_TRIPS: u32 = 200;
+
+/// A copy of this process that runs `true`, to its end.
+pub(super) fn fork_and_exec() -> Result<Cost, String> {
+    let mut command = Command::new("true");
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    // SAFETY: the closure does nothing. With one the process is copied with its page tables, as
+    // by fork(2), instead of borrowed until the exec.
+    unsafe { command.pre_exec(|| Ok(())) };
+    batches(1, || {
+        let began = Instant::now();
+        let status = command
+            .status()
+            .map_err(|e| format!("running `true`: {e}"))?;
+        match status.success() {
+            true => Ok(began.elapsed()),
+            false => Err(format!("`true` ended with {status}")),
+        }
+    })
+}
+
+/// Switch from one thread to another on one processor, with the wake-up through a pipe that makes
+/// it.
+pub(super) fn context_switch() -> Result<Cost, String> {
+    // The measuring thread is one of its own, so that no other is left bound to a processor.
+    let measuring = std::thread::spawn(ping_pong);
+    let lost = |_| "the measuring thread was lost".to_owned();
+    measuring.join().map_err(lost)?
+}
+
+fn ping_pong() -> Result<Cost, String> {
+    let failed = |e: std::io::Error| format!("a pipe between two threads: {e}");
+    bind_to_one_processor().map_err(|e| format!("binding a thread to a processor: {e}"))?;
+    let (mut here, there) = pipe().map_err(failed)?;
+    let (other, mut ours) = pipe().map_err(failed)?;
+    // It inherits the processor.
+    let echo = std::thread::spawn(move || echo(other, there));
+    let cost = batches(2 * ROUND_TRIPS, || {
+        let round_trips = round_trips(&mut ours, &mut here);
+        round_trips.map_err(failed)
+    });
+    // The other thread reads the end.
+    drop(ours);
+    let lost = |_| "a measuring thread was lost".to_owned();
+    echo.join().map_err(lost)?.map_err(failed)?;
+    cost
+}
+
+fn bind_to_one_processor() -> nix::Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let mut one = CpuSet::new();
+    let mut all = 0..CpuSet::count();
+    let first = all.find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    one.set(first.unwrap_or(0))?;
+    sched_setaffinity(this, &one)
+}
+
+fn round_trips(ours: &mut PipeWriter, here: &mut PipeReader) -> std::io::Result<Duration> {
+    let mut byte = [0];
+    let began = Instant::now();
+    for _ in 0..ROUND_TRIPS {
+        ours.write_all(&byte)?;
+        here.read_exact(&mut byte)?;
+    }
+    Ok(began.elapsed())
+}
+
+fn echo(mut from: PipeReader, mut to: PipeWriter) -> std::io::Result<()> {
+    let mut byte = [0];
+    while from.read(&mut byte)? == 1 {
+        to.write_all(&byte)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Requests and streams to the small server.
+
+use super::SAMPLE_TIME;
+use anyhow::{Context, ensure};
+use std::future::Future;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::task::JoinSet;
+
+/// Body of the server's answers.
+pub(super) const ANSWER: &[u8] = b"ok";
+/// Bytes of one write, and of a buffer to read into.
+const PIECE: usize = 1 << 20;
+
+/// Requests in a second, `connections` at a time, and how many were sent.
+pub(super) async fn per_second<F, Fut>(
+    connections: usize,
+    time: Duration,
+    request: F,
+) -> anyhow::Result<(f64, u64)>
+where
+    F: Fn() -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = anyhow::Result<()>> + Send,
+{
+    // The first opens a connection.
+    request().await?;
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..connections {
+        let request = request.clone();
+        tasks.spawn(async move {
+            let mut sent = 0u64;
+            while began.elapsed() < time {
+                request().await?;
+                sent += 1;
+            }
+            anyhow::Ok(sent)
+        });
+    }
+    let mut sent = 0;
+    while let Some(done) = tasks.join_next().await {
+        sent += done.context("requests were lost")??;
+    }
+    ensure!(sent > 0, "no request was answered in {SAMPLE_TIME:?}");
+    Ok((sent as f64 / began.elapsed().as_secs_f64(), sent))
+}
+
+/// Sends `bytes` to the server; the duration until it has all of them.
+pub(super) async fn send(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    bytes: u64,
+) -> anyhow::Result<Duration> {
+    let began = Instant::now();
+    stream.write_all(b"SINK\n").await?;
+    let piece = vec![0x5a; PIECE];
+    let mut left = usize::try_from(bytes)?;
+    while left > 0 {
+        let now = left.min(PIECE);
+        stream
+            .write_all(piece.get(..now).unwrap_or_default())
+            .await?;
+        left -= now;
+    }
+    stream.shutdown().await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let there: u64 = answer.trim().parse().context("the server told no length")?;
+    ensure!(there == bytes, "{there} bytes of {bytes} arrived");
+    Ok(began.elapsed())
+}
+
+/// Receives `bytes` from the server.
+pub(super) async fn receive(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    bytes: u64,
+) -> anyhow::Result<Duration> {
+    let began = Instant::now();
+    stream
+        .write_all(format!("SOURCE {bytes}\n").as_bytes())
+        .await?;
+    let there = drain(stream).await?;
+    ensure!(there == bytes, "{there} bytes of {bytes} arrived");
+    Ok(began.elapsed())
+}
+
+/// Reads to the end; the bytes that came.
+pub(super) async fn drain(mut from: impl AsyncRead + Unpin) -> anyhow::Result<u64> {
+    let mut buffer = vec![0; PIECE];
+    let mut there = 0;
+    loop {
+        match from.read(&mut buffer).await? {
+            0 => return Ok(there),
+            now => there += now as u64,
+        }
+    }
+}

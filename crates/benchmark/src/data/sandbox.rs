@@ -1,0 +1,221 @@
+//! A sandbox on one engine.
+
+use super::host::get;
+use super::requests::{ANSWER, per_second, receive, send};
+use super::{
+    CONNECTIONS, PORT, SAMPLE_TIME, SERVER_SCRIPT, STREAM_BYTES, Sample, WORK_MIB, WORK_SCRIPT,
+    work_samples,
+};
+use crate::counters::Counters;
+use crate::daemon::BenchmarkDaemon;
+use crate::gateway::{LARGE_SIZE, download, sh, upload};
+use anyhow::{Context, ensure};
+use hyper::Method;
+use jiffy_agent_client::{AgentClient, ConnectionPool, ProcessEvent, ProcessSpec};
+use jiffy_client::Sandbox;
+use std::fs;
+use std::time::{Duration, Instant};
+use tokio::process::Command;
+
+/// Bytes of a mebibyte in megabytes.
+const MIB_IN_MB: f64 = 1.048_576;
+/// Bytes of output that may be said on failure.
+const MAX_SAID: usize = 1 << 16;
+
+/// The sandbox, with the server in it.
+pub(super) struct SandboxSide {
+    daemon: BenchmarkDaemon,
+    sandbox: Sandbox,
+    agent: AgentClient,
+    engine: String,
+}
+
+impl SandboxSide {
+    /// Makes one, and starts the server.
+    pub async fn create(daemon: &BenchmarkDaemon, engine: &str) -> anyhow::Result<Self> {
+        let sandbox = daemon.create_on(engine, LARGE_SIZE).await?;
+        let this = Self {
+            daemon: daemon.clone(),
+            agent: daemon.agent(&sandbox)?,
+            sandbox,
+            engine: engine.to_owned(),
+        };
+        match this.start_server().await {
+            Ok(()) => Ok(this),
+            Err(e) => {
+                this.remove().await.ok();
+                Err(e)
+            }
+        }
+    }
+
+    async fn start_server(&self) -> anyhow::Result<()> {
+        self.agent
+            .write("/tmp/server.py", None, SERVER_SCRIPT)
+            .await?;
+        self.agent.write("/tmp/work.py", None, WORK_SCRIPT).await?;
+        let start = format!(
+            "nohup python3 /tmp/server.py {PORT} >/tmp/said 2>&1 & \
+             for i in $(seq 500); do grep -q listening /tmp/said && exit 0; sleep 0.02; done; \
+             cat /tmp/said >&2; exit 1"
+        );
+        sh(&self.agent, &start).await
+    }
+
+    /// Engine that isolates it.
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// Removes it.
+    pub async fn remove(self) -> anyhow::Result<()> {
+        self.daemon.remove(&self.sandbox.record.id).await
+    }
+
+    /// One sample of each figure.
+    pub async fn sample(&self) -> anyhow::Result<Vec<Sample>> {
+        let mut samples = Vec::new();
+        for connections in CONNECTIONS {
+            let (daemon, sandbox) = (self.daemon.clone(), self.sandbox.clone());
+            let request = move || through_gateway(daemon.clone(), sandbox.clone());
+            let name = format!("requests through the gateway, c={connections}");
+            samples.extend(self.requests(&name, connections, request).await?);
+            let pool = self.forwarded();
+            let name = format!("requests through a forwarded port, c={connections}");
+            let request = move || get(pool.clone());
+            samples.extend(self.requests(&name, connections, request).await?);
+        }
+        let (daemon, id) = (&self.daemon, &self.sandbox.record.id);
+        let stream = daemon.port_stream(id, PORT).await?;
+        samples.push(Sample::stream(
+            "stream in",
+            send(stream, STREAM_BYTES).await?,
+        ));
+        let stream = daemon.port_stream(id, PORT).await?;
+        samples.push(Sample::stream(
+            "stream out",
+            receive(stream, STREAM_BYTES).await?,
+        ));
+        let up = upload(&self.agent).await? * MIB_IN_MB;
+        samples.push(Sample::new("a file up", "MB/s", up));
+        let down = download(&self.agent).await? * MIB_IN_MB;
+        samples.push(Sample::new("a file down", "MB/s", down));
+        samples.push(Sample::stream("output of a command", self.output().await?));
+        samples.extend(self.copies().await?);
+        samples.extend(self.work().await?);
+        Ok(samples)
+    }
+
+    /// Requests in a second, and exits of KVM for each, where they are counted.
+    async fn requests<F, Fut>(
+        &self,
+        name: &str,
+        connections: usize,
+        request: F,
+    ) -> anyhow::Result<Vec<Sample>>
+    where
+        F: Fn() -> Fut + Clone + Send + 'static,
+        Fut: Future<Output = anyhow::Result<()>> + Send,
+    {
+        let before = self.counters().await;
+        let (rate, sent) = per_second(connections, SAMPLE_TIME, request).await?;
+        let mut samples = vec![Sample::new(name, "per second", rate)];
+        let exits = before.zip(self.counters().await);
+        let exits = exits.and_then(|(before, after)| after.since(before).exits());
+        if let Some(exits) = exits {
+            let title = format!("exits for each of the {name}");
+            samples.push(Sample::new(title, "count", exits / sent as f64));
+        }
+        Ok(samples)
+    }
+
+    /// None: another host's sandbox, or an engine without KVM.
+    async fn counters(&self) -> Option<Counters> {
+        let counters = self.daemon.counters(&self.sandbox.record.id).await;
+        counters.ok()
+    }
+
+    /// Connections as `jiffy port-forward` opens them.
+    fn forwarded(&self) -> ConnectionPool {
+        let (daemon, id) = (self.daemon.clone(), self.sandbox.record.id.clone());
+        ConnectionPool::new(move || {
+            let (daemon, id) = (daemon.clone(), id.clone());
+            async move {
+                let stream = daemon.port_stream(&id, PORT).await;
+                stream.map_err(std::io::Error::other)
+            }
+        })
+    }
+
+    async fn output(&self) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        let spec = ProcessSpec::new("head", ["-c", &STREAM_BYTES.to_string(), "/dev/zero"]);
+        let mut process = self.agent.start(&spec).await?;
+        let mut there = 0;
+        while let Some(event) = process.next_event().await? {
+            if let ProcessEvent::Stdout(bytes) = event {
+                there += bytes.len() as u64;
+            }
+        }
+        ensure!(
+            there == STREAM_BYTES,
+            "{there} bytes of {STREAM_BYTES} came"
+        );
+        Ok(began.elapsed())
+    }
+
+    /// `jiffy cp` into the sandbox's memory and out of it.
+    async fn copies(&self) -> anyhow::Result<Vec<Sample>> {
+        let place = tempfile::tempdir()?;
+        let file = place.path().join("file");
+        fs::write(&file, vec![0x5a; usize::try_from(STREAM_BYTES)?])?;
+        let (here, there) = (
+            file.display().to_string(),
+            format!("{}:/dev/shm/file", self.sandbox.record.id),
+        );
+        let into = self.copy(&here, &there).await?;
+        fs::remove_file(&file)?;
+        let out = self.copy(&there, &here).await?;
+        ensure!(
+            fs::metadata(&file)?.len() == STREAM_BYTES,
+            "`jiffy cp` brought another file back"
+        );
+        sh(&self.agent, "rm -f /dev/shm/file").await?;
+        Ok(vec![
+            Sample::stream("`jiffy cp` in", into),
+            Sample::stream("`jiffy cp` out", out),
+        ])
+    }
+
+    async fn copy(&self, from: &str, to: &str) -> anyhow::Result<Duration> {
+        let program = std::env::current_exe().context("cannot find our own program")?;
+        let began = Instant::now();
+        let done = Command::new(program)
+            .args(["cp", from, to])
+            .output()
+            .await?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "`jiffy cp` failed: {said}");
+        Ok(began.elapsed())
+    }
+
+    async fn work(&self) -> anyhow::Result<Vec<Sample>> {
+        let seconds = SAMPLE_TIME.as_secs_f64().to_string();
+        let (mib, place) = (WORK_MIB.to_string(), "/var/tmp");
+        let spec = ProcessSpec::new("python3", ["/tmp/work.py", place, &mib, &seconds]);
+        let (status, printed, said) = self.agent.start(&spec).await?.output(MAX_SAID).await?;
+        let said = String::from_utf8_lossy(&said);
+        ensure!(
+            status.exit_code == 0,
+            "the work in a sandbox failed: {said}"
+        );
+        work_samples(&printed)
+    }
+}
+
+async fn through_gateway(daemon: BenchmarkDaemon, sandbox: Sandbox) -> anyhow::Result<()> {
+    let answer = daemon.request_port(&sandbox, PORT, Method::GET, "/", None);
+    let body = answer.await?.collect(1 << 10).await?;
+    ensure!(&body[..] == ANSWER, "the server answered {body:?}");
+    Ok(())
+}

@@ -1,0 +1,60 @@
+"""Small server: answers each HTTP request with two bytes; `SINK` and a stream: the stream's length
+when it ends; `SOURCE N`: so many bytes. One thread. usage: server.py PORT"""
+import select
+import socket
+import sys
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok"
+PIECE = bytes(1 << 20)
+
+
+def sink(connection, count):
+    buffer = bytearray(1 << 20)
+    while got := connection.recv_into(buffer):
+        count += got
+    connection.sendall(b"%d\n" % count)
+
+
+def source(connection, line):
+    left = int(line.split()[1])
+    while left > 0:
+        connection.sendall(PIECE[:left])
+        left -= len(PIECE)
+
+
+def main():
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=256)
+    print("listening on", listener.getsockname()[1], flush=True)
+    poll, connections, pending = select.epoll(), {}, {}
+    poll.register(listener, select.EPOLLIN)
+    while True:
+        for number, _ in poll.poll():
+            if number == listener.fileno():
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connections[connection.fileno()] = connection
+                pending[connection.fileno()] = b""
+                poll.register(connection, select.EPOLLIN)
+                continue
+            connection = connections[number]
+            try:
+                data = connection.recv(65536)
+            except ConnectionError:
+                data = b""
+            text = pending[number] + data
+            stream = text.startswith((b"SINK\n", b"SOURCE ")) and b"\n" in text
+            if not data or stream:
+                poll.unregister(connection)
+                del connections[number], pending[number]
+                if text.startswith(b"SINK\n"):
+                    sink(connection, len(text) - 5)
+                elif stream:
+                    source(connection, text)
+                connection.close()
+                continue
+            requests = text.count(b"\r\n\r\n")
+            pending[number] = text.rpartition(b"\r\n\r\n")[2] if requests else text
+            connection.send(ANSWER * requests)
+
+
+main()

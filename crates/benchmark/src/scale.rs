@@ -1,0 +1,251 @@
+//! Costs of calls, of a restart, of memory and of disk against how much a host has.
+
+mod calls;
+mod scratch_daemon;
+mod scratch_home;
+
+use crate::counters::Meter;
+use crate::{Measured, Series, goals};
+use anyhow::ensure;
+use scratch_daemon::ScratchDaemon;
+use scratch_home::ScratchHome;
+use std::collections::BTreeMap;
+
+/// Restarts at each number.
+const RESTARTS: usize = 3;
+
+/// Fabricated things of a host.
+#[derive(Default)]
+struct Population {
+    /// Ids of sandboxes that sleep, the oldest first.
+    sandboxes: Vec<String>,
+    /// Ids of the snapshots that they sleep in.
+    snapshots: Vec<String>,
+    /// Ids of snapshots that nothing sleeps in.
+    free: Vec<String>,
+}
+
+impl Population {
+    /// Item for call `round` of `n`: spread over all of them.
+    fn spread(&self, round: usize, n: usize) -> usize {
+        let number = self.sandboxes.len();
+        (round * number / (n + 1)).min(number.saturating_sub(1))
+    }
+}
+
+/// Samples at one number.
+struct Step {
+    number: usize,
+    rows: Vec<(&'static str, &'static str, Vec<f64>)>,
+}
+
+/// Medians by name, at each number.
+type Medians = BTreeMap<&'static str, Vec<(usize, f64)>>;
+
+/// Costs at each of `numbers`, in ascending order.
+pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
+    ensure!(
+        numbers.first().is_some_and(|first| *first >= calls::PAGE)
+            && numbers.is_sorted_by(|one, next| one < next),
+        "numbers to measure must ascend, from {} at least",
+        calls::PAGE
+    );
+    let home = ScratchHome::new()?;
+    let mut not_available = Vec::new();
+    let measured = steps(&home, n, numbers, &mut not_available).await;
+    if measured.is_err() {
+        // Guests that it was in the middle of.
+        scratch_daemon::stop(&home, true).await.ok();
+    }
+    let measured = measured?;
+    let mut series = Vec::new();
+    let mut medians = Medians::new();
+    for step in &measured {
+        for (name, unit, samples) in &step.rows {
+            let one = Series::new(
+                format!("{name}, {} of each", step.number),
+                unit,
+                goal(name, step.number),
+                samples.clone(),
+            );
+            medians
+                .entry(name)
+                .or_default()
+                .push((step.number, one.p50));
+            series.push(one);
+        }
+    }
+    series.extend(growths(&medians));
+    Ok(Measured {
+        method: "a data directory of its own (in TMPDIR) with so many snapshots, sandboxes that \
+            sleep in them, templates and keys; all but what a life of guests makes is fabricated: \
+            rows of the journal and of keys, manifests of templates, directories of snapshots \
+            with an empty memory layer, of which only the manifest is not a link to shared files. \
+            A daemon with the usual settings; calls one after the other on one kept connection, \
+            about items spread over all; a restart from the start of the process to the first \
+            answer about a sandbox, page cache warm; memory is VmRSS after the calls",
+        limits: "a cold page cache; calls at once; layers with content; a store; work that a \
+            daemon does behind its first answers",
+        not_available: [not_available, Meter::new().not_available()].concat(),
+        ..Measured::new("scale", series, &Meter::new())
+    })
+}
+
+/// Goals that are for one number.
+fn goal(name: &str, number: usize) -> Option<f64> {
+    match (name, number) {
+        ("restart to the first answer", _) => Some(goals::RESTART),
+        ("memory of the daemon", 10_000) => Some(goals::SLEEPERS_MIB),
+        _ => None,
+    }
+}
+
+/// The last median beside the first, for everything that takes time.
+fn growths(medians: &Medians) -> Vec<Series> {
+    let calls = medians
+        .iter()
+        .filter(|(name, _)| !name.contains("memory") && !name.contains("disk"));
+    let both = calls.filter_map(|(name, found)| Some((name, found.first()?, found.last()?)));
+    both.filter(|(_, first, last)| first.0 < last.0)
+        .map(|(name, first, last)| {
+            let goal = (!name.starts_with("restart")).then_some(goals::GROWTH);
+            let title = format!("{name}: {} beside {}", last.0, first.0);
+            Series::new(title, "times", goal, vec![last.1 / first.1])
+        })
+        .collect()
+}
+
+async fn steps(
+    home: &ScratchHome,
+    n: usize,
+    numbers: &[usize],
+    not_available: &mut Vec<String>,
+) -> anyhow::Result<Vec<Step>> {
+    let mut population = Population::default();
+    // Makes its key, and the template's snapshot.
+    let daemon = ScratchDaemon::start(home, "/health").await?;
+    let built = home.require_template();
+    let lived = match built {
+        Ok(()) => calls::measure_guests(&daemon.owner, 0).await.map(drop),
+        missing => missing,
+    };
+    let with_guests = lived.is_ok();
+    if let Err(why) = lived {
+        not_available.push(format!("operations on guests: not available: {why:#}"));
+    }
+    let empty_kib = daemon.memory_kib()?;
+    daemon.stop(home).await?;
+    let empty_disk = home.disk_use()?;
+    let mut steps = Vec::new();
+    for &number in numbers {
+        home.fill(&mut population, number)?;
+        let mut rows = Vec::new();
+        let mut restarts = Vec::new();
+        let path = format!("/sandboxes/{}", population.sandboxes[number / 2]);
+        // The first brings files into the page cache.
+        ScratchDaemon::start(home, &path).await?.stop(home).await?;
+        for _ in 1..RESTARTS {
+            let daemon = ScratchDaemon::start(home, &path).await?;
+            restarts.push(daemon.first_answer_ms);
+            daemon.stop(home).await?;
+        }
+        let daemon = ScratchDaemon::start(home, &path).await?;
+        restarts.push(daemon.first_answer_ms);
+        rows.push(("restart to the first answer", "ms", restarts));
+        let found = calls::measure(&daemon, &mut population, n).await?;
+        rows.extend(
+            found
+                .into_iter()
+                .map(|(name, samples)| (name, "ms", samples)),
+        );
+        if with_guests {
+            let found = calls::measure_guests(&daemon.owner, n).await?;
+            rows.extend(
+                found
+                    .into_iter()
+                    .map(|(name, samples)| (name, "ms", samples)),
+            );
+        }
+        let kib = daemon.memory_kib()?;
+        rows.push(("memory of the daemon", "MiB", vec![kib / 1024.0]));
+        let each = (kib - empty_kib) / number as f64;
+        rows.push(("memory of the daemon, for each", "KiB", vec![each]));
+        daemon.stop(home).await?;
+        for ((name, bytes), (_, before)) in home.disk_use()?.into_iter().zip(&empty_disk) {
+            let each = (bytes as f64 - *before as f64) / number as f64;
+            rows.push((name, "bytes each", vec![each]));
+        }
+        steps.push(Step { number, rows });
+    }
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_of_calls_are_spread_over_all_and_exist() {
+        let population = |number: usize| Population {
+            sandboxes: vec![String::new(); number],
+            ..Population::default()
+        };
+        let spread = |number: usize, n: usize| -> Vec<usize> {
+            let population = population(number);
+            (0..=n).map(|round| population.spread(round, n)).collect()
+        };
+        assert_eq!(spread(100, 3), [0, 25, 50, 75]);
+        assert_eq!(spread(10, 20).last(), Some(&9));
+    }
+
+    #[test]
+    fn growth_compares_the_largest_number_with_the_smallest() {
+        let medians = Medians::from([
+            ("get", vec![(10, 1.0), (1000, 1.2), (10_000, 1.6)]),
+            ("memory of the daemon", vec![(10, 1.0), (10_000, 50.0)]),
+            ("once", vec![(10, 1.0)]),
+        ]);
+        let found = growths(&medians);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, "get: 10000 beside 10");
+        assert_eq!((found[0].p50, found[0].goal), (1.6, Some(1.5)));
+    }
+
+    #[test]
+    fn a_filled_data_directory_is_read_as_a_journal_snapshots_and_templates() {
+        let home = ScratchHome::new().unwrap();
+        // The keys of a daemon.
+        let keys = rusqlite::Connection::open(home.path().join("keys.db")).unwrap();
+        let table = "CREATE TABLE keys (id TEXT PRIMARY KEY, hash BLOB, name TEXT, scope TEXT, \
+            created_ms INTEGER)";
+        keys.execute_batch(table).unwrap();
+        let mut population = Population::default();
+        home.fill(&mut population, 10).unwrap();
+        home.fill(&mut population, 12).unwrap();
+        let journal = jiffy_host::Journal::open(&home.path().join("state.db")).unwrap();
+        assert_eq!(journal.sandboxes().unwrap().len(), 12);
+        let snapshots = journal.snapshots().unwrap();
+        let store = jiffy_snapshot::Store::open(home.path().join("snapshots")).unwrap();
+        assert_eq!(store.ids().unwrap().len(), snapshots.len());
+        for snapshot in &snapshots {
+            store.get(&snapshot.record.id).unwrap();
+        }
+        let templates = jiffy_image::Templates::new(&home.home().unwrap());
+        let names: Vec<String> = templates
+            .list()
+            .unwrap()
+            .into_iter()
+            .map(|t| t.name)
+            .collect();
+        for at in 0..12 {
+            assert!(
+                names.contains(&scratch_home::template_name(at)),
+                "{names:?}"
+            );
+        }
+        let count: i64 = keys
+            .query_row("SELECT count(*) FROM keys", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(count, 12);
+    }
+}

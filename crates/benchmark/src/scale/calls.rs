@@ -1,0 +1,199 @@
+//! Calls whose cost should not depend on how much a host has.
+
+use super::Population;
+use super::scratch_daemon::ScratchDaemon;
+use super::scratch_home::{sandbox_name, snapshot_name, template_name};
+use crate::daemon::{ms, timed};
+use hyper::Method;
+use jiffy_client::{Client, NewSandbox};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Items of a page: as many as there are of each kind on the smallest host.
+pub(super) const PAGE: usize = 10;
+/// Template that sandboxes are made of.
+const TEMPLATE: &str = "base";
+
+/// Client of a call.
+#[derive(Clone, Copy)]
+enum Caller {
+    /// The host's owner, over the socket.
+    Owner,
+    /// A key, over TCP.
+    Key,
+}
+
+/// Method, path and body of a call about item `at` of a population.
+type Request = fn(&Population, usize) -> (Method, String, Value);
+
+/// A call to the control plane.
+struct Call {
+    name: &'static str,
+    caller: Caller,
+    request: Request,
+    /// Puts things back; not timed.
+    undo: Option<Request>,
+}
+
+fn get(path: String) -> (Method, String, Value) {
+    (Method::GET, path, Value::Null)
+}
+
+const fn by_owner(name: &'static str, request: Request) -> Call {
+    Call {
+        name,
+        caller: Caller::Owner,
+        request,
+        undo: None,
+    }
+}
+
+fn name(all: &Population, at: usize, name: String) -> (Method, String, Value) {
+    let path = format!("/sandboxes/{}", all.sandboxes[at]);
+    (Method::PATCH, path, json!({ "name": name }))
+}
+
+/// Calls that need no guest.
+const CALLS: [Call; 13] = [
+    by_owner("get a sandbox", |all, at| {
+        get(format!("/sandboxes/{}", all.sandboxes[at]))
+    }),
+    by_owner("get a sandbox by its name", |_, at| {
+        get(format!("/sandboxes/{}", sandbox_name(at)))
+    }),
+    Call {
+        name: "get a sandbox with a key, over TCP",
+        caller: Caller::Key,
+        request: |all, at| get(format!("/sandboxes/{}", all.sandboxes[at])),
+        undo: None,
+    },
+    by_owner("list sandboxes, a page", |_, _| {
+        get(format!("/v2/sandboxes?limit={PAGE}"))
+    }),
+    by_owner("list sandboxes of a name", |_, at| {
+        get(format!("/v2/sandboxes?name={}", sandbox_name(at)))
+    }),
+    Call {
+        name: "name a sandbox",
+        caller: Caller::Owner,
+        request: |all, at| name(all, at, format!("{}x", sandbox_name(at))),
+        undo: Some(|all, at| name(all, at, sandbox_name(at))),
+    },
+    by_owner("set a timeout", |all, at| {
+        let path = format!("/sandboxes/{}/timeout", all.sandboxes[at]);
+        (Method::POST, path, json!({ "timeout": 86_400 }))
+    }),
+    by_owner("get a snapshot", |all, at| {
+        get(format!("/snapshots/{}", all.snapshots[at]))
+    }),
+    by_owner("list snapshots, a page", |_, _| {
+        get(format!("/snapshots?limit={PAGE}"))
+    }),
+    by_owner("list snapshots of a sandbox", |all, at| {
+        get(format!("/snapshots?sandboxID={}", all.sandboxes[at]))
+    }),
+    by_owner("list snapshots of a name", |_, at| {
+        get(format!("/snapshots?name={}", snapshot_name(at)))
+    }),
+    by_owner("get a template", |_, at| {
+        get(format!("/templates/{}", template_name(at)))
+    }),
+    by_owner("ask for a template's alias", |_, at| {
+        get(format!("/templates/aliases/{}", template_name(at)))
+    }),
+];
+
+/// Milliseconds of `n` calls of each kind, by name. The first of each is thrown away.
+pub(super) async fn measure(
+    daemon: &ScratchDaemon,
+    population: &mut Population,
+    n: usize,
+) -> anyhow::Result<Vec<(&'static str, Vec<f64>)>> {
+    let mut rows = Vec::new();
+    for call in &CALLS {
+        let client = match call.caller {
+            Caller::Owner => &daemon.owner,
+            Caller::Key => &daemon.keyed,
+        };
+        let mut samples = Vec::with_capacity(n);
+        for round in 0..=n {
+            let at = population.spread(round, n);
+            let (method, path, body) = (call.request)(population, at);
+            let (_, took) = timed(client.call::<Value>(method, &path, &body)).await?;
+            if round > 0 {
+                samples.push(took);
+            }
+            if let Some(undo) = call.undo {
+                let (method, path, body) = undo(population, at);
+                client.call::<Value>(method, &path, &body).await?;
+            }
+        }
+        rows.push((call.name, samples));
+    }
+    rows.push(("remove a snapshot", removals(daemon, population, n).await?));
+    rows.push(("list all templates, each", templates(daemon, n).await?));
+    Ok(rows)
+}
+
+/// Removals of snapshots that nothing sleeps in.
+async fn removals(
+    daemon: &ScratchDaemon,
+    population: &mut Population,
+    n: usize,
+) -> anyhow::Result<Vec<f64>> {
+    let mut samples = Vec::new();
+    for snapshot in population.free.drain(..).take(n + 1) {
+        let path = format!("/templates/{snapshot}");
+        let removed = daemon.owner.call::<()>(Method::DELETE, &path, &());
+        samples.push(timed(removed).await?.1);
+    }
+    Ok(samples.split_off(1))
+}
+
+/// Lists of all templates, for each template. They have no pages.
+async fn templates(daemon: &ScratchDaemon, n: usize) -> anyhow::Result<Vec<f64>> {
+    let mut samples = Vec::new();
+    for _ in 0..n.min(3) {
+        let began = Instant::now();
+        let all: Vec<Value> = daemon.owner.call(Method::GET, "/templates", &()).await?;
+        samples.push(ms(began.elapsed()) / all.len().max(1) as f64);
+    }
+    Ok(samples)
+}
+
+/// Operations on real guests, one life after the other; the first is thrown away.
+pub(super) async fn measure_guests(
+    client: &Client,
+    n: usize,
+) -> anyhow::Result<Vec<(&'static str, Vec<f64>)>> {
+    let mut rows: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for round in 0..=n {
+        let wanted = NewSandbox::of(TEMPLATE, BTreeMap::new());
+        let (sandbox, create) = timed(client.create(&wanted)).await?;
+        let id = sandbox.record.id.as_str();
+        let (snapshot, snapshot_ms) = timed(client.snapshot_sandbox(id, None, false)).await?;
+        let (_, rollback) = timed(client.rollback(id, &snapshot.id)).await?;
+        let ((), pause) = timed(client.pause(id, false)).await?;
+        let (_, resume) = timed(client.resume(id)).await?;
+        let ((), delete) = timed(client.delete(id, true)).await?;
+        let path = format!("/templates/{}", snapshot.id);
+        let removed = client.call::<()>(Method::DELETE, &path, &());
+        let ((), remove) = timed(removed).await?;
+        let life = [create, snapshot_ms, rollback, pause, resume, delete, remove];
+        for (at, took) in life.into_iter().enumerate().filter(|_| round > 0) {
+            rows.entry(at).or_default().push(took);
+        }
+    }
+    const NAMES: [&str; 7] = [
+        "create",
+        "snapshot",
+        "rollback",
+        "pause",
+        "resume",
+        "delete a sandbox",
+        "remove a snapshot of a guest",
+    ];
+    let rows = rows.into_values();
+    Ok(NAMES.into_iter().zip(rows).collect())
+}

@@ -1,0 +1,339 @@
+//! A data directory of its own, filled with records that no guest made.
+
+use super::Population;
+use anyhow::Context;
+use jiffy_engine::{BootMode, MICROVM, SandboxSize, new_id, now_ms};
+use jiffy_host::{
+    Journal, JournalChange, SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose,
+    SnapshotRecord,
+};
+use jiffy_image::{
+    DEFAULT_TAG, Defaults, Home, ImageSum, MANIFEST_FORMAT, TemplateManifest, Templates, Visibility,
+};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
+use jiffy_snapshot::{Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Parts of the real data directory that the new one borrows.
+const BORROWED: [&str; 4] = ["images", "kernel", "disks", "initrd"];
+/// Memory of a fabricated snapshot in bytes.
+const MEMORY_BYTES: u64 = 512 << 20;
+/// Snapshots whose files are links to the same ones: ext4 allows 65,000.
+const LINKS: usize = 50_000;
+/// Snapshots that nothing sleeps in, at each number.
+const FREE_SNAPSHOTS: usize = 64;
+/// Changes of one commit.
+const COMMIT: usize = 10_000;
+/// Moment at which the first item was made, in milliseconds since 1970.
+const FIRST_CREATED_MS: u64 = 1_700_000_000_000;
+/// Template of fabricated sandboxes.
+const TEMPLATE: &str = "base";
+
+/// The directory, removed at the end.
+pub(super) struct ScratchHome {
+    root: TempDir,
+}
+
+/// Bytes of disk that a kind of thing takes.
+pub(super) type DiskUse = (&'static str, u64);
+
+impl ScratchHome {
+    /// An empty one. With the templates of the real one, if there are any.
+    pub fn new() -> anyhow::Result<Self> {
+        let root = tempfile::Builder::new()
+            .prefix("jiffy-scale-")
+            .tempdir()
+            .context("cannot make a data directory for the measurement")?;
+        let this = Self { root };
+        let home = this.home()?;
+        if let Ok(real) = Home::locate() {
+            for part in BORROWED {
+                borrow(&real.path().join(part), &home.path().join(part))?;
+            }
+            for part in ["templates", "versions"] {
+                for entry in fs::read_dir(real.path().join(part)).into_iter().flatten() {
+                    let entry = entry?;
+                    borrow(
+                        &entry.path(),
+                        &home.path().join(part).join(entry.file_name()),
+                    )?;
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    /// Path of the directory.
+    pub fn path(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// The data directory.
+    pub fn home(&self) -> anyhow::Result<Home> {
+        Ok(Home::at(self.path())?)
+    }
+
+    /// Fails unless guests can be made of a built template: a daemon would build it first.
+    pub fn require_template(&self) -> anyhow::Result<()> {
+        let templates = Templates::new(&self.home()?);
+        templates.manifest(TEMPLATE).map(drop).map_err(Into::into)
+    }
+
+    /// Adds what is missing until there are `number` fabricated snapshots, sleepers, templates and
+    /// keys each. No daemon may run.
+    pub fn fill(&self, population: &mut Population, number: usize) -> anyhow::Result<()> {
+        let first = population.snapshots.len();
+        let journal = Journal::open(&self.path().join("state.db"))?;
+        let mut changes = Vec::new();
+        for at in first..number {
+            let (snapshot, sandbox) = (new_id()?, new_id()?);
+            self.link_snapshot(&snapshot, at)?;
+            changes.extend([
+                JournalChange::Snapshot(snapshot_record(&snapshot, &sandbox, at)),
+                JournalChange::Sandbox(sandbox_record(&sandbox, &snapshot, at)),
+            ]);
+            if changes.len() >= COMMIT {
+                journal.commit(&changes)?;
+                changes.clear();
+            }
+            self.write_template(at)?;
+            population.snapshots.push(snapshot);
+            population.sandboxes.push(sandbox);
+        }
+        // To be removed.
+        for at in number..number + FREE_SNAPSHOTS {
+            let snapshot = new_id()?;
+            self.link_snapshot(&snapshot, at)?;
+            let mut record = snapshot_record(&snapshot, "", at);
+            record.name = None;
+            changes.push(JournalChange::Snapshot(record));
+            population.free.push(snapshot);
+        }
+        journal.commit(&changes)?;
+        self.add_keys(first, number)
+    }
+
+    /// Bytes of disk of each kind.
+    pub fn disk_use(&self) -> anyhow::Result<Vec<DiskUse>> {
+        // With their logs.
+        let size = |name: &str| -> u64 {
+            let files = ["", "-wal"].map(|end| self.path().join(format!("{name}{end}")));
+            let blocks = files.map(|file| fs::metadata(file).map_or(0, |m| m.blocks()));
+            blocks.iter().sum::<u64>() * 512
+        };
+        Ok(vec![
+            ("journal on disk", size("state.db")),
+            ("keys on disk", size("keys.db")),
+            (
+                "directories of snapshots on disk",
+                directories(&self.path().join("snapshots"))?,
+            ),
+            (
+                "templates on disk",
+                directories(&self.path().join("templates"))?,
+            ),
+        ])
+    }
+
+    /// A directory of a snapshot: its own manifest, and links to an empty memory layer.
+    fn link_snapshot(&self, id: &str, at: usize) -> anyhow::Result<()> {
+        let source = self.snapshot_files(at / LINKS)?;
+        let directory = self.path().join("snapshots").join(id);
+        fs::create_dir_all(&directory)?;
+        for name in ["state.bin", "memory.layer", "memory.index"] {
+            fs::hard_link(source.join(name), directory.join(name))?;
+        }
+        let manifest = Manifest {
+            format: SNAPSHOT_FORMAT,
+            id: id.to_owned(),
+            parent: None,
+            template: TEMPLATE.to_owned(),
+            created_ms: created_ms(at),
+            versions: Versions::default(),
+            cpu: String::new(),
+            vcpus: 2,
+            memory: MemorySizes {
+                bytes: MEMORY_BYTES,
+                stored: 0,
+                zero: 0,
+            },
+            disks: Vec::new(),
+            net: false,
+            modules: None,
+        };
+        fs::write(
+            directory.join("manifest.json"),
+            serde_json::to_vec(&manifest)?,
+        )?;
+        Ok(())
+    }
+
+    /// Files that snapshots of one set share.
+    fn snapshot_files(&self, set: usize) -> anyhow::Result<PathBuf> {
+        let directory = self.path().join("fabricated").join(set.to_string());
+        if !directory.exists() {
+            fs::create_dir_all(&directory)?;
+            fs::write(directory.join("state.bin"), "fabricated")?;
+            File::create(directory.join("memory.layer"))?.set_len(MEMORY_BYTES)?;
+            let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES);
+            fs::write(directory.join("memory.index"), index.encode())?;
+        }
+        Ok(directory)
+    }
+
+    fn write_template(&self, at: usize) -> anyhow::Result<()> {
+        let name = template_name(at);
+        let directory = self.path().join("templates").join(&name);
+        let manifest = TemplateManifest {
+            format: MANIFEST_FORMAT,
+            name,
+            tag: DEFAULT_TAG.to_owned(),
+            owner: None,
+            visibility: Visibility::Private,
+            created: created_ms(at) / 1000,
+            recipe_sha256: "0".repeat(64),
+            images: vec![ImageSum {
+                sha256: "0".repeat(64),
+                size: 1 << 20,
+            }],
+            defaults: Defaults {
+                user: "user".to_owned(),
+                workdir: "/home/user".to_owned(),
+                disk_mib: 1024,
+                memory_mib: None,
+                vcpus: None,
+                env: BTreeMap::new(),
+            },
+            startup: Default::default(),
+            origin: None,
+            history: Vec::new(),
+        };
+        fs::create_dir_all(&directory)?;
+        fs::write(
+            directory.join("template.json"),
+            serde_json::to_vec(&manifest)?,
+        )?;
+        Ok(())
+    }
+
+    /// Keys beside that of the host's owner, which a daemon has made.
+    fn add_keys(&self, first: usize, number: usize) -> anyhow::Result<()> {
+        let database = Connection::open(self.path().join("keys.db"))?;
+        database.execute(
+            "WITH RECURSIVE numbers (n) AS
+                (SELECT ?1 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < ?2)
+             INSERT INTO keys (id, hash, name, scope, created_ms)
+                SELECT 'scale' || n, randomblob(32), 'scale ' || n, 'create', 0
+                FROM numbers WHERE n < ?2",
+            params![first, number],
+        )?;
+        Ok(())
+    }
+}
+
+/// Links `from` at `to`, unless it is missing or something is there.
+fn borrow(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if !from.exists() {
+        return Ok(());
+    }
+    // An empty directory that the new home was made with.
+    let _ = fs::remove_dir(to);
+    if !to.exists() {
+        symlink(from, to).with_context(|| format!("cannot link {}", to.display()))?;
+    }
+    Ok(())
+}
+
+/// Bytes of directories below `root`, and of their files with one link.
+fn directories(root: &Path) -> anyhow::Result<u64> {
+    let mut bytes = fs::metadata(root)?.blocks() * 512;
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            continue;
+        }
+        bytes += entry.metadata()?.blocks() * 512;
+        for file in fs::read_dir(entry.path())? {
+            let file = file?.metadata()?;
+            if file.nlink() == 1 {
+                bytes += file.blocks() * 512;
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Name of fabricated template `at`.
+pub(super) fn template_name(at: usize) -> String {
+    format!("scale-{at:07}")
+}
+
+/// Name of fabricated sandbox `at`.
+pub(super) fn sandbox_name(at: usize) -> String {
+    format!("sleeper-{at:07}")
+}
+
+/// Name of fabricated snapshot `at`.
+pub(super) fn snapshot_name(at: usize) -> String {
+    format!("scale/{at:07}")
+}
+
+/// Moment in the past at which item `at` was made, each its own.
+fn created_ms(at: usize) -> u64 {
+    FIRST_CREATED_MS + at as u64
+}
+
+fn snapshot_record(id: &str, sandbox: &str, at: usize) -> SnapshotRecord {
+    SnapshotRecord {
+        id: id.to_owned(),
+        name: Some(snapshot_name(at)),
+        purpose: SnapshotPurpose::Asked,
+        sandbox: sandbox.to_owned(),
+        owner: None,
+        env: BTreeMap::new(),
+        site: Default::default(),
+        template: TEMPLATE.to_owned(),
+        fingerprint: "fabricated".to_owned(),
+        size: SandboxSize::default(),
+        engine: Some(MICROVM.to_string()),
+        parent: None,
+        kept: true,
+        stopped_ms: 1.0,
+        total_ms: 10.0,
+        bytes: 40 << 20,
+        created_ms: created_ms(at),
+        store: Default::default(),
+    }
+}
+
+fn sandbox_record(id: &str, snapshot: &str, at: usize) -> SandboxRecord {
+    let metadata = [("purpose", "scale"), ("team", "benchmarks")];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    SandboxRecord {
+        id: id.to_owned(),
+        name: Some(sandbox_name(at)),
+        state: SandboxState::Paused,
+        template: TEMPLATE.to_owned(),
+        size: SandboxSize::default(),
+        env: BTreeMap::new(),
+        settings: SandboxSettings {
+            metadata: metadata.into(),
+            ..SandboxSettings::default()
+        },
+        deadline_ms: None,
+        agent_token: Some(format!("{at:040x}")),
+        traffic_token: None,
+        snapshot: Some(snapshot.to_owned()),
+        forked_from: None,
+        boot_mode: Some(BootMode::Snapshot),
+        engine: Some(MICROVM.to_string()),
+        boot_ms: Some(15.0),
+        created_ms: created_ms(at),
+        changed_ms: now_ms(),
+    }
+}
