@@ -1,5 +1,6 @@
 //! Listeners of the daemon: control plane and gateway, on the owner's socket and on an address.
 
+use crate::direct_listener::{self, DirectListener};
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
@@ -44,6 +45,7 @@ pub struct ApiServer<E: Engine> {
     app: App<E>,
     gateway: Gateway<GatewaySandboxes<E>, ControlPlaneRouter>,
     address: Option<ApiListener>,
+    direct: Option<DirectListener<E>>,
     metrics: Option<MetricsServer>,
 }
 
@@ -170,25 +172,38 @@ impl<E: Engine> ApiServer<E> {
             let status = DaemonStatus::now(&about, began, url.clone());
             serde_json::to_value(status).unwrap_or_default()
         });
-        let budgets = app.clone();
+        let (budgets, served) = (app.clone(), functions.clone());
         sandboxes.figures().show_families(move || {
             let mut families = budgets.figures();
             families.extend(functions::figures(&functions));
             families
         });
-        let guests = GatewaySandboxes::new(sandboxes.clone(), AutoResume::new(app.clone()), keys);
+        let exchanges = AutoResume::new(app.clone());
+        let guests = GatewaySandboxes::new(sandboxes.clone(), exchanges.clone(), keys.clone());
         let app = app.with_ports(Arc::new(guests.clone()));
         let shown = metrics::routes(&app, sandboxes.clone());
         let control = ControlPlaneRouter {
             control: jiffy_api::router(app.clone()).merge(shown),
             functions: jiffy_api::function_router(app.clone()),
         };
-        let gateway = Gateway::new(gateway_config, guests, control, Some(signer));
+        let gateway = Gateway::new(gateway_config.clone(), guests, control, Some(signer));
+        let direct = match options.functions_listen {
+            Some(address) => Some(DirectListener {
+                listener: direct_listener::listen(address).await?,
+                functions: served,
+                keys,
+                exchanges,
+                admission: gateway.admission(),
+                config: gateway_config,
+            }),
+            None => None,
+        };
         metrics::add_gateway_counters(&sandboxes, gateway.counters());
         Ok(Self {
             app,
             gateway,
             address,
+            direct,
             metrics,
         })
     }
@@ -199,6 +214,7 @@ impl<E: Engine> ApiServer<E> {
             app,
             gateway,
             address,
+            direct,
             metrics,
         } = self;
         let ending = end_revoked(app);
@@ -213,13 +229,18 @@ impl<E: Engine> ApiServer<E> {
                 jiffy_gateway::serve(listener, tls, gateway, end).await;
             }
         };
+        let direct = async {
+            if let Some(direct) = direct {
+                direct.serve(stopping.clone()).await;
+            }
+        };
         let metrics = async {
             if let Some(metrics) = metrics {
                 metrics.serve(stopping.clone().cancelled_owned()).await;
             }
         };
         tokio::select! {
-            _ = async { tokio::join!(local, address, metrics) } => {}
+            _ = async { tokio::join!(local, address, direct, metrics) } => {}
             () = ending => {}
         }
     }

@@ -5,6 +5,7 @@
 
 mod api_server;
 mod confinement;
+mod direct_listener;
 mod engine;
 mod functions;
 mod gateway_sandboxes;

@@ -22,6 +22,8 @@ pub struct ServeOptions {
     pub warm_pool: usize,
     /// Address of the API and of sandboxes' ports; none: the socket only.
     pub listen: Option<SocketAddr>,
+    /// Address of public functions whose processes serve its connections; none: the gateway only.
+    pub functions_listen: Option<SocketAddr>,
     /// Address of `/metrics` without a key.
     pub metrics_listen: Option<SocketAddr>,
     /// Registries that are asked without TLS.

@@ -1,12 +1,15 @@
 //! Functions of a host.
 
 mod change;
+mod direct;
 mod observe;
 mod processes;
 mod scheduled;
 mod send;
 
 pub use change::ModuleUpload;
+pub use direct::ConnectionPermit;
+pub(crate) use direct::DirectLink;
 
 use crate::egress::EgressSettings;
 use crate::function_error::FunctionError;

@@ -23,7 +23,7 @@ mod unix_connector;
 
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
-pub use functions::{FunctionHostSettings, Functions, ModuleUpload};
+pub use functions::{ConnectionPermit, FunctionHostSettings, Functions, ModuleUpload};
 pub use response_body::FunctionBody;
 pub use running_process::{BoxError, RequestBody};
 pub use schedule::ScheduleStatus;

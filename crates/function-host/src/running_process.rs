@@ -1,5 +1,7 @@
 //! Process of an owner while it runs: requests under way, loaded versions, connections.
 
+use crate::function_error::FunctionError;
+use crate::functions::DirectLink;
 use crate::tenant_process::{HTTP_SOCKET, TenantProcess};
 use crate::unix_connector::UnixConnector;
 use bytes::Bytes;
@@ -36,6 +38,8 @@ pub(crate) struct RunningProcess {
     pub loaded: Mutex<HashMap<String, u64>>,
     /// Held while a version is loaded.
     pub loading: tokio::sync::Mutex<()>,
+    /// Its connections end when it is taken.
+    direct: Mutex<Option<Arc<DirectLink>>>,
     in_flight: AtomicU64,
     last_used: Mutex<Instant>,
     pub started: Instant,
@@ -54,10 +58,45 @@ impl RunningProcess {
             client,
             loaded: Mutex::default(),
             loading: tokio::sync::Mutex::default(),
+            direct: Mutex::default(),
             in_flight: AtomicU64::new(0),
             last_used: Mutex::new(now),
             started: now,
         }
+    }
+
+    /// Link for direct connections, which is made when it is first needed.
+    pub(crate) async fn direct(self: &Arc<Self>) -> Result<Arc<DirectLink>, FunctionError> {
+        if let Some(link) = &*self.direct.lock() {
+            return Ok(link.clone());
+        }
+        // One at a time.
+        let _loading = self.loading.lock().await;
+        if let Some(link) = &*self.direct.lock() {
+            return Ok(link.clone());
+        }
+        let unavailable = |e: &dyn std::fmt::Display| FunctionError::Unavailable(e.to_string());
+        let (link, theirs) = DirectLink::new().map_err(|e| unavailable(&e))?;
+        let process = self.process.clone();
+        let attached = tokio::task::spawn_blocking(move || process.attach_direct(&theirs)).await;
+        attached.map_err(|e| unavailable(&e))??;
+        let link = Arc::new(link);
+        *self.direct.lock() = Some(link.clone());
+        Ok(link)
+    }
+
+    /// Notes that functions with direct connections may have run.
+    pub(crate) fn mark_direct(&self) {
+        let link = self.direct.lock().clone();
+        if let Some(link) = link {
+            link.mark_running();
+        }
+    }
+
+    /// Ends direct connections, each after the request under way.
+    pub(crate) fn close_direct(&self) {
+        let link = self.direct.lock().take();
+        drop(link);
     }
 
     /// Counts a request, or another use; none if the process is about to end.

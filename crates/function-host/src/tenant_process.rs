@@ -196,6 +196,12 @@ impl TenantProcess {
         loaded
     }
 
+    /// Lets the process serve the connections that come over `socket`.
+    pub(crate) fn attach_direct(&self, socket: &OwnedFd) -> Result<(), ProcessError> {
+        self.send(&ControlRequest::Direct, Some(socket.as_fd()))
+            .map(drop)
+    }
+
     /// Sets what the host's owner lets functions reach, before any is loaded.
     pub fn set_egress(&mut self, settings: EgressSettings) {
         self.egress_settings = settings;

@@ -1,12 +1,17 @@
-//! Processor time of a guest: its future's polls, by the clock of the thread that polls.
+//! Processor time of a guest: that of its future's polls.
+//!
+//! The clock of a thread's processor time is a system call, of half a microsecond on a virtual
+//! machine. Polls that are shorter than an epoch are therefore measured by the clock of the wall,
+//! which differs only if another thread took their processor meanwhile.
 
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};
+use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Use of resources by one request.
 #[derive(Debug, Default)]
@@ -66,14 +71,57 @@ fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
+/// Time up to which a poll is measured by the clock of the wall, and up to which a reading of the
+/// thread's clock is used for the next poll.
+const MAX_UNREAD: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// Last reading of the thread's clock, and its moment.
+    static LAST_READING: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
+}
+
+/// Start of a poll.
+struct PollStart {
+    at: Instant,
+    /// Thread's clock at that moment or up to [`MAX_UNREAD`] before.
+    cpu: Duration,
+}
+
+impl PollStart {
+    fn now() -> Self {
+        let at = Instant::now();
+        let is_recent = |(read, _): &(Instant, _)| at.duration_since(*read) <= MAX_UNREAD;
+        let cpu = match LAST_READING.get().filter(is_recent) {
+            Some((_, cpu)) => cpu,
+            None => read_at(at),
+        };
+        Self { at, cpu }
+    }
+
+    /// Processor time since then.
+    fn spent(&self) -> Duration {
+        let now = Instant::now();
+        let elapsed = now.duration_since(self.at);
+        match elapsed <= MAX_UNREAD {
+            true => elapsed,
+            false => read_at(now).saturating_sub(self.cpu).min(elapsed),
+        }
+    }
+}
+
+fn read_at(now: Instant) -> Duration {
+    let cpu = thread_cpu();
+    LAST_READING.set(Some((now, cpu)));
+    cpu
+}
+
 impl<F: Future<Output = Result<T, RequestFault>>, T> Future for MeteredGuest<F> {
     type Output = Result<T, RequestFault>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let before = thread_cpu();
+        let start = PollStart::now();
         let polled = self.guest.as_mut().poll(context);
-        let spent = thread_cpu().saturating_sub(before);
-        let spent = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
+        let spent = u64::try_from(start.spent().as_nanos()).unwrap_or(u64::MAX);
         self.usage.cpu_ns.fetch_add(spent, Ordering::Relaxed);
         match polled {
             Poll::Pending if self.usage.cpu() > self.limit => {
@@ -82,5 +130,22 @@ impl<F: Future<Output = Result<T, RequestFault>>, T> Future for MeteredGuest<F> 
             }
             polled => polled,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_waiting_is_not_processor_time_and_time_of_work_is() {
+        let start = PollStart::now();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(start.spent() < Duration::from_millis(25));
+        let start = PollStart::now();
+        let before = thread_cpu();
+        while thread_cpu() - before < Duration::from_millis(20) {}
+        let spent = start.spent();
+        assert!(spent >= Duration::from_millis(19), "{spent:?}");
     }
 }

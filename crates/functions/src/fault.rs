@@ -13,6 +13,9 @@ pub enum RequestFault {
     /// No function of that name.
     #[error("There is no such function")]
     NotFound,
+    /// Host that the connection is not for.
+    #[error("This connection is for another host: open another one")]
+    Misdirected,
     /// Its owner has disabled it.
     #[error("The function is disabled")]
     Disabled,
@@ -65,6 +68,7 @@ impl RequestFault {
     pub fn error_code(&self) -> &'static str {
         match self {
             Self::NotFound => "function_not_found",
+            Self::Misdirected => "misdirected_request",
             Self::Disabled => "function_disabled",
             Self::BadRequest(_) => "invalid_request",
             Self::RequestTooLarge => "request_too_large",
@@ -85,6 +89,7 @@ impl RequestFault {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::NotFound => StatusCode::NOT_FOUND,
+            Self::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Self::Disabled | Self::HostBusy => StatusCode::SERVICE_UNAVAILABLE,
             Self::BadRequest(_) | Self::RequestAborted => StatusCode::BAD_REQUEST,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,

@@ -6,7 +6,7 @@ use crate::fault::RequestFault;
 use crate::http_world::HttpFunction;
 use crate::logs::FunctionLog;
 use crate::metrics::FunctionMetrics;
-use jiffy_proto::function::{FunctionLimits, LoadSettings, World};
+use jiffy_proto::function::{DirectAccess, FunctionLimits, LoadSettings, World};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -40,6 +40,8 @@ pub(crate) struct Deployment {
     pub version: Arc<Version>,
     pub settings: Arc<LoadSettings>,
     pub enabled: bool,
+    /// Answer to direct requests.
+    pub access: DirectAccess,
     permits: Arc<Semaphore>,
     waiting: Arc<AtomicU32>,
 }
@@ -66,6 +68,7 @@ impl Function {
             version,
             settings: Arc::new(settings),
             enabled: true,
+            access: DirectAccess::default(),
             permits,
             waiting,
         };
@@ -108,6 +111,11 @@ impl Function {
             let settings = LoadSettings::clone(&deployment.settings);
             replace_settings(deployment, LoadSettings { limits, ..settings });
         });
+    }
+
+    /// Sets how it answers direct requests.
+    pub(crate) fn publish(&self, access: DirectAccess) {
+        self.change(|deployment| deployment.access = access);
     }
 
     /// Enables or disables it.

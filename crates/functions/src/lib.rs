@@ -7,6 +7,7 @@
 pub mod artifact;
 pub mod compile;
 pub mod engine;
+pub mod direct;
 pub mod epoch_ticker;
 pub mod fault;
 pub mod function;

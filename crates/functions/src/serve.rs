@@ -5,7 +5,7 @@ use crate::epoch_ticker::EpochTicker;
 use crate::jail::{self, ProcessLimits};
 use crate::server::FunctionServer;
 use crate::tenant::Tenant;
-use crate::{engine, seccomp};
+use crate::{direct, engine, seccomp};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{
     CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, MAX_ARTIFACT_BYTES, TenantLimits,
@@ -19,6 +19,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
+use tokio::sync::Semaphore;
 
 /// Descriptors besides connections.
 const OTHER_DESCRIPTORS: u64 = 1024;
@@ -56,7 +57,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
     let engine = engine::running(&settings.limits).map_err(io::Error::other)?;
     if settings.jailed {
         jail::confine(&ProcessLimits {
-            descriptors: u64::from(settings.limits.connections) + OTHER_DESCRIPTORS,
+            descriptors: u64::from(settings.limits.connections) * 2 + OTHER_DESCRIPTORS,
             cpu_s: None,
             ends_with_starter: false,
             address_space: None,
@@ -82,9 +83,12 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         let _inside = runtime.enter();
         tokio::net::UnixListener::from_std(listener)?
     };
-    runtime.spawn(server.listen(listener));
+    let connections = usize::try_from(settings.limits.connections).unwrap_or(1);
+    runtime.spawn(server.clone().listen(listener));
     let orders = Orders {
         tenant,
+        server,
+        direct: Arc::new(Semaphore::new(connections)),
         ticker,
         runtime: runtime.handle().clone(),
     };
@@ -112,6 +116,9 @@ fn next_daemon(listener: &OwnedFd, grace: Duration) -> io::Result<Option<Channel
 /// Control messages, answered one at a time on the main thread.
 struct Orders {
     tenant: Arc<Tenant>,
+    server: FunctionServer,
+    /// Direct connections, as many as of the gateway.
+    direct: Arc<Semaphore>,
     ticker: EpochTicker,
     runtime: Handle,
 }
@@ -154,6 +161,13 @@ impl Orders {
                 tenant.egress().attach(socket).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Done);
             }
+            ControlRequest::Direct => {
+                let socket = files.pop().ok_or("the message has no socket")?;
+                let _inside = self.runtime.enter();
+                direct::attach(&self.server, &self.direct, socket).map_err(|e| text(&e))?;
+                return Ok(ControlResponse::Done);
+            }
+            ControlRequest::Publish { function, access } => tenant.publish(&function, access),
             ControlRequest::Metrics { function } => {
                 let metrics = tenant.metrics(&function).map_err(|e| text(&e))?;
                 return Ok(ControlResponse::Metrics { metrics });

@@ -23,6 +23,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,6 +33,8 @@ use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
+/// Odd, so that different numbers of requests stay different.
+const ID_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Header that names the function. The gateway sets it, whatever a client sent.
 pub const FUNCTION_HEADER: HeaderName =
     HeaderName::from_static(jiffy_proto::function::FUNCTION_HEADER);
@@ -57,6 +60,7 @@ pub struct FunctionServer {
     ticker: EpochTicker,
     connections: Arc<Semaphore>,
     next_id: Arc<AtomicU64>,
+    id_keys: [u64; 2],
 }
 
 impl FunctionServer {
@@ -69,6 +73,8 @@ impl FunctionServer {
             ticker,
             connections: Arc::new(Semaphore::new(connections)),
             next_id: Arc::default(),
+            // Each has keys of its own.
+            id_keys: [(); 2].map(|()| RandomState::new().hash_one(0u8)),
         }
     }
 
@@ -121,15 +127,33 @@ impl FunctionServer {
             return faulty(&RequestFault::NotFound);
         };
         let id = self.request_id(&request);
-        let log = Arc::new(RequestLog::new(function.log.clone(), id.clone()));
-        let mut response = match self.run(name, &function, request, &log).await {
+        self.answer(name, &function, &id, request).await
+    }
+
+    pub(crate) fn function(&self, name: &str) -> Option<Arc<Function>> {
+        self.tenant.function(name)
+    }
+
+    /// Answers a request to a function.
+    pub(crate) async fn answer<B>(
+        &self,
+        name: String,
+        function: &Arc<Function>,
+        id: &str,
+        request: Request<B>,
+    ) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let log = Arc::new(RequestLog::new(function.log.clone(), id.to_owned()));
+        let mut response = match self.run(name, function, request, &log).await {
             Ok(response) => response,
             Err(fault) => {
-                record(&function, &log, &fault);
+                record(function, &log, &fault);
                 faulty(&fault)
             }
         };
-        if let Ok(id) = HeaderValue::from_str(&id) {
+        if let Ok(id) = HeaderValue::from_str(id) {
             response.headers_mut().insert(REQUEST_ID_HEADER, id);
         }
         response
@@ -142,8 +166,15 @@ impl FunctionServer {
             .and_then(|id| id.to_str().ok());
         match given {
             Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
-            _ => format!("{:016x}", self.next_id.fetch_add(1, Ordering::Relaxed)),
+            _ => self.new_request_id(),
         }
+    }
+
+    /// Id of 128 bits. Different processes have different ones; the order of one's tells nothing.
+    pub(crate) fn new_request_id(&self) -> String {
+        let number = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.id_keys[1];
+        format!("{:016x}{mixed:016x}", self.id_keys[0])
     }
 
     async fn run(
@@ -205,7 +236,7 @@ fn record(function: &Function, log: &RequestLog, fault: &RequestFault) {
     }
 }
 
-fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
+pub(crate) fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
     fault
         .answer()
         .map(|body| body.map_err(|never| match never {}).boxed_unsync())

@@ -10,7 +10,7 @@ use crate::memory_limiter::{MemoryBudget, MemoryLimiter};
 use crate::world::{self, WorldError};
 use crate::{core_world, engine, http_world};
 use jiffy_proto::function::{
-    FunctionLimits, LimitError, LoadSettings, LogEntry, MAX_FUNCTIONS, MetricsSnapshot,
+    DirectAccess, FunctionLimits, LimitError, LoadSettings, LogEntry, MAX_FUNCTIONS, MetricsSnapshot,
     TenantLimits, World,
 };
 use std::collections::HashMap;
@@ -237,6 +237,12 @@ impl Tenant {
     pub fn limit(&self, name: &str, limits: FunctionLimits) -> Result<(), DeployError> {
         limits.check()?;
         self.existing(name)?.limit(limits);
+        Ok(())
+    }
+
+    /// Sets how a function answers direct requests.
+    pub fn publish(&self, name: &str, access: DirectAccess) -> Result<(), DeployError> {
+        self.existing(name)?.publish(access);
         Ok(())
     }
 

@@ -99,7 +99,7 @@ pub struct ConnectionPermit {
 
 impl ConnectionPermit {
     /// Moves the connection from the unknown ones to the known ones. Idempotent.
-    pub(crate) fn mark_known(&self) {
+    pub fn mark_known(&self) {
         if !self.known.swap(true, Ordering::AcqRel) {
             self.admission.state().unknown.remove(self.client);
         }

@@ -20,7 +20,6 @@ use crate::request_id::{RequestId, X_REQUEST_ID};
 use crate::response_body::{BodyUntil, ClientResponseBody};
 use crate::route::{Addressing, FunctionLabel, Route, SandboxTarget, only, route};
 use crate::sandboxes::{OpenError, SandboxAccess, Sandboxes};
-use crate::set_cookie;
 use crate::state::GatewayState;
 use crate::tasks::ConnectionTasks;
 use crate::tunnel;
@@ -80,6 +79,12 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             }),
             control,
         }
+    }
+
+    /// Bounds on connections, for another listener that shares them.
+    #[must_use]
+    pub fn admission(&self) -> Arc<ConnectionAdmission> {
+        Arc::clone(&self.shared.admission)
     }
 
     /// Counters of the requests and connections so far.
@@ -409,7 +414,7 @@ impl<S: Sandboxes> GatewayState<S> {
                     let secure = if tls { "; Secure" } else { "" };
                     let text = format!(
                         "{}link_{port}={until}.{signature}; Path={prefix}; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
-                        set_cookie::RESERVED_PREFIX,
+                        jiffy_headers::set_cookie::RESERVED_PREFIX,
                         until.saturating_sub(now),
                     );
                     cookie = HeaderValue::from_str(&text).ok();
@@ -417,8 +422,8 @@ impl<S: Sandboxes> GatewayState<S> {
                     true
                 }
                 None => {
-                    let name = format!("{}link_{port}", set_cookie::RESERVED_PREFIX);
-                    set_cookie::values_of(parts.headers.get_all(COOKIE).iter(), &name)
+                    let name = format!("{}link_{port}", jiffy_headers::set_cookie::RESERVED_PREFIX);
+                    jiffy_headers::set_cookie::values_of(parts.headers.get_all(COOKIE).iter(), &name)
                         .filter_map(|value| value.split_once('.'))
                         .any(|(expires, signature)| by_path(expires, signature).is_some())
                 }

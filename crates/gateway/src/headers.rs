@@ -1,26 +1,16 @@
 //! Rewriting of message heads, in both directions.
 
-use crate::api_key;
 use crate::config::GatewayConfig;
 use crate::peer::Peer;
 use crate::request_id::{RequestId, X_REQUEST_ID};
 use crate::route::{Addressing, SANDBOX_ID, SANDBOX_PORT, SandboxTarget};
 use crate::sandboxes::SandboxAccess;
-use crate::set_cookie;
-use hyper::header::{
-    ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, FORWARDED, HOST,
-    HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    SET_COOKIE, STRICT_TRANSPORT_SECURITY, TE, TRANSFER_ENCODING, UPGRADE,
-};
+use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use hyper::http::request::Parts;
 use hyper::{Uri, Version};
+use jiffy_headers::has_token;
 
-/// Header that carries the token of sandboxes that are not open to the public.
-pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-
-/// Allows scripts, and gives pages an opaque origin.
-const ISOLATION_POLICY: &str =
-    "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads";
+pub use jiffy_headers::{TRAFFIC_TOKEN, confine_answer, confine_request};
 
 /// Facts about a request by which its head, and that of the answer, are rewritten.
 #[derive(Debug)]
@@ -63,101 +53,6 @@ pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
         .get(UPGRADE)
         .filter(|protocol| !protocol.as_bytes().eq_ignore_ascii_case(b"h2c"))
         .cloned()
-}
-
-/// Returns true if a comma-separated header contains `word`.
-fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
-    headers
-        .get_all(name)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|listed| listed.trim().eq_ignore_ascii_case(word))
-}
-
-/// Removes hop-by-hop headers (RFC 9110, 7.6.1).
-pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let listed: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in listed {
-        headers.remove(name);
-    }
-    for name in [
-        CONNECTION,
-        UPGRADE,
-        TE,
-        TRANSFER_ENCODING,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-    ] {
-        headers.remove(name);
-    }
-    for name in ["keep-alive", "proxy-connection", "http2-settings"] {
-        headers.remove(name);
-    }
-}
-
-/// Removes headers of a client that are not for a guest: those of this hop, of proxies that are not
-/// trusted, keys of the control plane, and the gateway's own cookies.
-pub fn confine_request(headers: &mut HeaderMap) {
-    strip_hop_by_hop(headers);
-    // The gateway answers it itself, by asking the client for the body.
-    headers.remove(EXPECT);
-    headers.remove(FORWARDED);
-    for name in [
-        TRAFFIC_TOKEN,
-        "x-forwarded-prefix",
-        "x-real-ip",
-        "x-forwarded-port",
-    ] {
-        headers.remove(name);
-    }
-    api_key::strip(headers);
-    match set_cookie::without_reserved(headers.get_all(COOKIE).iter()) {
-        Some(cookies) => drop(headers.insert(COOKIE, cookies)),
-        None => drop(headers.remove(COOKIE)),
-    }
-}
-
-/// Removes headers of a guest's answer that reach beyond the guest. `prefix` is the path below
-/// which it lies on `host`, if it has no host name of its own; `isolate` then gives its pages an
-/// origin of their own.
-pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str, isolate: bool) {
-    let encoded = headers.contains_key(TRANSFER_ENCODING);
-    strip_hop_by_hop(headers);
-    if encoded {
-        headers.remove(CONTENT_LENGTH);
-    }
-    let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
-    headers.remove(SET_COOKIE);
-    for cookie in &cookies {
-        if let Some(cookie) = set_cookie::confined(cookie, prefix) {
-            headers.append(SET_COOKIE, cookie);
-        }
-    }
-    let Some(prefix) = prefix else {
-        return;
-    };
-    // Each of these would apply to the whole origin, which is not the guest's here.
-    headers.remove(ALT_SVC);
-    headers.remove(STRICT_TRANSPORT_SECURITY);
-    headers.remove("clear-site-data");
-    headers.remove("service-worker-allowed");
-    if let Some(location) = headers
-        .get(LOCATION)
-        .and_then(|location| set_cookie::prefixed_location(location, prefix, host))
-    {
-        headers.insert(LOCATION, location);
-    }
-    if isolate {
-        let policy = HeaderValue::from_static(ISOLATION_POLICY);
-        headers.append(CONTENT_SECURITY_POLICY, policy);
-    }
 }
 
 impl HeaderRewrite<'_> {

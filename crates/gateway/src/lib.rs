@@ -7,7 +7,6 @@
 
 mod activity;
 pub mod admission;
-mod api_key;
 pub mod body;
 pub mod certificate;
 pub mod config;
@@ -32,7 +31,6 @@ pub mod request_id;
 pub mod response_body;
 pub mod route;
 pub mod sandboxes;
-pub mod set_cookie;
 mod state;
 mod tasks;
 pub mod tcp_handshake;

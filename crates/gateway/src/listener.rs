@@ -138,7 +138,7 @@ pub async fn serve_local<S, C>(
 
 /// Sends small answers at once, and detects vanished clients although streams may be silent for
 /// hours.
-fn prepare(stream: &TcpStream) {
+pub fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(60))
         .with_interval(Duration::from_secs(15))

@@ -1,6 +1,5 @@
 //! Bodies of requests, from the client to the guest.
 
-use crate::api_key;
 use crate::body::count;
 use crate::counters::GatewayCounters;
 use bytes::Bytes;
@@ -141,7 +140,7 @@ impl HttpBody for GuestRequestBody {
         if let Some(Ok(frame)) = &mut frame {
             count(&self.counters.bytes_to_guests, frame);
             if let Some(trailers) = frame.trailers_mut() {
-                api_key::strip(trailers);
+                jiffy_headers::api_key::strip(trailers);
             }
         }
         Poll::Ready(frame)

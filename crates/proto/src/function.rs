@@ -1,9 +1,11 @@
 //! Functions: messages between the daemon and a tenant's process (`jiffy-functions serve`), one
 //! packet each, answered in order.
 
+mod direct;
 mod egress;
 mod limits;
 
+pub use direct::{DirectAccess, DirectClosed, DirectConnection};
 pub use egress::{EgressFailure, EgressRequest, EgressResponse};
 pub use limits::{
     FunctionLimits, LimitError, MAX_ARTIFACT_BYTES, MAX_BODY_BYTES, MAX_CONCURRENCY,
@@ -39,6 +41,16 @@ pub enum ControlRequest {
     /// Sends outgoing connections through the broker whose socket comes with the message, and no
     /// longer through an earlier one.
     Egress,
+    /// Serves the connections that come over the socket that comes with the message. The end of an
+    /// earlier one ends its connections, each after the request under way.
+    Direct,
+    /// Sets how a function answers direct requests.
+    Publish {
+        /// Name of the function.
+        function: String,
+        /// Its answer from now on.
+        access: DirectAccess,
+    },
     /// Replaces limits.
     Limit {
         /// Name of the function.

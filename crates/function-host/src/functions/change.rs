@@ -1,10 +1,12 @@
 //! Deployment, rollback and removal.
 
+use super::direct::publish;
 use super::processes::blocking;
 use super::{Functions, Owner};
 use crate::function_error::FunctionError;
 use crate::function_record::{DeployChanges, FunctionRecord, VersionRecord, new_record};
 use crate::function_state::FunctionState;
+use crate::running_process::RunningProcess;
 use jiffy_engine::now_ms;
 use jiffy_proto::function::{ControlRequest, MAX_FUNCTIONS, MAX_MODULE_BYTES, World};
 use std::io::Write;
@@ -162,9 +164,14 @@ impl Functions {
             blocking(move || owner.store.commit(&record)).await
         };
         if let Err(e) = committed {
-            // The next request loads the version that is written down.
+            // The version that is written down answers again; if it cannot be loaded now, the next
+            // request tries.
             in_use.0.loaded.lock().remove(&name);
-            if former.is_none() {
+            let undone = match former {
+                Some(former) => self.load(owner, &in_use.0, &former.record()).await.is_ok(),
+                None => false,
+            };
+            if !undone {
                 let process = in_use.0.process.clone();
                 let remove = ControlRequest::Remove { function: name };
                 let _ = blocking(move || Ok(process.order(&remove).is_ok())).await;
@@ -194,10 +201,20 @@ impl Functions {
         let mut record = FunctionRecord::clone(&state.record());
         change(&mut record);
         record.updated_ms = now_ms();
-        let written = record.clone();
-        let owner = owner.clone();
-        blocking(move || owner.store.commit(&written)).await?;
-        Ok(state.replace(record))
+        let (store, written) = (owner.clone(), record.clone());
+        blocking(move || store.store.commit(&written)).await?;
+        let Some(running) = owner.running.read().clone().and_then(RunningProcess::peek) else {
+            return Ok(state.replace(record));
+        };
+        // A version that is loaded meanwhile is published as the former record says.
+        let _loading = running.loading.lock().await;
+        let record = state.replace(record);
+        if running.loaded.lock().contains_key(name) {
+            let (process, publish) = (running.process.clone(), publish(&record));
+            // A process that does not answer is ended.
+            let _ = blocking(move || Ok(process.order(&publish).is_ok())).await;
+        }
+        Ok(record)
     }
 
     /// Lets a function answer requests, or refuse them.

@@ -61,6 +61,7 @@ impl Owner {
     pub(super) fn retire(&self, running: Arc<RunningProcess>, shared: &Shared) {
         let id = running.process.id();
         running.process.end();
+        running.close_direct();
         *self.running.write() = None;
         drop(running);
         if let Some(cgroups) = &shared.settings.cgroups {
@@ -206,6 +207,7 @@ impl Functions {
             false => self.0.settings.idle,
         };
         self.end_idle(owner, running.clone(), idle).await;
+        running.mark_direct();
         let states = owner.states();
         if states.iter().any(|state| state.ran.load(Ordering::Acquire)) && !running.is_over() {
             // A failure shows as the end of the process.
@@ -225,6 +227,7 @@ impl Functions {
                 continue;
             };
             running.close();
+            running.close_direct();
             *owner.running.write() = None;
             // Uses of it may still hold it for a moment.
             let _ = blocking(move || {

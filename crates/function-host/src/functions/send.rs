@@ -1,5 +1,6 @@
 //! Requests to functions.
 
+use super::direct::publish;
 use super::processes::blocking;
 use super::{Functions, Owner};
 use crate::compiler;
@@ -80,7 +81,7 @@ impl Functions {
     }
 
     /// Uses the process of an owner in which the answering version of a function is loaded.
-    async fn loaded(&self, owner: &Arc<Owner>, name: &str) -> Result<ProcessUse, FunctionError> {
+    pub(super) async fn loaded(&self, owner: &Arc<Owner>, name: &str) -> Result<ProcessUse, FunctionError> {
         let in_use = self.process(owner).await?;
         let state = owner.function(name)?;
         state.ran.store(true, Ordering::Release);
@@ -130,6 +131,7 @@ impl Functions {
             running
                 .process
                 .load(name, &file, &artifact.digest, settings)?;
+            running.process.order(&publish(&record))?;
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())
         })

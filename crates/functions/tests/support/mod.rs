@@ -169,6 +169,15 @@ impl TestClient {
         self.response().unwrap()
     }
 
+    /// Status of a response without a body.
+    pub fn status(&mut self) -> u16 {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(self.0.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        head.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
     /// Reads a response, None if the connection ends before its end.
     pub fn response(&mut self) -> Option<TestResponse> {
         let mut head = String::new();

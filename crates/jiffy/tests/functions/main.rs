@@ -5,6 +5,7 @@
 mod support;
 
 mod client;
+mod direct;
 mod source;
 
 use client::{FunctionClient, FunctionResponse};
@@ -37,6 +38,8 @@ fn constant(text: &str) -> Vec<u8> {
 struct FunctionDaemon {
     remote: Remote,
     modules: tempfile::TempDir,
+    /// Where public functions answer directly.
+    direct: String,
 }
 
 impl FunctionDaemon {
@@ -101,16 +104,19 @@ type Step = fn(&FunctionDaemon);
 #[test]
 fn functions_are_deployed_reached_managed_and_survive() {
     let test = "functions_are_deployed_reached_managed_and_survive";
-    let Some(remote) = Remote::new(test, &[]) else {
+    let direct = direct::free_address();
+    let Some(remote) = Remote::new(test, &["--functions-listen", &direct]) else {
         return;
     };
     let daemon = FunctionDaemon {
         remote,
         modules: tempfile::tempdir().unwrap(),
+        direct: format!("http://{direct}"),
     };
-    let steps: [(&str, Step); 7] = [
+    let steps: [(&str, Step); 8] = [
         ("commands and versions", commands_and_versions),
         ("keys and public names", keys_and_public_names),
+        ("direct requests", direct::direct_requests),
         ("limits and logs", limits_and_logs),
         ("swaps under load", swaps_under_load),
         ("killed process", killed_process),

@@ -22,7 +22,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 /// visitors. Revoked keys and those of other hosts have the same shape and are removed, too. Other
 /// credentials are the guest's application's, and stay. Cookies stay: clients keep no key there,
 /// and one damaged cookie would take all others with it.
-pub(crate) fn strip(headers: &mut HeaderMap) {
+pub fn strip(headers: &mut HeaderMap) {
     let found = headers.iter().any(|(name, value)| is_key_in(name, value));
     if !found {
         return;

@@ -1,54 +1,29 @@
 //! Medians of requests to functions in one process beside those to plain hyper, as JSON.
 //!
-//! usage: bench [REQUESTS]. `bench/functions` runs it and keeps its output.
+//! usage: bench [REQUESTS [ROUNDS_OF_LOAD]]. `bench/functions` runs it and keeps its output.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot be made ends")]
+
+mod load;
+mod servers;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use jiffy_functions::compile;
-use jiffy_functions::engine;
-use jiffy_functions::epoch_ticker::EpochTicker;
 use jiffy_functions::server::{FUNCTION_HEADER, FunctionServer};
-use jiffy_functions::tenant::Tenant;
-use jiffy_proto::function::{FunctionLimits, SlotReset, TenantLimits};
+use jiffy_proto::function::SlotReset;
 use serde_json::{Value, json};
-use std::convert::Infallible;
-use std::sync::Arc;
+use servers::{FUNCTIONS, HOST};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::TcpStream;
 
-const OWNER: &str = "bench";
 const WARM_UP: usize = 200;
 /// Rounds, in each of which all series are measured: they meet the same other load.
 const ROUNDS: usize = 5;
-const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
-
-/// Module that answers with 16 bytes after writing a byte to each of `pages` pages.
-fn core_module(pages: usize) -> Vec<u8> {
-    let end = 65536 + pages * 4096;
-    let text = format!(
-        r#"(module (memory (export "memory") 64) (data (i32.const 0) "200\n\nhello, function")
-            (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
-            (func (export "jiffy_handle") (param i32 i32) (result i32)
-              (local $i i32)
-              (local.set $i (i32.const 65536))
-              (block $done (loop $next
-                (br_if $done (i32.ge_u (local.get $i) (i32.const {end})))
-                (i32.store8 (local.get $i) (i32.const 1))
-                (local.set $i (i32.add (local.get $i) (i32.const 4096)))
-                (br $next)))
-              (i32.const 20))
-            (func (export "jiffy_out") (result i32) (i32.const 0)))"#
-    );
-    wat::parse_str(text).unwrap()
-}
 
 fn main() {
-    let requests = std::env::args().nth(1).map_or(5000, |n| n.parse().unwrap());
+    let argument = |at, default| std::env::args().nth(at).map_or(default, |n| n.parse().unwrap());
+    let (requests, load_rounds) = (argument(1, 5000), argument(2, 3));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
         .event_interval(1)
@@ -56,41 +31,45 @@ fn main() {
         .enable_all()
         .build()
         .unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let plain = directory.path().join("plain");
-    runtime.block_on(async { serve_plain(UnixListener::bind(&plain).unwrap()) });
-    let servers = [SlotReset::Strict, SlotReset::Fast].map(|reset| {
-        let path = directory.path().join(reset.word());
-        let server = runtime.block_on(serve_functions(&path, reset));
-        (reset, path, server)
-    });
+    let plain = runtime.block_on(servers::serve_plain());
+    let servers = [SlotReset::Strict, SlotReset::Fast];
+    let servers = servers.map(|reset| runtime.block_on(servers::serve_functions(reset)));
     let mut series = Series::default();
     for _ in 0..ROUNDS {
         let requests = requests / ROUNDS;
-        for clients in [1, 8] {
-            let times = runtime.block_on(measure(&plain, "none", clients, requests));
-            series.add("plain hyper".to_owned(), clients, times);
-        }
-        for (name, (reset, path, server)) in FUNCTIONS
+        for (name, functions) in FUNCTIONS
             .iter()
             .flat_map(|name| servers.iter().map(move |server| (name, server)))
         {
-            let label = |way: &str| format!("{name}, {}, {way}", reset.word());
-            let times = runtime.block_on(in_process(server, name, requests));
+            let label = |way: &str| format!("{name}, {}, {way}", functions.reset.word());
+            let times = runtime.block_on(in_process(&functions.server, name, requests));
             series.add(label("in process"), 1, times);
             for clients in [1, 8] {
-                let times = runtime.block_on(measure(path, name, clients, requests));
-                series.add(label("over HTTP"), clients, times);
+                // Beside each, as load changes within a run.
+                let times = runtime.block_on(measure(plain, clients, requests));
+                series.add("plain hyper".to_owned(), clients, times);
+                let address = functions.addresses[name];
+                let times = runtime.block_on(measure(address, clients, requests));
+                series.add(label("direct"), clients, times);
             }
         }
     }
+    let mut targets = vec![("plain hyper".to_owned(), plain)];
+    for name in ["core-0", "core-16", "http"] {
+        targets.extend(servers.iter().map(|functions| {
+            let label = format!("{name}, {}", functions.reset.word());
+            (label, functions.addresses[name])
+        }));
+    }
+    let real = load::measure(&targets, load_rounds);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let output = json!({
         "task": "functions",
-        "method": "one process, rounds in turn: in process from a request's head to its response's end; over HTTP by hyper over a Unix socket, with clients in the same process that keep their connection; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line",
+        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line",
         "unit": "us",
         "load": load.trim(),
         "series": series.json(),
+        "load_by_clients": real,
     });
     println!("{}", serde_json::to_string_pretty(&output).unwrap());
 }
@@ -128,45 +107,6 @@ fn result(name: &str, clients: usize, (mut times, elapsed): (Vec<Duration>, Dura
     })
 }
 
-fn serve_plain(listener: UnixListener) {
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = service_fn(|_| async {
-                let body = Full::new(Bytes::from_static(b"hello, function"));
-                Ok::<_, Infallible>(hyper::Response::new(body))
-            });
-            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-        }
-    });
-}
-
-async fn serve_functions(path: &std::path::Path, reset: SlotReset) -> FunctionServer {
-    let limits = TenantLimits {
-        slots: 64,
-        reset,
-        ..TenantLimits::default()
-    };
-    let engine = engine::running(&limits).unwrap();
-    let ticker = EpochTicker::start(&engine).unwrap();
-    let tenant = Arc::new(Tenant::new(OWNER, limits, engine).unwrap());
-    let compiling = engine::compiling().unwrap();
-    let component = include_bytes!("../tests/guests/http.wat");
-    let component = wat::parse_bytes(component).unwrap().into_owned();
-    let mut modules = vec![("http".to_owned(), component)];
-    modules.extend([0, 1, 16, 256].map(|pages| (format!("core-{pages}"), core_module(pages))));
-    for (name, module) in modules {
-        let file = compile::compile(&compiling, &module, OWNER).unwrap();
-        let digest = *blake3::hash(&file).as_bytes();
-        let limits = FunctionLimits::default();
-        let loaded = tenant.load(&ticker, &name, &file, &digest, limits.into());
-        loaded.await.unwrap();
-    }
-    let listener = UnixListener::bind(path).unwrap();
-    let server = FunctionServer::new(tenant, ticker);
-    tokio::spawn(server.clone().listen(listener));
-    server
-}
-
 /// Times of requests without HTTP, one after the other.
 async fn in_process(
     server: &FunctionServer,
@@ -201,20 +141,13 @@ async fn in_process(
 
 /// Times of requests by clients that run at once, and the time of all.
 async fn measure(
-    path: &std::path::Path,
-    function: &str,
+    address: SocketAddr,
     clients: usize,
     requests: usize,
 ) -> (Vec<Duration>, Duration) {
-    let head = format!("GET / HTTP/1.1\r\nhost: f\r\njiffy-function: {function}\r\n\r\n");
-    let head: Arc<[u8]> = head.into_bytes().into();
     let start = Instant::now();
-    let tasks: Vec<_> = (0..clients)
-        .map(|_| {
-            let (path, head) = (path.to_owned(), head.clone());
-            tokio::spawn(client(path, head, requests / clients))
-        })
-        .collect();
+    let tasks = (0..clients).map(|_| tokio::spawn(client(address, requests / clients)));
+    let tasks: Vec<_> = tasks.collect();
     let mut times = Vec::new();
     for task in tasks {
         times.extend(task.await.unwrap());
@@ -224,8 +157,10 @@ async fn measure(
     (times, start.elapsed().mul_f64(share))
 }
 
-async fn client(path: std::path::PathBuf, head: Arc<[u8]>, requests: usize) -> Vec<Duration> {
-    let mut stream = UnixStream::connect(path).await.unwrap();
+async fn client(address: SocketAddr, requests: usize) -> Vec<Duration> {
+    let head = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\n\r\n").into_bytes();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.set_nodelay(true).unwrap();
     let mut buffer = vec![0; 4096];
     let mut times = Vec::new();
     for number in 0..WARM_UP + requests {

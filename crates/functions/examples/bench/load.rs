@@ -1,0 +1,124 @@
+//! Load by real clients, wrk and h2load, where they are installed.
+
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::process::Command;
+
+/// Connections at once, as in the table of TinyKVM's web server.
+const CONNECTIONS: [u32; 4] = [8, 16, 32, 64];
+const SECONDS: u32 = 3;
+
+/// One series for each client and number of connections. `targets` are measured in turn.
+pub fn measure(targets: &[(String, SocketAddr)], rounds: usize) -> Vec<Value> {
+    let mut measured = Vec::new();
+    for connections in CONNECTIONS {
+        for round in 0..rounds {
+            for (name, address) in targets {
+                for (client, run) in [("wrk", wrk as Run), ("h2load", h2load)] {
+                    let Some(mut result) = run(*address, connections) else {
+                        continue;
+                    };
+                    let more = json!({
+                        "name": name, "client": client, "connections": connections,
+                        "round": round,
+                    });
+                    merge(&mut result, more);
+                    measured.push(result);
+                }
+            }
+        }
+    }
+    print_table(&measured);
+    measured
+}
+
+type Run = fn(SocketAddr, u32) -> Option<Value>;
+
+fn merge(into: &mut Value, more: Value) {
+    if let (Some(into), Value::Object(more)) = (into.as_object_mut(), more) {
+        into.extend(more);
+    }
+}
+
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    assert!(output.status.success(), "{program}: {output:?}");
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+/// Runs wrk, whose threads are two as in the reference.
+fn wrk(address: SocketAddr, connections: u32) -> Option<Value> {
+    let url = format!("http://{address}/");
+    let (connections, seconds) = (connections.to_string(), format!("{SECONDS}s"));
+    let text = output(
+        "wrk",
+        &["-t2", "-c", &connections, "-d", &seconds, "--latency", "-H", "Host: f", &url],
+    )?;
+    assert!(!text.contains("Non-2xx") && !text.contains("Socket errors"), "{text}");
+    let field = |name: &str| {
+        let line = text.lines().map(str::trim).find(|l| l.starts_with(name));
+        let value = line.and_then(|line| line.split_whitespace().nth(1));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+    };
+    let rate: f64 = field("Requests/sec:").parse().unwrap();
+    Some(json!({
+        "requests_per_s": rate.round(),
+        "p50": micros(&field("50%")), "p90": micros(&field("90%")), "p99": micros(&field("99%")),
+    }))
+}
+
+fn h2load(address: SocketAddr, connections: u32) -> Option<Value> {
+    let url = format!("http://{address}/");
+    let (connections, seconds) = (connections.to_string(), SECONDS.to_string());
+    let text = output(
+        "h2load",
+        &["--h1", "-t2", "-c", &connections, "-D", &seconds, "-H", "host: f", &url],
+    )?;
+    assert!(text.contains(" 0 failed, 0 errored"), "{text}");
+    let line = text.lines().find(|l| l.starts_with("finished in")).unwrap();
+    let rate = line.split(", ").find_map(|part| part.strip_suffix(" req/s"));
+    let times = text.lines().find(|l| l.starts_with("time for request:")).unwrap();
+    let mean = times.split_whitespace().nth(5).unwrap();
+    let rate: f64 = rate.unwrap().parse().unwrap();
+    Some(json!({ "requests_per_s": rate.round(), "mean": micros(mean) }))
+}
+
+/// Microseconds of a time with its unit.
+fn micros(text: &str) -> f64 {
+    let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+    let found = units.iter().find_map(|(unit, factor)| {
+        Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor)
+    });
+    found.unwrap_or_else(|| panic!("{text} is no time"))
+}
+
+/// Prints medians of requests per second as the reference has them, to standard error.
+fn print_table(measured: &[Value]) {
+    for client in ["wrk", "h2load"] {
+        let of_client: Vec<_> = measured.iter().filter(|m| m["client"] == client).collect();
+        let mut names: Vec<&str> = Vec::new();
+        for one in &of_client {
+            let name = one["name"].as_str().unwrap();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        if names.is_empty() {
+            eprintln!("{client} is not installed");
+            continue;
+        }
+        eprintln!("requests/s with {client} | {}", CONNECTIONS.map(|c| c.to_string()).join(" | "));
+        for name in names {
+            let rates = CONNECTIONS.map(|connections| {
+                let same = of_client
+                    .iter()
+                    .filter(|m| m["name"] == name && m["connections"] == connections);
+                let mut rates: Vec<f64> =
+                    same.map(|m| m["requests_per_s"].as_f64().unwrap()).collect();
+                rates.sort_by(f64::total_cmp);
+                format!("{:.0}", rates.get(rates.len() / 2).copied().unwrap_or_default())
+            });
+            eprintln!("{name} | {}", rates.join(" | "));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Direct connections of clients, which the daemon hands over with their first request unread.
+
+use crate::fault::RequestFault;
+use crate::function::Function;
+use crate::guest_body::ResponseBody;
+use crate::server::{FunctionServer, REQUEST_ID_HEADER, faulty};
+use crate::write_timeout::WriteTimeout;
+use bytes::Bytes;
+use hyper::body::Body;
+use hyper::header::{HOST, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, Uri};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use jiffy_headers::{confine_answer, confine_request};
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::function::{DirectAccess, DirectClosed, DirectConnection};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use std::convert::Infallible;
+use std::io;
+use std::net::TcpStream as StdTcpStream;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+
+/// Time for the head of a request to arrive, also for the next one: a connection is an exchange of
+/// its owner's key as long as it is open.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for which a write may make no progress.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// Socket over which a daemon hands over connections.
+pub(crate) struct DirectLink {
+    socket: AsyncFd<Channel>,
+    server: FunctionServer,
+    permits: Arc<Semaphore>,
+    /// Its receivers see the end of the daemon.
+    open: watch::Sender<bool>,
+}
+
+/// Client of one connection, and what it asked for first.
+#[derive(Debug)]
+pub struct DirectClient {
+    function: String,
+    host: HeaderValue,
+    address: HeaderValue,
+}
+
+/// Serves the connections that come over `socket`. Must be called inside of the runtime.
+pub(crate) fn attach(
+    server: &FunctionServer,
+    permits: &Arc<Semaphore>,
+    socket: OwnedFd,
+) -> io::Result<()> {
+    fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    let link = DirectLink {
+        // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
+        socket: unsafe { AsyncFd::register(Channel::new(socket)) }?,
+        server: server.clone(),
+        permits: permits.clone(),
+        open: watch::Sender::new(true),
+    };
+    tokio::spawn(Arc::new(link).serve());
+    Ok(())
+}
+
+impl DirectLink {
+    /// Takes connections until the daemon is gone.
+    async fn serve(self: Arc<Self>) {
+        while let Ok((connection, mut files)) = self.receive().await {
+            let link = self.clone();
+            let (permit, file) = (self.permits.clone().try_acquire_owned(), files.pop());
+            tokio::spawn(async move {
+                let id = connection.id;
+                // One without a permit is closed.
+                if let (Ok(_permit), Some(file)) = (permit, file) {
+                    // Its end or its fault: nothing is left to do.
+                    let _ = link.connection(connection, file).await;
+                }
+                link.tell_closed(id).await;
+            });
+        }
+        self.open.send_replace(false);
+    }
+
+    async fn receive(&self) -> Result<(DirectConnection, Vec<OwnedFd>), ChannelError> {
+        loop {
+            let ready = self.socket.readable().await;
+            let mut ready = ready.map_err(|_| ChannelError::Closed)?;
+            match self.socket.get_ref().recv() {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                received => return received,
+            }
+        }
+    }
+
+    async fn tell_closed(&self, id: u64) {
+        while let Ok(mut ready) = self.socket.writable().await {
+            let sent = self.socket.get_ref().send(&DirectClosed { id }, &[]);
+            match sent {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                _ => return,
+            }
+        }
+    }
+
+    async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
+        let open = self.open.subscribe();
+        let stream = StdTcpStream::from(file);
+        stream.set_nonblocking(true)?;
+        let stream = TcpStream::from_std(stream)?;
+        let client = DirectClient::new(&stream, connection.function, &connection.host)?;
+        serve(&self.server, stream, &client, open).await
+    }
+}
+
+impl DirectClient {
+    /// Client of a connection for one function. `host` is what each of its requests must have.
+    pub fn new(stream: &TcpStream, function: String, host: &str) -> io::Result<Self> {
+        let address = stream.peer_addr()?.ip().to_canonical().to_string();
+        Ok(Self {
+            function,
+            host: HeaderValue::from_str(host).map_err(io::Error::other)?,
+            address: HeaderValue::from_str(&address).map_err(io::Error::other)?,
+        })
+    }
+}
+
+/// Serves a connection. It ends after the request under way when `open` becomes false.
+pub async fn serve(
+    server: &FunctionServer,
+    stream: TcpStream,
+    client: &DirectClient,
+    mut open: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let service = service_fn(move |request| async move {
+        Ok::<_, Infallible>(server.handle_direct(client, request).await)
+    });
+    let stream = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .serve_connection(stream, service);
+    let mut served = pin!(served);
+    let closed = async {
+        // An end of the sender is the same.
+        drop(open.wait_for(|open| !open).await);
+    };
+    let ended = tokio::select! {
+        biased;
+        ended = served.as_mut() => ended,
+        () = closed => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    ended.map_err(io::Error::other)
+}
+
+impl FunctionServer {
+    /// Answers a request of a direct connection as the gateway has one answered.
+    async fn handle_direct<B>(
+        &self,
+        client: &DirectClient,
+        request: Request<B>,
+    ) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let id = self.new_request_id();
+        let mut response = match self.find_direct(client, &request) {
+            Ok(function) => {
+                let (mut head, body) = request.into_parts();
+                rewrite(&mut head, client, &id);
+                let request = Request::from_parts(head, body);
+                let name = client.function.clone();
+                let mut response = self.answer(name, &function, &id, request).await;
+                confine_answer(response.headers_mut(), None, "", false);
+                response
+            }
+            Err(fault) => faulty(&fault),
+        };
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(REQUEST_ID_HEADER, id);
+        }
+        response
+    }
+
+    fn find_direct<B>(
+        &self,
+        client: &DirectClient,
+        request: &Request<B>,
+    ) -> Result<Arc<Function>, RequestFault> {
+        let authority = request.uri().authority().map(|host| host.as_str().as_bytes());
+        let header = || request.headers().get(HOST).map(HeaderValue::as_bytes);
+        let host = authority.or_else(header).unwrap_or_default();
+        if !host.eq_ignore_ascii_case(client.host.as_bytes()) {
+            return Err(RequestFault::Misdirected);
+        }
+        let function = self.function(&client.function);
+        let function = function.ok_or(RequestFault::NotFound)?;
+        match function.deployment().access {
+            DirectAccess::Public => Ok(function),
+            DirectAccess::Disabled => Err(RequestFault::Disabled),
+            DirectAccess::Hidden => Err(RequestFault::NotFound),
+        }
+    }
+}
+
+/// Turns the head of a client's request into that of the request to the guest.
+fn rewrite(head: &mut Parts, client: &DirectClient, id: &str) {
+    if head.uri.authority().is_some() && head.method != Method::CONNECT {
+        let path = head.uri.path_and_query().cloned();
+        head.uri = path.map(Uri::from).unwrap_or_default();
+    }
+    let headers = &mut head.headers;
+    confine_request(headers);
+    headers.insert(HOST, client.host.clone());
+    headers.insert(X_FORWARDED_HOST, client.host.clone());
+    headers.insert(X_FORWARDED_FOR, client.address.clone());
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(REQUEST_ID_HEADER, id);
+    }
+}

@@ -1,0 +1,432 @@
+//! Behaviour of `wasi:http/types` as its interface describes it, function by function.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod component;
+
+use component::component;
+use jiffy_proto::function::FunctionLimits;
+use support::{TestClient, TestResponse, TestTenant};
+
+/// Tenant with one component, as the function `f`.
+struct Guest(TestTenant);
+
+impl Guest {
+    fn new(texts: &[(&str, &str)], handler: &str) -> Self {
+        let tenant = TestTenant::start();
+        tenant.deploy("f", &component(texts, handler), FunctionLimits::default());
+        Self(tenant)
+    }
+
+    fn get(&self, path: &str) -> TestResponse {
+        self.0.connect().get("f", path)
+    }
+
+    /// Asks a handler that ends in `$done`.
+    fn passes(&self) {
+        let answer = self.get("/");
+        assert_eq!((answer.status, answer.text()), (200, "ok"), "{answer:?}");
+    }
+}
+
+/// Sends a request with further headers.
+fn send(client: &mut TestClient, method: &str, headers: &str, body: &[u8]) -> TestResponse {
+    let length = body.len();
+    let head = format!(
+        "{method} / HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\n{headers}\
+         content-length: {length}\r\n\r\n"
+    );
+    client.send(&[head.as_bytes(), body].concat());
+    client.response().unwrap()
+}
+
+#[test]
+fn each_method_of_a_request_is_its_case() {
+    // The status is 200 and the number of the case.
+    let guest = Guest::new(
+        &[],
+        "(call $method (local.get $in) (global.get $R))
+         (local.set $a (call $response (call $fields)))
+         (call $check (i32.eqz (call $set-status (local.get $a)
+           (i32.add (i32.const 220) (i32.load8_u (global.get $R))))))
+         (call $answer (local.get $a) (i32.load offset=4 (global.get $R))
+           (select (i32.load offset=8 (global.get $R)) (i32.const 0)
+             (i32.eq (i32.load8_u (global.get $R)) (i32.const 9))))",
+    );
+    let methods = [
+        ("GET", 0),
+        ("POST", 2),
+        ("PUT", 3),
+        ("DELETE", 4),
+        ("OPTIONS", 6),
+        ("TRACE", 7),
+        ("PATCH", 8),
+        ("PURGE", 9),
+        ("get", 9),
+    ];
+    let mut client = guest.0.connect();
+    for (method, case) in methods {
+        let answer = send(&mut client, method, "", b"");
+        assert_eq!(answer.status, 220 + case, "{method}: {answer:?}");
+        let other = if case == 9 { method } else { "" };
+        assert_eq!(answer.text(), other);
+    }
+    // No body follows.
+    client.send(b"HEAD / HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\nconnection: close\r\n\r\n");
+    assert_eq!(client.status(), 221);
+}
+
+#[test]
+fn scheme_authority_and_path_are_those_of_the_request() {
+    let guest = Guest::new(
+        &[("own", "jiffy-function")],
+        "(call $scheme (local.get $in) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $check (i32.eqz (i32.load8_u offset=4 (global.get $R))))
+         (call $authority (local.get $in) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $check (i32.eq (i32.load offset=8 (global.get $R)) (i32.const 1)))
+         (call $check
+           (i32.eq (i32.load8_u (i32.load offset=4 (global.get $R))) (i32.const 102)))
+         (call $check (i32.eqz (call $fields-has (call $headers (local.get $in)) {own})))
+         (call $path (local.get $in) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $answer (call $response (call $fields))
+           (i32.load offset=4 (global.get $R)) (i32.load offset=8 (global.get $R)))",
+    );
+    for path in ["/", "/a/b?c=d%20e&f", "/%2e%2e/x?", "//x"] {
+        assert_eq!(guest.get(path).text(), path);
+    }
+}
+
+#[test]
+fn headers_of_a_request_are_read_by_any_case_and_cannot_be_changed() {
+    let guest = Guest::new(
+        &[("many", "X-MANY"), ("absent", "x-absent"), ("value", "v")],
+        "(local.set $a (call $headers (local.get $in)))
+         (call $fields-get (local.get $a) {many} (global.get $R))
+         (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 2)))
+         (local.set $b (i32.load (global.get $R)))
+         (call $check (i32.eq (i32.load8_u (i32.load (local.get $b))) (i32.const 49)))
+         (call $check (i32.eq (i32.load8_u (i32.load offset=8 (local.get $b))) (i32.const 50)))
+         (call $check (call $fields-has (local.get $a) {many}))
+         (call $check (i32.eqz (call $fields-has (local.get $a) {absent})))
+         (call $fields-get (local.get $a) {absent} (global.get $R))
+         (call $check (i32.eqz (i32.load offset=4 (global.get $R))))
+         (call $fields-append (local.get $a) {many} {value} (global.get $R))
+         (call $error (i32.const 2))
+         (call $fields-set (local.get $a) {many} (i32.const 0) (i32.const 0) (global.get $R))
+         (call $error (i32.const 2))
+         (call $fields-delete (local.get $a) {many} (global.get $R))
+         (call $error (i32.const 2))
+         (local.set $c (call $fields-clone (local.get $a)))
+         (call $fields-append (local.get $c) {many} {value} (global.get $R))
+         (call $ok)
+         (call $fields-get (local.get $c) {many} (global.get $R))
+         (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 3)))
+         (call $fields-get (local.get $a) {many} (global.get $R))
+         (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 2)))
+         (call $done)",
+    );
+    let many = "x-many: 1\r\nX-Many: 2\r\n";
+    let answer = send(&mut guest.0.connect(), "GET", many, b"");
+    assert_eq!(answer.text(), "ok");
+}
+
+#[test]
+fn fields_are_appended_set_deleted_and_listed() {
+    Guest::new(
+        &[("name", "x-a"), ("one", "1"), ("two", "2"), ("three", "3")],
+        "(local.set $a (call $fields))
+         (call $fields-append (local.get $a) {name} {one} (global.get $R)) (call $ok)
+         (call $fields-append (local.get $a) {name} {two} (global.get $R)) (call $ok)
+         (call $fields-get (local.get $a) {name} (global.get $R))
+         (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 2)))
+         (i32.store (i32.const 1280) {@three})
+         (i32.store (i32.const 1284) (i32.const 1))
+         (call $fields-set (local.get $a) {name} (i32.const 1280) (i32.const 1)
+           (global.get $R)) (call $ok)
+         (call $fields-entries (local.get $a) (global.get $R))
+         (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 1)))
+         (local.set $b (i32.load (global.get $R)))
+         (call $check (i32.eq (i32.load offset=4 (local.get $b)) (i32.const 3)))
+         (call $check (i32.eq (i32.load8_u (i32.load offset=8 (local.get $b))) (i32.const 51)))
+         (call $fields-delete (local.get $a) {name} (global.get $R)) (call $ok)
+         (call $check (i32.eqz (call $fields-has (local.get $a) {name})))
+         ;; Two entries of one name.
+         (i32.store (i32.const 1280) {@name}) (i32.store (i32.const 1284) (i32.const 3))
+         (i32.store (i32.const 1288) {@one}) (i32.store (i32.const 1292) (i32.const 1))
+         (i32.store (i32.const 1296) {@name}) (i32.store (i32.const 1300) (i32.const 3))
+         (i32.store (i32.const 1304) {@two}) (i32.store (i32.const 1308) (i32.const 1))
+         (call $fields-from-list (i32.const 1280) (i32.const 2) (global.get $R)) (call $ok)
+         (local.set $a (i32.load offset=4 (global.get $R)))
+         (call $fields-get (local.get $a) {name} (global.get $R))
+         (call $check (i32.eq (i32.load offset=4 (global.get $R)) (i32.const 2)))
+         (call $done)",
+    )
+    .passes();
+}
+
+#[test]
+fn fields_with_bad_syntax_or_a_forbidden_name_are_refused() {
+    let forbidden = [
+        "connection",
+        "Keep-Alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "transfer-encoding",
+        "upgrade",
+        "Host",
+        "http2-settings",
+    ];
+    let names: Vec<_> = (0..forbidden.len()).map(|n| format!("f{n}")).collect();
+    let mut texts = vec![
+        ("good", "x-a"),
+        ("value", "v"),
+        ("space", "x a"),
+        ("empty", ""),
+        ("colon", "x:"),
+        ("lines", "a\nb"),
+        ("zero", "a\0b"),
+    ];
+    texts.extend(names.iter().map(String::as_str).zip(forbidden));
+    let append = |name: &str, value: &str, error: u32| {
+        format!(
+            "(call $fields-append (local.get $a) {{{name}}} {{{value}}} (global.get $R))
+             (call $error (i32.const {error}))\n"
+        )
+    };
+    let mut handler = "(local.set $a (call $fields))\n".to_owned();
+    for (name, value) in [
+        ("space", "value"),
+        ("empty", "value"),
+        ("colon", "value"),
+        ("good", "lines"),
+        ("good", "zero"),
+    ] {
+        handler += &append(name, value, 0);
+    }
+    for name in &names {
+        handler += &append(name, "value", 1);
+    }
+    handler += "(i32.store (i32.const 1280) {@f0}) (i32.store (i32.const 1284) (i32.const 10))
+         (i32.store (i32.const 1288) {@value}) (i32.store (i32.const 1292) (i32.const 1))
+         (call $fields-from-list (i32.const 1280) (i32.const 1) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $check (i32.eq (i32.load8_u offset=4 (global.get $R)) (i32.const 1)))
+         (call $fields-entries (local.get $a) (global.get $R))
+         (call $check (i32.eqz (i32.load offset=4 (global.get $R))))
+         (call $done)";
+    Guest::new(&texts, &handler).passes();
+}
+
+/// Takes the body of the request to `$a` and its stream to `$b`.
+const CONSUME: &str = "(call $consume (local.get $in) (global.get $R)) (call $ok)
+     (local.set $a (i32.load offset=4 (global.get $R)))
+     (call $stream (local.get $a) (global.get $R)) (call $ok)
+     (local.set $b (i32.load offset=4 (global.get $R)))\n";
+
+#[test]
+fn a_body_is_read_to_its_end_and_can_be_taken_once() {
+    let guest = Guest::new(
+        &[],
+        &format!(
+            "{CONSUME}
+         (call $consume (local.get $in) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $stream (local.get $a) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (block $end (loop $next
+           (call $read (local.get $b) (i64.const 65536) (global.get $R))
+           (if (i32.load8_u (global.get $R)) (then
+             (call $check (i32.eq (i32.load8_u offset=4 (global.get $R)) (i32.const 1)))
+             (br $end)))
+           ;; What is read lies one behind the other.
+           (if (i32.eqz (local.get $c)) (then (local.set $c (i32.load offset=4 (global.get $R)))))
+           (i32.store (i32.const 1280)
+             (i32.add (i32.load (i32.const 1280)) (i32.load offset=8 (global.get $R))))
+           (br $next)))
+         (call $drop-input (local.get $b))
+         (local.set $b (call $finish-incoming (local.get $a)))
+         (call $trailers (local.get $b) (global.get $R))
+         (call $check (i32.load8_u (global.get $R)))
+         (call $check (i32.eqz (i32.load8_u offset=8 (global.get $R))))
+         (call $check (i32.eqz (i32.load8_u offset=16 (global.get $R))))
+         (call $check (i32.eqz (i32.load8_u offset=24 (global.get $R))))
+         (call $answer (call $response (call $fields)) (local.get $c)
+           (select (i32.load (i32.const 1280)) (i32.const 0) (local.get $c)))"
+        ),
+    );
+    let mut client = guest.0.connect();
+    for body in ["", "a", "some bytes"] {
+        assert_eq!(send(&mut client, "POST", "", body.as_bytes()).text(), body);
+    }
+    // In chunks, with a trailer.
+    client.send(
+        b"POST / HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\ntransfer-encoding: chunked\r\n\
+          trailer: x-t\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\nx-t: 1\r\n\r\n",
+    );
+    assert_eq!(client.response().unwrap().text(), "abcde");
+}
+
+#[test]
+fn a_response_has_its_status_and_headers_and_one_body() {
+    let guest = Guest::new(
+        &[("name", "x-answer"), ("one", "1"), ("two", "2"), ("text", "made")],
+        "(local.set $b (call $fields))
+         (call $fields-append (local.get $b) {name} {one} (global.get $R)) (call $ok)
+         (call $fields-append (local.get $b) {name} {two} (global.get $R)) (call $ok)
+         (local.set $a (call $response (local.get $b)))
+         (call $check (i32.eq (call $status (local.get $a)) (i32.const 200)))
+         (call $check (call $set-status (local.get $a) (i32.const 99)))
+         (call $check (call $set-status (local.get $a) (i32.const 1000)))
+         (call $check (i32.eqz (call $set-status (local.get $a) (i32.const 201))))
+         (call $check (i32.eq (call $status (local.get $a)) (i32.const 201)))
+         (local.set $b (call $response-headers (local.get $a)))
+         (call $fields-append (local.get $b) {name} {one} (global.get $R))
+         (call $error (i32.const 2))
+         (call $answer (local.get $a) {text})",
+    );
+    let answer = guest.get("/");
+    assert_eq!((answer.status, answer.text()), (201, "made"));
+    let sent = answer.head.lines().filter(|l| l.starts_with("x-answer: "));
+    assert_eq!(sent.collect::<Vec<_>>(), ["x-answer: 1", "x-answer: 2"]);
+
+    let twice = "(local.set $a (call $response (call $fields)))
+         (call $body (local.get $a) (global.get $R)) (call $ok)
+         (local.set $b (i32.load offset=4 (global.get $R)))
+         (call $body (local.get $a) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $body-write (local.get $b) (global.get $R)) (call $ok)
+         (call $body-write (local.get $b) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $done)";
+    Guest::new(&[], twice).passes();
+}
+
+/// Handler that promises three bytes, writes `{text}`, and sends `$R` of its end to the log of
+/// checks: case 28 of error-code, HTTP-response-body-size.
+const PROMISE: &str = "(local.set $b (call $fields))
+     (call $fields-append (local.get $b) {length} {three} (global.get $R)) (call $ok)
+     (local.set $a (call $response (local.get $b)))
+     (call $body (local.get $a) (global.get $R)) (call $ok)
+     (local.set $b (i32.load offset=4 (global.get $R)))
+     (call $body-write (local.get $b) (global.get $R)) (call $ok)
+     (local.set $c (i32.load offset=4 (global.get $R)))
+     (call $set (local.get $out) (i32.const 0) (local.get $a) (i32.const 0)
+       (i64.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))
+     (call $write (local.get $c) {text} (global.get $R))
+     (call $drop-output (local.get $c))
+     (call $finish (local.get $b) (i32.const 0) (i32.const 0) (global.get $R))\n";
+
+#[test]
+fn a_body_that_is_not_as_long_as_its_header_says_does_not_look_complete() {
+    for (text, is_whole) in [("abc", true), ("ab", false), ("abcd", false)] {
+        let texts = [("length", "content-length"), ("three", "3"), ("text", text)];
+        let guest = Guest::new(&texts, PROMISE);
+        let mut client = guest.0.connect();
+        client.send(b"GET / HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\n\r\n");
+        let answer = client.response();
+        let body = answer.as_ref().map(TestResponse::text);
+        assert_eq!(body, is_whole.then_some("abc"), "{text}: {answer:?}");
+    }
+}
+
+#[test]
+fn a_body_ends_with_trailers() {
+    Guest::new(
+        &[("name", "x-t"), ("one", "1"), ("text", "ok")],
+        "(local.set $a (call $response (call $fields)))
+         (call $body (local.get $a) (global.get $R)) (call $ok)
+         (local.set $b (i32.load offset=4 (global.get $R)))
+         (call $body-write (local.get $b) (global.get $R)) (call $ok)
+         (local.set $c (i32.load offset=4 (global.get $R)))
+         (call $set (local.get $out) (i32.const 0) (local.get $a) (i32.const 0)
+           (i64.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))
+         (call $write (local.get $c) {text} (global.get $R))
+         (call $drop-output (local.get $c))
+         (local.set $c (call $fields))
+         (call $fields-append (local.get $c) {name} {one} (global.get $R))
+         (call $finish (local.get $b) (i32.const 1) (local.get $c) (global.get $R))
+         (if (i32.load8_u (global.get $R)) (then (unreachable)))",
+    )
+    .passes();
+}
+
+#[test]
+fn a_guest_that_answers_with_an_error_code_is_a_failure() {
+    let handler = "(call $set (local.get $out) (i32.const 1) (i32.const 36) (i32.const 0)
+       (i64.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))";
+    let answer = Guest::new(&[], handler).get("/");
+    assert_eq!(answer.fault(), (502, "function_trap".to_owned()));
+}
+
+#[test]
+fn parts_of_an_outgoing_request_are_checked_and_its_headers_are_fixed() {
+    Guest::new(
+        &[
+            ("name", "x-a"),
+            ("bad method", "A B"),
+            ("own method", "PURGE"),
+            ("host", "example.com:80"),
+            ("bad host", "exa mple"),
+            ("path", "/a?b"),
+            ("bad path", "/a b"),
+            ("scheme", "ftp"),
+        ],
+        "(local.set $a (call $request (call $fields)))
+         (call $get-method (local.get $a) (global.get $R))
+         (call $check (i32.eqz (i32.load8_u (global.get $R))))
+         (call $check (call $set-method (local.get $a) (i32.const 9) {bad method}))
+         (call $check (i32.eqz (call $set-method (local.get $a) (i32.const 3)
+           (i32.const 0) (i32.const 0))))
+         (call $get-method (local.get $a) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 3)))
+         (call $check (i32.eqz (call $set-method (local.get $a) (i32.const 9) {own method})))
+         (call $get-method (local.get $a) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 9)))
+         (call $check (i32.eq (i32.load offset=8 (global.get $R)) (i32.const 5)))
+         (call $check (i32.eqz (call $set-authority (local.get $a) (i32.const 1) {host})))
+         (call $check (call $set-authority (local.get $a) (i32.const 1) {bad host}))
+         (call $check (i32.eqz (call $set-path (local.get $a) (i32.const 1) {path})))
+         (call $check (call $set-path (local.get $a) (i32.const 1) {bad path}))
+         (call $check (i32.eqz (call $set-path (local.get $a) (i32.const 0)
+           (i32.const 0) (i32.const 0))))
+         (call $check (i32.eqz (call $set-scheme (local.get $a) (i32.const 1) (i32.const 1)
+           (i32.const 0) (i32.const 0))))
+         (call $check (i32.eqz (call $set-scheme (local.get $a) (i32.const 1) (i32.const 2)
+           {scheme})))
+         (local.set $b (call $request-headers (local.get $a)))
+         (call $fields-append (local.get $b) {name} {name} (global.get $R))
+         (call $error (i32.const 2))
+         (call $request-body (local.get $a) (global.get $R)) (call $ok)
+         (call $request-body (local.get $a) (global.get $R))
+         (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
+         (call $done)",
+    )
+    .passes();
+}
+
+#[test]
+fn timeouts_of_an_outgoing_request_are_absent_until_they_are_set() {
+    let mut handler = "(local.set $a (call $options))\n".to_owned();
+    for (name, value) in [("connect", 1), ("first-byte", 1 << 40), ("between-bytes", 7)] {
+        handler += &format!(
+            "(call ${name} (local.get $a) (global.get $R))
+             (call $check (i32.eqz (i32.load8_u (global.get $R))))
+             (call $check (i32.eqz
+               (call $set-{name} (local.get $a) (i32.const 1) (i64.const {value}))))
+             (call ${name} (local.get $a) (global.get $R))
+             (call $check (i32.load8_u (global.get $R)))
+             (call $check (i64.eq (i64.load offset=8 (global.get $R)) (i64.const {value})))
+             (call $check (i32.eqz
+               (call $set-{name} (local.get $a) (i32.const 0) (i64.const 0))))
+             (call ${name} (local.get $a) (global.get $R))
+             (call $check (i32.eqz (i32.load8_u (global.get $R))))\n"
+        );
+    }
+    Guest::new(&[], &format!("{handler}(call $done)")).passes();
+}

@@ -1,0 +1,113 @@
+//! Heads of messages between clients and guests, without what is not meant for the other side.
+
+pub mod api_key;
+pub mod set_cookie;
+
+use hyper::header::{
+    ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, FORWARDED,
+    HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+    SET_COOKIE, STRICT_TRANSPORT_SECURITY, TE, TRANSFER_ENCODING, UPGRADE,
+};
+
+/// Header that carries the token of sandboxes that are not open to the public.
+pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
+
+/// Allows scripts, and gives pages an opaque origin.
+const ISOLATION_POLICY: &str =
+    "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads";
+
+/// Returns true if a comma-separated header contains `word`.
+#[must_use]
+pub fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|listed| listed.trim().eq_ignore_ascii_case(word))
+}
+
+/// Removes hop-by-hop headers (RFC 9110, 7.6.1).
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let listed: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in listed {
+        headers.remove(name);
+    }
+    for name in [
+        CONNECTION,
+        UPGRADE,
+        TE,
+        TRANSFER_ENCODING,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+    ] {
+        headers.remove(name);
+    }
+    for name in ["keep-alive", "proxy-connection", "http2-settings"] {
+        headers.remove(name);
+    }
+}
+
+/// Removes headers of a client that are not for a guest: those of this hop, of proxies that are not
+/// trusted, keys of the control plane, and the gateway's own cookies.
+pub fn confine_request(headers: &mut HeaderMap) {
+    strip_hop_by_hop(headers);
+    // The gateway answers it itself, by asking the client for the body.
+    headers.remove(EXPECT);
+    headers.remove(FORWARDED);
+    for name in [
+        TRAFFIC_TOKEN,
+        "x-forwarded-prefix",
+        "x-real-ip",
+        "x-forwarded-port",
+    ] {
+        headers.remove(name);
+    }
+    api_key::strip(headers);
+    match set_cookie::without_reserved(headers.get_all(COOKIE).iter()) {
+        Some(cookies) => drop(headers.insert(COOKIE, cookies)),
+        None => drop(headers.remove(COOKIE)),
+    }
+}
+
+/// Removes headers of a guest's answer that reach beyond the guest. `prefix` is the path below
+/// which it lies on `host`, if it has no host name of its own; `isolate` then gives its pages an
+/// origin of their own.
+pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str, isolate: bool) {
+    let encoded = headers.contains_key(TRANSFER_ENCODING);
+    strip_hop_by_hop(headers);
+    if encoded {
+        headers.remove(CONTENT_LENGTH);
+    }
+    let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
+    headers.remove(SET_COOKIE);
+    for cookie in &cookies {
+        if let Some(cookie) = set_cookie::confined(cookie, prefix) {
+            headers.append(SET_COOKIE, cookie);
+        }
+    }
+    let Some(prefix) = prefix else {
+        return;
+    };
+    // Each of these would apply to the whole origin, which is not the guest's here.
+    headers.remove(ALT_SVC);
+    headers.remove(STRICT_TRANSPORT_SECURITY);
+    headers.remove("clear-site-data");
+    headers.remove("service-worker-allowed");
+    if let Some(location) = headers
+        .get(LOCATION)
+        .and_then(|location| set_cookie::prefixed_location(location, prefix, host))
+    {
+        headers.insert(LOCATION, location);
+    }
+    if isolate {
+        let policy = HeaderValue::from_static(ISOLATION_POLICY);
+        headers.append(CONTENT_SECURITY_POLICY, policy);
+    }
+}

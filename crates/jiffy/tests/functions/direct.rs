@@ -1,0 +1,73 @@
+//! Direct requests: several owners' public functions on one port.
+
+use super::client::{FunctionClient, FunctionResponse};
+use super::{FunctionDaemon, constant, support};
+use std::net::TcpListener;
+
+/// Address for `--functions-listen` that nothing else listens at.
+pub fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+fn client(daemon: &FunctionDaemon, label: &str) -> FunctionClient {
+    let headers = format!("host: {label}.fn.localhost\r\nx-request-id: mine\r\n");
+    FunctionClient::connect(&daemon.direct, &headers)
+}
+
+fn get(daemon: &FunctionDaemon, label: &str) -> FunctionResponse {
+    client(daemon, label).get("/path").unwrap()
+}
+
+pub fn direct_requests(daemon: &FunctionDaemon) {
+    let remote = &daemon.remote;
+    let label = |name: &str| {
+        let info = remote.json(&["function", "info", name]);
+        info["label"].as_str().unwrap().to_owned()
+    };
+    daemon.deploy("direct", &constant("direct"), &["--public"]);
+    daemon.deploy("private", &constant("private"), &[]);
+    let direct = label("direct");
+    let mut kept = client(daemon, &direct);
+    for _ in 0..3 {
+        let answer = kept.get("/path").unwrap();
+        assert_eq!((answer.status, answer.text().as_str()), (200, "direct"));
+        assert_eq!(answer.header("x-request-id").unwrap().len(), 32);
+    }
+    let unknown = (404, "function_not_found".to_owned());
+    for other in [&label("private"), "direct", "direct--000000000000"] {
+        let answer = get(daemon, other);
+        assert!(answer.header("x-request-id").is_some(), "{answer:?}");
+        assert_eq!(answer.refusal(), unknown, "{other}");
+    }
+    // The control plane is not there.
+    let mut control = FunctionClient::connect(&daemon.direct, "host: localhost\r\n");
+    assert_eq!(control.get("/functions").unwrap().refusal(), unknown);
+
+    // Another owner's function of the same name, on the same port.
+    let other = daemon.key("create");
+    let path = daemon.module(&constant("the other's"));
+    let deploy = ["function", "deploy", "direct", path.to_str().unwrap(), "--public", "--json"];
+    let mut deploy = remote.command(&deploy);
+    let deployed = support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
+    let deployed: serde_json::Value = serde_json::from_str(&deployed.stdout).unwrap();
+    let theirs = get(daemon, deployed["label"].as_str().unwrap());
+    assert_eq!(theirs.text(), "the other's");
+    assert_eq!(kept.get("/path").unwrap().text(), "direct");
+    let removed = daemon.connect(&other).send("DELETE", "/functions/direct", b"");
+    assert_eq!(removed.unwrap().status, 204);
+
+    // Changes hold for new connections and for open ones.
+    remote.ok(&["function", "disable", "direct"]);
+    let disabled = (503, "function_disabled".to_owned());
+    assert_eq!(get(daemon, &direct).refusal(), disabled);
+    assert_eq!(kept.get("/path").unwrap().refusal(), disabled);
+    remote.ok(&["function", "enable", "direct"]);
+    daemon.deploy("direct", &constant("second"), &[]);
+    assert_eq!(get(daemon, &direct).text(), "second");
+    assert_eq!(kept.get("/path").unwrap().text(), "second");
+    let info = remote.json(&["function", "info", "direct"]);
+    assert!(info["metrics"]["requests"].as_u64().unwrap() >= 6, "{info}");
+    remote.ok(&["function", "rm", "direct", "private"]);
+    assert_eq!(get(daemon, &direct).refusal(), unknown);
+}
