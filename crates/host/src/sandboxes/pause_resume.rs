@@ -5,7 +5,7 @@ use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
 use super::{OperationError, Sandboxes, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose};
-use jiffy_engine::{AfterSnapshot, Engine, Guest};
+use jiffy_engine::{AfterSnapshot, Engine};
 use std::sync::Arc;
 use std::time::Instant;
 
