@@ -16,7 +16,7 @@ CPU = "host,arch-capabilities=off"
 def run(*words, **more):
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=LIMIT, **more)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}")
+        raise RuntimeError(f"{pathlib.Path(words[0]).name}: {done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -100,7 +100,7 @@ class Container:
                                   stdout=said, stderr=said, timeout=LIMIT)
             if done.returncode:
                 said.seek(0)
-                raise RuntimeError(f"{self.program} {' '.join(map(str, words))}: {said.read().decode(errors='replace')}")
+                raise RuntimeError(f"{self.name} {words[0]}: {said.read().decode(errors='replace')}")
 
     def new_name(self):
         self.number += 1
@@ -197,7 +197,7 @@ class Qemu:
                 machine[name].settimeout(SERIAL_LIMIT if name == "serial" else LIMIT)
         except TimeoutError:
             process.kill()
-            raise RuntimeError(f"{self.program} does not start: {process.stderr.read().decode(errors='replace')}")
+            raise RuntimeError(f"{self.name} does not start: {process.stderr.read().decode(errors='replace')}")
         finally:
             for path, listener in zip(sockets, listeners):
                 listener.close()
@@ -208,7 +208,7 @@ class Qemu:
             self.control(machine, "qmp_capabilities")
         except RuntimeError:
             process.kill()
-            raise RuntimeError(f"{self.program} ended: {process.stderr.read().decode(errors='replace')}")
+            raise RuntimeError(f"{self.name} ended: {process.stderr.read().decode(errors='replace')}")
         return machine
 
     @staticmethod

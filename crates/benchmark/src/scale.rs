@@ -83,7 +83,8 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
             with an empty memory layer, of which only the manifest is not a link to shared files. \
             A daemon with the usual settings; calls one after the other on one kept connection, \
             about items spread over all; a restart from the start of the process to the first \
-            answer about a sandbox, page cache warm; memory is VmRSS after the calls",
+            answer about a sandbox, page cache warm; memory is VmRSS, at the first answer and after \
+            the calls, among which is a list of all templates",
         limits: "a cold page cache; calls at once; layers with content; a store; work that a \
             daemon does behind its first answers",
         not_available: [not_available, Meter::new().not_available()].concat(),
@@ -95,7 +96,7 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
 fn goal(name: &str, number: usize) -> Option<f64> {
     match (name, number) {
         ("restart to the first answer", _) => Some(goals::RESTART),
-        ("memory of the daemon", 10_000) => Some(goals::SLEEPERS_MIB),
+        ("memory of the daemon at its first answer", 10_000) => Some(goals::SLEEPERS_MIB),
         _ => None,
     }
 }
@@ -152,6 +153,12 @@ async fn steps(
         let daemon = ScratchDaemon::start(home, &path).await?;
         restarts.push(daemon.first_answer_ms);
         rows.push(("restart to the first answer", "ms", restarts));
+        let at_start = daemon.memory_kib()? / 1024.0;
+        rows.push((
+            "memory of the daemon at its first answer",
+            "MiB",
+            vec![at_start],
+        ));
         let found = calls::measure(&daemon, &mut population, n).await?;
         rows.extend(
             found

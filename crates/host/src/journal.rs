@@ -247,8 +247,10 @@ impl Journal {
 
     /// All sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<SandboxRecord>, JournalError> {
-        let rows = self.rows("SELECT record, 1 FROM sandboxes ORDER BY rowid")?;
-        rows.iter().map(|(text, _)| self.parse(text)).collect()
+        self.rows(
+            "SELECT record, 1 FROM sandboxes ORDER BY rowid",
+            |record, _| record,
+        )
     }
 
     /// The guests of running sandboxes, by sandbox.
@@ -267,31 +269,36 @@ impl Journal {
 
     /// All snapshots, also those that were never completed.
     pub fn snapshots(&self) -> Result<Vec<JournalledSnapshot>, JournalError> {
-        let rows = self.rows("SELECT record, complete FROM snapshots ORDER BY rowid")?;
-        rows.iter()
-            .map(|(text, complete)| {
-                Ok(JournalledSnapshot {
-                    record: self.parse(text)?,
-                    complete: *complete,
-                })
-            })
-            .collect()
+        let query = "SELECT record, complete FROM snapshots ORDER BY rowid";
+        self.rows(query, |record, complete| JournalledSnapshot {
+            record,
+            complete,
+        })
     }
 
     /// Copies that are still to be removed from stores, the oldest first.
     pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
-        let rows = self.rows("SELECT retraction, 1 FROM retractions ORDER BY rowid")?;
-        rows.iter().map(|(text, _)| self.parse(text)).collect()
+        let query = "SELECT retraction, 1 FROM retractions ORDER BY rowid";
+        self.rows(query, |retraction, _| retraction)
     }
 
-    fn rows(&self, query: &str) -> Result<Vec<(String, bool)>, JournalError> {
-        let connection = &self.database().connection;
-        let read = || -> rusqlite::Result<Vec<(String, bool)>> {
-            let mut statement = connection.prepare_cached(query)?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            rows.collect()
-        };
-        read().map_err(|e| self.failed(e))
+    /// Reads one row after the other: the text of all is never in memory.
+    fn rows<T: DeserializeOwned, R>(
+        &self,
+        query: &str,
+        made: impl Fn(T, bool) -> R,
+    ) -> Result<Vec<R>, JournalError> {
+        let failed = |e| self.failed(e);
+        let database = self.database();
+        let mut statement = database.connection.prepare_cached(query).map_err(failed)?;
+        let mut rows = statement.query([]).map_err(failed)?;
+        let mut found = Vec::new();
+        while let Some(row) = rows.next().map_err(failed)? {
+            let text: String = row.get(0).map_err(failed)?;
+            let mark: bool = row.get(1).map_err(failed)?;
+            found.push(made(self.parse(&text)?, mark));
+        }
+        Ok(found)
     }
 
     fn parse<T: DeserializeOwned>(&self, text: &str) -> Result<T, JournalError> {

@@ -1,5 +1,5 @@
-"""Small server: answers each HTTP request with two bytes; `SINK` and a stream: the stream's length
-when it ends; `SOURCE N`: so many bytes. One thread. usage: server.py PORT"""
+"""Small server: answers each HTTP request with two bytes; `SINK N` and so many bytes: one byte;
+`SOURCE N`: so many bytes. One thread. usage: server.py PORT"""
 import select
 import socket
 import sys
@@ -8,15 +8,14 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\
 PIECE = bytes(1 << 20)
 
 
-def sink(connection, count):
+def sink(connection, left):
     buffer = bytearray(1 << 20)
-    while got := connection.recv_into(buffer):
-        count += got
-    connection.sendall(b"%d\n" % count)
+    while left > 0 and (got := connection.recv_into(buffer)):
+        left -= got
+    connection.sendall(b"." if left == 0 else b"!")
 
 
-def source(connection, line):
-    left = int(line.split()[1])
+def source(connection, left):
     while left > 0:
         connection.sendall(PIECE[:left])
         left -= len(PIECE)
@@ -42,14 +41,15 @@ def main():
             except ConnectionError:
                 data = b""
             text = pending[number] + data
-            stream = text.startswith((b"SINK\n", b"SOURCE ")) and b"\n" in text
+            stream = text.startswith((b"SINK ", b"SOURCE ")) and b"\n" in text
             if not data or stream:
                 poll.unregister(connection)
                 del connections[number], pending[number]
-                if text.startswith(b"SINK\n"):
-                    sink(connection, len(text) - 5)
+                line, _, rest = text.partition(b"\n")
+                if stream and line.startswith(b"SINK"):
+                    sink(connection, int(line.split()[1]) - len(rest))
                 elif stream:
-                    source(connection, text)
+                    source(connection, int(line.split()[1]))
                 connection.close()
                 continue
             requests = text.count(b"\r\n\r\n")

@@ -27,6 +27,9 @@ pub(crate) struct EntryIndexes {
     /// All of them by the moment of their creation, in milliseconds since 1970, and id. Locked
     /// after the entries.
     pub ages: Mutex<BTreeSet<(u64, String)>>,
+    /// Those that run and have a deadline, by that, in milliseconds since 1970, and id. No other
+    /// lock is taken under it.
+    pub deadlines: Mutex<BTreeSet<(u64, String)>>,
 }
 
 impl EntryIndexes {
@@ -37,6 +40,20 @@ impl EntryIndexes {
         let name = held_by(before);
         if let Some(name) = name.filter(|_| name != held_by(now)) {
             self.names.release(&before.settings.owner, name, &before.id);
+        }
+        self.move_deadline(&now.id, ends_at(before), ends_at(now));
+    }
+
+    fn move_deadline(&self, id: &str, before: Option<u64>, now: Option<u64>) {
+        if before == now {
+            return;
+        }
+        let mut deadlines = self.deadlines.lock();
+        if let Some(before) = before {
+            deadlines.remove(&(before, id.to_owned()));
+        }
+        if let Some(now) = now {
+            deadlines.insert((now, id.to_owned()));
         }
     }
 }
@@ -74,7 +91,14 @@ impl<G> Drop for SandboxEntry<G> {
         }
         let age = (record.created_ms, id.clone());
         self.indexes.ages.lock().remove(&age);
+        self.indexes.move_deadline(id, ends_at(&record), None);
     }
+}
+
+/// The deadline of a sandbox that runs.
+fn ends_at(record: &SandboxRecord) -> Option<u64> {
+    let runs = record.state == SandboxState::Running;
+    record.deadline_ms.filter(|_| runs)
 }
 
 /// The name that a sandbox has for itself.
@@ -95,6 +119,7 @@ impl<G: Guest> SandboxEntry<G> {
         indexes.users.change(&record.id, None, needed_by(&record));
         let age = (record.created_ms, record.id.clone());
         indexes.ages.lock().insert(age);
+        indexes.move_deadline(&record.id, None, ends_at(&record));
         Self {
             record: Mutex::new(record),
             indexes,
@@ -140,10 +165,8 @@ impl<G: Guest> SandboxEntry<G> {
 
     /// When its time is over, while it runs and nobody has noticed yet.
     pub fn deadline(&self) -> Option<u64> {
-        let record = self.record.lock();
-        let counts =
-            record.state == SandboxState::Running && !self.expiring.load(Ordering::Acquire);
-        record.deadline_ms.filter(|_| counts)
+        let counts = !self.expiring.load(Ordering::Acquire);
+        ends_at(&self.record.lock()).filter(|_| counts)
     }
 
     /// Returns true to the one caller that is to act upon its deadline.

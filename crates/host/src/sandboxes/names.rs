@@ -5,25 +5,25 @@ use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, is_reserved};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Owner of a sandbox; none: the host's.
 type Owner = Option<String>;
 
 /// Sandboxes that are not killed, by name and owner.
 #[derive(Debug, Default)]
-pub(crate) struct SandboxNames(Mutex<HashMap<String, BTreeMap<Owner, String>>>);
+pub(crate) struct SandboxNames(Mutex<BTreeMap<(String, Owner), String>>);
 
 impl SandboxNames {
     /// Gives `name` to sandbox `id` of `owner`, unless another one of that owner has it, whose id
     /// is returned.
     pub fn claim(&self, owner: &Owner, name: &str, id: &str) -> Result<(), String> {
         let mut names = self.0.lock();
-        let holders = names.entry(name.to_owned()).or_default();
-        match holders.get(owner) {
+        let key = (name.to_owned(), owner.clone());
+        match names.get(&key) {
             Some(holder) if holder != id => Err(holder.clone()),
             _ => {
-                holders.insert(owner.clone(), id.to_owned());
+                names.insert(key, id.to_owned());
                 Ok(())
             }
         }
@@ -32,21 +32,17 @@ impl SandboxNames {
     /// Takes `name` from sandbox `id` of `owner`, if it has it.
     pub fn release(&self, owner: &Owner, name: &str, id: &str) {
         let mut names = self.0.lock();
-        let Some(holders) = names.get_mut(name) else {
-            return;
-        };
-        if holders.get(owner).is_some_and(|holder| holder == id) {
-            holders.remove(owner);
-        }
-        if holders.is_empty() {
-            names.remove(name);
+        let key = (name.to_owned(), owner.clone());
+        if names.get(&key).is_some_and(|holder| holder == id) {
+            names.remove(&key);
         }
     }
 
     /// Ids of the sandboxes with this name.
     fn ids(&self, name: &str) -> Vec<String> {
         let names = self.0.lock();
-        let holders = names.get(name).into_iter().flatten();
+        let from = names.range((name.to_owned(), None)..);
+        let holders = from.take_while(|((other, _), _)| other == name);
         holders.map(|(_, id)| id.clone()).collect()
     }
 }

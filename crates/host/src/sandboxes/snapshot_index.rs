@@ -3,34 +3,32 @@
 use super::list_order::ListOrder;
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Ids of snapshots by a word.
+/// Ids by a word, as pairs: most words have one id, and a map of sets would take several times the
+/// memory.
 #[derive(Debug, Default)]
-struct SnapshotGroups(HashMap<String, BTreeSet<String>>);
+struct SnapshotGroups(BTreeSet<(String, String)>);
 
 impl SnapshotGroups {
     fn add(&mut self, word: Option<&str>, id: &str) {
         if let Some(word) = word.filter(|word| !word.is_empty()) {
-            let group = self.0.entry(word.to_owned()).or_default();
-            group.insert(id.to_owned());
+            self.0.insert((word.to_owned(), id.to_owned()));
         }
     }
 
     fn take(&mut self, word: Option<&str>, id: &str) {
-        if let Some(word) = word
-            && let Some(group) = self.0.get_mut(word)
-        {
-            group.remove(id);
-            if group.is_empty() {
-                self.0.remove(word);
-            }
+        if let Some(word) = word {
+            self.0.remove(&(word.to_owned(), id.to_owned()));
         }
     }
 
     fn of(&self, word: &str) -> impl Iterator<Item = &String> {
-        self.0.get(word).into_iter().flatten()
+        let word = word.to_owned();
+        let from = self.0.range((word.clone(), String::new())..);
+        let group = from.take_while(move |(other, _)| *other == word);
+        group.map(|(_, id)| id)
     }
 }
 

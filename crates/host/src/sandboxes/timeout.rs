@@ -8,8 +8,9 @@ use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::OnTimeout;
 use jiffy_engine::{Engine, now_ms};
+use std::ops::Bound;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Records of killed sandboxes stay this long.
@@ -78,21 +79,37 @@ impl<E: Engine> Sandboxes<E> {
         tokio::spawn(keep(inner, changed));
     }
 
+    /// The first deadline that is not being acted upon.
     fn next_deadline(&self) -> Option<u64> {
-        let entries = self.0.entries.lock();
-        entries.values().filter_map(|e| e.deadline()).min()
+        let mut from = Bound::Unbounded;
+        loop {
+            let deadlines = self.0.indexes.deadlines.lock();
+            let next = deadlines.range((from, Bound::Unbounded)).next().cloned()?;
+            drop(deadlines);
+            if self.deadline_of(&next.1).is_some() {
+                return Some(next.0);
+            }
+            from = Bound::Excluded(next);
+        }
+    }
+
+    fn deadline_of(&self, id: &str) -> Option<u64> {
+        let entry = self.0.entries.lock().get(id).cloned();
+        entry?.deadline()
     }
 
     fn expire_due(&self) {
         let now = now_ms();
-        let due: Vec<_> = self
-            .0
-            .entries
-            .lock()
-            .values()
+        let deadlines = self.0.indexes.deadlines.lock();
+        let over = deadlines.iter().take_while(|(at, _)| *at <= now);
+        let ids: Vec<String> = over.map(|(_, id)| id.clone()).collect();
+        drop(deadlines);
+        let entries = self.0.entries.lock();
+        let due = ids.iter().filter_map(|id| entries.get(id).cloned());
+        let due: Vec<_> = due
             .filter(|e| e.deadline().is_some_and(|d| d <= now))
-            .cloned()
             .collect();
+        drop(entries);
         for entry in due {
             if entry.begin_expiring() {
                 let this = self.clone();
@@ -128,6 +145,7 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
+    /// Looks at every sandbox.
     fn forget_killed(&self) {
         let limit = now_ms().saturating_sub(u64::try_from(REMEMBERED.as_millis()).unwrap_or(0));
         let old: Vec<String> = self
@@ -139,7 +157,7 @@ impl<E: Engine> Sandboxes<E> {
             .map(|(id, _)| id.clone())
             .collect();
         let changes: Vec<_> = old.iter().cloned().map(JournalChange::NoSandbox).collect();
-        // Without any it still writes what is owed. Nothing else brings back one that was killed.
+        // Nothing else brings back one that was killed.
         self.0.journal.commit_write_behind(&changes);
         let mut entries = self.0.entries.lock();
         for id in &old {
@@ -195,6 +213,7 @@ impl<E: Engine> Timeouts<'_, E> {
 }
 
 async fn keep<E: Engine>(inner: Weak<SandboxesInner<E>>, changed: Arc<Notify>) {
+    let mut forgotten: Option<Instant> = None;
     loop {
         let nap = {
             let Some(inner) = inner.upgrade() else {
@@ -202,7 +221,12 @@ async fn keep<E: Engine>(inner: Weak<SandboxesInner<E>>, changed: Arc<Notify>) {
             };
             let this = Sandboxes(inner);
             this.expire_due();
-            this.forget_killed();
+            // What is owed.
+            this.0.journal.commit_write_behind(&[]);
+            if forgotten.is_none_or(|at| at.elapsed() >= NAP) {
+                this.forget_killed();
+                forgotten = Some(Instant::now());
+            }
             this.next_deadline().map_or(NAP, |at| {
                 Duration::from_millis(at.saturating_sub(now_ms()))
                     .clamp(Duration::from_millis(1), NAP)
