@@ -51,7 +51,9 @@ pub(super) async fn send(
     bytes: u64,
 ) -> anyhow::Result<Duration> {
     let began = Instant::now();
-    stream.write_all(format!("SINK {bytes}\n").as_bytes()).await?;
+    stream
+        .write_all(format!("SINK {bytes}\n").as_bytes())
+        .await?;
     let piece = vec![0x5a; PIECE];
     let mut left = usize::try_from(bytes)?;
     while left > 0 {
@@ -62,7 +64,10 @@ pub(super) async fn send(
         left -= now;
     }
     stream.flush().await?;
-    let answer = stream.read_u8().await.context("the server did not receive it")?;
+    let answer = stream
+        .read_u8()
+        .await
+        .context("the server did not receive it")?;
     ensure!(answer == b'.', "not all of {bytes} bytes arrived");
     Ok(began.elapsed())
 }

@@ -221,7 +221,7 @@ async fn keep<E: Engine>(inner: Weak<SandboxesInner<E>>, changed: Arc<Notify>) {
             };
             let this = Sandboxes(inner);
             this.expire_due();
-            // What is owed.
+            // Changes that are owed.
             this.0.journal.commit_write_behind(&[]);
             if forgotten.is_none_or(|at| at.elapsed() >= NAP) {
                 this.forget_killed();
