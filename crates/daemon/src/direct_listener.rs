@@ -2,10 +2,10 @@
 //! first request, and hands the connection over to the process that runs the function.
 
 use anyhow::Context;
+use axum::Json;
 use axum::body::to_bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::Json;
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, RETRY_AFTER};
 use jiffy_api::{ApiError, AutoResume, KeyStatus, Keys};
 use jiffy_engine::Engine;
@@ -166,7 +166,7 @@ async fn first_host(stream: &TcpStream) -> std::io::Result<Option<String>> {
             buffer.resize(MAX_HOST_BYTES, 0);
             continue;
         }
-        // What lies there is known: forgotten, the next bytes wake this again.
+        // Forgotten, so that the next bytes wake this again.
         let _ = stream.try_io(Interest::READABLE, || {
             Err::<(), _>(std::io::ErrorKind::WouldBlock.into())
         });
@@ -251,9 +251,7 @@ impl IntoResponse for Refusal {
                 "function_disabled",
                 "the function is disabled".to_owned(),
             ),
-            Self::Exchanges(message) => {
-                (StatusCode::TOO_MANY_REQUESTS, "max_exchanges", message)
-            }
+            Self::Exchanges(message) => (StatusCode::TOO_MANY_REQUESTS, "max_exchanges", message),
         };
         let body = Json(serde_json::json!({
             "code": status.as_u16(), "message": message, "error_code": error_code,

@@ -8,7 +8,6 @@ use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -51,16 +50,16 @@ impl RequestUsage {
 
 /// Guest whose processor time is limited. An epoch's end makes it yield, so that it is looked at
 /// every few milliseconds.
-pub(crate) struct MeteredGuest<F> {
-    guest: Pin<Box<F>>,
-    usage: Arc<RequestUsage>,
+pub(crate) struct MeteredGuest<'a, F> {
+    guest: Pin<&'a mut F>,
+    usage: &'a RequestUsage,
     limit: Duration,
 }
 
-impl<F> MeteredGuest<F> {
-    pub(crate) fn new(guest: F, usage: Arc<RequestUsage>, limit: Duration) -> Self {
+impl<'a, F> MeteredGuest<'a, F> {
+    pub(crate) fn new(guest: Pin<&'a mut F>, usage: &'a RequestUsage, limit: Duration) -> Self {
         Self {
-            guest: Box::pin(guest),
+            guest,
             usage,
             limit,
         }
@@ -115,7 +114,7 @@ fn read_at(now: Instant) -> Duration {
     cpu
 }
 
-impl<F: Future<Output = Result<T, RequestFault>>, T> Future for MeteredGuest<F> {
+impl<F: Future<Output = Result<T, RequestFault>>, T> Future for MeteredGuest<'_, F> {
     type Output = Result<T, RequestFault>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -3,6 +3,7 @@
 use crate::fault::RequestFault;
 use crate::function::Function;
 use crate::guest_body::ResponseBody;
+use crate::head_timeout::{HeadTimeout, UnderWay};
 use crate::server::{FunctionServer, REQUEST_ID_HEADER, faulty};
 use crate::write_timeout::WriteTimeout;
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, Uri};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use jiffy_headers::{confine_answer, confine_request};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{DirectAccess, DirectClosed, DirectConnection};
@@ -144,15 +145,17 @@ pub async fn serve(
     client: &DirectClient,
     mut open: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let service = service_fn(move |request| async move {
-        Ok::<_, Infallible>(server.handle_direct(client, request).await)
+    let under_way = UnderWay::default();
+    let service = service_fn(|request| async {
+        let request_under_way = under_way.enter();
+        let response = server.handle_direct(client, request).await;
+        Ok::<_, Infallible>(response.map(|body| request_under_way.until_sent(body)))
     });
-    let stream = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
+    let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
+    let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, under_way.clone());
     let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(stream, service);
+        .serve_connection(TokioIo::new(stream), service);
     let mut served = pin!(served);
     let closed = async {
         // An end of the sender is the same.
@@ -192,9 +195,7 @@ impl FunctionServer {
             }
             Err(fault) => faulty(&fault),
         };
-        if let Ok(id) = HeaderValue::from_str(&id) {
-            response.headers_mut().insert(REQUEST_ID_HEADER, id);
-        }
+        response.headers_mut().insert(REQUEST_ID_HEADER, id);
         response
     }
 
@@ -203,7 +204,10 @@ impl FunctionServer {
         client: &DirectClient,
         request: &Request<B>,
     ) -> Result<Arc<Function>, RequestFault> {
-        let authority = request.uri().authority().map(|host| host.as_str().as_bytes());
+        let authority = request
+            .uri()
+            .authority()
+            .map(|host| host.as_str().as_bytes());
         let header = || request.headers().get(HOST).map(HeaderValue::as_bytes);
         let host = authority.or_else(header).unwrap_or_default();
         if !host.eq_ignore_ascii_case(client.host.as_bytes()) {
@@ -220,7 +224,7 @@ impl FunctionServer {
 }
 
 /// Turns the head of a client's request into that of the request to the guest.
-fn rewrite(head: &mut Parts, client: &DirectClient, id: &str) {
+fn rewrite(head: &mut Parts, client: &DirectClient, id: &HeaderValue) {
     if head.uri.authority().is_some() && head.method != Method::CONNECT {
         let path = head.uri.path_and_query().cloned();
         head.uri = path.map(Uri::from).unwrap_or_default();
@@ -231,7 +235,5 @@ fn rewrite(head: &mut Parts, client: &DirectClient, id: &str) {
     headers.insert(X_FORWARDED_HOST, client.host.clone());
     headers.insert(X_FORWARDED_FOR, client.address.clone());
     headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
-    if let Ok(id) = HeaderValue::from_str(id) {
-        headers.insert(REQUEST_ID_HEADER, id);
-    }
+    headers.insert(REQUEST_ID_HEADER, id.clone());
 }

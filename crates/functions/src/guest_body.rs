@@ -16,23 +16,34 @@ use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
 /// Body of any response. An error resets the connection.
 pub type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Task of a guest, which ends with the value.
-pub(crate) struct GuestTask(pub(crate) JoinHandle<Result<(), RequestFault>>);
+/// Guest that has begun. One that still runs ends with the value.
+pub(crate) enum GuestTask {
+    Ended(Result<(), RequestFault>),
+    Running(JoinHandle<Result<(), RequestFault>>),
+}
 
 impl GuestTask {
     /// Waits for the end of a guest that gave no response.
     pub(crate) async fn fault(mut self) -> RequestFault {
-        match (&mut self.0).await {
-            Ok(Err(fault)) => fault,
-            Ok(Ok(())) => RequestFault::Trap("the guest gave no response".to_owned()),
-            Err(error) => RequestFault::Trap(format!("the guest's task: {error}")),
+        let ended = match &mut self {
+            Self::Ended(ended) => ended.clone(),
+            Self::Running(task) => match task.await {
+                Ok(ended) => ended,
+                Err(error) => return RequestFault::Trap(format!("the guest's task: {error}")),
+            },
+        };
+        match ended {
+            Err(fault) => fault,
+            Ok(()) => RequestFault::Trap("the guest gave no response".to_owned()),
         }
     }
 }
 
 impl Drop for GuestTask {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Self::Running(task) = self {
+            task.abort();
+        }
     }
 }
 

@@ -6,8 +6,8 @@
 
 pub mod artifact;
 pub mod compile;
-pub mod engine;
 pub mod direct;
+pub mod engine;
 pub mod epoch_ticker;
 pub mod fault;
 pub mod function;
@@ -24,6 +24,7 @@ mod core_wasi;
 mod core_world;
 mod cpu_meter;
 mod egress;
+mod head_timeout;
 mod http_world;
 mod memory_limiter;
 mod outgoing;

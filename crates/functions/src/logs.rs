@@ -1,5 +1,6 @@
 //! Output and failures of a function, in a bounded ring.
 
+use hyper::header::HeaderValue;
 use jiffy_proto::function::{LogEntry, LogStream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,17 +75,21 @@ impl FunctionLog {
 #[derive(Debug)]
 pub(crate) struct RequestLog {
     log: Arc<FunctionLog>,
-    request_id: String,
+    request_id: HeaderValue,
     left: Mutex<usize>,
 }
 
 impl RequestLog {
-    pub(crate) fn new(log: Arc<FunctionLog>, request_id: String) -> Self {
+    pub(crate) fn new(log: Arc<FunctionLog>, request_id: HeaderValue) -> Self {
         Self {
             log,
             request_id,
             left: Mutex::new(MAX_REQUEST_BYTES),
         }
+    }
+
+    fn id(&self) -> &str {
+        self.request_id.to_str().unwrap_or_default()
     }
 
     /// Appends output, as long as the request may.
@@ -97,14 +102,14 @@ impl RequestLog {
         };
         let output = output.get(..allowed).unwrap_or_default();
         for part in output.chunks(MAX_TEXT_BYTES) {
-            self.log.append(&self.request_id, stream, part);
+            self.log.append(self.id(), stream, part);
         }
     }
 
     /// Appends the cause of a failure.
     pub(crate) fn fault(&self, text: &str) {
         self.log
-            .append(&self.request_id, LogStream::Fault, text.as_bytes());
+            .append(self.id(), LogStream::Fault, text.as_bytes());
     }
 }
 
@@ -116,7 +121,7 @@ mod tests {
     fn a_log_is_bounded_and_its_entries_stay_numbered() {
         let log = Arc::new(FunctionLog::default());
         for _ in 0..1000 {
-            let request = RequestLog::new(log.clone(), "r".to_owned());
+            let request = RequestLog::new(log.clone(), HeaderValue::from_static("r"));
             request.write(LogStream::Stdout, &[b'x'; 2 * MAX_REQUEST_BYTES]);
         }
         let kept = log.read(0, usize::MAX);

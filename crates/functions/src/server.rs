@@ -6,6 +6,7 @@ use crate::epoch_ticker::EpochTicker;
 use crate::fault::RequestFault;
 use crate::function::{Deployment, Function, VersionCode};
 use crate::guest_body::{GuestBody, GuestTask, ResponseBody};
+use crate::head_timeout::{HeadTimeout, UnderWay};
 use crate::http_world::HttpState;
 use crate::logs::RequestLog;
 use crate::memory_limiter::{MemoryLimiter, MemoryReservation};
@@ -21,12 +22,14 @@ use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
@@ -99,17 +102,18 @@ impl FunctionServer {
 
     /// Serves one connection.
     pub async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let service =
-            service_fn(|request| async move { Ok::<_, Infallible>(self.handle(request).await) });
+        let under_way = UnderWay::default();
+        let service = service_fn(|request| async {
+            let request_under_way = under_way.enter();
+            let response = self.handle(request).await;
+            Ok::<_, Infallible>(response.map(|body| request_under_way.until_sent(body)))
+        });
+        let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
+        let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, under_way.clone());
         // An end of either side is the connection's: nothing is left to do.
         let _ = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(MAX_HEAD_BYTES)
-            .serve_connection(
-                TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)),
-                service,
-            )
+            .serve_connection(TokioIo::new(stream), service)
             .await;
     }
 
@@ -139,13 +143,13 @@ impl FunctionServer {
         &self,
         name: String,
         function: &Arc<Function>,
-        id: &str,
+        id: &HeaderValue,
         request: Request<B>,
     ) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes> + Unpin,
     {
-        let log = Arc::new(RequestLog::new(function.log.clone(), id.to_owned()));
+        let log = Arc::new(RequestLog::new(function.log.clone(), id.clone()));
         let mut response = match self.run(name, function, request, &log).await {
             Ok(response) => response,
             Err(fault) => {
@@ -153,28 +157,33 @@ impl FunctionServer {
                 faulty(&fault)
             }
         };
-        if let Ok(id) = HeaderValue::from_str(id) {
-            response.headers_mut().insert(REQUEST_ID_HEADER, id);
-        }
+        let headers = response.headers_mut();
+        headers.insert(REQUEST_ID_HEADER, id.clone());
         response
     }
 
-    fn request_id<B>(&self, request: &Request<B>) -> String {
-        let given = request
-            .headers()
-            .get(REQUEST_ID_HEADER)
-            .and_then(|id| id.to_str().ok());
-        match given {
-            Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
+    fn request_id<B>(&self, request: &Request<B>) -> HeaderValue {
+        match request.headers().get(REQUEST_ID_HEADER) {
+            Some(id) if (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.to_str().is_ok() => {
+                id.clone()
+            }
             _ => self.new_request_id(),
         }
     }
 
     /// Id of 128 bits. Different processes have different ones; the order of one's tells nothing.
-    pub(crate) fn new_request_id(&self) -> String {
+    pub(crate) fn new_request_id(&self) -> HeaderValue {
         let number = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.id_keys[1];
-        format!("{:016x}{mixed:016x}", self.id_keys[0])
+        let id = (u128::from(self.id_keys[0]) << 64) | u128::from(mixed);
+        let digits: Vec<u8> = (0..32)
+            .map(|at| {
+                let digit = (id >> (124 - at * 4)) & 0xf;
+                u8::try_from(digit).map_or(b'0', |d| d + if d < 10 { b'0' } else { b'a' - 10 })
+            })
+            .collect();
+        let id = HeaderValue::from_maybe_shared(Bytes::from(digits));
+        id.unwrap_or(HeaderValue::from_static("unnamed"))
     }
 
     async fn run(
@@ -286,13 +295,10 @@ impl GuestRequest {
         let _ticking = self.server.ticker.enter();
         let _running = self.function.metrics.enter();
         let guest = async { guest.await.map_err(|error| self.usage.fault(&error))? };
-        let guest = MeteredGuest::new(
-            guest,
-            self.usage.clone(),
-            self.deployment.settings.limits.cpu_time(),
-        );
-        let mut guest = pin!(guest);
-        match timeout(self.left, guest.as_mut()).await {
+        let guest = pin!(guest);
+        let limit = self.deployment.settings.limits.cpu_time();
+        let guest = MeteredGuest::new(guest, &self.usage, limit);
+        match timeout(self.left, guest).await {
             Ok(ended) => ended,
             Err(_) => {
                 self.usage.ended_early.store(true, Ordering::Release);
@@ -326,8 +332,8 @@ impl GuestRequest {
         }))
     }
 
-    /// Runs the guest as a task: it goes on while its response is sent, and a client that does not
-    /// read cannot keep it from its limit of time.
+    /// Runs the guest, as a task if it does not end at once: it goes on while its response is sent,
+    /// and a client that does not read cannot keep it from its limit of time.
     async fn run_http(
         self,
         head: Parts,
@@ -339,7 +345,7 @@ impl GuestRequest {
         let request = Request::from_parts(head, Full::new(body));
         let head_sent = Arc::new(AtomicBool::new(false));
         let sent = head_sent.clone();
-        let task = tokio::spawn(async move {
+        let mut guest = Box::pin(async move {
             let state = HttpState::new(
                 self.limiter(),
                 &self.deployment.settings,
@@ -363,7 +369,15 @@ impl GuestRequest {
             }
             ended
         });
-        let task = GuestTask(task);
+        let begun = poll_fn(|context| Poll::Ready(guest.as_mut().poll(context))).await;
+        let task = match begun {
+            Poll::Ready(ended) => GuestTask::Ended(ended),
+            Poll::Pending => GuestTask::Running(tokio::spawn(guest)),
+        };
+        if let GuestTask::Ended(Err(fault)) = &task {
+            // Nothing of a response was sent.
+            return Err(fault.clone());
+        }
         let response = match receiver.await {
             Ok(Ok(response)) => response,
             Ok(Err(code)) => {

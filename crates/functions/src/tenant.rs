@@ -10,10 +10,11 @@ use crate::memory_limiter::{MemoryBudget, MemoryLimiter};
 use crate::world::{self, WorldError};
 use crate::{core_world, engine, http_world};
 use jiffy_proto::function::{
-    DirectAccess, FunctionLimits, LimitError, LoadSettings, LogEntry, MAX_FUNCTIONS, MetricsSnapshot,
-    TenantLimits, World,
+    DirectAccess, FunctionLimits, LimitError, LoadSettings, LogEntry, MAX_FUNCTIONS,
+    MetricsSnapshot, TenantLimits, World,
 };
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -220,7 +221,8 @@ impl Tenant {
             };
             Ok(proved)
         };
-        let proof = MeteredGuest::new(proof, usage, PROOF_CPU);
+        let proof = pin!(proof);
+        let proof = MeteredGuest::new(proof, &usage, PROOF_CPU);
         let unproved = |reason: &str| DeployError::Load {
             what: "instantiated",
             reason: reason.to_owned(),

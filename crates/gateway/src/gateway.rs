@@ -423,9 +423,12 @@ impl<S: Sandboxes> GatewayState<S> {
                 }
                 None => {
                     let name = format!("{}link_{port}", jiffy_headers::set_cookie::RESERVED_PREFIX);
-                    jiffy_headers::set_cookie::values_of(parts.headers.get_all(COOKIE).iter(), &name)
-                        .filter_map(|value| value.split_once('.'))
-                        .any(|(expires, signature)| by_path(expires, signature).is_some())
+                    jiffy_headers::set_cookie::values_of(
+                        parts.headers.get_all(COOKIE).iter(),
+                        &name,
+                    )
+                    .filter_map(|value| value.split_once('.'))
+                    .any(|(expires, signature)| by_path(expires, signature).is_some())
                 }
             },
         };

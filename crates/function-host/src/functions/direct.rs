@@ -86,11 +86,7 @@ impl DirectLink {
         }
     }
 
-    async fn pass(
-        &self,
-        message: &DirectConnection,
-        stream: &OwnedFd,
-    ) -> Result<(), ChannelError> {
+    async fn pass(&self, message: &DirectConnection, stream: &OwnedFd) -> Result<(), ChannelError> {
         loop {
             let ready = self.socket.writable().await;
             let mut ready = ready.map_err(|_| ChannelError::Closed)?;

@@ -81,7 +81,11 @@ impl Functions {
     }
 
     /// Uses the process of an owner in which the answering version of a function is loaded.
-    pub(super) async fn loaded(&self, owner: &Arc<Owner>, name: &str) -> Result<ProcessUse, FunctionError> {
+    pub(super) async fn loaded(
+        &self,
+        owner: &Arc<Owner>,
+        name: &str,
+    ) -> Result<ProcessUse, FunctionError> {
         let in_use = self.process(owner).await?;
         let state = owner.function(name)?;
         state.ran.store(true, Ordering::Release);

@@ -52,13 +52,18 @@ fn wrk(address: SocketAddr, connections: u32) -> Option<Value> {
     let (connections, seconds) = (connections.to_string(), format!("{SECONDS}s"));
     let text = output(
         "wrk",
-        &["-t2", "-c", &connections, "-d", &seconds, "--latency", "-H", "Host: f", &url],
+        &["-t2", "-c", &connections, "-d", &seconds, "--latency", &url],
     )?;
-    assert!(!text.contains("Non-2xx") && !text.contains("Socket errors"), "{text}");
+    assert!(
+        !text.contains("Non-2xx") && !text.contains("Socket errors"),
+        "{text}"
+    );
     let field = |name: &str| {
         let line = text.lines().map(str::trim).find(|l| l.starts_with(name));
         let value = line.and_then(|line| line.split_whitespace().nth(1));
-        value.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+        value
+            .unwrap_or_else(|| panic!("no {name} in {text}"))
+            .to_owned()
     };
     let rate: f64 = field("Requests/sec:").parse().unwrap();
     Some(json!({
@@ -72,12 +77,17 @@ fn h2load(address: SocketAddr, connections: u32) -> Option<Value> {
     let (connections, seconds) = (connections.to_string(), SECONDS.to_string());
     let text = output(
         "h2load",
-        &["--h1", "-t2", "-c", &connections, "-D", &seconds, "-H", "host: f", &url],
+        &["--h1", "-t2", "-c", &connections, "-D", &seconds, &url],
     )?;
     assert!(text.contains(" 0 failed, 0 errored"), "{text}");
     let line = text.lines().find(|l| l.starts_with("finished in")).unwrap();
-    let rate = line.split(", ").find_map(|part| part.strip_suffix(" req/s"));
-    let times = text.lines().find(|l| l.starts_with("time for request:")).unwrap();
+    let rate = line
+        .split(", ")
+        .find_map(|part| part.strip_suffix(" req/s"));
+    let times = text
+        .lines()
+        .find(|l| l.starts_with("time for request:"))
+        .unwrap();
     let mean = times.split_whitespace().nth(5).unwrap();
     let rate: f64 = rate.unwrap().parse().unwrap();
     Some(json!({ "requests_per_s": rate.round(), "mean": micros(mean) }))
@@ -86,9 +96,9 @@ fn h2load(address: SocketAddr, connections: u32) -> Option<Value> {
 /// Microseconds of a time with its unit.
 fn micros(text: &str) -> f64 {
     let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
-    let found = units.iter().find_map(|(unit, factor)| {
-        Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor)
-    });
+    let found = units
+        .iter()
+        .find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor));
     found.unwrap_or_else(|| panic!("{text} is no time"))
 }
 
@@ -107,16 +117,23 @@ fn print_table(measured: &[Value]) {
             eprintln!("{client} is not installed");
             continue;
         }
-        eprintln!("requests/s with {client} | {}", CONNECTIONS.map(|c| c.to_string()).join(" | "));
+        eprintln!(
+            "requests/s with {client} | {}",
+            CONNECTIONS.map(|c| c.to_string()).join(" | ")
+        );
         for name in names {
             let rates = CONNECTIONS.map(|connections| {
                 let same = of_client
                     .iter()
                     .filter(|m| m["name"] == name && m["connections"] == connections);
-                let mut rates: Vec<f64> =
-                    same.map(|m| m["requests_per_s"].as_f64().unwrap()).collect();
+                let mut rates: Vec<f64> = same
+                    .map(|m| m["requests_per_s"].as_f64().unwrap())
+                    .collect();
                 rates.sort_by(f64::total_cmp);
-                format!("{:.0}", rates.get(rates.len() / 2).copied().unwrap_or_default())
+                format!(
+                    "{:.0}",
+                    rates.get(rates.len() / 2).copied().unwrap_or_default()
+                )
             });
             eprintln!("{name} | {}", rates.join(" | "));
         }

@@ -11,7 +11,7 @@ use hyper::body::Bytes;
 use jiffy_functions::server::{FUNCTION_HEADER, FunctionServer};
 use jiffy_proto::function::SlotReset;
 use serde_json::{Value, json};
-use servers::{FUNCTIONS, HOST};
+use servers::FUNCTIONS;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -22,7 +22,11 @@ const WARM_UP: usize = 200;
 const ROUNDS: usize = 5;
 
 fn main() {
-    let argument = |at, default| std::env::args().nth(at).map_or(default, |n| n.parse().unwrap());
+    let argument = |at, default| {
+        std::env::args()
+            .nth(at)
+            .map_or(default, |n| n.parse().unwrap())
+    };
     let (requests, load_rounds) = (argument(1, 5000), argument(2, 3));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
@@ -158,7 +162,7 @@ async fn measure(
 }
 
 async fn client(address: SocketAddr, requests: usize) -> Vec<Duration> {
-    let head = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\n\r\n").into_bytes();
+    let head = format!("GET / HTTP/1.1\r\nhost: {address}\r\n\r\n").into_bytes();
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let mut buffer = vec![0; 4096];

@@ -20,8 +20,6 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 const OWNER: &str = "bench";
-/// Host of all requests.
-pub const HOST: &str = "f";
 pub const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
 
 /// Functions with one reset.
@@ -113,11 +111,12 @@ pub async fn serve_functions(reset: SlotReset) -> FunctionServers {
 
 /// Serves connections as they are when the daemon has handed them over.
 async fn accept(listener: TcpListener, server: FunctionServer, name: &'static str) {
+    let host = listener.local_addr().unwrap().to_string();
     while let Ok((stream, _)) = listener.accept().await {
         stream.set_nodelay(true).unwrap();
+        let client = DirectClient::new(&stream, name.to_owned(), &host).unwrap();
         let server = server.clone();
         tokio::spawn(async move {
-            let client = DirectClient::new(&stream, name.to_owned(), HOST).unwrap();
             let (_open, receiver) = watch::channel(true);
             let _ = direct::serve(&server, stream, &client, receiver).await;
         });

@@ -12,7 +12,12 @@ type Function = (&'static str, &'static str, &'static str, &'static str);
 /// Functions of `wasi:http/types`.
 fn functions() -> Vec<Function> {
     vec![
-        ("fields", "[constructor]fields", "(result (own $fields))", "(result i32)"),
+        (
+            "fields",
+            "[constructor]fields",
+            "(result (own $fields))",
+            "(result i32)",
+        ),
         (
             "fields-from-list",
             "[static]fields.from-list",
@@ -172,7 +177,12 @@ fn functions() -> Vec<Function> {
             "(param \"self\" (borrow $elsewhere)) (result (own $fields))",
             "(param i32) (result i32)",
         ),
-        ("options", "[constructor]request-options", "(result (own $options))", "(result i32)"),
+        (
+            "options",
+            "[constructor]request-options",
+            "(result (own $options))",
+            "(result i32)",
+        ),
         (
             "set-connect",
             "[method]request-options.set-connect-timeout",

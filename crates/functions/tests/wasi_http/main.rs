@@ -275,7 +275,12 @@ fn a_body_is_read_to_its_end_and_can_be_taken_once() {
 #[test]
 fn a_response_has_its_status_and_headers_and_one_body() {
     let guest = Guest::new(
-        &[("name", "x-answer"), ("one", "1"), ("two", "2"), ("text", "made")],
+        &[
+            ("name", "x-answer"),
+            ("one", "1"),
+            ("two", "2"),
+            ("text", "made"),
+        ],
         "(local.set $b (call $fields))
          (call $fields-append (local.get $b) {name} {one} (global.get $R)) (call $ok)
          (call $fields-append (local.get $b) {name} {two} (global.get $R)) (call $ok)
@@ -413,7 +418,11 @@ fn parts_of_an_outgoing_request_are_checked_and_its_headers_are_fixed() {
 #[test]
 fn timeouts_of_an_outgoing_request_are_absent_until_they_are_set() {
     let mut handler = "(local.set $a (call $options))\n".to_owned();
-    for (name, value) in [("connect", 1), ("first-byte", 1 << 40), ("between-bytes", 7)] {
+    for (name, value) in [
+        ("connect", 1),
+        ("first-byte", 1 << 40),
+        ("between-bytes", 7),
+    ] {
         handler += &format!(
             "(call ${name} (local.get $a) (global.get $R))
              (call $check (i32.eqz (i32.load8_u (global.get $R))))

@@ -47,14 +47,23 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
     // Another owner's function of the same name, on the same port.
     let other = daemon.key("create");
     let path = daemon.module(&constant("the other's"));
-    let deploy = ["function", "deploy", "direct", path.to_str().unwrap(), "--public", "--json"];
+    let deploy = [
+        "function",
+        "deploy",
+        "direct",
+        path.to_str().unwrap(),
+        "--public",
+        "--json",
+    ];
     let mut deploy = remote.command(&deploy);
     let deployed = support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
     let deployed: serde_json::Value = serde_json::from_str(&deployed.stdout).unwrap();
     let theirs = get(daemon, deployed["label"].as_str().unwrap());
     assert_eq!(theirs.text(), "the other's");
     assert_eq!(kept.get("/path").unwrap().text(), "direct");
-    let removed = daemon.connect(&other).send("DELETE", "/functions/direct", b"");
+    let removed = daemon
+        .connect(&other)
+        .send("DELETE", "/functions/direct", b"");
     assert_eq!(removed.unwrap().status, 204);
 
     // Changes hold for new connections and for open ones.

@@ -38,7 +38,7 @@ fn constant(text: &str) -> Vec<u8> {
 struct FunctionDaemon {
     remote: Remote,
     modules: tempfile::TempDir,
-    /// Where public functions answer directly.
+    /// Address at which public functions answer directly.
     direct: String,
 }
 

@@ -1,0 +1,213 @@
+//! Connections on which the head of a request arrives in time, and the next one within as much
+//! after a response.
+//!
+//! A timer per connection is looked at, not set anew for each request: that would cost a system
+//! call, as the runtime would have to be woken for an earlier deadline.
+
+use crate::guest_body::ResponseBody;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, SizeHint};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Number of a connection's requests whose head was read and whose response is not complete.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UnderWay(Arc<AtomicUsize>);
+
+/// Request that is under way.
+pub(crate) struct RequestUnderWay(UnderWay);
+
+impl UnderWay {
+    pub(crate) fn enter(&self) -> RequestUnderWay {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        RequestUnderWay(self.clone())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Drop for RequestUnderWay {
+    fn drop(&mut self) {
+        (self.0).0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl RequestUnderWay {
+    /// Lets the request end with the body of its response.
+    pub(crate) fn until_sent(self, body: ResponseBody) -> ResponseBody {
+        match body.size_hint().exact() {
+            // It lies in memory; each write to the client puts off the deadline.
+            Some(_) => body,
+            None => SentBody {
+                body,
+                _under_way: self,
+            }
+            .boxed_unsync(),
+        }
+    }
+}
+
+/// Body with which a request ends.
+struct SentBody {
+    body: ResponseBody,
+    _under_way: RequestUnderWay,
+}
+
+impl Body for SentBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Connection with a limit of the time for a head.
+pub(crate) struct HeadTimeout<S> {
+    stream: S,
+    limit: Duration,
+    under_way: UnderWay,
+    /// Connection, or last write of a response.
+    since: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> HeadTimeout<S> {
+    pub(crate) fn new(stream: S, limit: Duration, under_way: UnderWay) -> Self {
+        Self {
+            stream,
+            limit,
+            under_way,
+            since: Instant::now(),
+            timer: None,
+        }
+    }
+
+    /// Waits for the deadline, while a head is waited for.
+    fn poll_deadline(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.under_way.is_idle() {
+            return Poll::Pending;
+        }
+        let deadline = self.since + self.limit;
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        loop {
+            ready!(timer.as_mut().poll(context));
+            if Instant::now() >= deadline {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            // It was set before the last response.
+            timer.as_mut().reset(deadline);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for HeadTimeout<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match Pin::new(&mut self.stream).poll_read(context, buffer) {
+            Poll::Pending => self.poll_deadline(context),
+            read => read,
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HeadTimeout<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.since = Instant::now();
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.since = Instant::now();
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    const LIMIT: Duration = Duration::from_millis(200);
+
+    #[tokio::test]
+    async fn a_head_that_trickles_is_cut_off_and_a_request_under_way_is_not() {
+        let (mut client, server) = duplex(64);
+        let under_way = UnderWay::default();
+        let mut server = HeadTimeout::new(server, LIMIT, under_way.clone());
+        let mut buffer = [0; 1];
+        let start = Instant::now();
+        let sender = tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(LIMIT / 8).await;
+            }
+        });
+        let cut = loop {
+            if let Err(e) = server.read_exact(&mut buffer).await {
+                break e;
+            }
+        };
+        assert_eq!(cut.kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() >= LIMIT);
+        drop(server);
+        sender.await.unwrap();
+
+        let (mut client, server) = duplex(64);
+        let mut server = HeadTimeout::new(server, LIMIT, under_way.clone());
+        let request = under_way.enter();
+        let waited = tokio::time::timeout(LIMIT * 2, server.read_exact(&mut buffer)).await;
+        assert!(waited.is_err(), "a body has limits of its own");
+        drop(request);
+        // A response puts off the deadline.
+        server.write_all(b"y").await.unwrap();
+        client.write_all(b"z").await.unwrap();
+        server.read_exact(&mut buffer).await.unwrap();
+        let cut = server.read_exact(&mut buffer).await.unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::TimedOut);
+    }
+}
