@@ -153,24 +153,28 @@ impl<E: Engine> DirectListener<E> {
 /// is none in its head, or not within the limit.
 async fn first_host(stream: &TcpStream) -> std::io::Result<Option<String>> {
     let mut buffer = vec![0; 1024];
+    let mut is_closed = false;
     loop {
         let length = stream.peek(&mut buffer).await?;
         let head = buffer.get(..length).unwrap_or_default();
         match host_in(head) {
             Some(host) => return Ok(host),
-            None if length == 0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             None if length >= MAX_HOST_BYTES => return Ok(None),
+            None if length == buffer.len() => {
+                buffer.resize(MAX_HOST_BYTES, 0);
+                continue;
+            }
+            None if length == 0 || is_closed => {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
             None => {}
-        }
-        if length == buffer.len() {
-            buffer.resize(MAX_HOST_BYTES, 0);
-            continue;
         }
         // Forgotten, so that the next bytes wake this again.
         let _ = stream.try_io(Interest::READABLE, || {
             Err::<(), _>(std::io::ErrorKind::WouldBlock.into())
         });
-        stream.readable().await?;
+        // The last bytes may have come with the end.
+        is_closed = stream.ready(Interest::READABLE).await?.is_read_closed();
     }
 }
 
@@ -279,6 +283,29 @@ mod tests {
         }
         assert_eq!(host_in(b"GET / HTTP/1.1\n\nhost: x\n"), Some(None));
         assert_eq!(host_in(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), Some(None));
+    }
+
+    #[tokio::test]
+    async fn a_host_is_waited_for_and_a_client_that_leaves_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        for (parts, found) in [
+            (&["GET / HTTP/1.1\r\nho", "st: a", "\r\n"][..], true),
+            (&["GET / HTTP/1.1\r\nhost: a"][..], false),
+        ] {
+            let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+            let (mut client, stream) = (client.unwrap(), accepted.unwrap().0);
+            let sending = async move {
+                for part in parts {
+                    client.write_all(part.as_bytes()).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                client.shutdown().await.unwrap();
+                client
+            };
+            let (host, _client) = tokio::join!(first_host(&stream), sending);
+            assert_eq!(host.ok().flatten().is_some(), found, "{parts:?}");
+        }
     }
 
     #[tokio::test]
