@@ -18,6 +18,10 @@ pub struct NetworkRules {
     /// Limit of sent megabits per second; none: unlimited.
     #[serde(default)]
     pub egress_mbps: Option<u32>,
+    /// API key that the sandbox belongs to; only with one it can reach the control plane, if
+    /// `allow_out` names that.
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 impl Default for NetworkRules {
@@ -28,6 +32,7 @@ impl Default for NetworkRules {
             deny_out: Vec::new(),
             dns_servers: Vec::new(),
             egress_mbps: None,
+            owner: None,
         }
     }
 }

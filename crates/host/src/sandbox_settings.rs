@@ -38,8 +38,8 @@ pub struct NetworkSettings {
 }
 
 impl NetworkSettings {
-    /// Returns the egress rules.
-    pub fn rules(&self) -> NetworkRules {
+    /// Returns the egress rules of a sandbox that belongs to `owner`.
+    fn rules(&self, owner: Option<&str>) -> NetworkRules {
         NetworkRules {
             internet: self.allow_internet_access != Some(false),
             allow_out: self.allow_out.clone(),
@@ -51,6 +51,7 @@ impl NetworkSettings {
                 .filter_map(|s| s.parse().ok())
                 .collect(),
             egress_mbps: self.egress_mbps,
+            owner: owner.map(str::to_owned),
         }
     }
 }
@@ -76,4 +77,11 @@ pub struct SandboxSettings {
     /// Certificate authorities and proxy beside those of the host.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
+}
+
+impl SandboxSettings {
+    /// Returns the egress rules.
+    pub fn rules(&self) -> NetworkRules {
+        self.network.rules(self.owner.as_deref())
+    }
 }

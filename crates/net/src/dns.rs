@@ -8,9 +8,11 @@ use crate::guest::GATEWAY;
 use crate::policy::EgressPolicy;
 use crate::rate_limiter::RateLimiter;
 use crate::upstream::{self, Upstreams};
-use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
-use hickory_proto::rr::RecordType;
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{RData, Record, RecordType};
 use jiffy_engine::RefusalReason;
+use jiffy_proto::internal::is_api_host;
 use std::io;
 use std::net::{self, SocketAddr};
 use std::sync::Arc;
@@ -36,6 +38,8 @@ const INTERVALS: [Duration; 3] = [
 const MAX_CONNECTIONS: usize = 16;
 /// Time for which a connection may be idle (RFC 7766 6.2.3).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Seconds for which resolvers may remember the address of the control plane's name.
+const API_HOST_TTL_S: u32 = 60;
 /// Longest question over UDP that is parsed; real ones have some dozens of bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 
@@ -136,9 +140,12 @@ impl DnsRules {
             return refuse(ResponseCode::NotImp);
         };
         let name = query.name().to_ascii();
+        let kind = query.query_type().to_string();
+        if is_api_host(&name) {
+            return self.answer_api_host(&asked, query, &name, kind);
+        }
         let (upstreams, ipv6) = self.upstreams(&name);
         let refusal = upstreams.is_empty().then_some(RefusalReason::Rules);
-        let kind = query.query_type().to_string();
         self.record.question(&name, kind, refusal);
         if upstreams.is_empty() {
             return refuse(ResponseCode::Refused);
@@ -153,6 +160,38 @@ impl DnsRules {
             Some(answer) => Some(answer),
             None => refuse(ResponseCode::ServFail),
         }
+    }
+
+    /// Answers for the control plane's name, about which no other server is asked: it leads to the
+    /// gateway, from where connections to port 80 go to the proxy.
+    fn answer_api_host(
+        &self,
+        asked: &Message,
+        query: &Query,
+        name: &str,
+        kind: String,
+    ) -> Option<Vec<u8>> {
+        let policy = self.policy.borrow().clone();
+        let is_reached = policy.is_some_and(|policy| policy.control_plane().is_some());
+        let refusal = (!is_reached).then_some(RefusalReason::Rules);
+        self.record.question(name, kind, refusal);
+        let code = match is_reached {
+            true => ResponseCode::NoError,
+            false => ResponseCode::Refused,
+        };
+        let mut answer = Message::error_msg(asked.metadata.id, OpCode::Query, code);
+        answer.metadata.recursion_desired = asked.metadata.recursion_desired;
+        answer.metadata.recursion_available = true;
+        answer.add_query(query.clone());
+        if is_reached && query.query_type() == RecordType::A {
+            let address = RData::A(A(GATEWAY));
+            answer.add_answer(Record::from_rdata(
+                query.name().clone(),
+                API_HOST_TTL_S,
+                address,
+            ));
+        }
+        answer.to_vec().ok()
     }
 }
 

@@ -110,3 +110,32 @@ async fn names_have_no_ipv6_addresses_without_an_ipv6_route() {
     assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
     assert!(answer.answers.is_empty() && answer.queries.len() == 1);
 }
+
+#[tokio::test]
+async fn the_control_planes_name_is_answered_here_and_only_where_rules_name_it() {
+    let api = |wanted| {
+        let mut question = Message::new(78, MessageType::Query, OpCode::Query);
+        let name = Name::from_ascii("API.jiffy.internal.").unwrap();
+        question.add_query(Query::query(name, wanted));
+        question.to_vec().unwrap()
+    };
+    let named = NetworkRules {
+        allow_out: vec!["api.jiffy.internal".to_owned()],
+        owner: Some("k".to_owned()),
+        ..NetworkRules::default()
+    };
+    for (rules, is_reached) in [(NetworkRules::default(), false), (named, true)] {
+        let policy = EgressPolicy::new(&rules, &HostReachability::default()).unwrap();
+        let (_server, at) = server("/nonexistent", Some(policy)).await;
+        let answer = ask(at, &api(RecordType::A)).await;
+        assert_eq!((answer.metadata.id, answer.queries.len()), (78, 1));
+        let addresses: Vec<_> = answer.answers.iter().map(|r| r.data.clone()).collect();
+        match is_reached {
+            true => assert_eq!(addresses, [RData::A(A(GATEWAY))]),
+            false => assert_eq!(answer.metadata.response_code, ResponseCode::Refused),
+        }
+        assert_eq!(addresses.is_empty(), !is_reached);
+        let answer = ask(at, &api(RecordType::AAAA)).await;
+        assert!(answer.answers.is_empty());
+    }
+}

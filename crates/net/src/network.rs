@@ -21,6 +21,7 @@ use crate::slot_worker::ReleasedSlot;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::NetworkRules;
+use jiffy_proto::internal::ControlPlaneConnector;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fs::File;
@@ -54,6 +55,8 @@ pub struct NetworkConfig {
     /// Entries of the host's table of connections beyond which sandboxes get hardly any; none:
     /// three quarters of it.
     pub connections_total: Option<u32>,
+    /// Way to the control plane, for sandboxes whose rules name it; none: it is not reached.
+    pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
 
 impl NetworkConfig {
@@ -68,6 +71,7 @@ impl NetworkConfig {
             granted: Vec::new(),
             connections: DEFAULT_CONNECTIONS,
             connections_total: None,
+            control_plane: None,
         }
     }
 }
@@ -186,6 +190,7 @@ impl Network {
             last_use: Mutex::default(),
             wake: Mutex::new(Some(wake)),
             upstreams,
+            control_plane: config.control_plane.clone(),
             watcher: Mutex::new(Some(watcher)),
             follower: Mutex::default(),
             worker: Mutex::default(),

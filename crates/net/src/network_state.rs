@@ -8,6 +8,7 @@ use crate::slot::{self, NicKind, Slot, SlotConfig};
 use crate::slot_numbers::SlotNumbers;
 use crate::slot_worker::ReleasedSlot;
 use crate::upstream::Upstreams;
+use jiffy_proto::internal::ControlPlaneConnector;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ pub(crate) struct NetworkState {
     /// Wakes the thread that makes and removes slots; none: the network is closed.
     pub wake: Mutex<Option<Sender<()>>>,
     pub upstreams: Arc<Upstreams>,
+    /// Way to the control plane, for sandboxes whose rules name it.
+    pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
     /// ConntrackLimits the sandboxes' share of the host's table of connections.
     pub watcher: Mutex<Option<ConntrackWatcher>>,
     /// Keeps the host's own addresses from sandboxes if the host is beyond a router.

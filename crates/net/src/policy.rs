@@ -1,12 +1,14 @@
 //! Egress rules of a sandbox, checked and in the language of `nft`.
 
 use crate::connections;
+use crate::guest::GATEWAY;
 use crate::host_names::HostNames;
 use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
 use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiffy_engine::{NetworkRules, RefusalReason};
+use jiffy_proto::internal::is_api_host;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
@@ -52,6 +54,8 @@ pub struct EgressPolicy {
     name_servers: Vec<IpAddr>,
     /// Rate limit in bytes per second.
     pace: Option<u64>,
+    /// API key as whose sandbox the control plane can be reached; none: it cannot.
+    control_plane: Option<String>,
 }
 
 /// Parses an address or a CIDR; `0.0.0.0/0` stands for both IP versions, because clients know no
@@ -82,7 +86,13 @@ impl EgressPolicy {
     pub fn new(rules: &NetworkRules, reach: &HostReachability) -> Result<Self, RulesError> {
         let special = special_ranges::ranges();
         let (mut allowed, mut names) = (Vec::new(), HostNames::default());
+        let mut control_plane = None;
         for text in &rules.allow_out {
+            // Nothing else leads there: it is no name of the internet, and below no `*.name`.
+            if is_api_host(text) {
+                control_plane.clone_from(&rules.owner);
+                continue;
+            }
             let nets = match parse(text) {
                 Some(nets) => nets,
                 None if names.add(text) => continue,
@@ -115,6 +125,7 @@ impl EgressPolicy {
             },
             name_servers: rules.dns_servers.clone(),
             pace: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
+            control_plane,
         };
         let out_of_reach = |server: &&IpAddr| !policy.allows(**server);
         match policy.name_servers.iter().find(out_of_reach) {
@@ -142,12 +153,20 @@ impl EgressPolicy {
 
     /// Returns true if names decide about some connections.
     pub(crate) fn has_names(&self) -> bool {
-        !self.names.is_empty()
+        !self.names.is_empty() || self.control_plane.is_some()
+    }
+
+    /// API key as whose sandbox the control plane can be reached; none: it cannot.
+    pub(crate) fn control_plane(&self) -> Option<&str> {
+        self.control_plane.as_deref()
     }
 
     /// Returns true if connections to `name` pass, regardless of its addresses.
     pub(crate) fn allows_name(&self, name: &str) -> bool {
-        self.names.contains(name)
+        match is_api_host(name) {
+            true => self.control_plane.is_some(),
+            false => self.names.contains(name),
+        }
     }
 
     /// Returns true if an allowed name may lead to `address`: private ranges stay private under any
@@ -242,14 +261,27 @@ table inet jiffy {{
         )
     }
 
-    /// Redirects connections that no address allows, and a name may, to the proxy.
+    /// Redirects connections that no address allows, and a name may, to the proxy, and those to the
+    /// control plane, whose name leads to the gateway's address.
     fn by_name(&self) -> String {
-        if !self.has_names() || (self.internet && self.denied.is_empty()) {
+        let is_open = self.internet && self.denied.is_empty();
+        let has_names = !self.names.is_empty() && !is_open;
+        if !has_names && self.control_plane.is_none() {
             return String::new();
         }
         let mut text = format!(
             "  chain by_name {{\n    type nat hook prerouting priority dstnat; policy accept;\n    iifname != \"{TAP}\" return\n"
         );
+        let [http, _] = PROXY_PORTS;
+        if self.control_plane.is_some() {
+            let _ = writeln!(
+                text,
+                "    ip daddr {GATEWAY} tcp dport 80 redirect to :{http}"
+            );
+        }
+        if !has_names {
+            return text + "  }\n";
+        }
         if !self.ipv6() {
             text += "    meta nfproto ipv6 return\n";
         }

@@ -16,6 +16,15 @@ fn scripts() -> Vec<String> {
         only(&["1.1.1.1", "8.8.8.0/24", "8.8.9.0/24", "2a00:1::/32"]),
         only(&["example.com", "*.example.org", "9.9.9.9"]),
         NetworkRules {
+            owner: Some("k".to_owned()),
+            ..only(&["api.jiffy.internal", "example.com"])
+        },
+        NetworkRules {
+            internet: true,
+            owner: Some("k".to_owned()),
+            ..only(&["api.jiffy.internal"])
+        },
+        NetworkRules {
             deny_out: text(&["5.0.0.0/8", "2a00:2::/32"]),
             allow_out: text(&["api.example.com"]),
             egress_mbps: Some(5),

@@ -203,3 +203,40 @@ fn a_host_with_ipv6_opens_it_to_public_addresses() {
     let private = EgressPolicy::new(&rules(&["fd00::/8"], &[], true), &six);
     assert_eq!(private, Err(RulesError::Private("fd00::/8".into())));
 }
+
+#[test]
+fn the_control_plane_is_reached_only_by_a_keys_sandbox_whose_rules_name_it() {
+    let of = |owner: Option<&str>, allow: &[&str], deny: &[&str], internet| {
+        let rules = NetworkRules {
+            owner: owner.map(str::to_owned),
+            ..rules(allow, deny, internet)
+        };
+        EgressPolicy::new(&rules, &HostReachability::default()).unwrap()
+    };
+    let to_proxy = "ip daddr 169.254.0.22 tcp dport 80 redirect to :3180";
+    for (deny, internet) in [(&[][..], true), (&[], false), (&["0.0.0.0/0"], true)] {
+        let named = of(Some("k"), &["API.jiffy.internal."], deny, internet);
+        assert_eq!(named.control_plane(), Some("k"));
+        assert!(named.has_names() && named.allows_name("api.jiffy.internal"));
+        assert!(named.script(10, true).contains(to_proxy));
+        // It opens nothing else, and no question about another name.
+        assert!(!named.allows_name("other.jiffy.internal"));
+        assert_eq!(named.answers("a.example"), internet && deny.is_empty());
+        assert!(!named.allows(ip("169.254.0.22")) && !named.permits_by_name(ip("127.0.0.1")));
+        let others = [
+            of(None, &["api.jiffy.internal"], deny, internet),
+            of(
+                Some("k"),
+                &["*.internal", "*.jiffy.internal"],
+                deny,
+                internet,
+            ),
+            of(Some("k"), &[], deny, internet),
+        ];
+        for other in others {
+            assert_eq!(other.control_plane(), None);
+            assert!(!other.allows_name("api.jiffy.internal"));
+            assert!(!other.script(10, true).contains(to_proxy));
+        }
+    }
+}

@@ -14,14 +14,16 @@ use crate::policy::EgressPolicy;
 use crate::slot_layout::PROXY_PORTS;
 use crate::sniff::{self, SniffProtocol, SniffResult};
 use crate::upstream::{self, Upstreams};
+use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin, is_api_host};
 use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
 use std::net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
@@ -63,13 +65,19 @@ impl ProxyListeners {
 }
 
 /// Route of a connection: slot, policy and record.
-struct ProxyRoute {
+pub(crate) struct ProxyRoute {
     /// Namespace of the slot.
-    slot: String,
-    policy: watch::Receiver<Option<EgressPolicy>>,
-    host: Arc<Upstreams>,
-    record: Arc<ConnectionRecorder>,
+    pub slot: String,
+    pub policy: watch::Receiver<Option<EgressPolicy>>,
+    pub host: Arc<Upstreams>,
+    pub record: Arc<ConnectionRecorder>,
+    /// Way to the control plane; none: there is no daemon.
+    pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
+
+/// Connection to a server, or to the control plane.
+trait ServerStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ServerStream for T {}
 
 /// Reason for not carrying a connection on.
 enum ProxyRefusal {
@@ -78,6 +86,9 @@ enum ProxyRefusal {
     /// The server does not answer.
     Silent,
 }
+
+/// Server that is reached, with its address.
+type Reached = Result<(Box<dyn ServerStream>, Option<SocketAddr>), ProxyRefusal>;
 
 /// The proxy of one slot; it ends with this, and its connections with the rules that allowed them.
 #[derive(Debug)]
@@ -91,19 +102,8 @@ impl Drop for NameProxy {
 
 impl NameProxy {
     /// Starts accepting. Must be called inside a tokio runtime.
-    pub fn start(
-        listeners: ProxyListeners,
-        slot: String,
-        policy: watch::Receiver<Option<EgressPolicy>>,
-        host: Arc<Upstreams>,
-        record: Arc<ConnectionRecorder>,
-    ) -> io::Result<Self> {
-        let route = Arc::new(ProxyRoute {
-            slot,
-            policy,
-            host,
-            record,
-        });
+    pub fn start(listeners: ProxyListeners, route: ProxyRoute) -> io::Result<Self> {
+        let route = Arc::new(route);
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let tasks = listeners.0.into_iter().map(|(listener, protocol)| {
             let listener = TcpListener::from_std(listener)?;
@@ -150,8 +150,12 @@ impl ProxyRoute {
             self.record.refused_by_name(dialled, None);
             return refuse(client, protocol).await;
         };
-        let mut server = match self.connect(&name, protocol).await {
-            Ok(server) => server,
+        let reached = match is_api_host(&name) {
+            true => self.enter(protocol, dialled),
+            false => self.connect(&name, protocol).await,
+        };
+        let (mut server, address) = match reached {
+            Ok(reached) => reached,
             Err(ProxyRefusal::Forbidden) => {
                 self.record.refused_by_name(dialled, Some(&name));
                 return refuse(client, protocol).await;
@@ -161,13 +165,14 @@ impl ProxyRoute {
                 return refuse(client, protocol).await;
             }
         };
-        let carrying = self.record.carry(Some(server.peer_addr()?), &name);
+        let carrying = self.record.carry(address, &name);
         let mut client = CountedStream::new(client, carrying.bytes.clone());
         server.write_all(&head).await?;
         carrying.bytes.out.fetch_add(head.len() as u64, Relaxed);
         let mut policy = self.policy.clone();
         let allowed =
             |policy: &Option<EgressPolicy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
+        // The key as whose sandbox it is does not change.
         tokio::select! {
             _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
             // The policy changed, or the slot is gone.
@@ -176,12 +181,29 @@ impl ProxyRoute {
         Ok(())
     }
 
+    /// Connects to the control plane, if the rules name it.
+    fn enter(&self, protocol: SniffProtocol, dialled: Option<SocketAddr>) -> Reached {
+        let policy = self.policy.borrow().clone();
+        let key = policy.and_then(|policy| policy.control_plane().map(str::to_owned));
+        let key = key.filter(|_| protocol == SniffProtocol::Http);
+        let key = key.ok_or(ProxyRefusal::Forbidden)?;
+        let connector = self.control_plane.as_ref().ok_or(ProxyRefusal::Silent)?;
+        let pair = || -> io::Result<(UnixStream, StdUnixStream)> {
+            let (ours, theirs) = StdUnixStream::pair()?;
+            ours.set_nonblocking(true)?;
+            theirs.set_nonblocking(true)?;
+            Ok((UnixStream::from_std(ours)?, theirs))
+        };
+        let (ours, theirs) = pair().map_err(|_| ProxyRefusal::Silent)?;
+        // The place among the proxy's connections is held by its own end.
+        match connector.connect(InternalOrigin::Sandbox { key }, theirs, Box::new(())) {
+            true => Ok((Box::new(ours), dialled)),
+            false => Err(ProxyRefusal::Silent),
+        }
+    }
+
     /// Connects to `name`, if it is allowed and has an address that is.
-    async fn connect(
-        &self,
-        name: &str,
-        protocol: SniffProtocol,
-    ) -> Result<TcpStream, ProxyRefusal> {
+    async fn connect(&self, name: &str, protocol: SniffProtocol) -> Reached {
         let policy = self.policy.borrow().clone();
         let allows = |policy: &EgressPolicy| policy.allows_name(name);
         let policy = policy.filter(allows).ok_or(ProxyRefusal::Forbidden)?;
@@ -198,7 +220,8 @@ impl ProxyRoute {
         }
         for address in reachable {
             if let Some(stream) = self.connect_from_slot((*address, port).into()).await {
-                return Ok(stream);
+                let address = stream.peer_addr().ok();
+                return Ok((Box::new(stream), address));
             }
         }
         Err(ProxyRefusal::Silent)

@@ -6,7 +6,7 @@ use crate::dns::DnsServer;
 use crate::namespace;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
-use crate::proxy::NameProxy;
+use crate::proxy::{NameProxy, ProxyRoute};
 use crate::slot;
 use crate::slot_worker::ReleasedSlot;
 use jiffy_engine::{ConnectionLog, NetworkRules};
@@ -116,9 +116,14 @@ impl SlotLease {
         let (config, number) = (self.state.config.clone(), self.number);
         let name = config.name(number);
         let listeners = blocking(move || slot::listen_for_names(&config, number)).await?;
-        let upstreams = self.state.upstreams.clone();
-        let (policy, record) = (self.policy.subscribe(), self.record.clone());
-        let proxy = NameProxy::start(listeners, name, policy, upstreams, record);
+        let route = ProxyRoute {
+            slot: name,
+            policy: self.policy.subscribe(),
+            host: self.state.upstreams.clone(),
+            record: self.record.clone(),
+            control_plane: self.state.control_plane.clone(),
+        };
+        let proxy = NameProxy::start(listeners, route);
         *self.proxy.lock() = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! * [`fetch`]: a VMM whose memory has not all arrived, to the process that gets it.
 //! * [`agent`]: greeting between host and guest agent, and their vsock ports.
 //! * [`function`]: daemon to the process of a tenant's functions.
+//! * [`internal`]: connections of functions and sandboxes to the control plane.
 //! * [`cpu_level`]: features of the processor that guests see.
 //! * [`console`]: shared ring with a guest's last console output.
 
@@ -15,6 +16,7 @@ pub mod console;
 pub mod cpu_level;
 pub mod fetch;
 pub mod function;
+pub mod internal;
 pub mod layer;
 pub mod snapshot;
 pub mod vm;

@@ -20,9 +20,9 @@ impl<E: Engine> Sandboxes<E> {
             if record.state == SandboxState::Killed {
                 return Err(entry.refuse("change the terms of"));
             }
-            let before = record.settings.network.rules();
+            let before = record.settings.rules();
             change(&mut record.settings);
-            let rules = record.settings.network.rules();
+            let rules = record.settings.rules();
             this.0
                 .engine
                 .check_network(&rules)

@@ -100,7 +100,7 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn create_now(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
-        let rules = spec.settings.network.rules();
+        let rules = spec.settings.rules();
         self.0
             .engine
             .check_network(&rules)
@@ -309,7 +309,7 @@ impl<E: Engine> Sandboxes<E> {
             env: record.env,
             access_token: record.agent_token,
             rewound,
-            network: record.settings.network.rules(),
+            network: record.settings.rules(),
             site: site::joined(&self.0.site, &record.settings.site),
         }
     }

@@ -78,7 +78,7 @@ pub(super) fn recover<E: Engine>(
                     KeptGuest {
                         handle,
                         snapshot,
-                        network: sandbox.settings.network.rules(),
+                        network: sandbox.settings.rules(),
                     },
                 ));
                 continue;
