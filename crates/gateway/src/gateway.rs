@@ -11,6 +11,7 @@ use crate::file_link::FileLink;
 use crate::headers::{HeaderRewrite, TRAFFIC_TOKEN, requested_host, upgrade};
 use crate::host_only_path::is_host_only;
 use crate::in_flight_exchange::InFlightExchange;
+use crate::internal;
 use crate::peer::{KnownCaller, Peer};
 use crate::pool::GuestConnectionPool;
 use crate::preview_link::{LinkSigner, take_link};
@@ -28,6 +29,7 @@ use hyper::header::{CONNECTION, COOKIE, HeaderValue, LOCATION, ORIGIN, SET_COOKI
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use jiffy_proto::agent::ENVD_PORT;
+use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
@@ -43,6 +45,8 @@ const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 pub struct Gateway<S, C> {
     pub(crate) shared: Arc<GatewayState<S>>,
     control: C,
+    /// Other end of the connection, if it is one from inside.
+    origin: Option<Arc<InternalOrigin>>,
 }
 
 impl<S, C: Clone> Clone for Gateway<S, C> {
@@ -50,6 +54,7 @@ impl<S, C: Clone> Clone for Gateway<S, C> {
         Self {
             shared: Arc::clone(&self.shared),
             control: self.control.clone(),
+            origin: self.origin.clone(),
         }
     }
 }
@@ -78,6 +83,15 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                 admission: Arc::new(admission),
             }),
             control,
+            origin: None,
+        }
+    }
+
+    /// The same for a connection from inside.
+    pub(crate) fn within(&self, origin: InternalOrigin) -> Self {
+        Self {
+            origin: Some(Arc::new(origin)),
+            ..self.clone()
         }
     }
 
@@ -121,7 +135,11 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
         let work = async move {
             let upgrade = hyper::upgrade::on(&mut request);
             let (parts, body) = request.into_parts();
-            match self.shared.decide(&parts) {
+            let route = match &self.origin {
+                None => self.shared.decide(&parts),
+                Some(origin) => internal::decide(origin, &parts),
+            };
+            match route {
                 route @ (Route::ControlPlane | Route::Function(_)) => {
                     let mut request = Request::from_parts(parts, body);
                     request
@@ -129,6 +147,10 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                         .insert(X_REQUEST_ID.clone(), id.value());
                     request.extensions_mut().insert(id);
                     request.extensions_mut().insert(peer);
+                    if let Some(origin) = &self.origin {
+                        let origin = InternalOrigin::clone(origin);
+                        request.extensions_mut().insert(origin);
+                    }
                     if let Route::Function(label) = route {
                         request.extensions_mut().insert(FunctionLabel(label));
                     }
@@ -162,6 +184,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     let (sandbox, port) = (target.id.clone(), target.port);
                     let context = RequestContext {
                         peer,
+                        origin: self.origin.clone(),
                         request_id: id,
                         upgrade,
                         tasks,
@@ -195,6 +218,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
 /// A client's request besides its head and body.
 struct RequestContext {
     peer: Peer,
+    origin: Option<Arc<InternalOrigin>>,
     request_id: RequestId,
     upgrade: hyper::upgrade::OnUpgrade,
     tasks: ConnectionTasks,
@@ -290,6 +314,10 @@ impl<S: Sandboxes> GatewayState<S> {
             .sandboxes
             .find(&target.id)
             .ok_or(RequestError::NotFound)?;
+        let origin = context.origin.as_deref();
+        if origin.is_some_and(|origin| !internal::reaches(origin, &access)) {
+            return Err(RequestError::NotFound);
+        }
         let protocol = upgrade(parts.version, &parts.headers);
         if protocol.is_none()
             && let Some(redirect) = with_slash(&target, &parts)

@@ -6,6 +6,7 @@ use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, StatusCode};
+use jiffy_proto::internal::is_api_host;
 
 /// Header that names the sandbox.
 pub const SANDBOX_ID: &str = "e2b-sandbox-id";
@@ -66,7 +67,20 @@ const fn bad(reason: &'static str) -> RouteRefusal {
     (StatusCode::BAD_REQUEST, reason)
 }
 
-fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> {
+/// Routes a request of a connection from inside, which has one host name.
+pub(crate) fn route_internal(parts: &Parts) -> Route {
+    let decide = || match checked_host(parts)? {
+        host if is_api_host(&host) => at_gateway(parts),
+        _ => Err((
+            StatusCode::MISDIRECTED_REQUEST,
+            "From here only api.jiffy.internal is served",
+        )),
+    };
+    decide().unwrap_or_else(|(status, reason)| Route::Refused(status, reason))
+}
+
+/// The host of a request, of which two parsers cannot read two different messages.
+fn checked_host(parts: &Parts) -> Result<String, RouteRefusal> {
     if parts.method == Method::CONNECT {
         return Err((
             StatusCode::METHOD_NOT_ALLOWED,
@@ -74,20 +88,39 @@ fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> 
         ));
     }
     check_framing(&parts.headers)?;
-    let host = host(parts)?;
-    let headers = by_headers(&parts.headers)?;
-    let path = || {
-        parts
-            .uri
-            .path_and_query()
-            .cloned()
-            .unwrap_or_else(|| PathAndQuery::from_static("/"))
-    };
+    host(parts)
+}
+
+fn path(parts: &Parts) -> PathAndQuery {
+    let path = parts.uri.path_and_query().cloned();
+    path.unwrap_or_else(|| PathAndQuery::from_static("/"))
+}
+
+/// Routes a request for the gateway itself: by the two headers, else by path.
+fn at_gateway(parts: &Parts) -> Result<Route, RouteRefusal> {
+    match by_headers(&parts.headers)? {
+        Some((id, port)) => Ok(Route::Sandbox(SandboxTarget {
+            id,
+            port,
+            path: path(parts),
+            addressing: Addressing::Headers,
+        })),
+        None => {
+            let target = by_path(&path(parts))?;
+            Ok(target.map_or(Route::ControlPlane, Route::Sandbox))
+        }
+    }
+}
+
+fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> {
+    let host = checked_host(parts)?;
+    // Malformed ones are refused also where a host name says where it goes.
+    by_headers(&parts.headers)?;
     match host_name::classify(&host, config) {
         HostTarget::Sandbox(label) => Ok(Route::Sandbox(SandboxTarget {
             id: label.id,
             port: label.port,
-            path: path(),
+            path: path(parts),
             addressing: Addressing::Host(label.link),
         })),
         HostTarget::Function(label) => Ok(Route::Function(label)),
@@ -96,18 +129,7 @@ fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Route, RouteRefusal> 
             StatusCode::MISDIRECTED_REQUEST,
             "This host name is not served here: use an address, localhost, or a domain this server is configured for",
         )),
-        HostTarget::Gateway => match headers {
-            Some((id, port)) => Ok(Route::Sandbox(SandboxTarget {
-                id,
-                port,
-                path: path(),
-                addressing: Addressing::Headers,
-            })),
-            None => {
-                let target = by_path(&path())?;
-                Ok(target.map_or(Route::ControlPlane, Route::Sandbox))
-            }
-        },
+        HostTarget::Gateway => at_gateway(parts),
     }
 }
 

@@ -1,0 +1,239 @@
+//! Connections from inside: of functions and of sandboxes, which the daemon makes itself.
+//!
+//! They are confined to what belongs to one API key, whatever their requests say: one host name, no
+//! page's and no link's rights, sandboxes of that key only. The control plane asks each request for
+//! the key of the connection's function.
+
+use crate::connection;
+use crate::control_plane::ControlPlane;
+use crate::gateway::Gateway;
+use crate::peer::Peer;
+use crate::route::{Route, route_internal};
+use crate::sandboxes::{SandboxAccess, Sandboxes};
+use crate::tasks::ConnectionTasks;
+use hyper::StatusCode;
+use hyper::http::request::Parts;
+use jiffy_proto::internal::InternalOrigin;
+use std::any::Any;
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+/// Paths that a sandbox may request.
+const FUNCTIONS_PATH: &str = "/functions/";
+
+/// Connection from inside.
+pub struct InternalConnection {
+    /// Other end, as the daemon knows it.
+    pub origin: InternalOrigin,
+    /// The daemon's end, which does not block.
+    pub stream: StdUnixStream,
+    /// Kept until the end of the connection.
+    pub permit: Box<dyn Any + Send + Sync>,
+}
+
+/// Routes a request of such a connection.
+pub(crate) fn decide(origin: &InternalOrigin, parts: &Parts) -> Route {
+    let forbidden = |reason| Route::Refused(StatusCode::FORBIDDEN, reason);
+    match (origin, route_internal(parts)) {
+        (InternalOrigin::Sandbox { .. }, Route::ControlPlane)
+            if !parts.uri.path().starts_with(FUNCTIONS_PATH) =>
+        {
+            forbidden("From a sandbox only the function that it was given the key of is reached")
+        }
+        (InternalOrigin::Sandbox { .. }, Route::Sandbox(_)) => {
+            forbidden("From a sandbox no other is reached")
+        }
+        (_, route) => route,
+    }
+}
+
+/// Returns true if a connection of this origin may reach ports of the sandbox.
+pub(crate) fn reaches(origin: &InternalOrigin, access: &SandboxAccess) -> bool {
+    match origin {
+        InternalOrigin::Function {
+            key, reaches_ports, ..
+        } => {
+            let is_in_force = !access.links_closed;
+            *reaches_ports && is_in_force && access.owner.as_deref() == Some(key)
+        }
+        InternalOrigin::Sandbox { .. } => false,
+    }
+}
+
+/// Address that stands for a key among those of clients, whose connections are counted by /64: a
+/// unique local one that no client has (RFC 4193).
+fn address(origin: &InternalOrigin) -> IpAddr {
+    let (InternalOrigin::Function { key, .. } | InternalOrigin::Sandbox { key }) = origin;
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    let network = 0xfd << 120 | u128::from(hasher.finish() >> 8) << 64;
+    Ipv6Addr::from(network | 1).into()
+}
+
+/// Serves connections from inside until `shutdown`, then lets requests under way finish.
+pub async fn serve_internal<S, C>(
+    mut connections: mpsc::Receiver<InternalConnection>,
+    gateway: Gateway<S, C>,
+    shutdown: impl Future<Output = ()>,
+) where
+    S: Sandboxes,
+    C: ControlPlane,
+{
+    let tasks = ConnectionTasks::default();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let connection = tokio::select! {
+            connection = connections.recv() => connection,
+            () = &mut shutdown => break,
+        };
+        let Some(connection) = connection else { break };
+        let InternalConnection {
+            origin,
+            stream,
+            permit: kept,
+        } = connection;
+        let peer = Peer {
+            ip: address(&origin),
+            tls: false,
+            local: false,
+        };
+        // A connection over the limit is closed without an answer.
+        let Ok(permit) = gateway.shared.admission.enter(peer.ip) else {
+            debug!(client = %peer.ip, "a connection from inside is one too many");
+            continue;
+        };
+        let stream = match UnixStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(e) => {
+                debug!("a connection from inside is not served: {e}");
+                continue;
+            }
+        };
+        let gateway = gateway.within(origin);
+        let serving = connection::serve(gateway, stream, peer, permit, tasks.clone());
+        tasks.track(async move {
+            serving.await;
+            drop(kept);
+        });
+    }
+    drop(connections);
+    tasks.finish(gateway.shared.config.limits.drain).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::{SANDBOX_ID, SANDBOX_PORT};
+    use hyper::Request;
+
+    fn function(reaches_ports: bool) -> InternalOrigin {
+        InternalOrigin::Function {
+            key: "k".to_owned(),
+            owner: None,
+            name: "agent".to_owned(),
+            reaches_ports,
+        }
+    }
+
+    fn sandbox() -> InternalOrigin {
+        InternalOrigin::Sandbox {
+            key: "k".to_owned(),
+        }
+    }
+
+    fn decided(origin: &InternalOrigin, host: &str, path: &str, headers: bool) -> Route {
+        let mut request = Request::get(path).header("host", host);
+        if headers {
+            request = request.header(SANDBOX_ID, "i1").header(SANDBOX_PORT, "80");
+        }
+        decide(origin, &request.body(()).unwrap().into_parts().0)
+    }
+
+    fn status(route: &Route) -> u16 {
+        match route {
+            Route::Refused(status, _) => status.as_u16(),
+            _ => 200,
+        }
+    }
+
+    #[test]
+    fn one_host_name_is_served_from_inside() {
+        for host in ["api.jiffy.internal", "API.jiffy.internal.:80"] {
+            let route = decided(&function(true), host, "/sandboxes", false);
+            assert_eq!(route, Route::ControlPlane, "{host}");
+        }
+        for host in [
+            "localhost",
+            "127.0.0.1",
+            "agent--0.fn.localhost",
+            "80-i1.localhost",
+            "80-i1.api.jiffy.internal",
+            "jiffy.internal",
+            "example.com",
+        ] {
+            for origin in [function(true), sandbox()] {
+                let route = decided(&origin, host, "/functions/a/invoke", false);
+                assert_eq!(status(&route), 421, "{host}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sandbox_reaches_functions_only_and_a_function_sandboxes_of_its_key() {
+        let host = "api.jiffy.internal";
+        let port = "/sandboxes/i1/proxy/80/";
+        for (path, headers) in [(port, false), ("/", true)] {
+            let route = decided(&function(true), host, path, headers);
+            assert!(matches!(route, Route::Sandbox(_)), "{path}");
+            assert_eq!(status(&decided(&sandbox(), host, path, headers)), 403);
+        }
+        for path in [
+            "/",
+            "/health",
+            "/sandboxes",
+            "/functions",
+            "/templates/uploads/x",
+        ] {
+            assert_eq!(
+                status(&decided(&sandbox(), host, path, false)),
+                403,
+                "{path}"
+            );
+        }
+        let route = decided(&sandbox(), host, "/functions/agent/invoke/", false);
+        assert_eq!(route, Route::ControlPlane);
+
+        let access = |owner: Option<&str>, links_closed| SandboxAccess {
+            owner: owner.map(str::to_owned),
+            links_closed,
+            ..SandboxAccess::default()
+        };
+        assert!(reaches(&function(true), &access(Some("k"), false)));
+        assert!(!reaches(&function(false), &access(Some("k"), false)));
+        assert!(!reaches(&function(true), &access(Some("k"), true)));
+        for owner in [None, Some("other")] {
+            assert!(!reaches(&function(true), &access(owner, false)));
+        }
+        assert!(!reaches(&sandbox(), &access(Some("k"), false)));
+    }
+
+    #[test]
+    fn keys_are_told_apart_among_addresses_of_clients() {
+        let of = |key: &str| {
+            address(&InternalOrigin::Sandbox {
+                key: key.to_owned(),
+            })
+        };
+        assert_eq!(of("k"), address(&function(true)));
+        let IpAddr::V6(one) = of("k") else {
+            panic!("{}", of("k"));
+        };
+        assert_eq!(one.octets()[0], 0xfd);
+        assert_ne!(of("k"), of("other"));
+    }
+}
