@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::error::{ApiError, in_one_form, reveal};
+use crate::function_key::FunctionCaller;
 use crate::hooks::TemplateInfo;
 use crate::keys::{Key, Scope, Verdict, hash};
 use axum::Router;
@@ -12,6 +13,7 @@ use axum::middleware::Next;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
+use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -34,6 +36,8 @@ pub enum Caller {
     Owner,
     /// The holder of an API key.
     Key(Arc<Key>),
+    /// The holder of a function's key for sandboxes, or a sandbox that calls a function.
+    Function(Arc<FunctionCaller>),
 }
 
 impl Caller {
@@ -46,12 +50,13 @@ impl Caller {
         match self {
             Self::Owner => true,
             Self::Key(key) => key.scope == Scope::Admin,
+            Self::Function(_) => false,
         }
     }
 
     /// True if the caller may only read.
     pub(crate) fn only_reads(&self) -> bool {
-        matches!(self, Self::Key(key) if key.scope == Scope::Read)
+        self.key().is_some_and(|key| key.scope == Scope::Read)
     }
 
     /// True if the caller may change a template that it sees.
@@ -64,6 +69,7 @@ impl Caller {
         match self {
             Self::Owner => true,
             Self::Key(key) => key.scope != Scope::Create || owner == Some(key.id.as_str()),
+            Self::Function(function) => owner == Some(function.key.id.as_str()),
         }
     }
 
@@ -76,13 +82,14 @@ impl Caller {
     pub(crate) fn bounds(&self) -> Option<&str> {
         match self {
             Self::Key(key) if key.scope == Scope::Create => Some(&key.id),
+            Self::Function(function) => Some(&function.key.id),
             _ => None,
         }
     }
 
     /// True if the caller is told how the host as a whole is doing.
     pub fn sees_host(&self) -> bool {
-        self.is_admin() || self.only_reads()
+        self.is_admin() || (self.only_reads() && self.bounds().is_none())
     }
 
     /// A sandbox's id as the caller may know it. The whole of it leads to the sandbox's ports, so
@@ -108,6 +115,7 @@ impl Caller {
         match self {
             Self::Owner => None,
             Self::Key(key) => Some(key),
+            Self::Function(function) => Some(&function.key),
         }
     }
 
@@ -130,7 +138,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-fn unauthenticated() -> ApiError {
+pub(crate) fn unauthenticated() -> ApiError {
     ApiError::new(
         StatusCode::UNAUTHORIZED,
         "unauthenticated",
@@ -146,6 +154,11 @@ fn shown(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, key) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+/// The key a request shows, if it has the length of one.
+pub(crate) fn shown_key(headers: &HeaderMap) -> Option<&str> {
+    shown(headers).filter(|key| !key.is_empty() && key.len() <= MAX_KEY)
 }
 
 /// Serves `router` to callers with a key in force only, or the host's owner. Handlers find the
@@ -170,6 +183,11 @@ pub(crate) async fn authenticate<E: Engine>(
             Err(e) => return e.into_response(),
         },
     };
+    if let Caller::Function(function) = &caller
+        && let Err(e) = function.check_call(request.method(), request.uri().path())
+    {
+        return e.into_response();
+    }
     let writes = !matches!(*request.method(), Method::GET | Method::HEAD);
     if writes && caller.only_reads() {
         return ApiError::forbidden("this key may only look (scope `read`)").into_response();
@@ -193,7 +211,10 @@ pub(crate) fn known<E: Engine>(app: &App<E>, request: &Request) -> Result<Caller
         }
         Err(error)
     };
-    let key = shown(request.headers()).filter(|k| !k.is_empty() && k.len() <= MAX_KEY);
+    if let Some(origin) = request.extensions().get::<InternalOrigin>() {
+        return app.internal_caller(origin, request);
+    }
+    let key = shown_key(request.headers());
     let wait = from.and_then(|ip| app.failures.wait(ip));
     if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.knows(&hash(key)))) {
         let message = "too many calls from this address showed no key in force: wait a moment";

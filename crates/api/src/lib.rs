@@ -11,6 +11,7 @@ mod caller;
 mod ending;
 mod error;
 mod failures;
+mod function_key;
 mod hooks;
 mod idempotency;
 mod keys;
@@ -28,6 +29,7 @@ pub use auto_resume::{AutoResume, WakeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::ApiError;
+pub use function_key::FunctionCaller;
 pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,
     TemplateInfo, TemplateRefusal, TemplateSource,

@@ -16,12 +16,13 @@ use jiffy_engine::Engine;
 use jiffy_function_host::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
-    ClientRequestBody, ControlPlane, FunctionLabel, Gateway, GatewayConfig, KnownCaller,
-    LinkSigner, Peer, RequestId, Tls,
+    ClientRequestBody, ControlPlane, FunctionLabel, Gateway, GatewayConfig, InternalConnection,
+    KnownCaller, LinkSigner, Peer, RequestId, Tls,
 };
 use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
 use jiffy_net::Network;
+use jiffy_proto::internal::InternalOrigin;
 use jiffy_pull::Registries;
 use jiffy_template_builder::Builder;
 use nix::unistd::geteuid;
@@ -34,6 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// File with the key that signs preview links.
@@ -57,7 +59,7 @@ struct ApiListener {
 }
 
 /// The control plane, and functions by host name. Clients of the owner's socket are the owner; of
-/// others it gets the address.
+/// others it gets the address, unless they come from inside.
 #[derive(Clone)]
 pub struct ControlPlaneRouter {
     control: axum::Router,
@@ -70,6 +72,8 @@ impl ControlPlane for ControlPlaneRouter {
             Some(Peer { local: true, .. }) => {
                 request.extensions_mut().insert(Caller::Owner);
             }
+            // Its origin is among the extensions; the address that stands for it is no client's.
+            Some(_) if request.extensions().get::<InternalOrigin>().is_some() => {}
             Some(peer) => {
                 request.extensions_mut().insert(ClientAddress(peer.ip));
             }
@@ -208,8 +212,14 @@ impl<E: Engine> ApiServer<E> {
         })
     }
 
-    /// Serves `local` and the address until `stopping`, then lets requests under way finish.
-    pub async fn serve(self, local: UnixListener, stopping: CancellationToken) {
+    /// Serves `local`, connections from `inside` and the address until `stopping`, then lets
+    /// requests under way finish.
+    pub async fn serve(
+        self,
+        local: UnixListener,
+        inside: mpsc::Receiver<InternalConnection>,
+        stopping: CancellationToken,
+    ) {
         let Self {
             app,
             gateway,
@@ -223,6 +233,8 @@ impl<E: Engine> ApiServer<E> {
         let may = move |uid| uid == us.as_raw() || uid == 0;
         let end = stopping.clone().cancelled_owned();
         let local = jiffy_gateway::serve_local(local, gateway.clone(), may, end);
+        let end = stopping.clone().cancelled_owned();
+        let inside = jiffy_gateway::serve_internal(inside, gateway.clone(), end);
         let address = async {
             let end = stopping.clone().cancelled_owned();
             if let Some(ApiListener { listener, tls, .. }) = address {
@@ -240,7 +252,7 @@ impl<E: Engine> ApiServer<E> {
             }
         };
         tokio::select! {
-            _ = async { tokio::join!(local, address, direct, metrics) } => {}
+            _ = async { tokio::join!(local, inside, address, direct, metrics) } => {}
             () = ending => {}
         }
     }

@@ -17,6 +17,8 @@ use jiffy_gateway::{Peer, RequestId};
 use jiffy_host::FigureFamily;
 use jiffy_microvm::Cgroups;
 use jiffy_proto::function::{MetricsSnapshot, TenantLimits};
+use jiffy_proto::internal::ControlPlaneConnector;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Directory of functions in the data directory.
@@ -28,11 +30,15 @@ const GRACE: Duration = Duration::from_secs(600);
 /// Most functions whose counts are shown.
 const MAX_SHOWN_FUNCTIONS: usize = 1000;
 
-/// Hosts that functions may reach if they list them: those of sandboxes.
-pub fn egress(options: &NetworkOptions) -> EgressSettings {
+/// Hosts that functions may reach if they list them, those of sandboxes, and the control plane.
+pub fn egress(
+    options: &NetworkOptions,
+    connector: Arc<dyn ControlPlaneConnector>,
+) -> EgressSettings {
     EgressSettings {
         is_off: options.mode == FeatureMode::Off,
         granted: options.allow_private.clone(),
+        control_plane: Some(connector),
         ..EgressSettings::default()
     }
 }

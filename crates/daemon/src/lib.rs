@@ -9,6 +9,7 @@ mod direct_listener;
 mod engine;
 mod functions;
 mod gateway_sandboxes;
+mod internal;
 mod log;
 mod metrics;
 mod network;

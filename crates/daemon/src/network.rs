@@ -3,13 +3,17 @@
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
 use jiffy_net::{Network, NetworkConfig, NicKind};
+use jiffy_proto::internal::ControlPlaneConnector;
 use std::path::Path;
+use std::sync::Arc;
 
-/// Opens the network for the data directory `home`. `nic`: network interface of new sandboxes.
+/// Opens the network for the data directory `home`. `nic`: network interface of new sandboxes;
+/// `connector`: connects those whose rules name it to the control plane.
 pub fn open(
     options: &NetworkOptions,
     home: &Path,
     nic: NicKind,
+    connector: Option<Arc<dyn ControlPlaneConnector>>,
 ) -> anyhow::Result<Option<Network>> {
     if options.mode == FeatureMode::Off {
         tracing::info!("network: off; sandboxes reach nothing");
@@ -22,6 +26,7 @@ pub fn open(
         nic,
         connections: options.connections,
         connections_total: options.connections_total,
+        control_plane: connector,
         ..NetworkConfig::new(home)
     };
     match Network::open(&config) {

@@ -2,7 +2,7 @@
 
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
-use crate::{ServeOptions, engine, functions, log, network, site, store};
+use crate::{ServeOptions, engine, functions, internal, log, network, site, store};
 use anyhow::Context;
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
@@ -17,6 +17,7 @@ use sd_notify::NotifyState;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -71,11 +72,14 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if !options.cpu_level.is_host() {
         tracing::info!("processor level of new microVMs: {}", options.cpu_level);
     }
-    let egress = functions::egress(&options.network);
+    let (connector, inside) = internal::connector();
+    let connector = Arc::new(connector);
+    let egress = functions::egress(&options.network, connector.clone());
     let functions = functions::open(&host, cgroups, egress).await?;
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
-    let network = network::open(&options.network, home.path(), engine::nic_kind(engine))?;
+    let nic = engine::nic_kind(engine);
+    let network = network::open(&options.network, home.path(), nic, Some(connector))?;
     let sandboxes = open(host, host_options, network.clone(), engine, lazy).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
@@ -94,7 +98,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     );
     let server = server.await?;
     let path = local_daemon::socket(&home);
-    let serving = tokio::spawn(server.serve(listen(&path)?, stopping.clone()));
+    let serving = tokio::spawn(server.serve(listen(&path)?, inside, stopping.clone()));
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         version,

@@ -67,6 +67,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         &NetworkOptions::default(),
         home.path(),
         engine::nic_kind(engine),
+        None,
     )?;
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
     let functions = functions::open(&host, cgroups, EgressSettings::default()).await?;

@@ -3,7 +3,9 @@
 //! A tenant's process has no network. It asks the broker, which is in the daemon, for a connection
 //! to a host; the broker looks at the function's list of hosts, which the process cannot change,
 //! resolves the name, checks the addresses, connects, speaks TLS, and hands out one end of a pair
-//! of Unix sockets, between which and the host it copies within limits.
+//! of Unix sockets, between which and the host it copies within limits. A function that was
+//! deployed with a key for sandboxes reaches the control plane as well, by its one reserved name:
+//! the other end of the pair is then the control plane's, which asks for the key.
 
 mod allow_list;
 mod destination;
@@ -15,17 +17,18 @@ use destination::Destinations;
 use ipnet::IpNet;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
+use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin, is_api_host};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use parking_lot::RwLock;
-use relay::{Connector, Relay};
+use relay::{Connector, pair};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections of one tenant at once, those that are being made included.
 const MAX_CONNECTIONS: usize = 64;
@@ -41,6 +44,8 @@ pub struct EgressSettings {
     pub granted: Vec<IpNet>,
     /// Addresses of names that are not looked up.
     pub names: BTreeMap<String, Vec<IpAddr>>,
+    /// Way to the control plane; none: it is not reached.
+    pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
 }
 
 /// Broker of one tenant. It ends with this value, and its connections with it.
@@ -55,6 +60,7 @@ impl EgressBroker {
     /// Starts a broker, and returns it with the end of its socket that is the process's.
     pub fn start(settings: EgressSettings) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = Channel::pair().map_err(io::Error::other)?;
+        let control_plane = settings.control_plane.clone();
         let destinations = Destinations::new(settings).map_err(io::Error::other)?;
         let connector = Connector::new(destinations).map_err(io::Error::other)?;
         let lists: Arc<RwLock<HashMap<String, AllowList>>> = Arc::default();
@@ -73,6 +79,7 @@ impl EgressBroker {
             socket,
             lists: lists.clone(),
             connector: Arc::new(connector),
+            control_plane,
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         };
         let thread = std::thread::Builder::new().name("function-egress".to_owned());
@@ -117,7 +124,17 @@ struct Broker {
     socket: Arc<AsyncFd<Channel>>,
     lists: Arc<RwLock<HashMap<String, AllowList>>>,
     connector: Arc<Connector>,
+    control_plane: Option<Arc<dyn ControlPlaneConnector>>,
     permits: Arc<Semaphore>,
+}
+
+/// Port of the control plane under its reserved name.
+const API_PORT: u16 = 80;
+
+/// Route of a request that the function's list allows.
+enum EgressRoute {
+    Host,
+    ControlPlane(InternalOrigin),
 }
 
 impl Broker {
@@ -125,19 +142,24 @@ impl Broker {
     async fn serve(self) {
         while let Ok(request) = self.receive().await {
             let permit = self.permits.clone().try_acquire_owned();
-            let is_allowed = {
-                let lists = self.lists.read();
-                let list = lists.get(&request.function);
-                list.is_some_and(|list| list.contains(&request.host, request.port))
-            };
-            let failure = match permit {
-                _ if !is_allowed => EgressFailure::Denied,
-                Err(_) => EgressFailure::TooMany,
-                Ok(permit) => {
+            let failure = match (self.route(&request), permit) {
+                (None, _) => EgressFailure::Denied,
+                (_, Err(_)) => EgressFailure::TooMany,
+                (Some(EgressRoute::ControlPlane(origin)), Ok(permit)) => {
+                    let made = self.enter(origin, permit);
+                    answer(&self.socket, request.id, made).await;
+                    continue;
+                }
+                (Some(EgressRoute::Host), Ok(permit)) => {
                     let (connector, socket) = (self.connector.clone(), self.socket.clone());
                     tokio::spawn(async move {
-                        let made = connector.relay(&request).await;
-                        if let Some(relay) = answer(&socket, request.id, made).await {
+                        let (relay, made) = match connector.relay(&request).await {
+                            Ok((relay, theirs)) => (Some(relay), Ok(theirs)),
+                            Err(failure) => (None, Err(failure)),
+                        };
+                        if answer(&socket, request.id, made).await
+                            && let Some(relay) = relay
+                        {
                             relay.run().await;
                         }
                         drop(permit);
@@ -146,6 +168,32 @@ impl Broker {
                 }
             };
             answer(&self.socket, request.id, Err(failure)).await;
+        }
+    }
+
+    fn route(&self, request: &EgressRequest) -> Option<EgressRoute> {
+        let lists = self.lists.read();
+        let list = lists.get(&request.function)?;
+        if is_api_host(&request.host) {
+            let is_served = request.port == API_PORT && !request.tls;
+            let origin = list.origin().filter(|_| is_served);
+            return origin.cloned().map(EgressRoute::ControlPlane);
+        }
+        list.contains(&request.host, request.port)
+            .then_some(EgressRoute::Host)
+    }
+
+    /// Hands the control plane one end of a pair, and returns the process's.
+    fn enter(
+        &self,
+        origin: InternalOrigin,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<OwnedFd, EgressFailure> {
+        let connector = self.control_plane.as_ref().ok_or(EgressFailure::Denied)?;
+        let (ours, theirs) = pair().map_err(|_| EgressFailure::TooMany)?;
+        match connector.connect(origin, ours, Box::new(permit)) {
+            true => Ok(theirs),
+            false => Err(EgressFailure::Refused),
         }
     }
 
@@ -165,23 +213,21 @@ impl Broker {
     }
 }
 
-/// Answers a request. Returns the connection if the process has it.
-async fn answer(
-    socket: &AsyncFd<Channel>,
-    id: u64,
-    made: Result<(Relay, OwnedFd), EgressFailure>,
-) -> Option<Relay> {
-    let (relay, theirs, failure) = match made {
-        Ok((relay, theirs)) => (Some(relay), Some(theirs), None),
-        Err(failure) => (None, None, Some(failure)),
+/// Answers a request. Returns true if the process has the answer.
+async fn answer(socket: &AsyncFd<Channel>, id: u64, made: Result<OwnedFd, EgressFailure>) -> bool {
+    let (theirs, failure) = match made {
+        Ok(theirs) => (Some(theirs), None),
+        Err(failure) => (None, Some(failure)),
     };
     let files: Vec<_> = theirs.iter().map(|file| file.as_fd()).collect();
     let response = EgressResponse { id, failure };
     loop {
-        let mut ready = socket.writable().await.ok()?;
+        let Ok(mut ready) = socket.writable().await else {
+            return false;
+        };
         match socket.get_ref().send(&response, &files) {
             Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
-            sent => return relay.filter(|_| sent.is_ok()),
+            sent => return sent.is_ok(),
         }
     }
 }

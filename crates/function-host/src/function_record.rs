@@ -2,8 +2,10 @@
 
 use crate::function_error::FunctionError;
 use crate::owner::is_name;
+use crate::sandbox_key::{SandboxKey, is_given};
 use crate::schedule::Schedule;
 use jiffy_proto::function::{LoadSettings, World};
+use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use serde::{Deserialize, Serialize};
 
 /// Versions of a function that are kept.
@@ -31,6 +33,9 @@ pub struct FunctionRecord {
     /// Times at which it is called, in the notation of cron.
     #[serde(default)]
     pub schedule: Option<String>,
+    /// Key for sandboxes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_key: Option<SandboxKey>,
     /// Number of the version that answers.
     pub answering: u64,
     /// Versions, oldest first.
@@ -86,6 +91,21 @@ impl FunctionRecord {
         self.versions.iter().find(|v| v.number == number)
     }
 
+    /// Settings for its process, with the environment variables that a key for sandboxes adds.
+    pub(crate) fn load_settings(&self) -> LoadSettings {
+        let mut settings = self.settings.clone();
+        if let Some(key) = &self.sandbox_key {
+            settings.env.extend(key.env(&self.name));
+        }
+        settings
+    }
+
+    /// Origin of its connections to the control plane; none: it has no key for sandboxes.
+    pub(crate) fn origin(&self) -> Option<InternalOrigin> {
+        let key = self.sandbox_key.as_ref()?;
+        Some(key.origin(self.owner.as_deref(), &self.name))
+    }
+
     /// Adds a version, which answers from now on, and drops the oldest beyond [`MAX_VERSIONS`].
     pub(crate) fn push(&mut self, mut version: VersionRecord) {
         version.number = self.next_version;
@@ -134,6 +154,8 @@ pub struct DeployChanges {
     pub public: Option<bool>,
     /// Schedule; an empty one removes it.
     pub schedule: Option<String>,
+    /// Key for sandboxes from now on. The former one, if there was one, is good for nothing more.
+    pub sandbox_key: Option<SandboxKey>,
 }
 
 impl DeployChanges {
@@ -161,6 +183,10 @@ impl DeployChanges {
             }
             record.schedule = Some(schedule.clone()).filter(|s| !s.is_empty());
         }
+        if self.sandbox_key.is_some() {
+            check_given(&record.settings.env)?;
+        }
+        record.sandbox_key.clone_from(&self.sandbox_key);
         Ok(())
     }
 }
@@ -182,9 +208,24 @@ fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Fun
     }
 }
 
+/// Refuses variables that a key for sandboxes sets.
+fn check_given(env: &std::collections::BTreeMap<String, String>) -> Result<(), FunctionError> {
+    match env.keys().find(|name| is_given(name)) {
+        None => Ok(()),
+        Some(name) => Err(FunctionError::Setting(format!(
+            "`{name}` is set by the key for sandboxes: deploy with an environment without it"
+        ))),
+    }
+}
+
 fn check_hosts(hosts: &[String]) -> Result<(), FunctionError> {
     if hosts.len() > MAX_ALLOWED_HOSTS {
         let message = format!("`allow` names {MAX_ALLOWED_HOSTS} hosts at most");
+        return Err(FunctionError::Setting(message));
+    }
+    let name = |host: &String| host.split(':').next().unwrap_or_default().to_owned();
+    if let Some(host) = hosts.iter().find(|host| is_api_host(&name(host))) {
+        let message = format!("`{host}` is reached with a key for sandboxes only (`sandboxKey`)");
         return Err(FunctionError::Setting(message));
     }
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':' | b'*');
@@ -215,6 +256,7 @@ pub(crate) fn new_record(
         public: false,
         settings: LoadSettings::default(),
         schedule: None,
+        sandbox_key: None,
         answering: 0,
         versions: Vec::new(),
         next_version: 1,
@@ -227,6 +269,7 @@ pub(crate) fn new_record(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox_key::SandboxKeyScope;
 
     fn version() -> VersionRecord {
         VersionRecord {
@@ -304,5 +347,35 @@ mod tests {
             ("x", 1)
         );
         assert!(new_record(None, "a--b", 0).is_err());
+    }
+
+    #[test]
+    fn a_key_for_sandboxes_is_handed_in_at_each_deployment() {
+        let mut record = new_record(Some("k1"), "agent", 0).unwrap();
+        let scope = SandboxKeyScope::Create;
+        let with_key = DeployChanges {
+            sandbox_key: Some(SandboxKey::new("k1".to_owned(), false, scope).unwrap()),
+            ..DeployChanges::default()
+        };
+        with_key.apply(&mut record).unwrap();
+        assert!(record.load_settings().env.contains_key("E2B_API_KEY"));
+        assert!(record.settings.env.is_empty() && record.origin().is_some());
+        DeployChanges::default().apply(&mut record).unwrap();
+        assert!(record.load_settings().env.is_empty() && record.origin().is_none());
+
+        let env = DeployChanges {
+            env: Some([("E2B_API_KEY".to_owned(), "x".to_owned())].into()),
+            ..DeployChanges::default()
+        };
+        env.apply(&mut record).unwrap();
+        let refused = with_key.apply(&mut record).unwrap_err().to_string();
+        assert!(refused.contains("E2B_API_KEY"), "{refused}");
+        for host in ["api.jiffy.internal", "API.jiffy.internal.:8080"] {
+            let allow = DeployChanges {
+                allow: Some(vec![host.to_owned()]),
+                ..DeployChanges::default()
+            };
+            assert!(allow.apply(&mut record).is_err(), "{host}");
+        }
     }
 }

@@ -12,6 +12,7 @@ pub mod functions;
 pub mod owner;
 pub mod response_body;
 pub mod running_process;
+pub mod sandbox_key;
 pub mod tenant_process;
 
 mod function_state;
@@ -26,4 +27,5 @@ pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS,
 pub use functions::{ConnectionPermit, FunctionHostSettings, Functions, ModuleUpload};
 pub use response_body::FunctionBody;
 pub use running_process::{BoxError, RequestBody};
+pub use sandbox_key::{SandboxKey, SandboxKeyScope};
 pub use schedule::ScheduleStatus;

@@ -7,6 +7,7 @@ use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{
     CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, TenantLimits, World,
 };
+use jiffy_proto::internal::InternalOrigin;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -177,8 +178,19 @@ impl TenantProcess {
         digest: &str,
         settings: impl Into<LoadSettings>,
     ) -> Result<World, ProcessError> {
-        let settings = settings.into();
-        let list = allow_list(&settings.allow)?;
+        self.load_as(function, file, digest, settings.into(), None)
+    }
+
+    /// The same for a function that reaches the control plane as `origin`.
+    pub fn load_as(
+        &self,
+        function: &str,
+        file: &File,
+        digest: &str,
+        settings: LoadSettings,
+        origin: Option<InternalOrigin>,
+    ) -> Result<World, ProcessError> {
+        let list = allow_list(&settings.allow)?.with_origin(origin);
         let former = self.allowed(function);
         // Neither the former version nor the next one is refused a host of its own meanwhile.
         self.set_allowed(function, former.and(&list))?;
@@ -221,7 +233,7 @@ impl TenantProcess {
 
     fn set_allowed(&self, function: &str, list: AllowList) -> Result<(), ProcessError> {
         let list = match self.egress_settings.is_off {
-            true => AllowList::default(),
+            true => list.without_hosts(),
             false => list,
         };
         let mut egress = self.egress.lock();

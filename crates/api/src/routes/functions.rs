@@ -55,7 +55,7 @@ impl From<FunctionError> for ApiError {
 }
 
 impl<E: Engine> App<E> {
-    pub(super) fn functions(&self) -> Result<&Functions, ApiError> {
+    pub(crate) fn functions(&self) -> Result<&Functions, ApiError> {
         let functions = self.functions.as_ref().map(|f| &f.functions);
         let functions = functions.filter(|functions| functions.is_installed());
         functions.ok_or_else(|| FunctionError::NotInstalled.into())
@@ -65,6 +65,13 @@ impl<E: Engine> App<E> {
     /// keys, one by its public name.
     fn function(&self, caller: &Caller, name: &str) -> Result<Arc<FunctionRecord>, ApiError> {
         let functions = self.functions()?;
+        if let Caller::Function(function) = caller {
+            // It invokes itself, and nothing else.
+            return match function.name == name {
+                true => Ok(functions.find(function.owner.as_deref(), name)?),
+                false => Err(FunctionError::NotFound(name.to_owned()).into()),
+            };
+        }
         let found = match functions.find(caller.bounds(), name) {
             Err(FunctionError::NotFound(_)) if caller.bounds().is_none() => {
                 functions.find_label(name)
@@ -215,5 +222,6 @@ pub(super) async fn remove<E: Engine>(
     let record = app.function(&caller, &name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     functions.remove(owner, &record.name).await?;
+    app.end_sandbox_key(record.sandbox_key.as_ref(), None);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,8 +1,11 @@
 //! Functions as clients see them.
 
 use super::moment;
+use crate::error::ApiError;
 use jiffy_function_host::owner::label;
-use jiffy_function_host::{DeployChanges, FunctionRecord, ScheduleStatus, VersionRecord};
+use jiffy_function_host::{
+    DeployChanges, FunctionRecord, SandboxKeyScope, ScheduleStatus, VersionRecord,
+};
 use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, MetricsSnapshot};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +20,25 @@ pub(crate) struct DeploySettings {
     allow: Option<Vec<String>>,
     public: Option<bool>,
     schedule: Option<String>,
+    sandbox_key: Option<String>,
+    pub(crate) renew_sandbox_key: bool,
+}
+
+impl DeploySettings {
+    /// Rights of the function over its deployer's sandboxes; none: it has none.
+    pub(crate) fn sandbox_key(&self) -> Result<Option<SandboxKeyScope>, ApiError> {
+        let refused = |message: &str| Err(ApiError::invalid(message));
+        match self.sandbox_key.as_deref() {
+            Some("read") => Ok(Some(SandboxKeyScope::Read)),
+            Some("create") => Ok(Some(SandboxKeyScope::Create)),
+            Some("admin") => refused(
+                "`sandboxKey`: a function does not manage a host: `create` and `read` are for it",
+            ),
+            Some(_) => refused("`sandboxKey` must be `create` or `read`"),
+            None if self.renew_sandbox_key => refused("`renewSandboxKey` needs `sandboxKey`"),
+            None => Ok(None),
+        }
+    }
 }
 
 /// Limits of a deployment.
@@ -42,6 +64,7 @@ impl From<DeploySettings> for DeployChanges {
             allow: settings.allow,
             public: settings.public,
             schedule: settings.schedule,
+            sandbox_key: None,
         }
     }
 }
@@ -76,6 +99,7 @@ pub(crate) fn function(
         },
         "envNames": record.settings.env.keys().collect::<Vec<_>>(),
         "allow": record.settings.allow,
+        "sandboxKey": record.sandbox_key.as_ref().map(|key| key.scope.name()),
         "createdAt": moment(record.created_ms),
         "updatedAt": moment(record.updated_ms),
     });

@@ -7,6 +7,7 @@ mod builds;
 mod callers;
 mod create;
 mod document;
+mod function_keys;
 mod keys;
 mod lifecycle;
 mod limits;

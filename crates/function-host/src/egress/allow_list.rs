@@ -1,5 +1,6 @@
 //! Hosts that a function may reach.
 
+use jiffy_proto::internal::{InternalOrigin, is_api_host};
 use std::net::IpAddr;
 
 /// Hosts that one function may have on its list.
@@ -30,7 +31,11 @@ enum AllowedHost {
 
 /// Hosts that a function may reach, with their ports. An empty list allows nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AllowList(Vec<(AllowedHost, Option<u16>)>);
+pub struct AllowList {
+    hosts: Vec<(AllowedHost, Option<u16>)>,
+    /// Origin of its connections to the control plane; none: it does not reach that.
+    origin: Option<InternalOrigin>,
+}
 
 impl AllowList {
     /// Reads entries `NAME`, `*.NAME` or an address, each with an optional `:PORT`.
@@ -41,15 +46,43 @@ impl AllowList {
         let parsed = entries.iter().map(|text| {
             entry(text).ok_or_else(|| AllowListError::Entry(text.chars().take(300).collect()))
         });
-        parsed.collect::<Result<_, _>>().map(Self)
+        let hosts = parsed.collect::<Result<_, _>>()?;
+        Ok(Self {
+            hosts,
+            origin: None,
+        })
     }
 
-    /// Returns true if `host`, a name or an address, may be reached at `port`.
+    /// The same list of a function that reaches the control plane, or does not.
+    #[must_use]
+    pub fn with_origin(self, origin: Option<InternalOrigin>) -> Self {
+        Self { origin, ..self }
+    }
+
+    /// The same list without hosts.
+    #[must_use]
+    pub(crate) fn without_hosts(self) -> Self {
+        Self {
+            hosts: Vec::new(),
+            ..self
+        }
+    }
+
+    /// Origin of the function's connections to the control plane; none: it does not reach that.
+    pub(crate) fn origin(&self) -> Option<&InternalOrigin> {
+        self.origin.as_ref()
+    }
+
+    /// Returns true if `host`, a name or an address, may be reached at `port`. The control plane is
+    /// no host, whatever a list says.
     #[must_use]
     pub fn contains(&self, host: &str, port: u16) -> bool {
         let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+        if is_api_host(&name) {
+            return false;
+        }
         let address: Option<IpAddr> = name.parse().ok();
-        self.0.iter().any(|(allowed, allowed_port)| {
+        self.hosts.iter().any(|(allowed, allowed_port)| {
             let is_port = match allowed_port {
                 Some(allowed) => *allowed == port,
                 None => DEFAULT_PORTS.contains(&port),
@@ -69,13 +102,16 @@ impl AllowList {
     /// Both lists together.
     #[must_use]
     pub(crate) fn and(&self, other: &Self) -> Self {
-        Self([self.0.as_slice(), other.0.as_slice()].concat())
+        Self {
+            hosts: [self.hosts.as_slice(), other.hosts.as_slice()].concat(),
+            origin: other.origin.as_ref().or(self.origin.as_ref()).cloned(),
+        }
     }
 
     /// Returns true if nothing may be reached.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.hosts.is_empty() && self.origin.is_none()
     }
 }
 
@@ -158,6 +194,34 @@ mod tests {
             assert!(!list.contains(host, port), "{host}:{port}");
         }
         assert!(!AllowList::default().contains("api.example.com", 443));
+    }
+
+    #[test]
+    fn the_control_plane_is_no_host_of_a_list() {
+        let list = list(&["api.jiffy.internal", "*.internal", "*.jiffy.internal:3000"]).unwrap();
+        assert!(list.contains("other.jiffy.internal", 80));
+        for host in [
+            "api.jiffy.internal",
+            "API.jiffy.internal.",
+            "api.jiffy.internal.",
+        ] {
+            for port in [80, 443, 3000] {
+                assert!(!list.contains(host, port), "{host}:{port}");
+            }
+        }
+        assert!(AllowList::default().is_empty() && list.origin().is_none());
+        let origin = InternalOrigin::Sandbox {
+            key: "k".to_owned(),
+        };
+        let list = AllowList::default().with_origin(Some(origin.clone()));
+        assert!(!list.is_empty() && !list.contains("api.jiffy.internal", 80));
+        // Neither the former version nor the next one is refused meanwhile.
+        for both in [
+            list.and(&AllowList::default()),
+            AllowList::default().and(&list),
+        ] {
+            assert_eq!(both.origin(), Some(&origin));
+        }
     }
 
     #[test]

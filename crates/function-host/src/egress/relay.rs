@@ -1,7 +1,6 @@
 //! Connection to a host, and the copying between it and a tenant's process.
 
 use super::destination::Destinations;
-use super::set_nonblocking;
 use jiffy_proto::function::{EgressFailure, EgressRequest};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::os::fd::OwnedFd;
@@ -57,13 +56,8 @@ impl Connector {
         request: &EgressRequest,
     ) -> Result<(Relay, OwnedFd), EgressFailure> {
         let host = self.connect(request).await?;
-        let pair = || -> std::io::Result<(UnixStream, OwnedFd)> {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
-            set_nonblocking(&theirs)?;
-            Ok((UnixStream::from_std(StdUnixStream::from(ours))?, theirs))
-        };
-        let (ours, theirs) = pair().map_err(|_| EgressFailure::TooMany)?;
+        let made = pair().and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours)?, theirs)));
+        let (ours, theirs) = made.map_err(|_| EgressFailure::TooMany)?;
         Ok((Relay { host, ours }, theirs))
     }
 
@@ -82,6 +76,13 @@ impl Connector {
             Err(_) => Err(EgressFailure::Timeout),
         }
     }
+}
+
+/// Makes a pair of sockets that do not block: ours, and the process's.
+pub(super) fn pair() -> std::io::Result<(StdUnixStream, OwnedFd)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
+    Ok((StdUnixStream::from(ours), theirs))
 }
 
 /// Connection that the process has one end of.

@@ -107,6 +107,11 @@ impl Functions {
         let not_wasm = "the file is not a WebAssembly module or component in binary form";
         let not_wasm = || FunctionError::Module(not_wasm.to_owned());
         let world = World::detect(&module.head).ok_or_else(not_wasm)?;
+        if world == World::Core && record.sandbox_key.is_some() {
+            let message = "a module of jiffy-core/1 sends no requests: deploy a component, or do \
+                           without a key for sandboxes";
+            return Err(FunctionError::Setting(message.to_owned()));
+        }
         let (digest, bytes) = (module.hasher.finalize().to_hex().to_string(), module.bytes);
         {
             let (owner, digest) = (owner.clone(), digest.clone());

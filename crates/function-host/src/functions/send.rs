@@ -130,11 +130,11 @@ impl Functions {
         let (running, record) = (running.clone(), record.clone());
         blocking(move || {
             let file = File::open(&path).map_err(FunctionError::file(&path))?;
-            let settings = record.settings.clone();
-            let name = &record.name;
+            let (name, settings) = (&record.name, record.load_settings());
+            let digest = &artifact.digest;
             running
                 .process
-                .load(name, &file, &artifact.digest, settings)?;
+                .load_as(name, &file, digest, settings, record.origin())?;
             running.process.order(&publish(&record))?;
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())

@@ -77,6 +77,25 @@ pub enum FunctionLanguage {
     C,
 }
 
+/// Rights of a function over sandboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FunctionKeyScope {
+    /// Sandboxes of the deploying key: makes, uses and ends them
+    Create,
+    /// Looks at them, and changes nothing
+    Read,
+}
+
+impl FunctionKeyScope {
+    /// Name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Read => "read",
+        }
+    }
+}
+
 /// `jiffy function new`.
 #[derive(Debug, Args)]
 pub struct FunctionNewArgs {
@@ -124,12 +143,14 @@ pub struct FunctionArgs {
 /// `jiffy function deploy`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Settings that are not given stay as they are in a function that exists.
+    after_help = "Settings that are not given stay as they are in a function that exists, except for
+--sandbox-key, which is handed in each time.
 
 Examples:
   jiffy function deploy hello hello.wasm --public
   jiffy function new --lang rust count && jiffy function deploy count count
-  jiffy function deploy report report.wasm --env TOKEN --schedule '*/5 * * * *'"
+  jiffy function deploy report report.wasm --env TOKEN --schedule '*/5 * * * *'
+  jiffy function deploy agent agent.wasm --sandbox-key create --timeout 5m"
 )]
 pub struct FunctionDeployArgs {
     /// Name: a-z, 0-9 and single dashes, 48 characters at most
@@ -156,6 +177,13 @@ pub struct FunctionDeployArgs {
     /// Host that it may send requests to; may be repeated
     #[arg(long, value_name = "HOST")]
     pub allow: Vec<String>,
+    /// Let it call sandboxes of the deploying key (`create`), or look at them (`read`); without, a
+    /// key that it had is revoked
+    #[arg(long, value_enum, value_name = "SCOPE")]
+    pub sandbox_key: Option<FunctionKeyScope>,
+    /// Replace the key for sandboxes that it has
+    #[arg(long, requires = "sandbox_key")]
+    pub renew_sandbox_key: bool,
     /// Answer requests without a key
     #[arg(long, conflicts_with = "private")]
     pub public: bool,

@@ -55,5 +55,10 @@ pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
     if let Some(schedule) = &args.schedule {
         settings.insert("schedule".to_owned(), json!(schedule));
     }
+    if let Some(scope) = args.sandbox_key {
+        settings.insert("sandboxKey".to_owned(), json!(scope.name()));
+        let renew = json!(args.renew_sandbox_key);
+        settings.insert("renewSandboxKey".to_owned(), renew);
+    }
     Ok(settings.into())
 }

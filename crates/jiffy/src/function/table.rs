@@ -132,6 +132,7 @@ pub fn function(function: &Value) -> String {
     line("concurrency", text(function, "/limits/concurrency"));
     line("environment", words(&function["envNames"]));
     line("allow", words(&function["allow"]));
+    line("sandbox key", text(function, "/sandboxKey"));
     line("schedule", text(function, "/schedule/cron"));
     line("next run", text(function, "/schedule/nextAt"));
     line("last run", text(function, "/schedule/lastAt"));

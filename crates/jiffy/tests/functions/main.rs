@@ -6,6 +6,7 @@ mod support;
 
 mod client;
 mod direct;
+mod sandbox_keys;
 mod source;
 
 use client::{FunctionClient, FunctionResponse};

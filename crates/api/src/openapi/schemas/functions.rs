@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 /// Functions, their versions, logs and counts.
 pub(super) fn functions() -> Value {
     let strings = json!({ "type": "array", "items": text() });
+    let scope = json!({ "type": "string", "enum": ["create", "read"] });
     let limits = json!({
         "memoryMB": count(),
         "cpuMs": count(),
@@ -41,12 +42,14 @@ pub(super) fn functions() -> Value {
             "allow": strings,
             "public": flag(),
             "schedule": text(),
+            "sandboxKey": scope,
+            "renewSandboxKey": flag(),
         }),
     );
     json!({
         "Function": object(
             &["name", "owner", "label", "state", "public", "version", "world", "path", "limits",
-                "envNames", "allow", "createdAt", "updatedAt"],
+                "envNames", "allow", "sandboxKey", "createdAt", "updatedAt"],
             json!({
                 "name": text(),
                 "owner": maybe(text()),
@@ -60,6 +63,7 @@ pub(super) fn functions() -> Value {
                 "limits": object(&["memoryMB", "cpuMs", "timeoutMs", "concurrency"], limits),
                 "envNames": strings,
                 "allow": strings,
+                "sandboxKey": maybe(scope),
                 "schedule": object(&["cron", "missed", "skipped"], json!({
                     "cron": text(),
                     "nextAt": maybe(moment()),

@@ -11,7 +11,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use jiffy_engine::Engine;
 use jiffy_function_host::owner::is_name;
-use jiffy_function_host::{FunctionError, ModuleUpload};
+use jiffy_function_host::{DeployChanges, FunctionError, ModuleUpload};
 use jiffy_host::{QuotaAmount, QuotaRequest};
 use multer::{Field, Multipart};
 use serde_json::Value;
@@ -62,8 +62,24 @@ pub(in crate::routes) async fn deploy<E: Engine>(
         }
         None => None,
     };
-    let deployed = functions.deploy(caller.bounds(), &name, settings.into(), module);
-    Ok(Json(app.shown_function(&*deployed.await?)))
+    let scope = settings.sandbox_key()?;
+    let renew = settings.renew_sandbox_key;
+    let former = functions.find(caller.bounds(), &name).ok();
+    let former = former.and_then(|record| record.sandbox_key.clone());
+    let granted = scope.map(|scope| app.sandbox_key(&caller, &name, scope, renew));
+    let granted = granted.transpose()?;
+    let changes = DeployChanges {
+        sandbox_key: granted.clone(),
+        ..settings.into()
+    };
+    let deployed = functions
+        .deploy(caller.bounds(), &name, changes, module)
+        .await;
+    match &deployed {
+        Ok(_) => app.end_sandbox_key(former.as_ref(), granted.as_ref()),
+        Err(_) => app.end_sandbox_key(granted.as_ref(), former.as_ref()),
+    }
+    Ok(Json(app.shown_function(&*deployed?)))
 }
 
 fn form(request: Request) -> Result<Multipart<'static>, ApiError> {

@@ -11,10 +11,11 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use fake::{Bench, FakeEngine};
 use jiffy_api::{
-    App, Caller, Config, Keys, Limits, NewKey, Scope, TemplateInfo, TemplateRefusal,
-    TemplateSource, openapi, router,
+    App, Caller, Config, FunctionInvoker, Keys, Limits, NewKey, Scope, TemplateInfo,
+    TemplateRefusal, TemplateSource, openapi, router,
 };
 use jiffy_engine::SandboxSize;
+use jiffy_function_host::Functions;
 use jiffy_host::{HostOptions, Sandboxes};
 use jiffy_image::{Home, Templates, Visibility};
 use jiffy_template_builder::{Builder, BuilderSettings};
@@ -107,6 +108,26 @@ impl Answer {
     }
 }
 
+/// Those of every control plane.
+fn base_templates() -> FakeTemplates {
+    let template = |name: &str, disk_mib| TemplateInfo {
+        name: name.into(),
+        owner: None,
+        visibility: Visibility::Public,
+        tag: "default".into(),
+        version: Some("ab".repeat(32)),
+        size: SandboxSize {
+            disk_mib,
+            ..SandboxSize::default()
+        },
+        created: 1_700_000_000,
+    };
+    FakeTemplates(Mutex::new(vec![
+        template("base", 1024),
+        template("large", 4096),
+    ]))
+}
+
 /// A control plane.
 pub struct Api {
     pub bench: Bench,
@@ -156,6 +177,18 @@ impl Api {
         }
     }
 
+    /// The same with functions.
+    pub fn with_functions(self, functions: Functions, invoker: impl FunctionInvoker) -> Self {
+        let (keys, host) = (self.keys.clone(), self.host.clone());
+        let templates = Arc::new(base_templates());
+        let app = App::new(host, keys, templates, Config::default());
+        let app = app.with_functions(functions, Arc::new(invoker));
+        Self {
+            router: router(app),
+            ..self
+        }
+    }
+
     /// Data directory of those with a builder.
     pub fn home(&self) -> Home {
         Home::at(self.bench.dir.path().join("home")).unwrap()
@@ -171,27 +204,16 @@ impl Api {
         let admin = keys
             .create("admin", Scope::Admin, Limits::default())
             .unwrap();
-        let template = |name: &str, disk_mib| TemplateInfo {
-            name: name.into(),
-            owner: None,
-            visibility: Visibility::Public,
-            tag: "default".into(),
-            version: Some("ab".repeat(32)),
-            size: SandboxSize {
-                disk_mib,
-                ..SandboxSize::default()
-            },
-            created: 1_700_000_000,
-        };
-        let templates = FakeTemplates(Mutex::new(vec![
-            template("base", 1024),
-            template("large", 4096),
-        ]));
         let config = Config {
             domain: Some("sandboxes.example:3000".into()),
             ..Config::default()
         };
-        let app = App::new(host.clone(), keys.clone(), Arc::new(templates), config);
+        let app = App::new(
+            host.clone(),
+            keys.clone(),
+            Arc::new(base_templates()),
+            config,
+        );
         Self {
             router: router(change(app)),
             admin: TestCaller::Key(admin.secret),

@@ -1,0 +1,323 @@
+//! Keys of functions for sandboxes: what their holders may do, and for how long.
+
+use crate::support::{Answer, Api, TestCaller};
+use axum::body::Body;
+use axum::http::Request;
+use axum::response::IntoResponse;
+use jiffy_api::{FunctionCall, FunctionInvoker, Invoking, Limits, NewKey, Scope, Validity};
+use jiffy_engine::now_ms;
+use jiffy_function_host::egress::EgressSettings;
+use jiffy_function_host::{
+    Artifact, FunctionHostSettings, FunctionRecord, Functions, SandboxKey, SandboxKeyScope,
+    VersionRecord, owner,
+};
+use jiffy_proto::function::{LoadSettings, TenantLimits, World};
+use jiffy_proto::internal::InternalOrigin;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+struct NoInvoker;
+
+impl FunctionInvoker for NoInvoker {
+    fn invoke(&self, _: FunctionCall) -> Invoking<'_> {
+        Box::pin(async { "invoked".into_response() })
+    }
+}
+
+/// Control plane with functions whose records lie in a directory.
+struct FunctionApi {
+    api: Api,
+    functions: Functions,
+    _directory: tempfile::TempDir,
+}
+
+/// A function of the key `owner` with a key for sandboxes of `of`.
+fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> FunctionRecord {
+    FunctionRecord {
+        owner: owner.map(str::to_owned),
+        name: name.to_owned(),
+        enabled: true,
+        public: false,
+        settings: LoadSettings::default(),
+        schedule: None,
+        sandbox_key: Some(granted.clone()),
+        answering: 1,
+        versions: vec![VersionRecord {
+            number: 1,
+            module: "m".to_owned(),
+            bytes: 1,
+            world: World::Http,
+            artifact: Artifact {
+                engine: "e".to_owned(),
+                digest: "d".to_owned(),
+                bytes: 1,
+            },
+            created_ms: 0,
+        }],
+        next_version: 2,
+        revision: 1,
+        created_ms: 0,
+        updated_ms: 0,
+    }
+}
+
+fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
+    SandboxKey::new(key.key.id.clone(), false, scope).unwrap()
+}
+
+impl FunctionApi {
+    /// With the records that `make` returns for keys of the control plane.
+    fn new(make: impl FnOnce(&jiffy_api::Keys) -> Vec<FunctionRecord>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let api = Api::new();
+        for record in make(&api.keys) {
+            let name = owner::directory_name(record.owner.as_deref());
+            let records = directory.path().join(name).join("records");
+            std::fs::create_dir_all(&records).unwrap();
+            let text = serde_json::to_vec(&record).unwrap();
+            std::fs::write(records.join(format!("{}.json", record.name)), text).unwrap();
+        }
+        let functions = Functions::open(FunctionHostSettings {
+            directory: directory.path().to_owned(),
+            program: Some("/nonexistent".into()),
+            jailed: false,
+            cgroups: None,
+            limits: TenantLimits::default(),
+            idle: Duration::from_secs(60),
+            grace: Duration::from_secs(1),
+            egress: EgressSettings::default(),
+        });
+        let api = api.with_functions(functions.clone(), NoInvoker);
+        Self {
+            api,
+            functions,
+            _directory: directory,
+        }
+    }
+
+    async fn call(
+        &self,
+        origin: &InternalOrigin,
+        secret: &str,
+        method: &str,
+        path: &str,
+        body: Value,
+    ) -> Answer {
+        let request = Request::builder().method(method).uri(path);
+        let request = request
+            .header("x-api-key", secret)
+            .header("content-type", "application/json")
+            .extension(origin.clone());
+        let body = match body {
+            Value::Null => Body::empty(),
+            body => Body::from(body.to_string()),
+        };
+        self.api.send(request.body(body).unwrap()).await
+    }
+}
+
+/// Connections of the function `agent` of `key`.
+fn agent(key: &NewKey) -> InternalOrigin {
+    InternalOrigin::Function {
+        key: key.key.id.clone(),
+        owner: Some(key.key.id.clone()),
+        name: "agent".to_owned(),
+        reaches_ports: true,
+    }
+}
+
+fn base() -> Value {
+    json!({ "templateID": "base" })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_calls_as_its_key_for_sandboxes_of_that_key_only() {
+    let mut made = None;
+    let api = FunctionApi::new(|keys| {
+        let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
+        let granted = granted(&key, SandboxKeyScope::Create);
+        let record = record(Some(&key.key.id), "agent", &granted);
+        made = Some((key, granted));
+        vec![record]
+    });
+    let (key, granted) = made.unwrap();
+    let (own, secret) = (agent(&key), granted.secret.as_str());
+    let (other, _) = api.api.key(Scope::Create, Limits::default());
+    let foreign = api.api.sandbox_of(&other).await;
+
+    let sandbox = api.call(&own, secret, "POST", "/sandboxes", base()).await;
+    let sandbox = sandbox.expect(201).id();
+    // It is the key's, as any of its own.
+    let key_itself = TestCaller::Key(key.secret.clone());
+    let path = format!("/sandboxes/{sandbox}");
+    let seen = api.api.call_as(&key_itself, "GET", &path, Value::Null);
+    seen.await.expect(200);
+    let seen = api.api.call_as(&other, "GET", &path, Value::Null).await;
+    seen.expect(404);
+    let list = api.call(&own, secret, "GET", "/v2/sandboxes", Value::Null);
+    assert_eq!(list.await.expect(200).ids(), [sandbox.as_str()]);
+    for (method, call) in [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/pause"),
+        ("GET", "/logs"),
+    ] {
+        let path = format!("/sandboxes/{foreign}{call}");
+        let answer = api.call(&own, secret, method, &path, Value::Null).await;
+        assert_eq!(answer.refused(404), "sandbox_not_found", "{method} {path}");
+    }
+    // Nothing that keeps rights beyond the function's life, and nothing of the host.
+    for (method, path) in [
+        ("GET", "/functions"),
+        ("DELETE", "/functions/agent"),
+        ("POST", "/functions/agent/disable"),
+        ("POST", "/v3/templates"),
+        ("POST", "/keys/x/revoke"),
+        ("POST", "/host/stop"),
+        ("GET", "/host"),
+        ("GET", "/engines"),
+        ("POST", "/prune"),
+    ] {
+        let answer = api.call(&own, secret, method, path, Value::Null).await;
+        assert_eq!(answer.refused(403), "forbidden", "{method} {path}");
+    }
+    let ended = api.call(&own, secret, "DELETE", &path, Value::Null).await;
+    ended.expect(204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_functions_key_that_may_only_look_makes_nothing_and_sees_its_keys_only() {
+    let mut made = None;
+    let api = FunctionApi::new(|keys| {
+        let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
+        let granted = granted(&key, SandboxKeyScope::Read);
+        let record = record(Some(&key.key.id), "agent", &granted);
+        made = Some((key, granted));
+        vec![record]
+    });
+    let (key, granted) = made.unwrap();
+    let (origin, secret) = (agent(&key), granted.secret.as_str());
+    let (other, _) = api.api.key(Scope::Create, Limits::default());
+    let foreign = api.api.sandbox_of(&other).await;
+    let own = TestCaller::Key(key.secret.clone());
+    let own = api.api.sandbox_of(&own).await;
+    let refused = api.call(&origin, secret, "POST", "/sandboxes", base());
+    assert_eq!(refused.await.refused(403), "forbidden");
+    let list = api.call(&origin, secret, "GET", "/v2/sandboxes", Value::Null);
+    let seen = list.await.expect(200).ids();
+    assert!(seen.len() == 1 && own.starts_with(&seen[0]), "{seen:?}");
+    let path = format!("/sandboxes/{foreign}");
+    let answer = api.call(&origin, secret, "GET", &path, Value::Null).await;
+    answer.expect(404);
+    for path in ["/engines", "/pools", "/host"] {
+        let answer = api.call(&origin, secret, "GET", path, Value::Null).await;
+        assert_eq!(answer.refused(403), "forbidden", "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_functions_key_is_good_for_its_own_connections_only() {
+    let mut made = None;
+    let api = FunctionApi::new(|keys| {
+        let [one, two] =
+            ["a", "b"].map(|name| keys.create(name, Scope::Create, Limits::default()).unwrap());
+        let [for_one, for_two] = [&one, &two].map(|key| granted(key, SandboxKeyScope::Create));
+        let records = vec![
+            record(Some(&one.key.id), "agent", &for_one),
+            record(Some(&two.key.id), "agent", &for_two),
+        ];
+        made = Some((one, two, for_one, for_two));
+        records
+    });
+    let (one, two, for_one, for_two) = made.unwrap();
+    let list = "/v2/sandboxes";
+    let unknown = |answer: Answer| assert_eq!(answer.refused(401), "unauthenticated");
+    let api = &api;
+    let at = |origin: InternalOrigin, secret: &str| {
+        let secret = secret.to_owned();
+        async move { api.call(&origin, &secret, "GET", list, Value::Null).await }
+    };
+    let from = |key: &NewKey| InternalOrigin::Sandbox {
+        key: key.key.id.clone(),
+    };
+    at(agent(&one), &for_one.secret).await.expect(200);
+    unknown(at(agent(&one), &for_two.secret).await);
+    unknown(at(agent(&two), &for_one.secret).await);
+    // Neither an API key from inside, nor a function's key from anywhere else.
+    unknown(at(agent(&one), &one.secret).await);
+    unknown(at(agent(&one), &for_one.callback).await);
+    unknown(at(agent(&one), "").await);
+    unknown(at(from(&one), &for_one.secret).await);
+    unknown(at(from(&one), &one.secret).await);
+    for secret in [&for_one.secret, &for_one.callback] {
+        let outside = TestCaller::Key(secret.clone());
+        unknown(api.api.call_as(&outside, "GET", list, Value::Null).await);
+    }
+    // A callback opens its function, which the sandbox names by path, and nothing else.
+    let invoke = "/functions/agent/invoke/x";
+    let invoked = |origin, secret: String| {
+        let router = api.api.router.clone();
+        async move {
+            let request = Request::post(invoke).header("x-api-key", secret);
+            let request = request.extension::<InternalOrigin>(origin);
+            let request = request.body(Body::empty()).unwrap();
+            let answer = tower::ServiceExt::oneshot(router, request).await.unwrap();
+            answer.status().as_u16()
+        }
+    };
+    assert_eq!(invoked(from(&one), for_one.callback.clone()).await, 200);
+    assert_eq!(invoked(from(&two), for_one.callback.clone()).await, 401);
+    assert_eq!(invoked(from(&one), for_one.secret.clone()).await, 401);
+    assert_eq!(invoked(agent(&one), for_one.secret.clone()).await, 403);
+    let origin = from(&one);
+    let callback = for_one.callback.as_str();
+    let path = "/functions/agent";
+    let answer = api.call(&origin, callback, "GET", path, Value::Null);
+    unknown(answer.await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_functions_key_ends_with_the_function_and_with_the_key_it_was_deployed_with() {
+    let mut made = Vec::new();
+    let api = FunctionApi::new(|keys| {
+        let mut records = Vec::new();
+        let validity = Validity {
+            expires_ms: Some(now_ms() + 3_600_000),
+            ..Validity::default()
+        };
+        for name in ["removed", "revoked"] {
+            let key = keys.create_within(name, Scope::Create, Limits::default(), &validity);
+            let key = key.unwrap();
+            let granted = granted(&key, SandboxKeyScope::Create);
+            records.push(record(Some(&key.key.id), "agent", &granted));
+            made.push((key, granted));
+        }
+        records
+    });
+    let [(removed, for_removed), (revoked, for_revoked)] = &made[..] else {
+        panic!("{made:?}");
+    };
+    let call = |key: &NewKey, granted: &SandboxKey| {
+        let (origin, secret) = (agent(key), granted.secret.clone());
+        let api = &api;
+        async move {
+            let list = api.call(&origin, &secret, "GET", "/v2/sandboxes", Value::Null);
+            list.await.status
+        }
+    };
+    assert_eq!(call(removed, for_removed).await, 200);
+    assert_eq!(call(revoked, for_revoked).await, 200);
+    // Answers say that the function has a key, and do not hold it.
+    let owner = TestCaller::Key(removed.secret.clone());
+    let info = api.api.call_as(&owner, "GET", "/functions", Value::Null);
+    let info = info.await.expect(200).body;
+    assert_eq!(info[0]["sandboxKey"], "create");
+    for secret in [&for_removed.secret, &for_removed.callback] {
+        assert!(!info.to_string().contains(secret.as_str()), "{info}");
+    }
+    let id = Some(removed.key.id.as_str());
+    api.functions.remove(id, "agent").await.unwrap();
+    assert_eq!(call(removed, for_removed).await, 401);
+    api.api.keys.revoke(&revoked.key.id).unwrap();
+    assert_eq!(call(revoked, for_revoked).await, 401);
+}
