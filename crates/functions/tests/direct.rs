@@ -74,13 +74,12 @@ impl DirectHost {
         let stream = OwnedFd::from(accepted.unwrap().0.into_std().unwrap());
         let record = self.functions.find(KEY, name).unwrap();
         let permit: ConnectionPermit = Box::new(self.permits.clone());
-        let handed_over = self
-            .functions
-            .hand_over(&record, &host(name), &stream, permit);
+        let host = host(name);
+        let handed_over = self.functions.hand_over(&record, &host, &stream, permit);
         handed_over.await?;
         Ok(DirectClient {
             stream: client.unwrap(),
-            host: host(name),
+            host,
         })
     }
 
