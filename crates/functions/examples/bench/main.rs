@@ -1,7 +1,11 @@
 //! Medians of requests to functions in one process beside those to plain hyper, as JSON.
 //!
 //! usage: bench [REQUESTS [ROUNDS_OF_LOAD]]. `bench/functions` runs it and keeps its output.
-#![allow(clippy::unwrap_used, reason = "a measurement that cannot be made ends")]
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a measurement that cannot be made ends"
+)]
 
 mod load;
 mod servers;
