@@ -7,7 +7,7 @@ use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{
     CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, TenantLimits, World,
 };
-use jiffy_proto::internal::InternalOrigin;
+use jiffy_proto::internal::{API_HOST, InternalOrigin};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -187,10 +187,15 @@ impl TenantProcess {
         function: &str,
         file: &File,
         digest: &str,
-        settings: LoadSettings,
+        mut settings: LoadSettings,
         origin: Option<InternalOrigin>,
     ) -> Result<World, ProcessError> {
-        let list = allow_list(&settings.allow)?.with_origin(origin);
+        let list = allow_list(&settings.allow)?;
+        if origin.is_some() {
+            // The process asks for no connection of a function that may reach nothing.
+            settings.allow.push(API_HOST.to_owned());
+        }
+        let list = list.with_origin(origin);
         let former = self.allowed(function);
         // Neither the former version nor the next one is refused a host of its own meanwhile.
         self.set_allowed(function, former.and(&list))?;

@@ -161,6 +161,9 @@ fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_
     // The host's owner has no key: the function's sandboxes belong to one that ends with it.
     let home = &remote.test_home;
     home.ok(&["function", "deploy", "own", module, "--sandbox-key", "read"]);
+    // It needs no list of hosts beside.
+    let fetched = home.ok(&["function", "invoke", "own", "/fapi.jiffy.internal"]);
+    assert!(fetched.starts_with("R4"), "{fetched}");
     let keys = || home.json(&["key", "ls", "--all"]);
     let own = |keys: &Value| {
         let all = keys.as_array().unwrap().iter();
