@@ -118,9 +118,9 @@ impl DirectLink {
 
     async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
         let open = self.open.subscribe();
-        let stream = StdTcpStream::from(file);
-        stream.set_nonblocking(true)?;
-        let stream = TcpStream::from_std(stream)?;
+        // Not by the standard library, which uses a call that the filter has not.
+        fcntl(&file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let stream = TcpStream::from_std(StdTcpStream::from(file))?;
         let client = DirectClient::new(&stream, connection.function, &connection.host)?;
         serve(&self.server, stream, &client, open).await
     }

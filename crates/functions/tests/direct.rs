@@ -15,11 +15,20 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{PROBE, constant};
+use support::constant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 const KEY: Option<&str> = Some("k1");
+/// Module of jiffy-core/1 that answers with the message that it gets; `GET /t` traps.
+const MIRROR: &str = r#"(module (memory (export "memory") 2)
+    (data (i32.const 4091) "200\n\n")
+    (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
+    (func (export "jiffy_handle") (param $at i32) (param $length i32) (result i32)
+        (if (i32.eq (i32.load8_u offset=5 (local.get $at)) (i32.const 116))
+            (then (unreachable)))
+        (i32.add (local.get $length) (i32.const 5)))
+    (func (export "jiffy_out") (result i32) (i32.const 4091)))"#;
 
 struct DirectHost {
     functions: Functions,
@@ -162,7 +171,7 @@ fn complete(read: &[u8]) -> Option<DirectResponse> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_public_function_answers_with_its_own_ids_counts_and_forwarding_headers() {
     let host = DirectHost::new();
-    host.deploy("probe", PROBE, true).await;
+    host.deploy("probe", MIRROR.as_bytes(), true).await;
     let before = host.requests("probe").await;
     let mut client = host.connect("probe").await.unwrap();
     let key = "e2b_0123456789abcdef0123456789abcdef01234567";
@@ -270,13 +279,17 @@ async fn direct_connections_end_with_the_process_and_with_the_daemon_and_come_ba
     // The process that a daemon leaves closes them, and the next daemon's are served.
     let (_, id) = host.functions.process_ids()[0];
     host.functions.leave().await;
-    assert!(client.get("/").await.is_none());
     assert_eq!(host.connections(), 0);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // A request that is under way is answered.
+    while client.get("/").await.is_some() {
+        assert!(Instant::now() < deadline, "the connection stays");
+    }
     host.functions = open(&host.directory);
     assert_eq!(host.functions.process_ids()[0].1, id);
     let mut client = host.connect("hello").await.unwrap();
     assert_eq!(client.get("/").await.unwrap().body, "hello");
-    assert_eq!(host.requests("hello").await, 2);
+    assert!(host.requests("hello").await >= 2);
     host.functions.stop_all().await;
     host.until_closed().await;
 }

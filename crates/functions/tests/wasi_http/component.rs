@@ -120,6 +120,12 @@ fn functions() -> Vec<Function> {
             "(param i32) (result i32)",
         ),
         (
+            "trailers-ready",
+            "[method]future-trailers.subscribe",
+            "(param \"self\" (borrow $future-trailers)) (result (own $pollable))",
+            "(param i32) (result i32)",
+        ),
+        (
             "trailers",
             "[method]future-trailers.get",
             "(param \"self\" (borrow $future-trailers)) \
@@ -281,6 +287,8 @@ const TYPES: &str = r#"
     (export "input-stream" (type $input (eq $input-outer)))
     (alias outer $C $output-type (type $output-outer))
     (export "output-stream" (type $output (eq $output-outer)))
+    (alias outer $C $pollable-type (type $pollable-outer))
+    (export "pollable" (type $pollable (eq $pollable-outer)))
     (export "fields" (type $fields (sub resource)))
     (export "incoming-request" (type $request (sub resource)))
     (export "outgoing-request" (type $elsewhere (sub resource)))
@@ -335,10 +343,14 @@ const TYPES: &str = r#"
     (export "error-code" (type $code (eq $code-type)))
 "#;
 
-/// Streams, which are of another interface.
+/// Streams and what they need, which are of other interfaces.
 const STREAMS: &str = r#"
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))
+  (import "wasi:io/poll@0.2.0" (instance $poll
+    (export "pollable" (type $pollable (sub resource)))
+    (export "[method]pollable.block" (func (param "self" (borrow $pollable))))))
+  (alias export $poll "pollable" (type $pollable-type))
   (import "wasi:io/streams@0.2.0" (instance $streams
     (alias outer $C $error-type (type $error-outer))
     (export "error" (type $error (eq $error-outer)))
@@ -372,7 +384,8 @@ const HELPERS: &str = r#"
         (i32.store8 (i32.const 969)
           (i32.add (i32.const 48) (i32.rem_u (global.get $checks) (i32.const 10))))
         (call $answer (call $response (call $fields)) (i32.const 960) (i32.const 10))
-        (unreachable))))
+        ;; A trap would be the answer.
+        (loop $stay (br $stay)))))
     ;; Checks a result without a payload at $R.
     (func $ok (call $check (i32.eqz (i32.load8_u (global.get $R)))))
     (func $error (param $case i32)
@@ -445,12 +458,15 @@ pub fn component(texts: &[(&str, &str)], handler: &str) -> Vec<u8> {
   (core func $read' (canon lower (func $read) (memory $mem) (realloc $realloc)))
   (alias export $streams "[method]output-stream.blocking-write-and-flush" (func $write))
   (core func $write' (canon lower (func $write) (memory $mem)))
+  (alias export $poll "[method]pollable.block" (func $block))
+  (core func $block' (canon lower (func $block)))
   (core func $drop-input (canon resource.drop $input-type))
   (core func $drop-output (canon resource.drop $output-type))
   (core module $Main
     (import "m" "memory" (memory 1))
     {imports}
     (import "h" "read" (func $read (param i32 i64 i32)))
+    (import "h" "block" (func $block (param i32)))
     (import "h" "write" (func $write (param i32 i32 i32 i32)))
     (import "h" "drop-input" (func $drop-input (param i32)))
     (import "h" "drop-output" (func $drop-output (param i32)))
@@ -464,6 +480,7 @@ pub fn component(texts: &[(&str, &str)], handler: &str) -> Vec<u8> {
     (with "m" (instance $memory))
     (with "h" (instance
       {given}
+      (export "block" (func $block'))
       (export "read" (func $read'))
       (export "write" (func $write'))
       (export "drop-input" (func $drop-input))
