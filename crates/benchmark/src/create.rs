@@ -16,6 +16,8 @@ struct Created {
     used_ms: f64,
     /// A command in it when it had run others.
     again_ms: f64,
+    /// Its removal, until the answer.
+    removed_ms: f64,
     cost: Counters,
 }
 
@@ -67,6 +69,12 @@ pub async fn create(
                 goals::if_sequential(goals::EXEC, c),
                 column(|r| r.again_ms),
             ),
+            Series::new(
+                format!("{name}: its removal, c={c}"),
+                "ms",
+                goals::if_sequential(goals::REMOVAL, c),
+                column(|r| r.removed_ms),
+            ),
         ]);
         of_mode.iter().for_each(|r| meter.add(name, r.cost));
     }
@@ -80,8 +88,8 @@ pub async fn create(
     Ok(Measured {
         method: "POST /v2/sandboxes to the daemon, on its socket or at the address that the \
             command names, until the answer, which comes after the agent of that sandbox has; then \
-            `true` in it ten times, through the gateway on the same connection; then DELETE, not \
-            timed; C at a time; counters are those of the VMM from its beginning to the answer",
+            `true` in it ten times, through the gateway on the same connection; then DELETE until \
+            its answer; C at a time; counters are those of the VMM from its beginning to the answer",
         limits: "TLS and a network in between; cold page cache; larger guests",
         ..Measured::new("create", series, &meter)
     })
@@ -112,12 +120,13 @@ async fn load(
                 daemon.exec_in(&sandbox, "true").await?;
             }
             let ((), again_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
-            daemon.remove(id).await?;
+            let ((), removed_ms) = timed(daemon.remove(id)).await?;
             Ok(Created {
                 mode: sandbox.record.boot_mode,
                 created_ms,
                 used_ms: created_ms + exec_ms,
                 again_ms,
+                removed_ms,
                 cost,
             })
         });

@@ -12,6 +12,7 @@ pub const SNAPSHOT: f64 = 20.0;
 pub const ROLLBACK: f64 = 20.0;
 pub const PAUSE: f64 = 40.0;
 pub const RESUME: f64 = 15.0;
+pub const REMOVAL: f64 = 5.0;
 pub const DENSITY_MIB: f64 = 12.0;
 /// Restart of a daemon to its first answer, however much it has.
 pub const RESTART: f64 = 1000.0;
