@@ -83,6 +83,11 @@ fuzz_target!(|data: &[u8]| {
             );
             let _ = is_host_only(target.path.path());
         }
+        Route::Function(label) => {
+            let (host, label) = (host.unwrap().to_lowercase(), label.to_lowercase());
+            assert!(is_ours(&host) && !label.contains('.'), "{host}: {label}");
+            assert!(host.starts_with(&format!("{label}.fn.")), "{host}: {label}");
+        }
         Route::ControlPlane => {
             let host = host.unwrap().to_lowercase();
             assert!(is_ours(&host), "{host}");
