@@ -83,9 +83,8 @@ pub fn run() -> ExitCode {
     match start(&origin, fds, &link, began, config_us) {
         Ok(mut vm) => {
             let cause = vm.serve();
-            if cause == StopCause::Requested && vm.running {
-                // The guest runs no more when the controller hears of it.
-                vm.vcpus.pause_within(LAST_PAUSE_TIMEOUT);
+            if cause == StopCause::Requested {
+                vm.halt();
             }
             link.send(&Event::Stopped(cause), &[]);
             // The kernel takes the memory of a process apart at once, and one mapping after the
@@ -343,6 +342,25 @@ impl Vm {
         if self.running {
             self.vcpus.pause();
             self.running = false;
+        }
+    }
+
+    /// Stops the guest before the controller hears of its end. Streams to it end then, too: a
+    /// client that keeps one must not take it for one to the guest that is woken next.
+    fn halt(&mut self) {
+        if self.running {
+            self.vcpus.pause_within(LAST_PAUSE_TIMEOUT);
+        }
+        for device in self.machine.devices_of_event_loop() {
+            // One that a vCPU did not leave in time is closed with the process.
+            if let Ok(mut device) = device.try_lock()
+                && device.device_ref(|_: &Vsock| ()).is_some()
+            {
+                device.update(|vsock: &mut Vsock| {
+                    vsock.disconnect();
+                    Ok(())
+                });
+            }
         }
     }
 

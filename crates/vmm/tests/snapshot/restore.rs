@@ -3,7 +3,8 @@
 use super::guest_image::guest;
 use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
-use jiffy_proto::vm::Request;
+use jiffy_proto::vm::{Event, Request};
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 const COPY_ALL: MemorySource = MemorySource::Copy { working_set: None };
@@ -80,6 +81,25 @@ fn a_vm_that_is_told_to_end_at_any_moment_of_its_start_ends() {
             assert!(Instant::now() < limit, "round {round}: it runs on");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+#[test]
+fn streams_to_a_guest_end_before_its_vmm_says_that_it_stopped() {
+    let test = "streams_to_a_guest_end_before_its_vmm_says_that_it_stopped";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 1, 256, "quiet_guest");
+    let mut streams: Vec<_> = (0..8).map(|_| vm.connect()).collect();
+    // Its answer comes when the guest has the streams.
+    vm.ask("marks");
+    vm.send(&Request::Stop);
+    vm.wait(|event| match event {
+        Event::Stopped(_) => Ok(()),
+        other => Err(other),
+    });
+    for stream in &mut streams {
+        stream.set_nonblocking(true).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
 }
 

@@ -357,14 +357,19 @@ impl TestVm {
         line.trim_end().to_owned()
     }
 
-    /// Sends a command to the guest.
-    pub fn begin(&self, command: &str) -> UnixStream {
+    /// Opens a stream to the guest.
+    pub fn connect(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let request = Request::Connect { port: COMMAND_PORT };
         self.channel.send(&request, &[theirs.as_fd()]).unwrap();
-        drop(theirs);
         ours.set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();
+        ours
+    }
+
+    /// Sends a command to the guest.
+    pub fn begin(&self, command: &str) -> UnixStream {
+        let ours = self.connect();
         (&ours)
             .write_all(format!("{command}\n").as_bytes())
             .unwrap();

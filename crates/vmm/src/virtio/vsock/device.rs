@@ -76,6 +76,13 @@ impl Vsock {
         Ok(self.run(false)?)
     }
 
+    /// Closes the host's side of every connection; touches no guest memory. The guest runs no more.
+    pub fn disconnect(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.muxer.clear();
+        }
+    }
+
     /// Drops every connection and sends the guest a transport reset event (section 5.10.6.7), as
     /// after a restore. The event is sent as soon as the guest has an event buffer.
     pub fn transport_reset(&mut self) -> Result<(), DeviceError> {
