@@ -84,7 +84,8 @@ impl<E: Engine> Sandboxes<E> {
         OperationGuard(self.0.clone())
     }
 
-    fn begin(&self) -> Result<OperationGuard<E>, OperationError> {
+    /// Counts something that is about to begin, unless the daemon is about to end.
+    pub(super) fn begin(&self) -> Result<OperationGuard<E>, OperationError> {
         // Counted first: whoever closes afterwards waits for it.
         let under_way = self.count_operation();
         if self.0.closing.load(Ordering::SeqCst) {

@@ -259,6 +259,10 @@ impl<E: Engine> WarmPool<'_, E> {
             };
             this.0.pool.quiet(&fingerprint).await;
             loop {
+                // A daemon that is about to end makes none, and waits for the one that is made.
+                let Ok(_under_way) = this.begin() else {
+                    break;
+                };
                 let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
                     break;
                 };
