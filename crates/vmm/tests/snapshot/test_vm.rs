@@ -98,7 +98,7 @@ impl TestVm {
             .send(&Request::Start(Box::new(config)), &fds.0)
             .unwrap();
         drop(fds);
-        let mut vm = Self {
+        let vm = Self {
             channel,
             child,
             console,
@@ -109,21 +109,21 @@ impl TestVm {
             base,
             greeting: None,
         };
-        vm.wait_for_hello();
-        vm
+        vm.greeted()
     }
 
     pub fn restore(snapshot: OpenSnapshot, base: &File, source: MemorySource) -> Self {
-        let mut vm = Self::start_from(snapshot, base, source);
-        vm.wait_for_hello();
-        vm
+        Self::start_from(snapshot, base, source).greeted()
     }
 
     /// Restores with the chunks of `set`, an index, read eagerly.
     pub fn restore_with(snapshot: OpenSnapshot, base: &File, set: &File) -> Self {
-        let mut vm = Self::start(snapshot, base, RestoreSource::WorkingSet(set));
-        vm.wait_for_hello();
-        vm
+        Self::start(snapshot, base, RestoreSource::WorkingSet(set)).greeted()
+    }
+
+    fn greeted(mut self) -> Self {
+        self.wait_for_hello();
+        self
     }
 
     /// Like `restore`, without waiting for the guest.
@@ -357,7 +357,6 @@ impl TestVm {
         line.trim_end().to_owned()
     }
 
-    /// Opens a stream to the guest.
     pub fn connect(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let request = Request::Connect { port: COMMAND_PORT };
@@ -367,12 +366,9 @@ impl TestVm {
         ours
     }
 
-    /// Sends a command to the guest.
     pub fn begin(&self, command: &str) -> UnixStream {
         let ours = self.connect();
-        (&ours)
-            .write_all(format!("{command}\n").as_bytes())
-            .unwrap();
+        writeln!(&ours, "{command}").unwrap();
         ours
     }
 
@@ -480,7 +476,6 @@ impl TestVm {
         self.snapshotted(target)
     }
 
-    /// Waits for the requested snapshot.
     pub fn snapshotted(&mut self, target: SnapshotTarget) -> Result<OpenSnapshot, String> {
         let report = self.outcome()?;
         let mut snapshot = self.origin.share();
