@@ -48,9 +48,9 @@ impl TestStore {
         ["--store", &self.url, "--store-keys", keys]
     }
 
-    /// Starts the daemon of `home` on it.
+    /// Starts the daemon of `home` on it, without a warm pool.
     pub fn start(&self, home: &TestHome) {
-        drop(home.serve(&self.options()));
+        drop(home.serve(&[&self.options()[..], &["--warm-pool", "0"]].concat()));
     }
 
     /// Path of the bucket.
