@@ -34,15 +34,32 @@ static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 pub(crate) struct CoreState {
     pub(crate) limiter: MemoryLimiter,
     log: Option<Arc<RequestLog>>,
+    /// It runs on a fiber.
+    pub(crate) can_yield: bool,
+    /// Processor time of its thread when an epoch first ended while it could not yield.
+    pub(crate) busy_since: Option<Duration>,
 }
 
 impl CoreState {
     pub(crate) fn new(limiter: MemoryLimiter, log: Option<Arc<RequestLog>>) -> Self {
-        Self { limiter, log }
+        Self {
+            limiter,
+            log,
+            can_yield: true,
+            busy_since: None,
+        }
     }
 }
 
 type CoreCaller<'a> = Caller<'a, CoreState>;
+
+/// Import that waits.
+const POLL: &str = "poll_oneoff";
+
+/// True if a module imports a function that waits, and can only be called on a fiber.
+pub(crate) fn may_wait(module: &Module) -> bool {
+    module.imports().any(|import| import.name() == POLL)
+}
 
 /// Links the imports of a module. Those that are not served here fail in the guest with `EBADF`.
 pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime::Result<()> {

@@ -4,18 +4,25 @@
 //! header, then an empty line and the body.
 
 use crate::core_wasi::{self, CoreState};
+use crate::cpu_meter::thread_cpu;
 use crate::fault::RequestFault;
 use crate::memory_limiter::MemoryLimiter;
-use crate::world::{CORE_FUNCTIONS, CORE_MEMORY};
+use crate::world::{self, CORE_FUNCTIONS, CORE_MEMORY};
 use bytes::Bytes;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode, http::request::Parts};
-use wasmtime::{Engine, InstancePre, Linker, Module, ModuleExport, Store};
+use std::time::Duration;
+use wasmtime::{
+    Engine, InstancePre, Linker, Module, ModuleExport, Store, StoreContextMut, TypedFunc,
+    UpdateDeadline,
+};
 
 /// Most headers of a response.
 const MAX_HEADERS: usize = 100;
 /// Longest head of a response in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Processor time that `jiffy_buf` may take: it runs on a worker's own stack, where it cannot yield.
+const MAX_BUF_TIME: Duration = Duration::from_millis(10);
 /// Headers that are the server's to set.
 const SERVER_HEADERS: [&str; 6] = [
     "connection",
@@ -32,7 +39,14 @@ pub(crate) struct CoreFunction {
     memory: ModuleExport,
     /// In the order of [`CORE_FUNCTIONS`].
     functions: [ModuleExport; 3],
+    /// It imports functions that wait.
+    may_wait: bool,
 }
+
+/// `jiffy_buf` took longer than it may.
+#[derive(Debug, thiserror::Error)]
+#[error("jiffy_buf ran for more than {} ms", MAX_BUF_TIME.as_millis())]
+pub(crate) struct BufTooSlow;
 
 /// Resolves exports in advance.
 pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
@@ -40,6 +54,8 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
         let index = module.get_export_index(name);
         index.ok_or_else(|| wasmtime::Error::msg(format!("the module does not export {name}")))
     };
+    // Calls rely on it.
+    world::check_core(module)?;
     let [(buf, _), (handle, _), (out, _)] = CORE_FUNCTIONS;
     let mut linker = Linker::new(module.engine());
     core_wasi::link(module, &mut linker)?;
@@ -47,6 +63,7 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
         pre: linker.instantiate_pre(module)?,
         memory: export(CORE_MEMORY)?,
         functions: [export(buf)?, export(handle)?, export(out)?],
+        may_wait: core_wasi::may_wait(module),
     })
 }
 
@@ -86,11 +103,28 @@ impl CoreFunction {
                 .and_then(|e| e.into_func())
                 .ok_or_else(|| missing("a function"))
         };
-        let buf = function(&mut store, buf)?.typed::<u32, u32>(&store)?;
-        let handle = function(&mut store, handle)?.typed::<(u32, u32), u32>(&store)?;
-        let out = function(&mut store, out)?.typed::<(), u32>(&store)?;
+        let buf = function(&mut store, buf)?;
+        let handle = function(&mut store, handle)?;
+        let out = function(&mut store, out)?;
+        // SAFETY: `prepare` has checked that the module exports these names with these types.
+        let (buf, handle, out) = unsafe {
+            (
+                TypedFunc::<u32, u32>::new_unchecked(&store, buf),
+                TypedFunc::<(u32, u32), u32>::new_unchecked(&store, handle),
+                TypedFunc::<(), u32>::new_unchecked(&store, out),
+            )
+        };
         let length = u32::try_from(message.len())?;
-        let at = buf.call_async(&mut store, length).await?;
+        // A fiber for each call is a tenth of a small request.
+        let at = match self.may_wait {
+            true => buf.call_async(&mut store, length).await?,
+            false => {
+                store.data_mut().can_yield = false;
+                let at = buf.call(&mut store, length)?;
+                store.data_mut().can_yield = true;
+                at
+            }
+        };
         memory.write(&mut store, usize::try_from(at)?, message)?;
         let length = handle.call_async(&mut store, (at, length)).await?;
         if u64::from(length) > max_response.saturating_add(MAX_HEAD_BYTES as u64) {
@@ -110,8 +144,22 @@ fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
     let mut store = Store::new(engine, state);
     store.limiter(|state| &mut state.limiter);
     store.set_epoch_deadline(1);
-    store.epoch_deadline_async_yield_and_update(1);
+    store.epoch_deadline_callback(epoch_ended);
     store
+}
+
+/// Lets a guest yield, or go on where it cannot, for a while.
+fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<UpdateDeadline> {
+    let state = store.data_mut();
+    if state.can_yield {
+        return Ok(UpdateDeadline::Yield(1));
+    }
+    let now = thread_cpu();
+    let begun = *state.busy_since.get_or_insert(now);
+    match now.saturating_sub(begun) > MAX_BUF_TIME {
+        true => Err(BufTooSlow.into()),
+        false => Ok(UpdateDeadline::Continue(1)),
+    }
 }
 
 /// Writes a request as a message.

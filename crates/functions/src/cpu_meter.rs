@@ -4,6 +4,7 @@
 //! machine. Polls that are shorter than an epoch are therefore measured by the clock of the wall,
 //! which differs only if another thread took their processor meanwhile.
 
+use crate::core_world::BufTooSlow;
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
@@ -40,6 +41,9 @@ impl RequestUsage {
         {
             return RequestFault::HostBusy;
         }
+        if error.downcast_ref::<BufTooSlow>().is_some() {
+            return RequestFault::Cpu;
+        }
         let detail = format!("{error:#}").chars().take(2000).collect();
         match self.growth_refused.load(Ordering::Relaxed) {
             true => RequestFault::Memory(detail),
@@ -66,7 +70,8 @@ impl<'a, F> MeteredGuest<'a, F> {
     }
 }
 
-fn thread_cpu() -> Duration {
+/// Processor time of this thread.
+pub(crate) fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 

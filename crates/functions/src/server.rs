@@ -26,7 +26,7 @@ use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
@@ -287,11 +287,11 @@ impl GuestRequest {
         })
     }
 
-    /// Runs a guest within the limits of time.
-    async fn limited<T>(
-        &self,
-        guest: impl Future<Output = wasmtime::Result<Result<T, RequestFault>>>,
-    ) -> Result<T, RequestFault> {
+    /// Runs a guest within the limits of time. It stays where it is: it is several KiB.
+    async fn limited<T, F>(&self, guest: Pin<&mut F>) -> Result<T, RequestFault>
+    where
+        F: Future<Output = wasmtime::Result<Result<T, RequestFault>>>,
+    {
         let _ticking = self.server.ticker.enter();
         let _running = self.function.metrics.enter();
         let guest = async { guest.await.map_err(|error| self.usage.fault(&error))? };
@@ -322,7 +322,7 @@ impl GuestRequest {
         let max = self.deployment.settings.limits.response_bytes;
         let engine = self.server.tenant.engine();
         let state = CoreState::new(self.limiter(), Some(self.log.clone()));
-        let guest = code.call(engine, state, &message, max);
+        let guest = pin!(code.call(engine, state, &message, max));
         let message = self.limited(guest).await?;
         let response = core_world::parse_response(message, max)?;
         Ok(response.map(|body| {
@@ -361,7 +361,7 @@ impl GuestRequest {
                     .await
                     .map(Ok)
             };
-            let ended = self.limited(guest).await;
+            let ended = self.limited(pin!(guest)).await;
             if let Err(fault) = &ended
                 && sent.load(Ordering::Acquire)
             {

@@ -67,6 +67,43 @@ fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
     assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
 }
 
+/// Module whose `jiffy_buf` is `body`.
+fn with_buf(body: &str) -> String {
+    format!(
+        r#"(module (memory (export "memory") 1)
+            (func $deeper (param i32) (result i32)
+              (i32.add (call $deeper (local.get 0)) (i32.const 1)))
+            (func (export "jiffy_buf") (param i32) (result i32) {body})
+            (func (export "jiffy_handle") (param i32 i32) (result i32) (i32.const 0))
+            (func (export "jiffy_out") (result i32) (i32.const 0)))"#
+    )
+}
+
+#[test]
+fn a_buffer_that_takes_too_long_or_too_much_is_ended_with_its_answer() {
+    let tenant = TestTenant::start();
+    let modules = [
+        (
+            "spin",
+            "(loop $l (br $l)) (unreachable)",
+            504,
+            "function_cpu",
+        ),
+        ("deep", "(call $deeper (i32.const 0))", 502, "function_trap"),
+        ("trap", "(unreachable)", 502, "function_trap"),
+        ("out", "(i32.const 65535)", 502, "function_trap"),
+    ];
+    for (name, body, ..) in modules {
+        tenant.deploy(name, with_buf(body), FunctionLimits::default());
+    }
+    tenant.deploy("hello", constant("hello"), FunctionLimits::default());
+    let mut client = tenant.connect();
+    for (name, _, status, code) in modules {
+        assert_eq!(client.get(name, "/").fault(), fault(status, code), "{name}");
+        assert_eq!(client.get("hello", "/").text(), "hello");
+    }
+}
+
 #[test]
 fn bodies_are_limited_in_size_and_time() {
     let tenant = TestTenant::start();

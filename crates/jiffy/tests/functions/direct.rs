@@ -28,6 +28,15 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
     daemon.deploy("direct", &constant("direct"), &["--public"]);
     daemon.deploy("private", &constant("private"), &[]);
     let direct = label("direct");
+    let port = daemon.direct.rsplit(':').next().unwrap();
+    let info = remote.json(&["function", "info", "direct"]);
+    assert_eq!(
+        info["directUrl"],
+        format!("http://{direct}.fn.localhost:{port}/"),
+        "{info}"
+    );
+    let info = remote.json(&["function", "info", "private"]);
+    assert_eq!(info.get("directUrl"), None, "{info}");
     let mut kept = client(daemon, &direct);
     for _ in 0..3 {
         let answer = kept.get("/path").unwrap();
