@@ -21,7 +21,7 @@ use wasmtime::{
 const MAX_HEADERS: usize = 100;
 /// Longest head of a response in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Processor time that `jiffy_buf` may take: it runs on a worker's own stack, where it cannot yield.
+/// Processor time of `jiffy_buf`, which runs on a worker's own stack and cannot yield.
 const MAX_BUF_TIME: Duration = Duration::from_millis(10);
 /// Headers that are the server's to set.
 const SERVER_HEADERS: [&str; 6] = [
