@@ -20,6 +20,8 @@ pub struct Config {
     pub domain: Option<String>,
     /// Scheme by which clients speak to this host: `http` or `https`.
     pub scheme: &'static str,
+    /// Port of direct requests to functions.
+    pub direct_port: Option<u16>,
     /// Seconds a sandbox gets when nobody says.
     pub default_timeout_s: u64,
     /// Most seconds that can be asked for.
@@ -38,6 +40,7 @@ impl Default for Config {
         Self {
             domain: None,
             scheme: "http",
+            direct_port: None,
             default_timeout_s: 300,
             max_timeout_s: 30 * 24 * 3600,
             max_fork: 100,

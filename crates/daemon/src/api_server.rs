@@ -121,6 +121,11 @@ impl<E: Engine> ApiServer<E> {
             Some(address) => Some(ApiListener::open(address, options, home, &keys).await?),
             None => None,
         };
+        let direct = match options.functions_listen {
+            Some(address) => Some(direct_listener::listen(address).await?),
+            None => None,
+        };
+        let direct_port = direct.as_ref().map(TcpListener::local_addr).transpose()?;
         let metrics = match options.metrics_listen {
             Some(address) => {
                 let hosts = &options.allowed_hosts;
@@ -134,6 +139,7 @@ impl<E: Engine> ApiServer<E> {
         let config = jiffy_api::Config {
             domain: public.as_ref().and_then(|public| public.domain.clone()),
             scheme: public.as_ref().map_or("http", |public| public.scheme),
+            direct_port: direct_port.map(|address| address.port()),
             default_key_disk_mib: options.default_key_disk.mebibytes(home),
             ..jiffy_api::Config::default()
         };
@@ -191,17 +197,14 @@ impl<E: Engine> ApiServer<E> {
             functions: jiffy_api::function_router(app.clone()),
         };
         let gateway = Gateway::new(gateway_config.clone(), guests, control, Some(signer));
-        let direct = match options.functions_listen {
-            Some(address) => Some(DirectListener {
-                listener: direct_listener::listen(address).await?,
-                functions: served,
-                keys,
-                exchanges,
-                admission: gateway.admission(),
-                config: gateway_config,
-            }),
-            None => None,
-        };
+        let direct = direct.map(|listener| DirectListener {
+            listener,
+            functions: served,
+            keys,
+            exchanges,
+            admission: gateway.admission(),
+            config: gateway_config,
+        });
         metrics::add_gateway_counters(&sandboxes, gateway.counters());
         Ok(Self {
             app,

@@ -10,7 +10,7 @@ use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::query::Query;
-use crate::wire::function;
+use crate::wire::function::{self, FunctionBase};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -88,7 +88,11 @@ impl<E: Engine> App<E> {
             let status = functions.schedule_status(record.owner.as_deref(), &record.name);
             status.ok().flatten()
         });
-        let base = domain.map(|domain| (self.config.scheme, domain));
+        let base = domain.map(|domain| FunctionBase {
+            scheme: self.config.scheme,
+            domain,
+            direct_port: self.config.direct_port,
+        });
         function::function(record, status.as_ref(), base)
     }
 }

@@ -69,12 +69,19 @@ impl From<DeploySettings> for DeployChanges {
     }
 }
 
-/// A function. Values of its environment are not shown. `base` is `(scheme, domain)` of this host,
-/// if it has a domain.
+/// Common part of the addresses of a host's functions.
+pub(crate) struct FunctionBase<'a> {
+    pub scheme: &'a str,
+    /// May carry a port.
+    pub domain: &'a str,
+    pub direct_port: Option<u16>,
+}
+
+/// A function. Values of its environment are not shown. `base` is of this host, if it has a domain.
 pub(crate) fn function(
     record: &FunctionRecord,
     schedule: Option<&ScheduleStatus>,
-    base: Option<(&str, &str)>,
+    base: Option<FunctionBase<'_>>,
 ) -> Value {
     let version = record.version();
     let limits = &record.settings.limits;
@@ -104,9 +111,14 @@ pub(crate) fn function(
         "updatedAt": moment(record.updated_ms),
     });
     if let Some(map) = shown.as_object_mut() {
-        if let Some((scheme, domain)) = base {
-            let url = format!("{scheme}://{label}.fn.{domain}/");
+        if let Some(base) = base {
+            let url = format!("{}://{label}.fn.{}/", base.scheme, base.domain);
             map.insert("url".to_owned(), json!(url));
+            if let Some(port) = base.direct_port.filter(|_| record.public) {
+                let host = base.domain.split(':').next().unwrap_or_default();
+                let url = format!("http://{label}.fn.{host}:{port}/");
+                map.insert("directUrl".to_owned(), json!(url));
+            }
         }
         if let Some(cron) = &record.schedule {
             let status = schedule.cloned().unwrap_or_default();

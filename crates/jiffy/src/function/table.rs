@@ -116,6 +116,7 @@ pub fn function(function: &Value) -> String {
     line("version", text(function, "/version"));
     line("world", text(function, "/world"));
     line("url", text(function, "/url"));
+    line("direct url", text(function, "/directUrl"));
     line("path", text(function, "/path"));
     line(
         "memory",

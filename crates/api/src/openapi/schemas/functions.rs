@@ -60,6 +60,7 @@ pub(super) fn functions() -> Value {
                 "world": maybe(text()),
                 "path": text(),
                 "url": text(),
+                "directUrl": text(),
                 "limits": object(&["memoryMB", "cpuMs", "timeoutMs", "concurrency"], limits),
                 "envNames": strings,
                 "allow": strings,
