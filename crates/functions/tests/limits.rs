@@ -94,9 +94,9 @@ fn a_buffer_that_takes_too_long_or_too_much_is_ended_with_its_answer() {
         ("out", "(i32.const 65535)", 502, "function_trap"),
     ];
     for (name, body, ..) in modules {
-        tenant.deploy(name, with_buf(body), FunctionLimits::default());
+        tenant.deploy(name, with_buf(body).as_bytes(), FunctionLimits::default());
     }
-    tenant.deploy("hello", constant("hello"), FunctionLimits::default());
+    tenant.deploy("hello", &constant("hello"), FunctionLimits::default());
     let mut client = tenant.connect();
     for (name, _, status, code) in modules {
         assert_eq!(client.get(name, "/").fault(), fault(status, code), "{name}");

@@ -1,6 +1,7 @@
 //! Medians of requests to functions in one process beside those to plain hyper, as JSON.
 //!
-//! usage: bench [REQUESTS [ROUNDS_OF_LOAD]]. `bench/functions` runs it and keeps its output.
+//! usage: bench [REQUESTS [ROUNDS_OF_LOAD [EXAMPLES]]]. EXAMPLES is a directory with built examples,
+//! NAME.wasm each. `bench/functions` runs it and keeps its output.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -15,7 +16,7 @@ use hyper::body::Bytes;
 use jiffy_functions::server::{FUNCTION_HEADER, FunctionServer};
 use jiffy_proto::function::SlotReset;
 use serde_json::{Value, json};
-use servers::FUNCTIONS;
+use servers::{EXAMPLES, FUNCTIONS};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,6 +25,8 @@ use tokio::net::TcpStream;
 const WARM_UP: usize = 200;
 /// Rounds, in each of which all series are measured: they meet the same other load.
 const ROUNDS: usize = 5;
+/// One in so many requests goes to the examples, which take longer.
+const EXAMPLE_SHARE: usize = 10;
 
 fn main() {
     let argument = |at, default| {
@@ -32,6 +35,8 @@ fn main() {
             .map_or(default, |n| n.parse().unwrap())
     };
     let (requests, load_rounds) = (argument(1, 5000), argument(2, 3));
+    let examples = std::env::args().nth(3).map(servers::built_examples);
+    let examples = examples.unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
         .event_interval(1)
@@ -41,7 +46,7 @@ fn main() {
         .unwrap();
     let plain = runtime.block_on(servers::serve_plain());
     let servers = [SlotReset::Strict, SlotReset::Fast];
-    let servers = servers.map(|reset| runtime.block_on(servers::serve_functions(reset)));
+    let servers = servers.map(|reset| runtime.block_on(servers::serve_functions(reset, &examples)));
     let mut series = Series::default();
     for _ in 0..ROUNDS {
         let requests = requests / ROUNDS;
@@ -50,7 +55,7 @@ fn main() {
             .flat_map(|name| servers.iter().map(move |server| (name, server)))
         {
             let label = |way: &str| format!("{name}, {}, {way}", functions.reset.word());
-            let times = runtime.block_on(in_process(&functions.server, name, requests));
+            let times = runtime.block_on(in_process(&functions.server, name, None, requests));
             series.add(label("in process"), 1, times);
             for clients in [1, 8] {
                 // Beside each, as load changes within a run.
@@ -59,6 +64,15 @@ fn main() {
                 let address = functions.addresses[name];
                 let times = runtime.block_on(measure(address, clients, requests));
                 series.add(label("direct"), clients, times);
+            }
+        }
+    }
+    for (name, body) in EXAMPLES {
+        if examples.contains_key(name) {
+            for functions in &servers {
+                let times = in_process(&functions.server, name, Some(body), requests / EXAMPLE_SHARE);
+                let label = format!("example in {name}, {}, in process", functions.reset.word());
+                series.add(label, 1, runtime.block_on(times));
             }
         }
     }
@@ -73,7 +87,7 @@ fn main() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let output = json!({
         "task": "functions",
-        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line",
+        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line; the examples are those in examples/functions, with a small body",
         "unit": "us",
         "load": load.trim(),
         "series": series.json(),
@@ -115,10 +129,11 @@ fn result(name: &str, clients: usize, (mut times, elapsed): (Vec<Duration>, Dura
     })
 }
 
-/// Times of requests without HTTP, one after the other.
+/// Times of requests without HTTP, one after the other: GET, or POST with a body.
 async fn in_process(
     server: &FunctionServer,
     function: &str,
+    body: Option<&'static str>,
     requests: usize,
 ) -> (Vec<Duration>, Duration) {
     let (server, function) = (server.clone(), function.to_owned());
@@ -129,10 +144,16 @@ async fn in_process(
             if number == WARM_UP {
                 begin = Instant::now();
             }
-            let request = hyper::Request::get("/")
+            let request = match body {
+                Some(_) => hyper::Request::post("/"),
+                None => hyper::Request::get("/"),
+            };
+            let request = request
                 .header("host", "f")
                 .header(FUNCTION_HEADER, &function)
-                .body(Full::new(Bytes::new()))
+                .body(Full::new(Bytes::from_static(
+                    body.unwrap_or_default().as_bytes(),
+                )))
                 .unwrap();
             let start = Instant::now();
             let response = server.handle(request).await;

@@ -21,6 +21,26 @@ use tokio::sync::watch;
 
 const OWNER: &str = "bench";
 pub const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
+/// Examples, and bodies that they take.
+pub const EXAMPLES: [(&str, &str); 5] = [
+    ("c", "123456789"),
+    ("go", "abc"),
+    ("rust", "a b a"),
+    ("javascript", r#"{"b": 1, "a": [true, null]}"#),
+    ("python", "name,age\nAda,36\n"),
+];
+/// Compiled modules by the names of their examples.
+pub type Examples = BTreeMap<&'static str, Vec<u8>>;
+
+/// Compiles the examples of which `directory` has a module.
+pub fn built_examples(directory: String) -> Examples {
+    let compiling = engine::compiling().unwrap();
+    let built = EXAMPLES.iter().filter_map(|(name, _)| {
+        let module = std::fs::read(format!("{directory}/{name}.wasm")).ok()?;
+        Some((*name, compile::compile(&compiling, &module, OWNER).unwrap()))
+    });
+    built.collect()
+}
 
 /// Functions with one reset.
 pub struct FunctionServers {
@@ -73,7 +93,7 @@ pub async fn serve_plain() -> SocketAddr {
 }
 
 /// Serves all functions.
-pub async fn serve_functions(reset: SlotReset) -> FunctionServers {
+pub async fn serve_functions(reset: SlotReset, examples: &Examples) -> FunctionServers {
     let limits = TenantLimits {
         slots: 256,
         reset,
@@ -101,6 +121,15 @@ pub async fn serve_functions(reset: SlotReset) -> FunctionServers {
         let (listener, address) = listen().await;
         tokio::spawn(accept(listener, server.clone(), name));
         addresses.insert(name, address);
+    }
+    let limits = FunctionLimits {
+        memory_mib: 256,
+        ..FunctionLimits::default()
+    };
+    for (name, file) in examples {
+        let digest = *blake3::hash(file).as_bytes();
+        let loaded = tenant.load(&ticker, name, file, &digest, limits.into());
+        loaded.await.unwrap();
     }
     FunctionServers {
         reset,
