@@ -13,6 +13,12 @@ use egress_block::EgressBlock;
 use sock_diag::{SockDiag, TcpConnection};
 use std::io;
 
+/// Counts of the TCP sockets of this namespace that are in the kernel's tables, listening ones
+/// among them, by protocol.
+const COUNTS: [(&str, &str); 2] = [
+    ("/proc/thread-self/net/sockstat", "TCP: inuse "),
+    ("/proc/thread-self/net/sockstat6", "TCP6: inuse "),
+];
 /// Passes over all connections. One that was being made at the first pass is found by the next.
 const RESET_PASSES: usize = 3;
 
@@ -20,7 +26,8 @@ const RESET_PASSES: usize = 3;
 /// loopback addresses.
 pub fn reset() -> io::Result<()> {
     // Most clones have none, and need no silence.
-    if !namespaces::for_each_namespace(|| Ok(!non_loopback(&SockDiag::open()?)?.is_empty()))? {
+    let has_any = || Ok(has_sockets() && !non_loopback(&SockDiag::open()?)?.is_empty());
+    if !namespaces::for_each_namespace(has_any)? {
         return Ok(());
     }
     let _hush = EgressBlock::new()?;
@@ -29,6 +36,22 @@ pub fn reset() -> io::Result<()> {
         Ok(false)
     })
     .map(drop)
+}
+
+/// False if this namespace has no TCP sockets, as its counts say: a look at the tables themselves
+/// reads all of them.
+fn has_sockets() -> bool {
+    let is_zero = |(file, key): (&str, &str)| {
+        let text = std::fs::read_to_string(file);
+        text.is_ok_and(|text| count(&text, key) == Some(0))
+    };
+    !COUNTS.into_iter().all(is_zero)
+}
+
+/// Number that follows `key` at the start of a line.
+fn count(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    rest.split(' ').next()?.parse().ok()
 }
 
 /// The connections of this namespace that are to be reset.
@@ -60,5 +83,29 @@ fn reset_here() -> io::Result<()> {
             connection.remote()
         ))),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_the_number_behind_its_key() {
+        let text =
+            "sockets: used 12\nTCP: inuse 3 orphan 0 tw 1 alloc 4 mem 0\nUDP: inuse 0 mem 0\n";
+        assert_eq!(count(text, COUNTS[0].1), Some(3));
+        assert_eq!(
+            count("TCP6: inuse 0\nUDP6: inuse 1\n", COUNTS[1].1),
+            Some(0)
+        );
+        assert_eq!(count(text, COUNTS[1].1), None);
+        assert_eq!(count("TCP: inuse many\n", COUNTS[0].1), None);
+    }
+
+    #[test]
+    fn a_listening_socket_counts() {
+        let _listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(has_sockets());
     }
 }
