@@ -88,26 +88,36 @@ impl Cgroups {
     /// meanwhile, its groups are removed again: its end may have been handled before the last group
     /// was made.
     pub fn limit(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
-        let limited = self.make(process, limits);
-        if limited.is_err() || !is_alive(OsStr::new(&process.to_string())) {
-            self.remove_group(process);
-        }
-        limited
+        self.make(process, Some(limits))
     }
 
-    fn make(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
+    /// As [`Self::limit`], for a process that does nothing yet: it is limited when it is to begin.
+    pub fn enter(&self, process: u32) -> Result<(), CgroupError> {
+        self.make(process, None)
+    }
+
+    /// Limits a process that has entered its groups.
+    pub fn set_limits(&self, process: u32, limits: GroupLimits) -> Result<(), CgroupError> {
+        let mut trees = self.0.0.iter();
+        trees.try_for_each(|tree| tree.limit(&tree.parent.join(process.to_string()), limits))
+    }
+
+    fn make(&self, process: u32, limits: Option<GroupLimits>) -> Result<(), CgroupError> {
+        let made = self.make_groups(process, limits);
+        if made.is_err() || !is_alive(OsStr::new(&process.to_string())) {
+            self.remove_group(process);
+        }
+        made
+    }
+
+    fn make_groups(&self, process: u32, limits: Option<GroupLimits>) -> Result<(), CgroupError> {
         for tree in &self.0.0 {
             let group = tree.parent.join(process.to_string());
             // Another daemon may have removed the empty parent.
             let made = fs::create_dir_all(&group).or_else(|_| fs::create_dir_all(&group));
             made.map_err(failed(&group))?;
-            for (file, value) in tree.settings(limits) {
-                let path = group.join(file);
-                // A limit that this kernel lacks is skipped.
-                match set(&path, &value) {
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                    done => done.map_err(failed(&path))?,
-                }
+            if let Some(limits) = limits {
+                tree.limit(&group, limits)?;
             }
             let procs = group.join("cgroup.procs");
             set(&procs, &process.to_string()).map_err(failed(&procs))?;
@@ -206,6 +216,19 @@ impl CgroupTree {
         writable.map_err(|e| failed(&self.parent)(e.into()))?;
         if self.version == CgroupVersion::Two {
             delegate(&self.parent)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the limits of a group.
+    fn limit(&self, group: &Path, limits: GroupLimits) -> Result<(), CgroupError> {
+        for (file, value) in self.settings(limits) {
+            let path = group.join(file);
+            // A limit that this kernel lacks is skipped; one of a group that is gone is not.
+            match set(&path, &value) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound && group.exists() => {}
+                done => done.map_err(failed(&path))?,
+            }
         }
         Ok(())
     }

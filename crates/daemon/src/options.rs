@@ -20,6 +20,8 @@ const KEY_DISK_DIVISOR: u64 = 4;
 pub struct ServeOptions {
     /// Restored sandboxes kept ready per template and size.
     pub warm_pool: usize,
+    /// VMM processes kept ready for the next guests.
+    pub spare_vmms: usize,
     /// Address of the API and of sandboxes' ports; none: the socket only.
     pub listen: Option<SocketAddr>,
     /// Address of public functions whose processes serve its connections; none: the gateway only.

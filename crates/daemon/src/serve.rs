@@ -80,6 +80,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     tracing::info!("engine: {engine}; {why}");
     let nic = engine::nic_kind(engine);
     let network = network::open(&options.network, home.path(), nic, Some(connector))?;
+    if jiffy_microvm::host_kvm::open().is_ok() {
+        host.keep_spare_vmms(options.spare_vmms);
+    }
     let sandboxes = open(host, host_options, network.clone(), engine, lazy).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);

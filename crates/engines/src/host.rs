@@ -140,6 +140,13 @@ impl Host {
         Ok(())
     }
 
+    /// From now on so many of its VMMs' processes are kept ready for the next guests. To be called
+    /// after [`Self::limit_vmms`], inside a tokio runtime.
+    pub fn keep_spare_vmms(&mut self, count: usize) {
+        self.programs.vmm = self.programs.vmm.clone().with_spares(count);
+        self.programs.vmm.make_spares();
+    }
+
     /// Its data directory.
     pub fn home(&self) -> &Home {
         &self.home

@@ -144,6 +144,79 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
     });
 }
 
+/// Processes that `daemon` has started in advance and that no guest has yet.
+fn spares(daemon: u32) -> BTreeSet<u32> {
+    let is_spare = |process: &Path| {
+        let text = fs::read_to_string(process.join("status")).ok()?;
+        let waits = text.starts_with("Name:\tjiffy-vmm-spare\n");
+        let parent = text.lines().find_map(|line| line.strip_prefix("PPid:\t"))?;
+        let pid = process.file_name()?.to_str()?.parse().ok()?;
+        (waits && parent == daemon.to_string()).then_some(pid)
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes.filter_map(|p| is_spare(&p.path())).collect()
+}
+
+#[test]
+fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their_daemon() {
+    let test =
+        "spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their_daemon";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    if !root() {
+        support::skip(test, "only root can make the jail");
+        return;
+    }
+    let mut daemon =
+        test_home.serve(&["--warm-pool", "0", "--network", "off", "--spare-vmms", "2"]);
+    let two = || {
+        wait_for("two spares", || {
+            Some(spares(test_home.daemon())).filter(|spares| spares.len() == 2)
+        })
+    };
+    for spare in two() {
+        wait_for("it to be confined", || {
+            (status(spare, "NoNewPrivs") == "1").then_some(())
+        });
+        assert_eq!(status(spare, "CapEff"), "0000000000000000");
+        let user = format!("{} ", FIRST_UID + spare);
+        assert!(status(spare, "Uid").starts_with(&user));
+        let files = fs::read_dir(format!("/proc/{spare}/root")).unwrap().count();
+        assert_eq!(files, 0);
+    }
+    // One that is still being moved to its groups is given to nobody.
+    let (id, vmm) = wait_for("a guest to get a spare", || {
+        let waiting = two();
+        let id = test_home.ok(&["create"]);
+        let vmm = test_home.vmms().first().copied().unwrap();
+        if waiting.contains(&vmm) {
+            return Some((id, vmm));
+        }
+        test_home.ok(&["kill", &id]);
+        wait_for("its VMM to go", || (!support::alive(vmm)).then_some(()));
+        None
+    });
+    assert_eq!(status(vmm, "Name"), "jiffy-vmm");
+    assert_eq!(status(vmm, "Seccomp"), "2");
+    let groups = groups(vmm);
+    if !groups.is_empty() {
+        let tasks = limit(&groups, ["pids.max", "pids.max"]);
+        assert_eq!(tasks.as_deref(), Some("64"));
+        let memory = limit(&groups, ["memory.max", "memory.limit_in_bytes"]).unwrap();
+        assert!(memory.parse::<u64>().unwrap() <= 4 << 30, "{memory}");
+    }
+    let left = two();
+    test_home.kill_daemon();
+    daemon.wait().unwrap();
+    wait_for("the spares to end", || {
+        (!left.iter().any(|&spare| support::alive(spare))).then_some(())
+    });
+    assert!(support::alive(vmm));
+    test_home.sh(&id, "true");
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
+}
+
 #[test]
 fn the_data_directory_of_a_daemon_is_private() {
     let test = "the_data_directory_of_a_daemon_is_private";

@@ -2,10 +2,12 @@
 //!
 //! A VMM then confines itself: `crates/vmm/src/jail.rs`.
 
+use crate::spare_vmms::SpareVmms;
 use crate::vm::BootError;
 use crate::vmm_limits::VmmLimits;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_cgroup::{CgroupError, Cgroups};
+use jiffy_proto::channel::Channel;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::jail::{
     ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
@@ -34,6 +36,8 @@ pub struct Vmm {
     cgroups: Option<Cgroups>,
     disk_limits: DiskLimits,
     cpu_level: CpuLevel,
+    /// None: each process is started when a guest needs it.
+    spares: Option<Arc<SpareVmms>>,
 }
 
 /// Failure to make the VMM's namespaces.
@@ -65,6 +69,7 @@ impl Vmm {
             cgroups: None,
             disk_limits: DiskLimits::default(),
             cpu_level: CpuLevel::Host,
+            spares: None,
         }
     }
 
@@ -80,7 +85,17 @@ impl Vmm {
         self
     }
 
-    /// Rate limits of its guests' disks.
+    /// Keeps so many processes ready for the next guests. Its clones share them; to be called after
+    /// [`Self::with_cgroups`].
+    pub fn with_spares(mut self, count: usize) -> Self {
+        self.spares = (count > 0).then(|| Arc::new(SpareVmms::new(count)));
+        self
+    }
+
+    pub(crate) fn spares(&self) -> Option<&SpareVmms> {
+        self.spares.as_deref()
+    }
+
     /// The same with guests that see a processor of `level`.
     pub fn with_cpu_level(mut self, level: CpuLevel) -> Self {
         self.cpu_level = level;
@@ -92,6 +107,7 @@ impl Vmm {
         self.cpu_level
     }
 
+    /// Rate limits of its guests' disks.
     pub(crate) fn disk_limits(&self) -> DiskLimits {
         self.disk_limits
     }
@@ -145,6 +161,27 @@ impl Vmm {
         Ok((child, Some(limit_task)))
     }
 
+    /// Starts a process that is in its control groups, without limits yet. Blocks while the kernel
+    /// moves it. Must be called inside a tokio runtime.
+    pub(crate) fn spawn_spare(&self) -> Result<(Channel, Child), BootError> {
+        let (channel, theirs) = Channel::pair()?;
+        let mut child = self.spawn_unlimited(theirs)?;
+        if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
+            && let Err(e) = cgroups.enter(pid)
+        {
+            let _ = child.start_kill();
+            return Err(e.into());
+        }
+        Ok((channel, child))
+    }
+
+    /// Limits a spare process.
+    pub(crate) fn limit_spare(&self, spare: &Child, limits: VmmLimits) -> Option<LimitTask> {
+        let (cgroups, pid) = self.cgroups.clone().zip(spare.id())?;
+        let set = move || cgroups.set_limits(pid, limits.into());
+        Some(tokio::task::spawn_blocking(set))
+    }
+
     /// Returns true if the kernel killed an ended process at its group's memory limit.
     pub(crate) fn ran_out_of_memory(&self, pid: u32) -> bool {
         let cgroups = self.cgroups.as_ref();
@@ -158,8 +195,12 @@ impl Vmm {
         }
     }
 
-    /// Removes all control groups when no more processes are started. Blocks for a second at most.
+    /// Ends spare processes, and removes all control groups when no more processes are started.
+    /// Blocks for a second at most.
     pub fn close(&self) {
+        if let Some(spares) = &self.spares {
+            spares.close();
+        }
         if let Some(cgroups) = &self.cgroups {
             cgroups.close();
         }

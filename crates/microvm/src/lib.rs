@@ -16,6 +16,7 @@ mod restore;
 mod rollback;
 mod snapshot;
 mod snapshot_context;
+mod spare_vmms;
 mod spec;
 mod unassigned;
 mod vm;

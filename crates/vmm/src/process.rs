@@ -27,7 +27,9 @@ use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfi
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use nix::sys::prctl;
 use snapshot::{BackgroundCopy, PreparedSnapshot};
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -37,6 +39,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes by which state and indexes of a small VM may exceed its memory and disk.
 const FILE_HEADROOM_BYTES: u64 = 16 << 20;
+/// Name of the process, and while it waits for its first request.
+const NAME: &CStr = c"jiffy-vmm";
+const SPARE_NAME: &CStr = c"jiffy-vmm-spare";
 /// Time that vCPUs have to leave the guest when the process ends, which ends them in any case.
 const LAST_PAUSE_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -65,7 +70,13 @@ pub fn run() -> ExitCode {
     if let Err(e) = confined {
         return finish(&control, &e.into());
     }
-    let (origin, fds) = match control.recv::<Request>() {
+    let before = began.elapsed();
+    // It may have been started long before a guest needs it.
+    let _ = prctl::set_name(SPARE_NAME);
+    let first = control.recv::<Request>();
+    let _ = prctl::set_name(NAME);
+    let began = Instant::now().checked_sub(before).unwrap_or(began);
+    let (origin, fds) = match first {
         Ok((Request::Start(config), fds)) => (VmOrigin::Boot(config), fds),
         Ok((Request::Restore(config), fds)) => (VmOrigin::Snapshot(config), fds),
         Ok((other, _)) => {

@@ -17,6 +17,9 @@ pub struct ServeArgs {
     /// Restored sandboxes kept ready for the next create, per template and size in use
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
+    /// VMM processes started in advance: the next guests begin some milliseconds earlier
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub spare_vmms: usize,
     /// Answer the API and reach sandboxes' ports at this address; port 0 takes any that is free
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     pub listen: SocketAddr,
@@ -131,6 +134,7 @@ impl ServeArgs {
         };
         Ok(ServeOptions {
             warm_pool: self.warm_pool,
+            spare_vmms: self.spare_vmms,
             listen: (!self.no_listen).then_some(self.listen),
             functions_listen: self.functions_listen,
             metrics_listen: self.metrics_listen,

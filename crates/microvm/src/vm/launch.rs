@@ -4,12 +4,12 @@ use super::{BootError, ConnectGate, MicroVm};
 use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
 use crate::snapshot_context::SnapshotContext;
+use crate::spare_vmms::FreshVmm;
 use crate::vmm_driver::{BootStep, NextSteps, VmmDriver};
 use crate::vmm_limits::VmmLimits;
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine::{BootMode, BootReport};
 use jiffy_proto::agent::Identity;
-use jiffy_proto::channel::Channel;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::Request;
 use jiffy_snapshot::Hold;
@@ -73,8 +73,11 @@ impl MicroVm {
         console: ConsoleRing,
         overlay: File,
     ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
-        let (channel, theirs) = Channel::pair()?;
-        let (child, limit_task) = launch.vmm.spawn(theirs, launch.limits)?;
+        let FreshVmm {
+            channel,
+            child,
+            limit_task,
+        } = launch.vmm.fresh(launch.limits)?;
         let pid = child.id().unwrap_or(0);
         let kept = KeptSocket::default();
         let process = VmmProcess::child(child, kept.clone());

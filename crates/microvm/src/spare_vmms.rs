@@ -1,0 +1,163 @@
+//! VMM processes that are started before anybody needs them: jailed and in their control groups,
+//! they wait for their first request.
+//!
+//! A process takes some 4 ms from fork to its first request, and moving it to control groups of
+//! version 1 takes up to 15: neither is on the way of a guest that gets a spare. They are made in
+//! pauses between starts of guests, whose processors they would take.
+
+use crate::jail::{LimitTask, Vmm};
+use crate::vm::BootError;
+use crate::vmm_limits::VmmLimits;
+use jiffy_proto::channel::Channel;
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+use tokio::process::Child;
+use tokio::runtime::Handle;
+
+/// Time without a start of a guest after which spares are made.
+const QUIET_TIME: Duration = Duration::from_millis(40);
+/// Longest time that this is deferred.
+const MAX_DEFERRAL: Duration = Duration::from_secs(1);
+
+/// VMM process that has had no request yet.
+#[derive(Debug)]
+pub(crate) struct FreshVmm {
+    pub channel: Channel,
+    pub child: Child,
+    /// Task that limits it, where processes are limited.
+    pub limit_task: Option<LimitTask>,
+}
+
+/// Spare processes of one daemon.
+#[derive(Debug)]
+pub(crate) struct SpareVmms {
+    wanted: usize,
+    state: Mutex<SpareState>,
+}
+
+#[derive(Debug, Default)]
+struct SpareState {
+    ready: Vec<(Channel, Child)>,
+    last_start: Option<Instant>,
+    /// A task makes spares.
+    refilling: bool,
+    closed: bool,
+}
+
+impl SpareVmms {
+    pub fn new(wanted: usize) -> Self {
+        Self {
+            wanted,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Takes one that lives.
+    fn take(&self) -> Option<(Channel, Child)> {
+        let mut state = self.state.lock();
+        state.last_start = Some(Instant::now());
+        while let Some((channel, mut child)) = state.ready.pop() {
+            if matches!(child.try_wait(), Ok(None)) {
+                return Some((channel, child));
+            }
+        }
+        None
+    }
+
+    /// Ends all, and has no more made.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        for (_, mut child) in state.ready.drain(..) {
+            let _ = child.start_kill();
+        }
+    }
+
+    /// True if one is to be made, and the caller is to make it.
+    fn begin(&self) -> bool {
+        let mut state = self.state.lock();
+        let begins = !state.closed && !state.refilling && state.ready.len() < self.wanted;
+        state.refilling |= begins;
+        begins
+    }
+
+    /// Keeps a spare; none could be made. Returns true if another one is to be made.
+    fn keep(&self, spare: Option<(Channel, Child)>) -> bool {
+        let mut state = self.state.lock();
+        let able = spare.is_some();
+        match spare {
+            Some((_, mut child)) if state.closed => drop(child.start_kill()),
+            Some(spare) => state.ready.push(spare),
+            None => {}
+        }
+        state.refilling = able && !state.closed && state.ready.len() < self.wanted;
+        state.refilling
+    }
+
+    /// Time until work that was asked for at `asked` is due.
+    fn deferral(&self, asked: Instant) -> Duration {
+        let last = self.state.lock().last_start;
+        let due = last.map_or(asked, |last| (last + QUIET_TIME).min(asked + MAX_DEFERRAL));
+        due.saturating_duration_since(Instant::now())
+    }
+}
+
+impl Vmm {
+    /// Returns a spare process, or starts one. Must be called inside a tokio runtime.
+    pub(crate) fn fresh(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
+        let spare = self.spares().and_then(|spares| spares.take());
+        let fresh = match spare {
+            Some((channel, child)) => FreshVmm {
+                limit_task: self.limit_spare(&child, limits),
+                channel,
+                child,
+            },
+            None => {
+                let (channel, theirs) = Channel::pair()?;
+                let (child, limit_task) = self.spawn(theirs, limits)?;
+                FreshVmm {
+                    channel,
+                    child,
+                    limit_task,
+                }
+            }
+        };
+        self.make_spares();
+        Ok(fresh)
+    }
+
+    /// Has the missing spare processes made, in a pause between starts.
+    pub fn make_spares(&self) {
+        let Some(spares) = self.spares() else { return };
+        if !spares.begin() {
+            return;
+        }
+        let vmm = self.clone();
+        tokio::spawn(async move {
+            let Some(spares) = vmm.spares() else { return };
+            let mut asked = Instant::now();
+            loop {
+                let deferral = spares.deferral(asked);
+                if !deferral.is_zero() {
+                    tokio::time::sleep(deferral).await;
+                    continue;
+                }
+                let maker = vmm.clone();
+                // It blocks while the kernel moves the process.
+                let made = Handle::current().spawn_blocking(move || maker.spawn_spare());
+                let made = match made.await {
+                    Ok(Ok(made)) => Some(made),
+                    Ok(Err(e)) => {
+                        tracing::debug!("no spare VMM: {e}");
+                        None
+                    }
+                    Err(_) => None,
+                };
+                if !spares.keep(made) {
+                    return;
+                }
+                asked = Instant::now();
+            }
+        });
+    }
+}
