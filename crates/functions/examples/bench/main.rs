@@ -1,7 +1,7 @@
 //! Medians of requests to functions in one process beside those to plain hyper, as JSON.
 //!
-//! usage: bench [REQUESTS [ROUNDS_OF_LOAD [EXAMPLES]]]. EXAMPLES is a directory with built examples,
-//! NAME.wasm each. `bench/functions` runs it and keeps its output.
+//! usage: bench [REQUESTS [ROUNDS_OF_LOAD [EXAMPLES]]]. EXAMPLES is a directory with built
+//! examples, NAME.wasm each. `bench/functions` runs it and keeps its output.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -70,7 +70,12 @@ fn main() {
     for (name, body) in EXAMPLES {
         if examples.contains_key(name) {
             for functions in &servers {
-                let times = in_process(&functions.server, name, Some(body), requests / EXAMPLE_SHARE);
+                let times = in_process(
+                    &functions.server,
+                    name,
+                    Some(body),
+                    requests / EXAMPLE_SHARE,
+                );
                 let label = format!("example in {name}, {}, in process", functions.reset.word());
                 series.add(label, 1, runtime.block_on(times));
             }
