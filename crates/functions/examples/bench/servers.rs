@@ -122,11 +122,11 @@ pub async fn serve_functions(reset: SlotReset, examples: &Examples) -> FunctionS
         tokio::spawn(accept(listener, server.clone(), name));
         addresses.insert(name, address);
     }
-    let limits = FunctionLimits {
-        memory_mib: 256,
-        ..FunctionLimits::default()
-    };
     for (name, file) in examples {
+        let limits = FunctionLimits {
+            memory_mib: 256,
+            ..FunctionLimits::default()
+        };
         let digest = *blake3::hash(file).as_bytes();
         let loaded = tenant.load(&ticker, name, file, &digest, limits.into());
         loaded.await.unwrap();
