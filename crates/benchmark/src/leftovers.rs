@@ -2,6 +2,7 @@
 
 use crate::daemon::BenchmarkDaemon;
 use anyhow::Context;
+use jiffy_proto::vm::SPARE_NAME;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
@@ -103,7 +104,8 @@ impl fmt::Display for Leftovers {
     }
 }
 
-/// Processes that `root` and those below it started, as `PID NAME`.
+/// Processes that `root` and those below it started, as `PID NAME`, except those that wait for a
+/// guest.
 fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")
@@ -138,7 +140,7 @@ fn descendants(root: u32) -> anyhow::Result<BTreeSet<String>> {
     }
     let members = parents
         .iter()
-        .filter(|(pid, ..)| *pid != root && family.contains(pid));
+        .filter(|(pid, _, name)| *pid != root && family.contains(pid) && name != SPARE_NAME);
     Ok(members
         .map(|(pid, _, name)| format!("{pid} {name}"))
         .collect())

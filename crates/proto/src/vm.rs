@@ -22,6 +22,9 @@ pub const CONTROL_PROTOCOL_VERSION: u32 = 1;
 /// Descriptor of a `jiffy-vmm` process that is its control socket.
 pub const CONTROL_FD: i32 = 3;
 
+/// Name of a `jiffy-vmm` process that waits for its first request.
+pub const SPARE_NAME: &str = "jiffy-vmm-spare";
+
 /// Command line of a `jiffy-vmm` process in a jail.
 pub mod jail {
     /// Argument of a process that makes the namespaces that VMMs enter. It writes [`READY`] to

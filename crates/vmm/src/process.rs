@@ -23,13 +23,13 @@ use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
 use jiffy_proto::vm::jail::MAKE_ARGUMENT;
-use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfig};
+use jiffy_proto::vm::{CONTROL_FD, Event, Request, SPARE_NAME, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use nix::sys::prctl;
 use snapshot::{BackgroundCopy, PreparedSnapshot};
-use std::ffi::CStr;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -39,9 +39,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes by which state and indexes of a small VM may exceed its memory and disk.
 const FILE_HEADROOM_BYTES: u64 = 16 << 20;
-/// Name of the process, and while it waits for its first request.
-const NAME: &CStr = c"jiffy-vmm";
-const SPARE_NAME: &CStr = c"jiffy-vmm-spare";
+/// Name of the process when it has its first request.
+const NAME: &str = "jiffy-vmm";
 /// Time that vCPUs have to leave the guest when the process ends, which ends them in any case.
 const LAST_PAUSE_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -72,9 +71,9 @@ pub fn run() -> ExitCode {
     }
     let before = began.elapsed();
     // It may have been started long before a guest needs it.
-    let _ = prctl::set_name(SPARE_NAME);
+    name(SPARE_NAME);
     let first = control.recv::<Request>();
-    let _ = prctl::set_name(NAME);
+    name(NAME);
     let began = Instant::now().checked_sub(before).unwrap_or(began);
     let (origin, fds) = match first {
         Ok((Request::Start(config), fds)) => (VmOrigin::Boot(config), fds),
@@ -107,6 +106,13 @@ pub fn run() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Sets the name that lists of processes show.
+fn name(name: &str) {
+    if let Ok(name) = CString::new(name) {
+        let _ = prctl::set_name(&name);
+    }
 }
 
 fn finish(control: &Channel, cause: &StopCause) -> ExitCode {

@@ -82,18 +82,17 @@ impl<E: Engine> App<E> {
     }
 
     fn shown_function(&self, record: &FunctionRecord) -> Value {
-        let domain = self.config.domain.as_deref();
         let functions = self.functions.as_ref().map(|f| &f.functions);
         let status = functions.and_then(|functions| {
             let status = functions.schedule_status(record.owner.as_deref(), &record.name);
             status.ok().flatten()
         });
-        let base = domain.map(|domain| FunctionBase {
+        let base = FunctionBase {
             scheme: self.config.scheme,
-            domain,
+            domain: self.config.domain.as_deref(),
             direct_port: self.config.direct_port,
-        });
-        function::function(record, status.as_ref(), base)
+        };
+        function::function(record, status.as_ref(), &base)
     }
 }
 

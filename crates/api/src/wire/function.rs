@@ -69,19 +69,23 @@ impl From<DeploySettings> for DeployChanges {
     }
 }
 
+/// Domain that every host has.
+const LOCAL_DOMAIN: &str = "localhost";
+
 /// Common part of the addresses of a host's functions.
 pub(crate) struct FunctionBase<'a> {
     pub scheme: &'a str,
-    /// May carry a port.
-    pub domain: &'a str,
+    /// May carry a port. None: the host has none but its local one.
+    pub domain: Option<&'a str>,
+    /// Port of direct requests.
     pub direct_port: Option<u16>,
 }
 
-/// A function. Values of its environment are not shown. `base` is of this host, if it has a domain.
+/// A function. Values of its environment are not shown.
 pub(crate) fn function(
     record: &FunctionRecord,
     schedule: Option<&ScheduleStatus>,
-    base: Option<FunctionBase<'_>>,
+    base: &FunctionBase<'_>,
 ) -> Value {
     let version = record.version();
     let limits = &record.settings.limits;
@@ -111,14 +115,15 @@ pub(crate) fn function(
         "updatedAt": moment(record.updated_ms),
     });
     if let Some(map) = shown.as_object_mut() {
-        if let Some(base) = base {
-            let url = format!("{}://{label}.fn.{}/", base.scheme, base.domain);
+        if let Some(domain) = base.domain {
+            let url = format!("{}://{label}.fn.{domain}/", base.scheme);
             map.insert("url".to_owned(), json!(url));
-            if let Some(port) = base.direct_port.filter(|_| record.public) {
-                let host = base.domain.split(':').next().unwrap_or_default();
-                let url = format!("http://{label}.fn.{host}:{port}/");
-                map.insert("directUrl".to_owned(), json!(url));
-            }
+        }
+        if let Some(port) = base.direct_port.filter(|_| record.public) {
+            let domain = base.domain.and_then(|domain| domain.split(':').next());
+            let domain = domain.unwrap_or(LOCAL_DOMAIN);
+            let url = format!("http://{label}.fn.{domain}:{port}/");
+            map.insert("directUrl".to_owned(), json!(url));
         }
         if let Some(cron) = &record.schedule {
             let status = schedule.cloned().unwrap_or_default();
