@@ -15,7 +15,7 @@ use tokio::process::Child;
 use tokio::runtime::Handle;
 
 /// Time without a start of a guest after which spares are made.
-const QUIET_TIME: Duration = Duration::from_millis(40);
+const QUIET_TIME: Duration = Duration::from_millis(30);
 /// Longest time that this is deferred.
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 
