@@ -36,8 +36,8 @@ type server struct {
 	// making is held while a sandbox is made: runsc hands its own standard streams on, and those are
 	// of the whole process.
 	making sync.Mutex
-	// creates are sandboxes that are being made.
-	creates sync.WaitGroup
+	// changes are sandboxes that are being made or removed.
+	changes sync.WaitGroup
 	// stops is held shared while a sandbox is stopped or let go on, and for good by the end of this
 	// process: nothing is stopped behind the back of the next helper, and no record is half written.
 	stops sync.RWMutex
@@ -94,17 +94,22 @@ func serve(directory string, brief bool) error {
 		if err != nil {
 			return err
 		}
-		if asked.Op == "create" {
-			s.creates.Add(1)
+		if asked.changes() {
+			s.changes.Add(1)
 		}
 		go s.answer(asked)
 	}
 }
 
+// changes is true for a request that makes or removes a sandbox: none is cut off halfway.
+func (r request) changes() bool {
+	return r.Op == "create" || r.Op == "destroy"
+}
+
 func (s *server) answer(asked request) {
 	answer, fds, err := s.perform(asked)
-	if asked.Op == "create" {
-		s.creates.Done()
+	if asked.changes() {
+		s.changes.Done()
 	}
 	answer.Number = asked.Number
 	if err != nil {
@@ -426,7 +431,8 @@ func (s *server) endUnkept() {
 	for end := time.Now().Add(clearLimit); !s.stops.TryLock() && time.Now().Before(end); {
 		time.Sleep(clearInterval)
 	}
-	s.creates.Wait()
+	// Also removals: what they have begun with is not in the list any more.
+	s.changes.Wait()
 	s.mu.Lock()
 	var left []string
 	for id, g := range s.guests {
