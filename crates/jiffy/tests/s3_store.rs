@@ -183,7 +183,7 @@ fn assert_few_and_large(requests: &[Request]) {
         .filter(|request| request.is_of_pack());
     let sizes: Vec<u64> = ranges.filter_map(|request| request.range).collect();
     let small = sizes.iter().filter(|bytes| **bytes < BULK_BYTES);
-    // What is left of a layer may be less; two snapshots have two layers each.
+    // The rest of a layer may be less; two snapshots have two layers each.
     let rests = small.clone().filter(|bytes| **bytes >= SMALL_FILE_BYTES);
     assert!(rests.count() <= 4, "{sizes:?}");
     // Two snapshots with a few files each.
