@@ -100,8 +100,6 @@ impl SandboxBody {
                 // cannot be removed now keeps its directory, by which the next daemon finds it.
                 if let Err(left) = helper.ask(&spec.id, &HelperRequest::Destroy).await {
                     tracing::warn!("removing what sandbox {} left: {left}", spec.id);
-                    // Empty if no helper has begun.
-                    let _ = fs::remove_dir(&directory);
                 }
                 return Err(e);
             }

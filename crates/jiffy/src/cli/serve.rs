@@ -18,8 +18,8 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
     /// VMM processes started in advance: the next guests begin some milliseconds earlier
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub spare_vmms: usize,
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
+    pub spare_vmms: u8,
     /// Answer the API and reach sandboxes' ports at this address; port 0 takes any that is free
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     pub listen: SocketAddr,
@@ -134,7 +134,7 @@ impl ServeArgs {
         };
         Ok(ServeOptions {
             warm_pool: self.warm_pool,
-            spare_vmms: self.spare_vmms,
+            spare_vmms: self.spare_vmms.into(),
             listen: (!self.no_listen).then_some(self.listen),
             functions_listen: self.functions_listen,
             metrics_listen: self.metrics_listen,
