@@ -32,7 +32,8 @@ pub const KVM_TSS_START: u64 = 0xfffb_d000;
 /// One page that KVM needs for itself on some processors.
 pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Bytes of a huge page.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// RAM ranges (start, length in bytes) of a guest with `mib` MiB.
 pub fn layout(mib: u32) -> Vec<(u64, u64)> {

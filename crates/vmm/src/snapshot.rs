@@ -6,6 +6,7 @@
 
 pub mod chunk_hashes;
 pub mod fault_handler;
+pub mod huge_mappings;
 pub mod layer_output;
 pub mod layer_writer;
 pub mod lazy_memory;

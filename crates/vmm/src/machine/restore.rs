@@ -9,6 +9,7 @@ use super::received_fds::ReceivedFds;
 use super::{Machine, cpu_features};
 use crate::error::VmmError;
 use crate::memory;
+use crate::snapshot::huge_mappings::advise_huge_pages;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
 use crate::snapshot::map_layers::{MAX_MAPPINGS, plan_lazy_mappings};
@@ -47,6 +48,7 @@ pub fn restore(
     if let Some(pages) = config.populate {
         // Before KVM knows the memory, so that it is told of no page that changes.
         let pages = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
+        advise_huge_pages(&plan, &pages.stored, &linear);
         populate(&plan, &pages.stored, &linear);
     }
 

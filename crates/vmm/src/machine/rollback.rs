@@ -8,6 +8,7 @@ use super::received_fds::ReceivedFds;
 use super::restore::{read_state, take_eager_chunks, take_memory_layers};
 use super::vcpu::{VcpuState, Vcpus};
 use crate::error::VmmError;
+use crate::snapshot::huge_mappings::advise_huge_pages;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::MachineState;
 use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_mappings};
@@ -134,6 +135,7 @@ impl Machine {
         self.mapped = revert_memory(&self.mapped, plan, layers, &linear, private)?;
         self.layers = std::mem::take(&mut target.layers);
         if let Some(pages) = &target.populate {
+            advise_huge_pages(&target.plan, pages, &linear);
             populate(&target.plan, pages, &linear);
         }
         self.renew_memory_slots()

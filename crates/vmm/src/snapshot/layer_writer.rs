@@ -130,7 +130,7 @@ impl<'a> LayerWriter<'a> {
         let joined = !self.run.host.is_null()
             && self.run.host.wrapping_add(self.run.bytes) == host.cast_const()
             && i64::try_from(self.run.bytes).is_ok_and(|n| self.run.offset + n == offset)
-            && self.run.bytes < MAX_RUN_BYTES;
+            && !ends_a_run(offset);
         if !joined {
             self.flush()?;
             self.run.host = host;
@@ -189,6 +189,12 @@ impl<'a> LayerWriter<'a> {
     pub fn index(self) -> LayerIndex {
         self.index
     }
+}
+
+/// Returns true where a run ends at `offset` of the file: at multiples of its length, so that the
+/// page cache keeps whole huge pages.
+fn ends_a_run(offset: i64) -> bool {
+    usize::try_from(offset).is_ok_and(|offset| offset.is_multiple_of(MAX_RUN_BYTES))
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
