@@ -5,7 +5,7 @@ use crate::locations::Location;
 use crate::pack::PackId;
 use std::collections::{BTreeMap, HashMap};
 
-/// Longest range that is read at once, in bytes.
+/// Bytes after which a range ends, but for a rest that is too short for a range of its own.
 pub(crate) const MAX_RANGE_BYTES: u64 = 4 << 20;
 /// Bytes that are read in vain rather than with another request, more than a frame that does not
 /// compress: in a range that is long already...
@@ -66,16 +66,38 @@ pub(crate) fn plan(wanted: &[Wanted]) -> Vec<PlannedRange> {
                     last.end = last.end.max(end);
                     last.frames.push(frame);
                 }
-                _ => ranges.push(PlannedRange {
-                    pack,
-                    start,
-                    end,
-                    frames: vec![frame],
-                }),
+                _ => {
+                    join_rest(&mut ranges);
+                    ranges.push(PlannedRange {
+                        pack,
+                        start,
+                        end,
+                        frames: vec![frame],
+                    });
+                }
             }
         }
     }
+    join_rest(&mut ranges);
     ranges
+}
+
+/// Joins the last range with the one before, if it is short and they are near.
+fn join_rest(ranges: &mut Vec<PlannedRange>) {
+    let [.., before, last] = &ranges[..] else {
+        return;
+    };
+    let is_short = last.end - last.start < MIN_RANGE_BYTES;
+    let gap = last.start.saturating_sub(before.end);
+    if before.pack != last.pack || !is_short || gap > MIN_RANGE_BYTES {
+        return;
+    }
+    if let Some(rest) = ranges.pop()
+        && let Some(before) = ranges.last_mut()
+    {
+        before.end = before.end.max(rest.end);
+        before.frames.extend(rest.frames);
+    }
 }
 
 fn joins(range: &PlannedRange, start: u64, end: u64) -> bool {
@@ -114,8 +136,26 @@ mod tests {
         assert!(
             ranges
                 .iter()
-                .all(|range| range.end - range.start <= MAX_RANGE_BYTES)
+                .all(|range| range.end - range.start <= MAX_RANGE_BYTES + MIN_RANGE_BYTES)
         );
+    }
+
+    #[test]
+    fn a_rest_that_is_short_is_read_with_the_range_before_it() {
+        let end = MAX_RANGE_BYTES as u32;
+        let ranges = plan(&[
+            wanted(0, 1, 64, end - 64),
+            wanted(1, 1, end, 100_000),
+            wanted(2, 1, end + 150_000, 50_000),
+            wanted(3, 1, end + 700_000, 100_000),
+        ]);
+        let places: Vec<_> = ranges
+            .iter()
+            .map(|range| (range.start, range.end, range.frames.len()))
+            .collect();
+        let end = MAX_RANGE_BYTES;
+        let far = (end + 700_000, end + 800_000, 1);
+        assert_eq!(places, [(64, end + 200_000, 3), far]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -110,8 +111,8 @@ pub enum Fault {
 pub struct Request {
     pub method: String,
     pub path: String,
-    /// Bytes of the range that it asks for.
-    pub range: Option<u64>,
+    /// Range of bytes that it asks for.
+    pub range: Option<Range<u64>>,
     /// Bytes of the answer's body.
     pub bytes: u64,
 }
@@ -120,6 +121,13 @@ impl Request {
     /// True if it reads a range of a pack.
     pub fn is_of_pack(&self) -> bool {
         self.path.contains("/packs/") && self.range.is_some()
+    }
+
+    /// Bytes of the range that it asks for; 0 if it asks for none.
+    pub fn range_bytes(&self) -> u64 {
+        self.range
+            .as_ref()
+            .map_or(0, |range| range.end - range.start)
     }
 }
 
@@ -273,7 +281,7 @@ fn parse(head: &str) -> Request {
     let range: Option<String> = header(head, "range");
     let range = range.and_then(|range| {
         let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
-        Some(to.parse::<u64>().ok()? + 1 - from.parse::<u64>().ok()?)
+        Some(from.parse().ok()?..to.parse::<u64>().ok()? + 1)
     });
     Request {
         method: words.next().unwrap_or_default(),
