@@ -7,8 +7,8 @@ use anyhow::Context;
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
 use jiffy_engine::EngineName;
-use jiffy_engines::{EngineChoice, Host, HostEngine, LazyStore};
-use jiffy_host::{HostOptions, Sandboxes};
+use jiffy_engines::{EngineChoice, Host, HostEngine};
+use jiffy_host::{HostOptions, OpenedJournal, Sandboxes};
 use jiffy_image::{Home, Reference};
 use jiffy_net::Network;
 use nix::fcntl::{Flock, FlockArg};
@@ -50,6 +50,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     };
     log::init(&options.log)?;
     raise_descriptor_limit();
+    // Beside everything else: it takes long where there is much.
+    let journal = home.path().join("state.db");
+    let journal = tokio::task::spawn_blocking(move || OpenedJournal::read(&journal));
     let remote = options.store.as_ref();
     let remote = remote
         .map(|shared| store::open(shared, &home))
@@ -83,7 +86,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if jiffy_microvm::host_kvm::open().is_ok() {
         host.keep_spare_vmms(options.spare_vmms);
     }
-    let sandboxes = open(host, host_options, network.clone(), engine, lazy).await?;
+    let engine = HostEngine::open(host, network.clone(), engine, lazy).await?;
+    let sandboxes = Sandboxes::open_read(engine, journal.await??, host_options).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {
@@ -157,14 +161,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
 /// The sandboxes of `host`, those that ran on without a daemon among them. Needs its lock.
 pub(crate) async fn open(
     host: Host,
-    options: HostOptions,
     network: Option<Network>,
     engine: EngineName,
-    lazy: Option<LazyStore>,
 ) -> anyhow::Result<Sandboxes<HostEngine>> {
     let journal = host.home().path().join("state.db");
-    let engine = HostEngine::open(host, network, engine, lazy).await?;
-    Ok(Sandboxes::open(engine, &journal, options).await?)
+    let engine = HostEngine::open(host, network, engine, None).await?;
+    Ok(Sandboxes::open(engine, &journal, HostOptions::default()).await?)
 }
 
 /// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call

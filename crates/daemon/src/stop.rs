@@ -9,7 +9,6 @@ use jiffy_client::local_daemon::{connect, process_of};
 use jiffy_client::{Client, UnknownServer};
 use jiffy_engines::Host;
 use jiffy_function_host::egress::EgressSettings;
-use jiffy_host::HostOptions;
 use jiffy_image::Home;
 use nix::sys::signal::{Signal, kill};
 use std::time::{Duration, Instant};
@@ -72,7 +71,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
     let functions = functions::open(&host, cgroups, EgressSettings::default()).await?;
     functions.stop_all().await;
-    let sandboxes = open(host, HostOptions::default(), network.clone(), engine, None).await?;
+    let sandboxes = open(host, network.clone(), engine).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;
     network::close(network).await;

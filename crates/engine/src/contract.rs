@@ -113,6 +113,9 @@ pub struct GuestUsage {
     pub net_bytes: Option<(u64, u64)>,
 }
 
+/// Ids of snapshots, read from the disk as they are taken.
+pub type SnapshotWalk = Box<dyn Iterator<Item = Result<String, EngineError>> + Send>;
+
 /// Isolation engine with the files that it starts guests from.
 pub trait Engine: Send + Sync + 'static {
     /// Guest type of the engine.
@@ -256,6 +259,12 @@ pub trait Engine: Send + Sync + 'static {
     /// Complete snapshots on this host, read from disk.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
+    /// The same, read as they are taken, in no order; removes incomplete snapshots that it comes by
+    /// and that no process will complete.
+    fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
+        Ok(Box::new(self.snapshots()?.into_iter().map(Ok)))
+    }
+
     /// Looks for damage of snapshot `id` without reading its layers: files that are missing, or not
     /// as they were written. Its ancestors are not looked at. Returns the first damage found.
     /// Blocks.
@@ -264,21 +273,16 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// Returns true if snapshot `id` needs no files of its ancestors. An engine may merge it by
-    /// itself, to keep restores fast. Answered from memory, because it is called under a lock.
+    /// itself, to keep restores fast. Called under a lock: it reads one small file at most.
     fn is_independent(&self, _id: &str) -> bool {
         false
     }
 
-    /// Removes incomplete files of the engine that no process will complete; returns the number of
-    /// removed files and directories. Called soon after the start and every minute, while the
-    /// engine is in use.
+    /// Removes incomplete files of the engine that no process will complete, beside snapshots;
+    /// returns the number of removed files and directories. Called soon after the start and every
+    /// minute, while the engine is in use.
     fn gc(&self) -> Result<usize, EngineError> {
         Ok(0)
-    }
-
-    /// Disk space of all snapshots in bytes, if known.
-    fn snapshot_bytes(&self) -> Option<u64> {
-        None
     }
 
     /// Disk space of snapshot `id` in bytes, without its ancestors. It changes only by

@@ -27,7 +27,7 @@ pub use connections::{
 };
 pub use contract::{
     AfterSnapshot, DamagedChunk, Engine, Guest, GuestHandle, GuestUsage, KeptGuest,
-    SandboxIdentity, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
+    SandboxIdentity, SnapshotTimes, SnapshotWalk, UnassignedGuest, VerifiedSnapshot,
 };
 pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};

@@ -15,7 +15,7 @@ use guest::GvisorHandle;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot,
     ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules, SandboxSize,
-    SnapshotImport, SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot, new_id,
+    SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot, new_id,
 };
 use jiffy_gvisor::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -378,8 +378,9 @@ impl Engine for GvisorEngine {
         true
     }
 
-    fn gc(&self) -> Result<usize, EngineError> {
-        self.store.gc().map_err(EngineError::failed)
+    fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
+        let walk = self.store.walk().map_err(EngineError::failed)?;
+        Ok(Box::new(walk.map(|id| id.map_err(EngineError::failed))))
     }
 
     fn snapshot_size(&self, id: &str) -> Option<u64> {

@@ -12,7 +12,8 @@ use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, Engine, EngineDescription, EngineError, EngineName, ExistingSnapshot,
     GuestHandle, ImportedFiles, KeptGuest, NetworkRules, RollbackFailure, SandboxIdentity,
-    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot,
+    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup,
+    VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
@@ -328,17 +329,19 @@ impl Engine for HostEngine {
         Ok(all)
     }
 
+    fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
+        let microvm = self.microvm.walk_snapshots()?;
+        let gvisor = self.gvisor_store.walk().map_err(EngineError::failed)?;
+        let gvisor = gvisor.map(|id| id.map_err(EngineError::failed));
+        Ok(Box::new(microvm.chain(gvisor)))
+    }
+
     fn is_independent(&self, id: &str) -> bool {
         self.gvisor_store.has(id) || self.microvm.is_independent(id)
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
-        let collected = self.gvisor_store.gc();
-        Ok(self.microvm.gc()? + collected.map_err(EngineError::failed)?)
-    }
-
-    fn snapshot_bytes(&self) -> Option<u64> {
-        Some(self.microvm.snapshot_bytes()? + self.gvisor_store.disk_bytes()?)
+        self.microvm.gc()
     }
 
     fn snapshot_size(&self, id: &str) -> Option<u64> {

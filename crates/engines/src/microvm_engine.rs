@@ -14,7 +14,7 @@ pub use lazy_restore::LazyStore;
 pub use unassigned::UnassignedMicroVmGuest;
 
 use crate::agent_identity::renewed;
-use crate::data_dir_gc;
+use crate::data_dir_gc::DataDirGc;
 use crate::guest_nic::{self, GuestNic};
 use crate::host::Host;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
@@ -24,7 +24,7 @@ use jiffy_engine::{
     AfterSnapshot, BootMode, Capabilities, Engine, EngineDescription, EngineError,
     ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
     ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
-    SnapshotTimes, Startup, VerifiedSnapshot,
+    SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
@@ -53,6 +53,7 @@ pub struct MicroVmEngine {
     network: Option<Network>,
     socket_directory: SocketDirectory,
     templates: Arc<TemplateCache>,
+    data_dir_gc: DataDirGc,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
     merging: tokio::sync::Mutex<()>,
     /// Source of memory that has not arrived; none: all memory is here.
@@ -82,6 +83,7 @@ impl MicroVmEngine {
             policy,
             network: None,
             socket_directory,
+            data_dir_gc: DataDirGc::of(templates.host().home().path()),
             templates,
             merging: tokio::sync::Mutex::default(),
             lazy: None,
@@ -390,6 +392,12 @@ impl Engine for MicroVmEngine {
         self.store.ids().map_err(EngineError::failed)
     }
 
+    fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
+        let walk = self.store.walk(SystemTime::now());
+        let walk = walk.map_err(EngineError::failed)?;
+        Ok(Box::new(walk.map(|id| id.map_err(EngineError::failed))))
+    }
+
     fn damage(&self, id: &str) -> Option<String> {
         self.store.find_damage(id).map(|damage| damage.to_string())
     }
@@ -401,17 +409,11 @@ impl Engine for MicroVmEngine {
     fn gc(&self) -> Result<usize, EngineError> {
         self.templates.forget_older();
         self.host().programs().vmm.gc();
-        let now = SystemTime::now();
-        let removed = data_dir_gc::gc(self.host().home().path(), now);
+        let removed = self.data_dir_gc.run(SystemTime::now());
         for path in &removed {
             tracing::info!("removed {}, which nobody uses", path.display());
         }
-        let collected = self.store.gc(now);
-        Ok(collected.map_err(EngineError::failed)? + removed.len())
-    }
-
-    fn snapshot_bytes(&self) -> Option<u64> {
-        self.store.disk_bytes().ok()
+        Ok(removed.len())
     }
 
     fn snapshot_size(&self, id: &str) -> Option<u64> {

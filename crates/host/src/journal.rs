@@ -14,11 +14,14 @@ use crate::store_copies::StoreRetraction;
 use jiffy_engine::GuestHandle;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, Transaction, params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, Row, Transaction, params};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::io;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 /// Version of the tables; another one is refused.
 const SCHEMA_VERSION: i64 = 3;
@@ -69,10 +72,14 @@ pub enum JournalError {
         found: i64,
     },
     /// A record that does not parse.
-    #[error("the journal {} has a record that is not readable: {problem}", path.display())]
+    #[error("the journal {} has a record of {what} {id} that is not readable: {problem}; use the version of jiffy that wrote it, or restore a copy of the file", path.display())]
     Record {
         /// Its file.
         path: PathBuf,
+        /// Kind of the record.
+        what: &'static str,
+        /// Its id.
+        id: String,
         /// Description of the problem.
         problem: String,
     },
@@ -105,9 +112,40 @@ pub enum JournalChange {
 #[derive(Debug, Clone, PartialEq)]
 pub struct JournalledSnapshot {
     /// The snapshot.
-    pub record: SnapshotRecord,
+    pub record: Box<SnapshotRecord>,
     /// True once it was acknowledged.
     pub complete: bool,
+}
+
+/// A journal and the records in it, as they were when it was opened.
+#[derive(Debug)]
+pub struct OpenedJournal {
+    pub(crate) path: PathBuf,
+    pub(crate) journal: Journal,
+    pub(crate) sandboxes: Vec<Box<SandboxRecord>>,
+    pub(crate) snapshots: Vec<JournalledSnapshot>,
+}
+
+impl OpenedJournal {
+    /// Opens or creates the journal in `file` and reads its tables, beside each other. Blocks.
+    pub fn read(file: &Path) -> Result<Self, JournalError> {
+        let journal = Journal::open(file)?;
+        let (sandboxes, snapshots) = thread::scope(|threads| {
+            let snapshots = threads.spawn(|| journal.snapshots());
+            let sandboxes = journal.boxed_sandboxes();
+            let snapshots = snapshots.join();
+            (
+                sandboxes,
+                snapshots.unwrap_or_else(|panic| resume_unwind(panic)),
+            )
+        });
+        Ok(Self {
+            path: file.to_owned(),
+            sandboxes: sandboxes?,
+            snapshots: snapshots?,
+            journal,
+        })
+    }
 }
 
 /// The journal of one host.
@@ -247,10 +285,14 @@ impl Journal {
 
     /// All sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<SandboxRecord>, JournalError> {
-        self.rows(
-            "SELECT record, 1 FROM sandboxes ORDER BY rowid",
-            |record, _| record,
-        )
+        let query = "SELECT id, record, 1 FROM sandboxes ORDER BY rowid";
+        self.rows("sandbox", query, |record, _| record)
+    }
+
+    /// All sandboxes, each at the place in memory where it stays.
+    pub(crate) fn boxed_sandboxes(&self) -> Result<Vec<Box<SandboxRecord>>, JournalError> {
+        let query = "SELECT id, record, 1 FROM sandboxes ORDER BY rowid";
+        self.rows("sandbox", query, |record, _| record)
     }
 
     /// The guests of running sandboxes, by sandbox.
@@ -269,8 +311,8 @@ impl Journal {
 
     /// All snapshots, also those that were never completed.
     pub fn snapshots(&self) -> Result<Vec<JournalledSnapshot>, JournalError> {
-        let query = "SELECT record, complete FROM snapshots ORDER BY rowid";
-        self.rows(query, |record, complete| JournalledSnapshot {
+        let query = "SELECT id, record, complete FROM snapshots ORDER BY rowid";
+        self.rows("snapshot", query, |record, complete| JournalledSnapshot {
             record,
             complete,
         })
@@ -278,34 +320,45 @@ impl Journal {
 
     /// Copies that are still to be removed from stores, the oldest first.
     pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
-        let query = "SELECT retraction, 1 FROM retractions ORDER BY rowid";
-        self.rows(query, |retraction, _| retraction)
+        let query = "SELECT rowid, retraction, 1 FROM retractions ORDER BY rowid";
+        self.rows("removal", query, |retraction, _| retraction)
     }
 
-    /// Reads one row after the other: the text of all is never in memory.
+    /// Reads one row (id, record, mark) after the other, with a connection of its own: tables are
+    /// read beside each other, and the text of all is never in memory.
     fn rows<T: DeserializeOwned, R>(
         &self,
+        what: &'static str,
         query: &str,
         made: impl Fn(T, bool) -> R,
     ) -> Result<Vec<R>, JournalError> {
         let failed = |e| self.failed(e);
-        let database = self.database();
-        let mut statement = database.connection.prepare_cached(query).map_err(failed)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&self.path, flags).map_err(failed)?;
+        let mut statement = connection.prepare(query).map_err(failed)?;
         let mut rows = statement.query([]).map_err(failed)?;
         let mut found = Vec::new();
         while let Some(row) = rows.next().map_err(failed)? {
-            let text: String = row.get(0).map_err(failed)?;
-            let mark: bool = row.get(1).map_err(failed)?;
-            found.push(made(self.parse(&text)?, mark));
+            let text = row.get_ref(1).map_err(failed)?.as_bytes();
+            let text = text.map_err(|e| failed(e.into()))?;
+            let record = serde_json::from_slice(text).map_err(|e| JournalError::Record {
+                path: self.path.clone(),
+                what,
+                id: row_name(row),
+                problem: e.to_string(),
+            })?;
+            found.push(made(record, row.get(2).map_err(failed)?));
         }
         Ok(found)
     }
+}
 
-    fn parse<T: DeserializeOwned>(&self, text: &str) -> Result<T, JournalError> {
-        serde_json::from_str(text).map_err(|e| JournalError::Record {
-            path: self.path.clone(),
-            problem: e.to_string(),
-        })
+/// The id of a row, for messages.
+fn row_name(row: &Row<'_>) -> String {
+    match row.get_ref(0) {
+        Ok(ValueRef::Integer(number)) => number.to_string(),
+        Ok(value) => value.as_str().unwrap_or_default().to_owned(),
+        Err(_) => String::new(),
     }
 }
 

@@ -19,7 +19,7 @@ mod usage;
 pub use admission::{
     HostFigures, HostLimits, HostReader, KernelReader, Pressure, PromisedResources, Shortage,
 };
-pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot};
+pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot, OpenedJournal};
 pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};
 pub use private_database::keep_private;

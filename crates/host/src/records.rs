@@ -1,7 +1,10 @@
 //! Records of sandboxes and snapshots, as the journal keeps them.
 
+mod flat;
+
 use crate::sandbox_settings::SandboxSettings;
 use crate::store_copies::StoreCopies;
+use flat::{FlatSandbox, FlatSnapshot};
 use jiffy_engine::{BootMode, ExitReason, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -128,11 +131,12 @@ impl SandboxState {
 
 /// A sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "FlatSandbox")]
 pub struct SandboxRecord {
     /// Letters and digits.
     pub id: String,
     /// Name that people call it by, unique among those of its owner that are not killed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// State of the sandbox.
     #[serde(flatten)]
@@ -145,16 +149,13 @@ pub struct SandboxRecord {
     /// Environment beside the template's.
     pub env: BTreeMap<String, String>,
     /// Settings that its creator chose.
-    #[serde(default, rename = "terms")]
+    #[serde(rename = "terms")]
     pub settings: SandboxSettings,
     /// When its time is over, in milliseconds since 1970; none: never.
-    #[serde(default)]
     pub deadline_ms: Option<u64>,
     /// Token that clients must show its agent.
-    #[serde(default)]
     pub agent_token: Option<String>,
     /// Token that clients must show to reach its ports, where that is restricted.
-    #[serde(default)]
     pub traffic_token: Option<String>,
     /// Latest snapshot it descends from; none if it was booted and never snapshotted.
     pub snapshot: Option<String>,
@@ -163,7 +164,6 @@ pub struct SandboxRecord {
     /// Boot mode of its guest.
     pub boot_mode: Option<BootMode>,
     /// Engine that isolates its guest, or did last; none: it had none yet.
-    #[serde(default)]
     pub engine: Option<String>,
     /// From asking for it to its agent's word, in milliseconds.
     pub boot_ms: Option<f64>,
@@ -192,6 +192,7 @@ pub enum SnapshotPurpose {
 
 /// A snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "FlatSnapshot")]
 pub struct SnapshotRecord {
     /// Letters and digits.
     pub id: String,
@@ -202,14 +203,12 @@ pub struct SnapshotRecord {
     /// Sandbox it was taken of; empty for a template's.
     pub sandbox: String,
     /// API key its sandbox was made with; none: the owner of this host.
-    #[serde(default)]
     pub owner: Option<String>,
     /// Environment of its sandbox, which those made from it have unless they are given one.
-    #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Certificate authorities and proxy of its sandbox, which those made from it have unless they
     /// are given some.
-    #[serde(default, skip_serializing_if = "SiteSettings::is_empty")]
+    #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,
     /// Template it descends from.
     pub template: String,
@@ -219,7 +218,7 @@ pub struct SnapshotRecord {
     #[serde(flatten)]
     pub size: SandboxSize,
     /// Engine that took it and restores it; none: a version took it that did not write that down.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
     /// Snapshot below it.
     pub parent: Option<String>,
@@ -230,12 +229,11 @@ pub struct SnapshotRecord {
     /// From the request to its completion, in milliseconds.
     pub total_ms: f64,
     /// Disk space that it takes itself, without the snapshots below it.
-    #[serde(default)]
     pub bytes: u64,
     /// Milliseconds since 1970.
     pub created_ms: u64,
     /// Copies of it in stores that hosts share.
-    #[serde(default, skip_serializing_if = "StoreCopies::is_empty")]
+    #[serde(skip_serializing_if = "StoreCopies::is_empty")]
     pub store: StoreCopies,
 }
 

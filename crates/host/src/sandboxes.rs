@@ -12,9 +12,11 @@ mod concerns;
 mod connection_history;
 mod create;
 mod entry;
+mod entry_indexes;
 mod fetch_snapshot;
 mod fork;
 mod gc;
+mod id_groups;
 mod list_order;
 mod lookup;
 mod names;
@@ -53,24 +55,26 @@ use crate::admission::{
     Admission, HostFigures, HostLimits, HostReader, KernelReader, Occupant, PromisedResources,
     Reservation,
 };
-use crate::journal::{Journal, JournalChange, JournalError};
+use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
 use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::records::{SandboxRecord, SandboxState};
-use entry::{EntryIndexes, SandboxEntry};
+use entry::SandboxEntry;
+use entry_indexes::EntryIndexes;
 use gc::file_remover::{self, FileRemover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_remote::RemoteStore;
 use parking_lot::Mutex;
 use pool::Pool;
+use smol_str::SmolStr;
 use snapshot_index::SnapshotIndex;
 use snapshot_upkeep::SnapshotUpkeep;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -118,7 +122,7 @@ impl Default for HostOptions {
 struct SandboxesInner<E: Engine> {
     engine: E,
     journal: Journal,
-    entries: Mutex<BTreeMap<String, Arc<SandboxEntry<E::Guest>>>>,
+    entries: Mutex<BTreeMap<SmolStr, Arc<SandboxEntry<E::Guest>>>>,
     /// Complete snapshots. Locked before `entries` where both are.
     snapshot_index: Mutex<SnapshotIndex>,
     /// Held from a change of snapshots' records in memory or in the journal to that in the other,
@@ -143,8 +147,6 @@ struct SandboxesInner<E: Engine> {
     endings: Arc<Semaphore>,
     /// Nothing is begun any more.
     closing: AtomicBool,
-    /// Size of all snapshots as the last round of gc saw it.
-    snapshot_bytes: AtomicU64,
     /// Told when a deadline may have changed.
     deadlines: Arc<Notify>,
     /// One lock per template snapshot that is being made.
@@ -196,8 +198,21 @@ impl<E: Engine> Sandboxes<E> {
         file: &Path,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
-        let journal = Journal::open(file)?;
-        let recovered = recover::recover(&engine, &journal, options.remote.is_some())?;
+        Self::open_read(engine, OpenedJournal::read(file)?, options).await
+    }
+
+    /// The same with a journal that was read while other things were prepared.
+    pub async fn open_read(
+        engine: E,
+        left: OpenedJournal,
+        options: HostOptions,
+    ) -> Result<Self, OperationError> {
+        let reader = options.reader.unwrap_or_else(|| {
+            let data = left.path.parent().unwrap_or(Path::new("/"));
+            Arc::new(KernelReader::new(data))
+        });
+        let recovered = recover::recover(&engine, left, options.remote.is_some())?;
+        let journal = recovered.journal;
         let (upkeep, orders) = SnapshotUpkeep::new();
         let uploads = Uploads::new(
             options.remote.clone(),
@@ -205,28 +220,13 @@ impl<E: Engine> Sandboxes<E> {
             journal.retractions()?,
         );
         let (file_remover, removals) = FileRemover::new();
-        let indexes = Arc::<EntryIndexes>::default();
-        for r in &recovered.sandboxes {
-            if let Some(name) = r.name.as_ref().filter(|_| r.state != SandboxState::Killed) {
-                // Unique when it was given.
-                let _ = indexes.names.claim(&r.settings.owner, name, &r.id);
-            }
-        }
-        let entry = |r: SandboxRecord| {
-            (
-                r.id.clone(),
-                Arc::new(SandboxEntry::new(r, indexes.clone())),
-            )
-        };
-        let reader = options.reader.unwrap_or_else(|| {
-            let data = file.parent().unwrap_or(Path::new("/"));
-            Arc::new(KernelReader::new(data))
-        });
+        let (entries, indexes, snapshots) =
+            recover::index(recovered.sandboxes, recovered.snapshots);
         let this = Self(Arc::new(SandboxesInner {
             engine,
             journal,
-            entries: Mutex::new(recovered.sandboxes.into_iter().map(entry).collect()),
-            snapshot_index: Mutex::new(recovered.snapshots.into_iter().collect()),
+            entries: Mutex::new(entries),
+            snapshot_index: Mutex::new(snapshots),
             snapshot_changes: Mutex::default(),
             indexes,
             file_remover,
@@ -239,7 +239,6 @@ impl<E: Engine> Sandboxes<E> {
             under_way: watch::Sender::default(),
             endings: Arc::new(Semaphore::new(removal::MAX_ENDING_GUESTS)),
             closing: AtomicBool::default(),
-            snapshot_bytes: AtomicU64::default(),
             deadlines: Arc::default(),
             making: Mutex::default(),
             fetching: Mutex::default(),
@@ -258,10 +257,6 @@ impl<E: Engine> Sandboxes<E> {
         this.spawn_gc(options.gc_interval);
         this.begin_uploads();
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
-        // Those that a daemon left before it came to it; sealed ones stay as they are.
-        for snapshot in this.0.snapshot_index.lock().values().filter(|s| s.kept) {
-            this.0.upkeep.seal(&snapshot.id);
-        }
         Ok(this)
     }
 
@@ -357,7 +352,7 @@ impl<E: Engine> Sandboxes<E> {
     pub async fn stop_all(&self) {
         self.0.pool.clear();
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
-        for entry in entries {
+        for entry in entries.into_iter().filter(|e| e.guest().is_some()) {
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;
                 let state = SandboxState::broken(recover::DAEMON_STOPPED);
@@ -403,7 +398,7 @@ impl<E: Engine> Sandboxes<E> {
             let (Some(entry), Some(inner)) = (entry.upgrade(), this.upgrade()) else {
                 return;
             };
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             // Of one that is being killed, the kill says how it ended.
             if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
@@ -423,16 +418,15 @@ impl<E: Engine> Sandboxes<E> {
 impl<E: Engine> SandboxIndex<'_, E> {
     /// Ids of the sandboxes of a key that were not killed.
     pub fn of_owner(self, owner: &str) -> Vec<String> {
-        let entries = self.0.entries.lock();
-        let alive = entries.iter().filter(|(_, e)| e.is_alive_of(owner));
-        alive.map(|(id, _)| id.clone()).collect()
+        let owners = self.0.indexes.owners.lock();
+        owners.of(owner).map(str::to_owned).collect()
     }
 
     /// The sandbox, alive, whose agent's token fits. Looks at every one.
     pub fn by_token(self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let entries = self.0.entries.lock();
         let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
-        found.next().map(|(id, _)| id.clone())
+        found.next().map(|(id, _)| id.to_string())
     }
 }
 

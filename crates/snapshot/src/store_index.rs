@@ -7,10 +7,11 @@
 use crate::SnapshotError;
 use crate::manifest::{Manifest, check_id};
 use crate::snapshot::{MANIFEST, MAX_MANIFEST_BYTES, read};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,14 +26,37 @@ static STORE_INDEXES: OnceLock<Mutex<HashMap<DirId, Weak<StoreIndex>>>> = OnceLo
 #[derive(Debug)]
 pub(crate) struct StoreIndex {
     root: PathBuf,
-    /// None until the first query.
-    lineages: Mutex<Option<LineageTree>>,
+    state: Mutex<IndexState>,
+    /// Told when the manifests were read, or could not be.
+    scanned: Condvar,
 }
 
-/// Parents by child, and children by parent.
+/// Lineages as far as they are known.
+#[derive(Debug, Default)]
+pub(crate) enum IndexState {
+    /// Nothing asked for them yet.
+    #[default]
+    Unknown,
+    /// The manifests are being read. What is published meanwhile is noted, with its parent.
+    Scanning(Vec<(String, Option<String>)>),
+    /// Known.
+    Known(LineageTree),
+}
+
+impl IndexState {
+    /// The lineages, if they are known.
+    pub fn tree(&mut self) -> Option<&mut LineageTree> {
+        match self {
+            Self::Known(tree) => Some(tree),
+            Self::Unknown | Self::Scanning(_) => None,
+        }
+    }
+}
+
+/// Parents by child, and children by parent. Snapshots without a parent are not in it.
 #[derive(Debug, Default)]
 pub(crate) struct LineageTree {
-    parents: HashMap<String, Option<String>>,
+    parents: HashMap<String, String>,
     children: HashMap<String, BTreeSet<String>>,
 }
 
@@ -40,9 +64,8 @@ impl LineageTree {
     /// Adds the published snapshot `id` with its parent.
     pub fn insert(&mut self, id: &str, parent: Option<&str>) {
         self.remove(id);
-        self.parents
-            .insert(id.to_owned(), parent.map(str::to_owned));
         if let Some(parent) = parent {
+            self.parents.insert(id.to_owned(), parent.to_owned());
             let children = self.children.entry(parent.to_owned()).or_default();
             children.insert(id.to_owned());
         }
@@ -50,7 +73,7 @@ impl LineageTree {
 
     /// Removes `id`. Its children stay.
     pub fn remove(&mut self, id: &str) {
-        let Some(Some(parent)) = self.parents.remove(id) else {
+        let Some(parent) = self.parents.remove(id) else {
             return;
         };
         if let Some(children) = self.children.get_mut(&parent) {
@@ -61,11 +84,6 @@ impl LineageTree {
         }
     }
 
-    /// Parent of `id`; none if there is no such snapshot.
-    pub fn parent(&self, id: &str) -> Option<Option<&str>> {
-        self.parents.get(id).map(Option::as_deref)
-    }
-
     /// One of the children of `id`.
     pub fn child(&self, id: &str) -> Option<&str> {
         let children = self.children.get(id)?;
@@ -74,7 +92,7 @@ impl LineageTree {
 }
 
 /// Locked index. No snapshot is removed while it is held.
-pub(crate) type LockedIndex<'a> = MutexGuard<'a, Option<LineageTree>>;
+pub(crate) type LockedIndex<'a> = MutexGuard<'a, IndexState>;
 
 impl StoreIndex {
     /// Returns the index of the directory `root`.
@@ -89,54 +107,78 @@ impl StoreIndex {
         }
         let index = Arc::new(Self {
             root: root.to_owned(),
-            lineages: Mutex::default(),
+            state: Mutex::default(),
+            scanned: Condvar::new(),
         });
         all.insert(place, Arc::downgrade(&index));
         Ok(index)
     }
 
-    /// Locks the index for an update, without loading it.
-    pub fn lock(&self) -> LockedIndex<'_> {
-        self.lineages.lock()
-    }
-
-    /// Locks the index, and reads the manifests first if it is not loaded.
+    /// Locks the index, and reads the manifests first if it is not known. Meanwhile others publish
+    /// snapshots.
     pub fn loaded(&self) -> Result<LockedIndex<'_>, SnapshotError> {
-        let mut locked = self.lock();
-        if locked.is_none() {
-            *locked = Some(scan(&self.root)?);
+        let mut state = self.state.lock();
+        loop {
+            match *state {
+                IndexState::Known(_) => return Ok(state),
+                IndexState::Scanning(_) => self.scanned.wait(&mut state),
+                IndexState::Unknown => {
+                    *state = IndexState::Scanning(Vec::new());
+                    let tree = MutexGuard::unlocked(&mut state, || scan(&self.root));
+                    let before = mem::take(&mut *state);
+                    self.scanned.notify_all();
+                    let mut tree = tree?;
+                    if let IndexState::Scanning(published) = before {
+                        for (id, parent) in published {
+                            tree.insert(&id, parent.as_deref());
+                        }
+                    }
+                    *state = IndexState::Known(tree);
+                }
+            }
         }
-        Ok(locked)
     }
 
     /// Adds the published snapshot `id` with its parent.
     pub fn insert(&self, id: &str, parent: Option<&str>) {
-        // An index that is not loaded yet reads it from the directory later.
-        if let Some(lineages) = self.lock().as_mut() {
-            lineages.insert(id, parent);
+        match &mut *self.state.lock() {
+            // It is read from the directory later.
+            IndexState::Unknown => {}
+            IndexState::Scanning(published) => {
+                published.push((id.to_owned(), parent.map(str::to_owned)));
+            }
+            IndexState::Known(tree) => tree.insert(id, parent),
         }
     }
 }
 
 /// Ids of the snapshots in `root`, sorted.
 pub(crate) fn ids(root: &Path) -> Result<Vec<String>, SnapshotError> {
-    let failed = |e| SnapshotError::io(root)(e);
-    let mut ids = Vec::new();
-    for entry in fs::read_dir(root).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        if let Some(id) = name.to_str().filter(|id| check_id(id).is_ok()) {
-            ids.push(id.to_owned());
-        }
-    }
-    ids.sort();
+    let mut ids = names(root)?.collect::<Result<Vec<String>, _>>()?;
+    ids.sort_unstable();
     Ok(ids)
+}
+
+/// Ids of the snapshots in `root`, in no order.
+fn names(
+    root: &Path,
+) -> Result<impl Iterator<Item = Result<String, SnapshotError>>, SnapshotError> {
+    let failed = |e| SnapshotError::io(root)(e);
+    let entries = fs::read_dir(root).map_err(failed)?;
+    Ok(entries.filter_map(move |entry| {
+        let name = entry.map(|entry| entry.file_name());
+        let id = name.map(|name| name.into_string().ok().filter(|id| check_id(id).is_ok()));
+        id.map_err(failed).transpose()
+    }))
 }
 
 /// Reads every manifest. A snapshot with a damaged manifest has no parent: it cannot be used, only
 /// removed.
 fn scan(root: &Path) -> Result<LineageTree, SnapshotError> {
     let mut lineages = LineageTree::default();
-    for id in ids(root)? {
+    // Not sorted: there may be very many.
+    for id in names(root)? {
+        let id = id?;
         let manifest = manifest(root, &id).ok();
         lineages.insert(&id, manifest.and_then(|m| m.parent).as_deref());
     }
@@ -165,20 +207,35 @@ mod tests {
         lineages.insert("b", Some("a"));
         lineages.insert("c", Some("a"));
         assert_eq!(
-            (lineages.parent("b"), lineages.parent("x")),
-            (Some(Some("a")), None)
+            (lineages.child("a"), lineages.child("b")),
+            (Some("b"), None)
         );
         lineages.remove("b");
         assert_eq!(lineages.child("a"), Some("c"));
         // As after a merge.
         lineages.insert("c", None);
-        assert_eq!(
-            (lineages.child("a"), lineages.parent("c")),
-            (None, Some(None))
-        );
+        assert_eq!(lineages.child("a"), None);
         lineages.remove("a");
         lineages.remove("a");
-        assert_eq!(lineages.parent("a"), None);
+        assert!(lineages.parents.is_empty() && lineages.children.is_empty());
+    }
+
+    #[test]
+    fn a_snapshot_that_is_published_while_manifests_are_read_is_in_the_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = StoreIndex::of(dir.path()).unwrap();
+        index.insert("before", Some("a"));
+        *index.state.lock() = IndexState::Scanning(Vec::new());
+        index.insert("meanwhile", Some("a"));
+        let IndexState::Scanning(published) = mem::take(&mut *index.state.lock()) else {
+            panic!("it was known");
+        };
+        assert_eq!(published, [("meanwhile".to_owned(), Some("a".to_owned()))]);
+        // The first is on the disk, where it is not in this test.
+        assert_eq!(index.loaded().unwrap().tree().unwrap().child("a"), None);
+        index.insert("after", Some("a"));
+        let mut known = index.loaded().unwrap();
+        assert_eq!(known.tree().unwrap().child("a"), Some("after"));
     }
 
     #[test]

@@ -46,7 +46,6 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
         )
         .await
         .unwrap();
-    assert!(engine.snapshot_bytes().unwrap() > 0);
     let nested = running.script("[ -e /dev/kvm ]").await.0.exit_code == 0;
     assert_eq!(nested, able.nested_kvm);
     running.stop().await;

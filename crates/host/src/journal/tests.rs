@@ -187,6 +187,43 @@ fn a_removal_from_a_store_is_known_until_it_is_done() {
 }
 
 #[test]
+fn a_record_that_is_damaged_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.db");
+    let journal = Journal::open(&file).unwrap();
+    let changes = ["a", "b"].map(|id| JournalChange::Sandbox(sandbox(id)));
+    journal.commit(&changes).unwrap();
+    journal
+        .commit(&[JournalChange::Snapshot(snapshot("s"))])
+        .unwrap();
+    let damage = |table: &str, id: &str, sql: &str| {
+        let connection = &journal.database().connection;
+        let change = format!("UPDATE {table} SET record = {sql} WHERE id = ?1");
+        assert_eq!(connection.execute(&change, [id]).unwrap(), 1);
+    };
+    for (sql, problem) in [
+        ("substr(record, 1, 100)", "EOF"),
+        (
+            "replace(record, '\"state\":\"broken\"', '\"state\":\"x\"')",
+            "x",
+        ),
+        ("replace(record, '\"cause\":\"x\",', '')", "cause"),
+        ("replace(record, '\"vcpus\":2', '\"vcpus\":-2')", "-2"),
+    ] {
+        let before = sandbox("b");
+        damage("sandboxes", "b", sql);
+        let message = journal.sandboxes().unwrap_err().to_string();
+        assert!(message.contains("sandbox b"), "{message}");
+        assert!(message.contains(problem), "{message}");
+        journal.commit(&[JournalChange::Sandbox(before)]).unwrap();
+    }
+    assert_eq!(journal.sandboxes().unwrap().len(), 2);
+    damage("snapshots", "s", "'{}'");
+    let message = journal.snapshots().unwrap_err().to_string();
+    assert!(message.contains("snapshot s"), "{message}");
+}
+
+#[test]
 fn a_journal_of_another_version_is_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.db");

@@ -68,7 +68,9 @@ impl<E: Engine> Sandboxes<E> {
 impl<E: Engine> SandboxFigures<'_, E> {
     /// Returns the count of guests that run on when this process ends, for the next daemon to find.
     pub fn kept(self) -> usize {
+        let running = self.0.indexes.running.lock().clone();
         let entries = self.0.entries.lock();
-        entries.values().filter(|e| e.guest().is_some()).count()
+        let running = running.iter().filter_map(|id| entries.get(id));
+        running.filter(|e| e.guest().is_some()).count()
     }
 }

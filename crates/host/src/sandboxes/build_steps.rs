@@ -35,7 +35,7 @@ impl<E: Engine> BuildSteps<'_, E> {
         let key = key.to_owned();
         this.clone()
             .perform("snapshot", &entry.id(), async move {
-                let _op_guard = entry.op_lock.lock().await;
+                let _op_guard = entry.op_lock().lock().await;
                 let sandbox = entry.allow(SandboxOperation::Snapshot, "snapshot")?;
                 let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
                 let draft = SnapshotRecord {
@@ -68,10 +68,8 @@ impl<E: Engine> BuildSteps<'_, E> {
     /// All snapshots of steps, the oldest first.
     pub fn list(self) -> Vec<SnapshotRecord> {
         let snapshots = self.0.snapshot_index.lock();
-        let steps = snapshots
-            .values()
-            .filter(|s| s.purpose == SnapshotPurpose::Step);
-        let mut steps: Vec<_> = steps.filter(|s| s.kept).cloned().collect();
+        let steps = snapshots.all_kept_for(SnapshotPurpose::Step);
+        let mut steps: Vec<_> = steps.cloned().collect();
         steps.sort_by_key(|s| s.created_ms);
         steps
     }

@@ -15,7 +15,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("change_terms", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             let mut record = entry.record();
             if record.state == SandboxState::Killed {
                 return Err(entry.refuse("change the terms of"));

@@ -37,7 +37,7 @@ impl<E: Engine> Observation<'_, E> {
     pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
         let entry = self.0.entry(id)?;
         // Guests are asked in the order in which they lived.
-        let (mut all, last) = entry.reached.lock().all();
+        let (mut all, last) = entry.reached().all();
         let logs = [last, entry.connections()];
         let read = tokio::task::spawn_blocking(move || {
             logs.iter().flatten().for_each(|log| all.extend(log.read()));

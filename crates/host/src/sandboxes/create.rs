@@ -237,7 +237,7 @@ impl<E: Engine> Sandboxes<E> {
         self.0
             .entries
             .lock()
-            .insert(entry.record().id, entry.clone());
+            .insert(entry.shared_id().clone(), entry.clone());
         Ok(entry)
     }
 
@@ -248,7 +248,7 @@ impl<E: Engine> Sandboxes<E> {
         asked: Instant,
         origin: Result<GuestOrigin<E::UnassignedGuest>, OperationError>,
     ) -> Result<SandboxRecord, OperationError> {
-        let _op_guard = entry.op_lock.lock().await;
+        let _op_guard = entry.op_lock().lock().await;
         if entry.record().state != SandboxState::Creating {
             // Killed before there was a guest: it stays killed, and its origin goes.
             return Err(entry.refuse("bring up"));
@@ -262,7 +262,7 @@ impl<E: Engine> Sandboxes<E> {
                 let metrics = &self.0.metrics;
                 metrics.create(record.boot_mode, "ok", asked.elapsed());
             }
-            Err(_) => drop(self.0.entries.lock().remove(&entry.id())),
+            Err(_) => drop(self.0.entries.lock().remove(entry.shared_id())),
         }
         result
     }

@@ -1,74 +1,39 @@
 //! One sandbox in memory.
 
 use super::connection_history::ConnectionHistory;
-use super::names::SandboxNames;
-use super::snapshot_index::SnapshotUsers;
+use super::entry_indexes::{EntryIndexes, ends_at};
 use crate::admission::Reservation;
 use crate::operation_error::OperationError;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
 use crate::usage::History;
 use jiffy_engine::{ConnectionLog, Guest, SandboxSize, now_ms};
-use parking_lot::Mutex;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use parking_lot::{Mutex, MutexGuard};
+use smol_str::SmolStr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
 /// Bytes of a console that are kept when its guest has ended by itself.
 const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
 
-/// Indexes over the records of sandboxes.
-#[derive(Debug, Default)]
-pub(crate) struct EntryIndexes {
-    /// Descendants of each snapshot.
-    pub users: SnapshotUsers,
-    /// Names of those that are not killed.
-    pub names: SandboxNames,
-    /// All of them by the moment of their creation, in milliseconds since 1970, and id. Locked
-    /// after the entries.
-    pub ages: Mutex<BTreeSet<(u64, String)>>,
-    /// Those that run and have a deadline, by that, in milliseconds since 1970, and id. No other
-    /// lock is taken under it.
-    pub deadlines: Mutex<BTreeSet<(u64, String)>>,
-}
-
-impl EntryIndexes {
-    /// Notes that a sandbox's record changes. A name that it gets was claimed before.
-    fn change(&self, before: &SandboxRecord, now: &SandboxRecord) {
-        self.users
-            .change(&now.id, needed_by(before), needed_by(now));
-        let name = held_by(before);
-        if let Some(name) = name.filter(|_| name != held_by(now)) {
-            self.names.release(&before.settings.owner, name, &before.id);
-        }
-        self.move_deadline(&now.id, ends_at(before), ends_at(now));
-    }
-
-    fn move_deadline(&self, id: &str, before: Option<u64>, now: Option<u64>) {
-        if before == now {
-            return;
-        }
-        let mut deadlines = self.deadlines.lock();
-        if let Some(before) = before {
-            deadlines.remove(&(before, id.to_owned()));
-        }
-        if let Some(now) = now {
-            deadlines.insert((now, id.to_owned()));
-        }
-    }
-}
-
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct SandboxEntry<G> {
-    record: Mutex<SandboxRecord>,
+    id: SmolStr,
+    record: Mutex<Box<SandboxRecord>>,
     indexes: Arc<EntryIndexes>,
+    /// Made when something is done with it first: most of many sleep and are left alone.
+    activity: OnceLock<Box<Activity<G>>>,
+}
+
+/// Guest, history and locks of a sandbox.
+struct Activity<G> {
     guest: Mutex<Option<Arc<G>>>,
     /// Resources that it takes of the host, from before its guest comes up until that is gone.
     reservation: Mutex<Option<Reservation>>,
     /// Resources that it used over time.
-    pub history: Mutex<History>,
+    history: Mutex<History>,
     /// Connections of its earlier guests.
-    pub reached: Mutex<ConnectionHistory>,
+    reached: Mutex<ConnectionHistory>,
     /// Console of a guest that ended by itself, as far as it is kept.
     last_words: Mutex<Option<String>>,
     /// True while its timeout is being acted upon.
@@ -78,51 +43,12 @@ pub(crate) struct SandboxEntry<G> {
     /// Told whenever its record changes.
     changed: watch::Sender<()>,
     /// Held by the operation that is changing the sandbox.
-    pub op_lock: tokio::sync::Mutex<()>,
+    op_lock: tokio::sync::Mutex<()>,
 }
 
-impl<G> Drop for SandboxEntry<G> {
-    fn drop(&mut self) {
-        let record = self.record.lock();
-        let (id, name) = (&record.id, held_by(&record));
-        self.indexes.users.change(id, needed_by(&record), None);
-        if let Some(name) = name {
-            self.indexes.names.release(&record.settings.owner, name, id);
-        }
-        let age = (record.created_ms, id.clone());
-        self.indexes.ages.lock().remove(&age);
-        self.indexes.move_deadline(id, ends_at(&record), None);
-    }
-}
-
-/// The deadline of a sandbox that runs.
-fn ends_at(record: &SandboxRecord) -> Option<u64> {
-    let runs = record.state == SandboxState::Running;
-    record.deadline_ms.filter(|_| runs)
-}
-
-/// The name that a sandbox has for itself.
-fn held_by(record: &SandboxRecord) -> Option<&str> {
-    let alive = record.state != SandboxState::Killed;
-    record.name.as_deref().filter(|_| alive)
-}
-
-/// The snapshot that a sandbox needs.
-fn needed_by(record: &SandboxRecord) -> Option<&str> {
-    let alive = record.state != SandboxState::Killed;
-    record.snapshot.as_deref().filter(|_| alive)
-}
-
-impl<G: Guest> SandboxEntry<G> {
-    /// A sandbox that has its name, if it has one.
-    pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
-        indexes.users.change(&record.id, None, needed_by(&record));
-        let age = (record.created_ms, record.id.clone());
-        indexes.ages.lock().insert(age);
-        indexes.move_deadline(&record.id, None, ends_at(&record));
+impl<G> Default for Activity<G> {
+    fn default() -> Self {
         Self {
-            record: Mutex::new(record),
-            indexes,
             guest: Mutex::default(),
             reservation: Mutex::default(),
             history: Mutex::default(),
@@ -134,9 +60,53 @@ impl<G: Guest> SandboxEntry<G> {
             op_lock: tokio::sync::Mutex::default(),
         }
     }
+}
+
+impl<G> Drop for SandboxEntry<G> {
+    fn drop(&mut self) {
+        self.indexes.remove(&self.id, self.record.get_mut());
+    }
+}
+
+impl<G: Guest> SandboxEntry<G> {
+    /// A sandbox that has its name, if it has one.
+    pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
+        let id = SmolStr::new(&*record.id);
+        indexes.add(&id, &record);
+        Self::indexed(id, Box::new(record), indexes)
+    }
+
+    /// A sandbox that is in the indexes.
+    pub fn indexed(id: SmolStr, record: Box<SandboxRecord>, indexes: Arc<EntryIndexes>) -> Self {
+        Self {
+            id,
+            record: Mutex::new(record),
+            indexes,
+            activity: OnceLock::new(),
+        }
+    }
+
+    fn activity(&self) -> &Activity<G> {
+        self.activity.get_or_init(Box::default)
+    }
+
+    /// Held by the operation that is changing the sandbox.
+    pub fn op_lock(&self) -> &tokio::sync::Mutex<()> {
+        &self.activity().op_lock
+    }
+
+    /// Resources that it used over time.
+    pub fn history(&self) -> MutexGuard<'_, History> {
+        self.activity().history.lock()
+    }
+
+    /// Connections of its earlier guests.
+    pub fn reached(&self) -> MutexGuard<'_, ConnectionHistory> {
+        self.activity().reached.lock()
+    }
 
     pub fn record(&self) -> SandboxRecord {
-        self.record.lock().clone()
+        (**self.record.lock()).clone()
     }
 
     /// Shows the record without a copy of it.
@@ -145,18 +115,12 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     pub fn id(&self) -> String {
-        self.record.lock().id.clone()
+        self.id.to_string()
     }
 
-    /// One word for its state.
-    pub fn state_name(&self) -> &'static str {
-        self.record.lock().state.name()
-    }
-
-    /// True if it was killed before `limit_ms`, in milliseconds since 1970.
-    pub fn was_killed_before(&self, limit_ms: u64) -> bool {
-        let record = self.record.lock();
-        record.state == SandboxState::Killed && record.changed_ms < limit_ms
+    /// Its id, as indexes have it.
+    pub fn shared_id(&self) -> &SmolStr {
+        &self.id
     }
 
     pub fn size(&self) -> SandboxSize {
@@ -165,23 +129,18 @@ impl<G: Guest> SandboxEntry<G> {
 
     /// When its time is over, while it runs and nobody has noticed yet.
     pub fn deadline(&self) -> Option<u64> {
-        let counts = !self.expiring.load(Ordering::Acquire);
+        let activity = self.activity.get();
+        let counts = !activity.is_some_and(|a| a.expiring.load(Ordering::Acquire));
         ends_at(&self.record.lock()).filter(|_| counts)
     }
 
     /// Returns true to the one caller that is to act upon its deadline.
     pub fn begin_expiring(&self) -> bool {
-        !self.expiring.swap(true, Ordering::AcqRel)
+        !self.activity().expiring.swap(true, Ordering::AcqRel)
     }
 
     pub fn end_expiring(&self) {
-        self.expiring.store(false, Ordering::Release);
-    }
-
-    /// True if it belongs to this key and was not killed.
-    pub fn is_alive_of(&self, owner: &str) -> bool {
-        let record = self.record.lock();
-        record.state != SandboxState::Killed && record.settings.owner.as_deref() == Some(owner)
+        self.activity().expiring.store(false, Ordering::Release);
     }
 
     /// True if it is alive, and its agent's token fits.
@@ -193,25 +152,26 @@ impl<G: Guest> SandboxEntry<G> {
 
     /// Says whether it is being killed from now on.
     pub fn set_ending(&self, ending: bool) {
-        self.ending.send_replace(ending);
+        self.activity().ending.send_replace(ending);
     }
 
     pub fn is_ending(&self) -> bool {
-        *self.ending.borrow()
+        let activity = self.activity.get();
+        activity.is_some_and(|activity| *activity.ending.borrow())
     }
 
     /// Waits until nothing is under way with it, or it is being killed.
     pub async fn decided(&self) {
-        let mut ending = self.ending.subscribe();
+        let mut ending = self.activity().ending.subscribe();
         tokio::select! {
-            _op_guard = self.op_lock.lock() => {}
+            _op_guard = self.op_lock().lock() => {}
             _ = ending.wait_for(|ending| *ending) => {}
         }
     }
 
     /// Waits until the record is as `wanted`, and returns it.
     pub async fn until(&self, wanted: impl Fn(&SandboxRecord) -> bool) -> SandboxRecord {
-        let mut changes = self.changed.subscribe();
+        let mut changes = self.activity().changed.subscribe();
         loop {
             changes.borrow_and_update();
             let record = self.record();
@@ -227,14 +187,14 @@ impl<G: Guest> SandboxEntry<G> {
         let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
         if record.state == SandboxState::Killed {
             // Its guest's, too: many are killed, and each is remembered for an hour.
-            self.reached.lock().clear();
-            self.last_words.lock().take();
+            self.reached().clear();
+            self.activity().last_words.lock().take();
         }
         let mut current = self.record.lock();
-        self.indexes.change(&current, &record);
-        *current = record;
+        self.indexes.change(&self.id, &current, &record);
+        **current = record;
         drop(current);
-        self.changed.send_replace(());
+        self.activity().changed.send_replace(());
         if !alive {
             self.set_reservation(None);
         }
@@ -242,18 +202,20 @@ impl<G: Guest> SandboxEntry<G> {
 
     /// True if it has a place.
     pub fn has_reservation(&self) -> bool {
-        self.reservation.lock().is_some()
+        let activity = self.activity.get();
+        activity.is_some_and(|activity| activity.reservation.lock().is_some())
     }
 
     pub fn set_reservation(&self, reservation: Option<Reservation>) {
-        *self.reservation.lock() = reservation;
+        *self.activity().reservation.lock() = reservation;
     }
 
     /// Its guest is up; one that has no place, since it was there before we were, gets one from
     /// `count`.
     pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
         let size = self.record.lock().size;
-        self.reservation
+        self.activity()
+            .reservation
             .lock()
             .get_or_insert_with(|| count(size))
             .set_up();
@@ -269,14 +231,14 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     pub fn guest(&self) -> Option<Arc<G>> {
-        self.guest.lock().clone()
+        self.activity.get()?.guest.lock().clone()
     }
 
     /// Puts another guest, or none, in place and returns the one before.
     pub fn replace_guest(&self, guest: Option<Arc<G>>) -> Option<Arc<G>> {
-        let before = std::mem::replace(&mut *self.guest.lock(), guest);
+        let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
-            self.reached.lock().add(log);
+            self.reached().add(log);
         }
         before
     }
@@ -287,14 +249,14 @@ impl<G: Guest> SandboxEntry<G> {
         while !console.is_char_boundary(begin) {
             begin += 1;
         }
-        *self.last_words.lock() = Some(console[begin..].to_owned());
+        *self.activity().last_words.lock() = Some(console[begin..].to_owned());
     }
 
     /// Console of its guest, or of the one that ended by itself.
     pub fn console(&self) -> Option<String> {
         match self.guest() {
             Some(guest) => Some(guest.console_tail()),
-            None => self.last_words.lock().clone(),
+            None => self.activity.get()?.last_words.lock().clone(),
         }
     }
 
@@ -304,10 +266,7 @@ impl<G: Guest> SandboxEntry<G> {
     }
 
     pub fn is_guest(&self, guest: &Arc<G>) -> bool {
-        self.guest
-            .lock()
-            .as_ref()
-            .is_some_and(|g| Arc::ptr_eq(g, guest))
+        self.guest().is_some_and(|g| Arc::ptr_eq(&g, guest))
     }
 
     /// The record, if the sandbox may be asked to do `operation` now.

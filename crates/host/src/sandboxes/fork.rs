@@ -43,7 +43,7 @@ impl<E: Engine> Sandboxes<E> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("fork", &entry.id(), async move {
             let (mut sandbox, snapshot, _pin) = {
-                let _op_guard = entry.op_lock.lock().await;
+                let _op_guard = entry.op_lock().lock().await;
                 let taken = this
                     .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork")
                     .await?;

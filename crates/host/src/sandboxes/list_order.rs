@@ -3,12 +3,16 @@
 use super::{SandboxIndex, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
 use jiffy_engine::Engine;
+use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// Position of an item in a list: the moment of its creation, in milliseconds since 1970, and its
 /// id.
 pub type ListPosition = (u64, String);
+
+/// The same, with an id that other indexes have, too.
+pub(crate) type SharedPosition = (u64, SmolStr);
 
 /// Order of a list, and where to begin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,10 +27,10 @@ impl ListOrder {
     /// The positions in this order. Costs as much as is taken of them.
     pub(crate) fn of<'a>(
         &self,
-        positions: &'a BTreeSet<ListPosition>,
-    ) -> Box<dyn Iterator<Item = &'a ListPosition> + 'a> {
-        let after = match self.after.clone() {
-            Some(after) => Bound::Excluded(after),
+        positions: &'a BTreeSet<SharedPosition>,
+    ) -> Box<dyn Iterator<Item = &'a SharedPosition> + 'a> {
+        let after = match &self.after {
+            Some((ms, id)) => Bound::Excluded((*ms, SmolStr::new(id))),
             None => Bound::Unbounded,
         };
         match self.descending {
@@ -75,9 +79,9 @@ mod tests {
 
     fn listed(order: &ListOrder) -> String {
         let all = [(1, "b"), (1, "a"), (2, "c"), (3, "d")];
-        let all = all.map(|(ms, id)| (ms, id.to_owned()));
+        let all = all.map(|(ms, id)| (ms, SmolStr::new(id)));
         let all = BTreeSet::from(all);
-        order.of(&all).map(|(_, id)| id.as_str()).collect()
+        order.of(&all).map(|(_, id)| &**id).collect()
     }
 
     #[test]

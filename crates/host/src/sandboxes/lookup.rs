@@ -5,6 +5,7 @@ use super::list_order::ListOrder;
 use super::{OperationError, SandboxesInner, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
 use jiffy_engine::Engine;
+use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ impl<E: Engine> Drop for SnapshotPin<E> {
 
 /// The one key that is `id` or begins with it.
 fn choose<'a>(
-    mut beginning_with_it: impl Iterator<Item = &'a String>,
+    mut beginning_with_it: impl Iterator<Item = &'a str>,
     id: &str,
     what: &'static str,
     list: &'static str,
@@ -45,14 +46,18 @@ fn choose<'a>(
     // The shortest is the first.
     let first = beginning_with_it.next().ok_or_else(unknown)?;
     match beginning_with_it.next() {
-        _ if first == id => Ok(first.clone()),
+        _ if first == id => Ok(first.to_owned()),
         _ if id.is_empty() => Err(unknown()),
-        None => Ok(first.clone()),
+        None => Ok(first.to_owned()),
         Some(second) => {
             let others = beginning_with_it.take(MAX_CANDIDATES - 2);
             Err(OperationError::Ambiguous {
                 id: id.to_owned(),
-                candidates: [first, second].into_iter().chain(others).cloned().collect(),
+                candidates: [first, second]
+                    .into_iter()
+                    .chain(others)
+                    .map(str::to_owned)
+                    .collect(),
             })
         }
     }
@@ -60,11 +65,11 @@ fn choose<'a>(
 
 /// Keys that begin with `prefix`, in order.
 fn beginning_with<'a, T>(
-    map: &'a BTreeMap<String, T>,
+    map: &'a BTreeMap<SmolStr, T>,
     prefix: &'a str,
-) -> impl Iterator<Item = &'a String> {
+) -> impl Iterator<Item = &'a str> {
     let from = (Bound::Included(prefix), Bound::Unbounded);
-    let keys = map.range::<str, _>(from).map(|(key, _)| key);
+    let keys = map.range::<str, _>(from).map(|(key, _)| &**key);
     keys.take_while(move |key| key.starts_with(prefix))
 }
 
@@ -77,11 +82,14 @@ impl<E: Engine> SandboxesInner<E> {
         }
         let candidates = beginning_with(&entries, id);
         let id = choose(candidates, id, "sandbox", "jiffy ls --all")?;
-        entries.get(&id).cloned().ok_or(OperationError::Unknown {
-            what: "sandbox",
-            id,
-            list: "jiffy ls --all",
-        })
+        entries
+            .get(id.as_str())
+            .cloned()
+            .ok_or(OperationError::Unknown {
+                what: "sandbox",
+                id,
+                list: "jiffy ls --all",
+            })
     }
 
     /// Record of one sandbox by its whole id.
@@ -150,7 +158,7 @@ impl<E: Engine> Snapshots<'_, E> {
         let record = match named.as_slice() {
             [one] => (*one).clone(),
             [] => {
-                let candidates = snapshots.beginning_with(id).map(|s| &s.id);
+                let candidates = snapshots.beginning_with(id).map(|s| &*s.id);
                 let id = choose(candidates, id, "snapshot", LIST)?;
                 let unknown = OperationError::Unknown {
                     what: "snapshot",
@@ -202,7 +210,7 @@ mod tests {
 
     #[test]
     fn an_id_prefix_finds_exactly_one_sandbox() {
-        let keys = ["ab", "abc", "abd", "x", "xy1", "xy2"].map(|id| (id.to_owned(), ()));
+        let keys = ["ab", "abc", "abd", "x", "xy1", "xy2"].map(|id| (SmolStr::new(id), ()));
         let keys = BTreeMap::from(keys);
         let find = |id| choose(beginning_with(&keys, id), id, "sandbox", "ls");
         assert_eq!(find("abc").unwrap(), "abc");

@@ -5,25 +5,45 @@ use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, is_reserved};
 use parking_lot::Mutex;
+use smol_str::SmolStr;
 use std::collections::BTreeMap;
 
 /// Owner of a sandbox; none: the host's.
 type Owner = Option<String>;
 
+/// A name, and the owner of the sandbox that has it.
+type NameKey = (SmolStr, Option<SmolStr>);
+
 /// Sandboxes that are not killed, by name and owner.
 #[derive(Debug, Default)]
-pub(crate) struct SandboxNames(Mutex<BTreeMap<(String, Owner), String>>);
+pub(crate) struct SandboxNames(Mutex<BTreeMap<NameKey, SmolStr>>);
+
+fn key(owner: &Owner, name: &str) -> NameKey {
+    (SmolStr::new(name), owner.as_deref().map(SmolStr::new))
+}
+
+impl<'a> FromIterator<(&'a str, &'a Owner, &'a SmolStr)> for SandboxNames {
+    /// Names that were unique when they were given.
+    fn from_iter<T>(named: T) -> Self
+    where
+        T: IntoIterator<Item = (&'a str, &'a Owner, &'a SmolStr)>,
+    {
+        let named = named.into_iter();
+        let named = named.map(|(name, owner, id)| (key(owner, name), id.clone()));
+        Self(Mutex::new(named.collect()))
+    }
+}
 
 impl SandboxNames {
     /// Gives `name` to sandbox `id` of `owner`, unless another one of that owner has it, whose id
     /// is returned.
     pub fn claim(&self, owner: &Owner, name: &str, id: &str) -> Result<(), String> {
         let mut names = self.0.lock();
-        let key = (name.to_owned(), owner.clone());
+        let key = key(owner, name);
         match names.get(&key) {
-            Some(holder) if holder != id => Err(holder.clone()),
+            Some(holder) if **holder != *id => Err(holder.to_string()),
             _ => {
-                names.insert(key, id.to_owned());
+                names.insert(key, SmolStr::new(id));
                 Ok(())
             }
         }
@@ -32,8 +52,8 @@ impl SandboxNames {
     /// Takes `name` from sandbox `id` of `owner`, if it has it.
     pub fn release(&self, owner: &Owner, name: &str, id: &str) {
         let mut names = self.0.lock();
-        let key = (name.to_owned(), owner.clone());
-        if names.get(&key).is_some_and(|holder| holder == id) {
+        let key = key(owner, name);
+        if names.get(&key).is_some_and(|holder| **holder == *id) {
             names.remove(&key);
         }
     }
@@ -41,9 +61,9 @@ impl SandboxNames {
     /// Ids of the sandboxes with this name.
     fn ids(&self, name: &str) -> Vec<String> {
         let names = self.0.lock();
-        let from = names.range((name.to_owned(), None)..);
-        let holders = from.take_while(|((other, _), _)| other == name);
-        holders.map(|(_, id)| id.clone()).collect()
+        let from = names.range(key(&None, name)..);
+        let holders = from.take_while(|((other, _), _)| **other == *name);
+        holders.map(|(_, id)| id.to_string()).collect()
     }
 }
 
@@ -84,7 +104,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("rename", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             let mut record = entry.record();
             if record.state == SandboxState::Killed {
                 return Err(entry.refuse("rename"));

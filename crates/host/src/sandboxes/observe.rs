@@ -133,7 +133,7 @@ impl<E: Engine> Observation<'_, E> {
         start_ms: Option<u64>,
         end_ms: Option<u64>,
     ) -> Result<Vec<UsageSample>, OperationError> {
-        Ok(self.0.entry(id)?.history.lock().between(start_ms, end_ms))
+        Ok(self.0.entry(id)?.history().between(start_ms, end_ms))
     }
 
     /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a
@@ -177,7 +177,7 @@ impl<E: Engine> Observation<'_, E> {
     pub fn now(self, id: &str) -> Result<Option<UsageSample>, OperationError> {
         let entry = self.0.entry(id)?;
         let usage = entry.guest().and_then(|guest| guest.usage());
-        let history = entry.history.lock();
+        let history = entry.history();
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
 }
@@ -190,10 +190,8 @@ impl<E: Engine> SandboxFigures<'_, E> {
 
     /// Returns the count of sandboxes in each state that is in use.
     pub fn states(self) -> BTreeMap<&'static str, usize> {
-        let mut states = BTreeMap::new();
-        for entry in self.0.entries.lock().values() {
-            *states.entry(entry.state_name()).or_insert(0) += 1;
-        }
+        let mut states = self.0.indexes.states.lock().clone();
+        states.retain(|_, count| *count > 0);
         states
     }
 
@@ -278,10 +276,10 @@ impl<E: Engine> SandboxFigures<'_, E> {
             "Snapshots there are",
             Snapshots(self.0).count() as f64,
         );
-        let bytes = self.0.snapshot_bytes.load(Ordering::Relaxed);
+        let bytes = self.0.snapshot_index.lock().bytes();
         now.add(
             "snapshot_bytes",
-            "Disk space of all snapshots, at most a minute ago",
+            "Disk space of all snapshots",
             bytes as f64,
         );
         Sandboxes(self.0.clone()).upload_figures(&mut now);
@@ -297,7 +295,15 @@ impl<E: Engine> SandboxFigures<'_, E> {
 
 /// None when the sandboxes are gone.
 async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
-    let entries: Vec<_> = inner.upgrade()?.entries.lock().values().cloned().collect();
+    let inner = inner.upgrade()?;
+    let ids: Vec<_> = inner.indexes.running.lock().iter().cloned().collect();
+    let entries = {
+        let entries = inner.entries.lock();
+        let running = ids.iter().filter_map(|id| entries.get(id).cloned());
+        running.collect::<Vec<_>>()
+    };
+    // The sandboxes may go while they are looked at.
+    drop(inner);
     for batch in entries.chunks(BATCH) {
         batch.iter().for_each(|entry| sample(entry));
         tokio::task::yield_now().await;
@@ -308,6 +314,6 @@ async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
 /// Adds to the history what the sandbox uses now, if it runs.
 pub(super) fn sample<G: Guest>(entry: &SandboxEntry<G>) {
     if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
-        entry.history.lock().add(now_ms(), entry.size(), usage);
+        entry.history().add(now_ms(), entry.size(), usage);
     }
 }

@@ -1,6 +1,6 @@
 //! Shares of the host that one owner's sandboxes and snapshots have.
 
-use super::{OperationError, OwnerBudgets, SandboxFigures, Snapshots};
+use super::{OperationError, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshots};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::sandbox_settings::OnTimeout;
@@ -72,15 +72,14 @@ impl<E: Engine> OwnerBudgets<'_, E> {
         self.0.quota.lock().clone()
     }
 
-    /// Returns what sandboxes and snapshots of `owner` take. It is counted from the records
+    /// Returns what sandboxes and snapshots of `owner` take. It is counted from its records
     /// themselves, a few microseconds for a thousand of them, so that it cannot drift from what
-    /// there is.
+    /// there is. Those of others are not looked at.
     pub fn usage(self, owner: &str) -> OwnerUsage {
         let mut used = OwnerUsage::default();
-        let owned_by = |of: &Option<String>| of.as_deref() == Some(owner);
         {
             let snapshots = self.0.snapshot_index.lock();
-            for snapshot in snapshots.values().filter(|s| owned_by(&s.owner)) {
+            for snapshot in snapshots.owned_by(owner) {
                 used.snapshots += u64::from(snapshot.is_counted());
                 let bytes = match snapshot.purpose {
                     SnapshotPurpose::Asked => &mut used.snapshot_bytes,
@@ -92,12 +91,10 @@ impl<E: Engine> OwnerBudgets<'_, E> {
                 *bytes = bytes.saturating_add(snapshot.bytes);
             }
         }
-        let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
-        for entry in entries {
+        let ids = SandboxIndex(self.0).of_owner(owner);
+        let entries = self.0.entries.lock();
+        for entry in ids.iter().filter_map(|id| entries.get(id.as_str())) {
             entry.look(|record| {
-                if !owned_by(&record.settings.owner) {
-                    return;
-                }
                 used.paused += u64::from(record.has_paused_place());
                 if record.state == SandboxState::Running {
                     used.sandboxes += 1;

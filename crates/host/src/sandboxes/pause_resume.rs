@@ -15,7 +15,7 @@ impl<E: Engine> Sandboxes<E> {
     pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("pause", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             this.pause_held(&entry).await
         })
         .await
@@ -66,7 +66,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("resume", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             entry.allow(SandboxOperation::Resume, "resume")?;
             this.resume_held(&entry, options).await
         })
@@ -78,7 +78,7 @@ impl<E: Engine> Sandboxes<E> {
     pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             let record = entry.record();
             if record.state == SandboxState::Running {
                 return Ok((record, false));
@@ -99,7 +99,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<(SandboxRecord, bool), OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("wake", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             if entry.record().state == SandboxState::Running {
                 return Ok((this.give_time(&entry, time)?, false));
             }
@@ -144,7 +144,7 @@ impl<E: Engine> Timeouts<'_, E> {
         let entry = self.0.entry(id)?;
         this.clone()
             .perform("keep_awake", &entry.id(), async move {
-                let _op_guard = entry.op_lock.lock().await;
+                let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
                     SandboxState::Running => this.give_time(&entry, time).map(Some),
                     _ => Ok(None),

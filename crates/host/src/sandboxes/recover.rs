@@ -1,60 +1,99 @@
 //! Recovery of what a killed daemon left behind.
+//!
+//! Clients wait for it: it reads the names of snapshots on the disk, and no file of theirs.
 
 use super::OperationError;
-use crate::journal::{Journal, JournalChange};
+use super::entry::SandboxEntry;
+use super::entry_indexes::EntryIndexes;
+use super::snapshot_index::SnapshotIndex;
+use crate::journal::{Journal, JournalChange, OpenedJournal};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
-use jiffy_engine::{Engine, KeptGuest, now_ms};
-use std::collections::{HashMap, HashSet};
+use jiffy_engine::{Engine, Guest, KeptGuest, now_ms};
+use smol_str::SmolStr;
+use std::collections::{BTreeMap, HashSet};
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread::{self, ScopedJoinHandle};
 
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
 const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 
 /// State found at the start.
 pub(super) struct RecoveredState {
-    pub sandboxes: Vec<SandboxRecord>,
-    pub snapshots: Vec<SnapshotRecord>,
+    pub journal: Journal,
+    pub sandboxes: Vec<Box<SandboxRecord>>,
+    pub snapshots: Vec<Box<SnapshotRecord>>,
     /// Guests that ran on, by sandbox.
     pub orphans: Vec<(String, KeptGuest)>,
+}
+
+/// Sandboxes by id.
+type Entries<G> = BTreeMap<SmolStr, Arc<SandboxEntry<G>>>;
+
+/// Entries of these sandboxes and their indexes, and the index of these snapshots.
+pub(super) fn index<G: Guest>(
+    sandboxes: Vec<Box<SandboxRecord>>,
+    snapshots: Vec<Box<SnapshotRecord>>,
+) -> (Entries<G>, Arc<EntryIndexes>, SnapshotIndex) {
+    thread::scope(|threads| {
+        let snapshots = threads.spawn(|| snapshots.into_iter().collect());
+        let ids: Vec<SmolStr> = sandboxes.iter().map(|r| SmolStr::new(&*r.id)).collect();
+        let records = sandboxes.iter().map(|record| &**record);
+        let indexes = Arc::new(EntryIndexes::of(ids.iter().zip(records)));
+        let entries = ids.into_iter().zip(sandboxes).map(|(id, record)| {
+            let entry = SandboxEntry::indexed(id.clone(), record, indexes.clone());
+            (id, Arc::new(entry))
+        });
+        (entries.collect(), indexes.clone(), joined(snapshots))
+    })
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Decides for everything that was under way whether it happened or not, and has the journal say
 /// what the disk does. Files that belong to nothing are left to gc, which needs time.
 pub(super) fn recover<E: Engine>(
     engine: &E,
-    journal: &Journal,
+    left: OpenedJournal,
     has_store: bool,
 ) -> Result<RecoveredState, OperationError> {
-    let on_disk: HashSet<String> = engine
-        .snapshots()
-        .map_err(OperationError::engine("read the snapshots of this host"))?
-        .into_iter()
-        .collect();
-    let mut sandboxes = journal.sandboxes()?;
-    let places = sandboxes.iter().enumerate();
-    let places: HashMap<String, usize> = places.map(|(at, s)| (s.id.clone(), at)).collect();
-    let mut snapshots = Vec::new();
+    let OpenedJournal {
+        journal,
+        mut sandboxes,
+        snapshots: journalled,
+        ..
+    } = left;
+    let on_disk = engine.snapshots();
+    let on_disk = on_disk.map_err(OperationError::engine("read the snapshots of this host"))?;
+    let on_disk: HashSet<String> = on_disk.into_iter().collect();
+    let mut snapshots = Vec::with_capacity(journalled.len());
     let mut changes = Vec::new();
-    for found in journal.snapshots()? {
+    for found in journalled {
         let record = found.record;
         let there = on_disk.contains(&record.id);
-        // One whose files are complete lacked only its last word: it happened.
-        let owner = places
-            .get(&record.sandbox)
-            .and_then(|&at| sandboxes.get_mut(at));
-        let owner = owner.filter(|s| s.state == SandboxState::Running);
-        match (found.complete, there, owner) {
-            (true, true, _) => snapshots.push(record),
-            (false, true, Some(sandbox)) => {
+        if found.complete && there {
+            snapshots.push(record);
+            continue;
+        }
+        // Few were under way: each of them looks through all sandboxes.
+        let under_way = there && !found.complete;
+        let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
+        let owner = under_way.then(|| owners.next()).flatten();
+        match owner.filter(|s| s.state == SandboxState::Running) {
+            // One whose files are complete lacked only its last word: it happened.
+            Some(sandbox) => {
                 sandbox.snapshot = Some(record.id.clone());
                 if record.purpose == SnapshotPurpose::Pause {
                     sandbox.state = SandboxState::Paused;
                     sandbox.changed_ms = now_ms();
                 }
-                changes.push(JournalChange::Sandbox(sandbox.clone()));
-                changes.push(JournalChange::Snapshot(record.clone()));
+                changes.push(JournalChange::Sandbox((**sandbox).clone()));
+                changes.push(JournalChange::Snapshot((*record).clone()));
                 snapshots.push(record);
             }
-            _ => changes.push(JournalChange::NoSnapshot(record.id)),
+            None => changes.push(JournalChange::NoSnapshot(record.id)),
         }
     }
     // Records of earlier versions, and of those whose last word was lacking, have no size. The
@@ -62,7 +101,7 @@ pub(super) fn recover<E: Engine>(
     for record in snapshots.iter_mut().filter(|s| s.bytes == 0) {
         if let Some(bytes) = engine.snapshot_size(&record.id).filter(|bytes| *bytes != 0) {
             record.bytes = bytes;
-            changes.push(JournalChange::Snapshot(record.clone()));
+            changes.push(JournalChange::Snapshot((**record).clone()));
         }
     }
     let mut guests = journal.guests()?;
@@ -90,10 +129,11 @@ pub(super) fn recover<E: Engine>(
         };
         sandbox.state = SandboxState::broken(cause);
         sandbox.changed_ms = now_ms();
-        changes.push(JournalChange::Sandbox(sandbox.clone()));
+        changes.push(JournalChange::Sandbox((**sandbox).clone()));
     }
     journal.commit_write_behind(&changes);
     Ok(RecoveredState {
+        journal,
         sandboxes,
         snapshots,
         orphans,

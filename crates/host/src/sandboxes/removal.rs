@@ -26,7 +26,7 @@ impl<E: Engine> Sandboxes<E> {
                 this.0.journal.commit_write_behind(&[change]);
                 guest.halt().await;
             }
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             // An operation that was under way may have made another guest.
             let killed = this.kill_held(&entry).await;
             entry.set_ending(false);
@@ -48,7 +48,7 @@ impl<E: Engine> Sandboxes<E> {
         if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }
-        let known = self.0.entries.lock().contains_key(&record.id);
+        let known = self.0.entries.lock().contains_key(entry.shared_id());
         if known {
             self.record_write_behind(entry, record.clone());
         } else {
@@ -81,10 +81,10 @@ impl<E: Engine> Sandboxes<E> {
         let entry = self.0.entry(id)?;
         let record = self.kill(&entry.id()).await?;
         // Another kill that is under way must not write it down again.
-        let _op_guard = entry.op_lock.lock().await;
+        let _op_guard = entry.op_lock().lock().await;
         let change = JournalChange::NoSandbox(record.id.clone());
         self.0.journal.commit_write_behind(&[change]);
-        self.0.entries.lock().remove(&record.id);
+        self.0.entries.lock().remove(entry.shared_id());
         Ok(record)
     }
 

@@ -22,7 +22,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("restart", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             let guest = entry.running(SandboxOperation::Connect, "restart")?;
             let record = entry.record();
             let connector = guest.clone();

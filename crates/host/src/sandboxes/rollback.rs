@@ -25,7 +25,7 @@ impl<E: Engine> Sandboxes<E> {
         let (snapshot, pin) = here.await?;
         self.perform("rollback", &entry.id(), async move {
             let _pin = pin;
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             let asked = Instant::now();
             let record = entry.allow(SandboxOperation::Rollback, "roll back")?;
             if (&snapshot.template, snapshot.size) != (&record.template, record.size) {

@@ -1,76 +1,66 @@
 //! Snapshots of a host in memory, found by everything that asks for them.
 
-use super::list_order::ListOrder;
+use super::id_groups::IdGroups;
+use super::list_order::{ListOrder, SharedPosition};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
-use parking_lot::{Mutex, MutexGuard};
+use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Ids by a word, as pairs: most words have one id, and a map of sets would take several times the
-/// memory.
-#[derive(Debug, Default)]
-struct SnapshotGroups(BTreeSet<(String, String)>);
-
-impl SnapshotGroups {
-    fn add(&mut self, word: Option<&str>, id: &str) {
-        if let Some(word) = word.filter(|word| !word.is_empty()) {
-            self.0.insert((word.to_owned(), id.to_owned()));
-        }
-    }
-
-    fn take(&mut self, word: Option<&str>, id: &str) {
-        if let Some(word) = word {
-            self.0.remove(&(word.to_owned(), id.to_owned()));
-        }
-    }
-
-    fn of(&self, word: &str) -> impl Iterator<Item = &String> {
-        let word = word.to_owned();
-        let from = self.0.range((word.clone(), String::new())..);
-        let group = from.take_while(move |(other, _)| *other == word);
-        group.map(|(_, id)| id)
-    }
-}
-
-/// Complete snapshots by id, with their children, names, fingerprints, sandboxes and ages.
+/// Complete snapshots by id, with their children, names, sandboxes, owners and ages.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotIndex {
-    records: BTreeMap<String, SnapshotRecord>,
-    by_parent: SnapshotGroups,
-    by_name: SnapshotGroups,
-    by_fingerprint: SnapshotGroups,
-    by_sandbox: SnapshotGroups,
-    /// By the moment of their creation, in milliseconds since 1970, and id.
-    by_age: BTreeSet<(u64, String)>,
+    records: BTreeMap<SmolStr, Box<SnapshotRecord>>,
+    by_parent: IdGroups,
+    by_name: IdGroups,
+    /// Those of templates and of build steps, which alone are looked for like this.
+    by_fingerprint: IdGroups,
+    by_sandbox: IdGroups,
+    /// Those that have an owner.
+    by_owner: IdGroups,
+    by_age: BTreeSet<SharedPosition>,
+    /// Disk space of all together.
+    bytes: u64,
+}
+
+/// The fingerprint that a snapshot is looked for by.
+fn sought_fingerprint(record: &SnapshotRecord) -> Option<&str> {
+    let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
+    let sought = purposes.contains(&record.purpose);
+    sought.then_some(&*record.fingerprint)
 }
 
 impl SnapshotIndex {
     /// The snapshot `id`.
     pub fn get(&self, id: &str) -> Option<&SnapshotRecord> {
-        self.records.get(id)
+        self.records.get(id).map(|record| &**record)
     }
 
     /// Adds a snapshot, or replaces what is known of it.
     pub fn insert(&mut self, record: SnapshotRecord) {
         self.remove(&record.id);
-        let id = &record.id;
-        self.by_parent.add(record.parent.as_deref(), id);
-        self.by_name.add(record.name.as_deref(), id);
-        self.by_fingerprint.add(Some(&record.fingerprint), id);
-        self.by_sandbox.add(Some(&record.sandbox), id);
+        let id = SmolStr::new(&*record.id);
+        self.by_parent.add(record.parent.as_deref(), &id);
+        self.by_name.add(record.name.as_deref(), &id);
+        self.by_fingerprint.add(sought_fingerprint(&record), &id);
+        self.by_sandbox.add(Some(&record.sandbox), &id);
+        self.by_owner.add(record.owner.as_deref(), &id);
         self.by_age.insert((record.created_ms, id.clone()));
-        self.records.insert(record.id.clone(), record);
+        self.bytes = self.bytes.saturating_add(record.bytes);
+        self.records.insert(id, Box::new(record));
     }
 
     /// Takes a snapshot out.
     pub fn remove(&mut self, id: &str) -> Option<SnapshotRecord> {
-        let record = self.records.remove(id)?;
-        self.by_parent.take(record.parent.as_deref(), id);
-        self.by_name.take(record.name.as_deref(), id);
-        self.by_fingerprint.take(Some(&record.fingerprint), id);
-        self.by_sandbox.take(Some(&record.sandbox), id);
-        self.by_age.remove(&(record.created_ms, id.to_owned()));
-        Some(record)
+        let (id, record) = self.records.remove_entry(id)?;
+        self.by_parent.take(record.parent.as_deref(), &id);
+        self.by_name.take(record.name.as_deref(), &id);
+        self.by_fingerprint.take(sought_fingerprint(&record), &id);
+        self.by_sandbox.take(Some(&record.sandbox), &id);
+        self.by_owner.take(record.owner.as_deref(), &id);
+        self.bytes = self.bytes.saturating_sub(record.bytes);
+        self.by_age.remove(&(record.created_ms, id));
+        Some(*record)
     }
 
     /// Returns the count of snapshots.
@@ -78,25 +68,38 @@ impl SnapshotIndex {
         self.records.len()
     }
 
-    /// All of them, by id.
-    pub fn values(&self) -> impl Iterator<Item = &SnapshotRecord> {
-        self.records.values()
+    /// Returns the disk space that all of them take together, as their records say.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// All ids.
-    pub fn ids(&self) -> impl Iterator<Item = &String> {
-        self.records.keys()
+    /// All of them, by id.
+    pub fn values(&self) -> impl Iterator<Item = &SnapshotRecord> {
+        self.records.values().map(|record| &**record)
+    }
+
+    /// The first `limit` ids that are greater than `after`.
+    pub fn following(&self, after: &str, limit: usize) -> Vec<String> {
+        let from = (Bound::Excluded(after), Bound::Unbounded);
+        let following = self.records.range::<str, _>(from).take(limit);
+        following.map(|(id, _)| id.to_string()).collect()
     }
 
     /// Those whose parent is `id`.
-    pub fn children(&self, id: &str) -> impl Iterator<Item = &String> {
+    pub fn children(&self, id: &str) -> impl Iterator<Item = &str> {
         self.by_parent.of(id)
     }
 
     /// Those that were taken of `sandbox`.
     pub fn taken_of(&self, sandbox: &str) -> impl Iterator<Item = &SnapshotRecord> {
         let ids = self.by_sandbox.of(sandbox);
-        ids.filter_map(|id| self.records.get(id))
+        ids.filter_map(|id| self.get(id))
+    }
+
+    /// Those of `owner`.
+    pub fn owned_by(&self, owner: &str) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_owner.of(owner);
+        ids.filter_map(|id| self.get(id))
     }
 
     /// All of them by age and id, from a position on.
@@ -105,13 +108,13 @@ impl SnapshotIndex {
         order: &'a ListOrder,
     ) -> impl Iterator<Item = &'a SnapshotRecord> {
         let positions = order.of(&self.by_age);
-        positions.filter_map(|(_, id)| self.records.get(id))
+        positions.filter_map(|(_, id)| self.get(id))
     }
 
     /// Those that are called `name`.
     pub fn named(&self, name: &str) -> impl Iterator<Item = &SnapshotRecord> {
         let ids = self.by_name.of(name);
-        ids.filter_map(|id| self.records.get(id))
+        ids.filter_map(|id| self.get(id))
     }
 
     /// Those whose id begins with `prefix`.
@@ -122,57 +125,53 @@ impl SnapshotIndex {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let from = self.records.range::<str, _>(from);
         let found = from.take_while(move |(id, _)| id.starts_with(prefix));
-        found.map(|(_, record)| record)
+        found.map(|(_, record)| &**record)
     }
 
-    /// Those that are kept for `purpose` and depend on `fingerprint`.
+    /// Those that are kept for `purpose`, of a template or a build step, and depend on
+    /// `fingerprint`.
     pub fn kept_for(
         &self,
         purpose: SnapshotPurpose,
         fingerprint: &str,
     ) -> impl Iterator<Item = &SnapshotRecord> {
         let ids = self.by_fingerprint.of(fingerprint);
-        let records = ids.filter_map(|id| self.records.get(id));
+        let records = ids.filter_map(|id| self.get(id));
+        records.filter(move |s| s.purpose == purpose && s.kept)
+    }
+
+    /// All that are kept for `purpose`, of a template or a build step. Costs as much as there are
+    /// of both.
+    pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &SnapshotRecord> {
+        let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
         records.filter(move |s| s.purpose == purpose && s.kept)
     }
 }
 
-impl FromIterator<SnapshotRecord> for SnapshotIndex {
-    fn from_iter<T: IntoIterator<Item = SnapshotRecord>>(records: T) -> Self {
-        let mut index = Self::default();
-        for record in records {
-            index.insert(record);
+impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
+    /// Sorts once instead of looking for the place of each.
+    fn from_iter<T: IntoIterator<Item = Box<SnapshotRecord>>>(records: T) -> Self {
+        let records = records.into_iter();
+        let last = records.map(|record| (SmolStr::new(&*record.id), record));
+        let last: BTreeMap<_, _> = last.collect();
+        let group = |word: fn(&SnapshotRecord) -> Option<&str>| {
+            let pairs = last.iter().map(|(id, record)| (word(record), id));
+            pairs.collect::<IdGroups>()
+        };
+        let ages = last
+            .iter()
+            .map(|(id, record)| (record.created_ms, id.clone()));
+        let bytes = last.values().map(|record| record.bytes);
+        Self {
+            by_parent: group(|s| s.parent.as_deref()),
+            by_name: group(|s| s.name.as_deref()),
+            by_fingerprint: group(sought_fingerprint),
+            by_sandbox: group(|s| Some(&s.sandbox)),
+            by_owner: group(|s| s.owner.as_deref()),
+            by_age: ages.collect(),
+            bytes: bytes.fold(0, u64::saturating_add),
+            records: last,
         }
-        index
-    }
-}
-
-/// Sandboxes that are not killed, by the snapshot that they descend from.
-#[derive(Debug, Default)]
-pub(crate) struct SnapshotUsers(Mutex<SnapshotGroups>);
-
-impl SnapshotUsers {
-    fn groups(&self) -> MutexGuard<'_, SnapshotGroups> {
-        self.0.lock()
-    }
-
-    /// Notes that `sandbox` descends from `now` and no longer from `before`.
-    pub fn change(&self, sandbox: &str, before: Option<&str>, now: Option<&str>) {
-        if before != now {
-            let mut groups = self.groups();
-            groups.take(before, sandbox);
-            groups.add(now, sandbox);
-        }
-    }
-
-    /// True if a sandbox descends from `snapshot`.
-    pub fn has_any(&self, snapshot: &str) -> bool {
-        self.groups().of(snapshot).next().is_some()
-    }
-
-    /// At most so many of the sandboxes that descend from `snapshot`.
-    pub fn some_of(&self, snapshot: &str, most: usize) -> Vec<String> {
-        self.groups().of(snapshot).take(most).cloned().collect()
     }
 }
 
@@ -207,6 +206,7 @@ mod tests {
     #[test]
     fn a_snapshot_is_indexed_by_its_current_record_only() {
         let mut index: SnapshotIndex = [record("a", None), record("ab", Some("a"))]
+            .map(Box::new)
             .into_iter()
             .collect();
         let found = |index: &SnapshotIndex| {
@@ -231,24 +231,44 @@ mod tests {
         assert_eq!(found(&index), [0, 0, 0, 1]);
         index.remove("ab");
         assert_eq!(index.len(), 0);
-        assert!(index.by_parent.0.is_empty() && index.by_fingerprint.0.is_empty());
+        assert!(index.by_parent.is_empty() && index.by_fingerprint.is_empty());
         index.insert(SnapshotRecord {
             sandbox: "x".to_owned(),
             ..record("c", None)
         });
         assert_eq!(index.taken_of("x").count(), 1);
         index.remove("c");
-        assert!(index.by_sandbox.0.is_empty() && index.by_age.is_empty());
+        assert!(index.by_sandbox.is_empty() && index.by_age.is_empty());
     }
 
     #[test]
-    fn a_snapshot_has_users_as_long_as_one_descends_from_it() {
-        let users = SnapshotUsers::default();
-        users.change("x", None, Some("s"));
-        users.change("y", None, Some("s"));
-        users.change("x", Some("s"), None);
-        assert_eq!(users.some_of("s", 9), ["y"]);
-        users.change("y", Some("s"), Some("t"));
-        assert_eq!((users.has_any("s"), users.has_any("t")), (false, true));
+    fn an_index_that_is_made_at_once_is_the_one_that_grows() {
+        let with = |id: &str, purpose, owner: &str, bytes| SnapshotRecord {
+            purpose,
+            owner: Some(owner.to_owned()),
+            bytes,
+            ..record(id, None)
+        };
+        use SnapshotPurpose::{Asked, Step, Template};
+        let all = [
+            with("b", Asked, "k", 1),
+            with("c", Template, "k", 2),
+            with("a", Step, "l", 4),
+        ];
+        let at_once: SnapshotIndex = all.iter().cloned().map(Box::new).collect();
+        let mut grown = SnapshotIndex::default();
+        for record in &all {
+            grown.insert(record.clone());
+        }
+        assert_eq!(format!("{at_once:?}"), format!("{grown:?}"));
+        assert_eq!((grown.bytes(), grown.owned_by("k").count()), (7, 2));
+        let template = grown.all_kept_for(Template).map(|s| &*s.id);
+        assert_eq!(template.collect::<Vec<_>>(), ["c"]);
+        assert_eq!(grown.following("", 2), ["a", "b"]);
+        assert_eq!(grown.following("b", 2), ["c"]);
+        grown.insert(with("b", Asked, "l", 10));
+        assert_eq!((grown.bytes(), grown.owned_by("k").count()), (16, 1));
+        grown.remove("b");
+        assert_eq!((grown.bytes(), grown.owned_by("l").count()), (6, 1));
     }
 }

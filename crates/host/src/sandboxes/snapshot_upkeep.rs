@@ -1,5 +1,7 @@
-//! Background work on snapshots, one at a time: compares their sizes with the disk, writes the
-//! checksums of those that are kept, and keeps in memory what the warm pool was restored from.
+//! Background work on snapshots, one at a time: writes the checksums of those that are kept, and
+//! keeps in memory what the warm pool was restored from. Behind that it looks once at each snapshot
+//! that an earlier daemon left: it compares its size with the disk, as a merge may have changed it
+//! before the journal heard of it, and writes checksums that are missing.
 
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use jiffy_engine::{Engine, VerifiedSnapshot};
@@ -11,7 +13,13 @@ use std::time::{Duration, Instant};
 
 /// Time given to whoever waits for the snapshot before it is read again for its seal.
 const START_DELAY: Duration = Duration::from_secs(1);
-/// Of nice(2): the caretaker yields to everybody.
+/// Snapshots of an earlier daemon that are looked at without a pause.
+const LOOKS: usize = 16;
+/// Pause after them, in times of how long they took, and the longest: on a busy host most of that
+/// is waiting.
+const LOOK_PAUSES: u32 = 9;
+const MAX_LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// Of nice(2): background work yields to everybody.
 const NICE: libc::c_int = 19;
 /// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels
 /// (linux/ioprio.h).
@@ -52,10 +60,12 @@ pub(super) fn begin<E: Engine>(
 
 fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend: Duration) {
     yield_to_everybody();
-    compare_sizes(inner);
     let mut next = Instant::now() + tend;
+    // Position among the snapshots that were there at the start.
+    let (mut looked_at, mut look) = (Some(String::new()), Instant::now());
     loop {
-        match orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
+        let wanted = looked_at.as_ref().map_or(next, |_| next.min(look));
+        match orders.recv_timeout(wanted.saturating_duration_since(Instant::now())) {
             Ok(id) => {
                 std::thread::sleep(START_DELAY.min(tend));
                 let Some(inner) = inner.upgrade() else { return };
@@ -67,6 +77,14 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        if Instant::now() >= look
+            && let Some(after) = looked_at.take()
+        {
+            let began = Instant::now();
+            looked_at = look_at_some(inner, &after);
+            let pause = began.elapsed() * LOOK_PAUSES;
+            look = Instant::now() + pause.min(MAX_LOOK_PAUSE);
+        }
         if Instant::now() >= next {
             let Some(inner) = inner.upgrade() else { return };
             tend_pool(&Sandboxes(inner));
@@ -75,16 +93,19 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
     }
 }
 
-/// Compares the sizes of the snapshots that are there now with the disk: a merge may have changed
-/// one before the journal of an earlier daemon heard of it.
-fn compare_sizes<E: Engine>(inner: &Weak<SandboxesInner<E>>) {
-    let Some(held) = inner.upgrade() else { return };
-    let ids: Vec<String> = held.snapshot_index.lock().ids().cloned().collect();
-    drop(held);
-    for id in ids {
-        let Some(inner) = inner.upgrade() else { return };
-        Snapshots(&inner).measure(&id);
+/// Looks at the snapshots behind `after`. Returns the last of them; none: there are no more.
+fn look_at_some<E: Engine>(inner: &Weak<SandboxesInner<E>>, after: &str) -> Option<String> {
+    let inner = inner.upgrade()?;
+    let ids = inner.snapshot_index.lock().following(after, LOOKS);
+    for id in &ids {
+        Snapshots(&inner).measure(id);
+        let kept = inner.snapshot_index.lock().get(id).is_some_and(|s| s.kept);
+        // Checksums that are there stay as they are.
+        if kept && let Err(e) = inner.engine.write_checksums(id) {
+            tracing::debug!(id, "a snapshot was not sealed: {e}");
+        }
     }
+    ids.into_iter().next_back()
 }
 
 fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
@@ -103,7 +124,7 @@ fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
 }
 
 /// Of the calling thread, on Linux. Refused, it costs others a little time.
-fn yield_to_everybody() {
+pub(super) fn yield_to_everybody() {
     // SAFETY: system calls without pointers that concern this thread only.
     unsafe {
         let thread = libc::gettid();

@@ -18,7 +18,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SnapshotRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
-            let _op_guard = entry.op_lock.lock().await;
+            let _op_guard = entry.op_lock().lock().await;
             this.snapshot_for(&entry, SnapshotPurpose::Asked, name, "snapshot")
                 .await
         })

@@ -11,11 +11,12 @@ const MAX_SIZES_PER_TEMPLATE: usize = 8;
 
 impl<E: Engine> TemplateSnapshots<'_, E> {
     /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
-    /// either, and hold what the templates were.
-    pub(super) fn retire_outdated(self) {
-        let of_template = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
+    /// either, and hold what the templates were. Looks at those of `ids`.
+    pub(super) fn retire_outdated(self, ids: &[String]) {
         let snapshots = self.0.snapshot_index.lock();
-        let kept = snapshots.values().filter(|s| of_template(s));
+        let of_template = |s: &&SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
+        let kept = ids.iter().filter_map(|id| snapshots.get(id));
+        let kept = kept.filter(of_template);
         let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
         drop(snapshots);
         let serves = |id: &str, template: &str| self.0.engine.is_current(template, id);
@@ -32,20 +33,16 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
             // Records of earlier versions do not tell: they are of another agent or kernel.
             let other_engine = s.engine.is_some() && s.engine != newest.engine;
-            let old = s.purpose == SnapshotPurpose::Template && s.id != newest.id && s.kept;
-            old && same && !other_engine
+            s.id != newest.id && same && !other_engine
         };
-        self.let_go(Snapshots(self.0).ids_of(older));
+        self.let_go(self.kept(older));
     }
 
     /// Lets go of the sizes of a template that were not used for longest, beyond
     /// [`MAX_SIZES_PER_TEMPLATE`]. Their next create boots.
     pub(super) fn retire_surplus(self, newest: &SnapshotRecord) {
-        let other = |s: &SnapshotRecord| {
-            let same = s.template == newest.template && s.id != newest.id;
-            s.purpose == SnapshotPurpose::Template && same && s.kept
-        };
-        let mut others = Snapshots(self.0).ids_of(other);
+        let other = |s: &SnapshotRecord| s.template == newest.template && s.id != newest.id;
+        let mut others = self.kept(other);
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
             return;
         };
@@ -74,9 +71,10 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             let needed = waiting.contains(&s.id)
                 || self.0.indexes.users.has_any(&s.id)
                 || snapshots.children(&s.id).next().is_some();
-            s.purpose == SnapshotPurpose::Template && s.kept && !used && !needed
+            !used && !needed
         };
-        snapshots.values().filter(idle).cloned().collect()
+        let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
+        kept.filter(idle).cloned().collect()
     }
 
     /// Lets go of snapshots of booted templates.
@@ -87,6 +85,13 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             found.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
         };
         self.let_go(ids.iter().filter(|id| of_template(id)).cloned().collect());
+    }
+
+    /// Ids of the snapshots of booted templates that are `wanted`.
+    pub(super) fn kept(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
+        let snapshots = self.0.snapshot_index.lock();
+        let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
+        kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()
     }
 
     pub(super) fn note_use(self, snapshot: &str) {
@@ -109,10 +114,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
 
     /// The booted template `from` is that of `to` from now on, which is the same by another name.
     pub fn hand_over(self, from: &str, to: &str) {
-        let of_template = |s: &SnapshotRecord| {
-            s.purpose == SnapshotPurpose::Template && s.template == from && s.kept
-        };
-        for id in Snapshots(self.0).ids_of(of_template) {
+        for id in self.kept(|s| s.template == from) {
             if let Some(newest) = Snapshots(self.0).update(&id, |s| s.template = to.to_owned()) {
                 self.retire_older(&newest);
             }

@@ -8,6 +8,7 @@ use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::OnTimeout;
 use jiffy_engine::{Engine, now_ms};
+use smol_str::SmolStr;
 use std::ops::Bound;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -102,7 +103,7 @@ impl<E: Engine> Sandboxes<E> {
         let now = now_ms();
         let deadlines = self.0.indexes.deadlines.lock();
         let over = deadlines.iter().take_while(|(at, _)| *at <= now);
-        let ids: Vec<String> = over.map(|(_, id)| id.clone()).collect();
+        let ids: Vec<SmolStr> = over.map(|(_, id)| id.clone()).collect();
         drop(deadlines);
         let entries = self.0.entries.lock();
         let due = ids.iter().filter_map(|id| entries.get(id).cloned());
@@ -123,7 +124,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     async fn expire(&self, entry: &Arc<SandboxEntry<E::Guest>>) {
-        let _op_guard = entry.op_lock.lock().await;
+        let _op_guard = entry.op_lock().lock().await;
         // An operation that was ahead may have given it more time.
         let record = entry.record();
         let over = record.deadline_ms.is_some_and(|d| d <= now_ms());
@@ -145,23 +146,23 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// Looks at every sandbox.
+    /// Forgets sandboxes that were killed long ago. Looks at those only.
     fn forget_killed(&self) {
         let limit = now_ms().saturating_sub(u64::try_from(REMEMBERED.as_millis()).unwrap_or(0));
-        let old: Vec<String> = self
-            .0
-            .entries
-            .lock()
+        let killed = self.0.indexes.killed.lock();
+        let old = killed.iter().take_while(|(at, _)| *at < limit);
+        let old: Vec<SmolStr> = old.map(|(_, id)| id.clone()).collect();
+        drop(killed);
+        let changes = old
             .iter()
-            .filter(|(_, entry)| entry.was_killed_before(limit))
-            .map(|(id, _)| id.clone())
-            .collect();
-        let changes: Vec<_> = old.iter().cloned().map(JournalChange::NoSandbox).collect();
+            .map(|id| JournalChange::NoSandbox(id.to_string()));
+        let changes: Vec<_> = changes.collect();
         // Nothing else brings back one that was killed.
         self.0.journal.commit_write_behind(&changes);
-        let mut entries = self.0.entries.lock();
         for id in &old {
-            entries.remove(id);
+            // It goes without the lock, for the sake of its indexes.
+            let forgotten = self.0.entries.lock().remove(id);
+            drop(forgotten);
         }
     }
 }
@@ -177,7 +178,7 @@ impl<E: Engine> Timeouts<'_, E> {
         let entry = self.0.entry(id)?;
         this.clone()
             .perform("set_timeout", &entry.id(), async move {
-                let _op_guard = entry.op_lock.lock().await;
+                let _op_guard = entry.op_lock().lock().await;
                 if matches!(entry.record().state, SandboxState::Killed) {
                     return Err(entry.refuse("set the time limit of"));
                 }
@@ -196,7 +197,7 @@ impl<E: Engine> Timeouts<'_, E> {
         let entry = self.0.entry(id)?;
         this.clone()
             .perform("extend_timeout", &entry.id(), async move {
-                let _op_guard = entry.op_lock.lock().await;
+                let _op_guard = entry.op_lock().lock().await;
                 match entry.record().state {
                     SandboxState::Killed => Err(entry.refuse("extend the time of")),
                     // A deadline counts only while it runs: asleep, the time it wakes to is what

@@ -6,12 +6,13 @@ use crate::fake;
 use fake::{Bench, until};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{
-    Journal, JournalChange, ListOrder, SandboxRecord, SandboxSettings, SandboxState,
+    HostOptions, Journal, JournalChange, ListOrder, SandboxRecord, SandboxSettings, SandboxState,
     SnapshotPurpose, SnapshotRecord,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 /// Snapshots, and as many sandboxes that sleep in them.
 const NUMBER: u64 = 2000;
@@ -109,6 +110,29 @@ async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
     }
     let of_one = host.snapshots().list(Some("sandbox7")).unwrap();
     assert_eq!(of_one, [snapshot(7)]);
+}
+
+#[tokio::test]
+async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlier_daemon_left() {
+    let bench = large();
+    let left = bench.files().join("left");
+    fs::write(&left, "no record").unwrap();
+    let options = HostOptions {
+        gc_interval: Duration::from_millis(50),
+        ..HostOptions::default()
+    };
+    let _host = bench.open_with(options).await;
+    until("what was left to go", || !left.exists()).await;
+    let runs = || *bench.world.gc_runs.lock().unwrap();
+    let walked = || *bench.world.walked.lock().unwrap();
+    // The first pass is over.
+    until("the next round", || runs() > 1).await;
+    let before = (runs(), walked());
+    until("further rounds", || runs() > before.0 + 3).await;
+    let seen = walked() - before.1;
+    // The last of them may be at work.
+    let rounds = runs() - before.0 + 1;
+    assert!(seen <= rounds * 1000, "{seen} in {rounds} rounds");
 }
 
 #[tokio::test]

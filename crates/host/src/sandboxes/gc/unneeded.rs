@@ -48,10 +48,9 @@ impl<E: Engine> Snapshots<'_, E> {
         self.0.file_remover.remove(collected.gone);
     }
 
-    /// Looks at every snapshot there is.
+    /// Looks at every snapshot that is not kept.
     pub(in super::super) fn gc_all(self) {
-        let all: Vec<String> = self.0.snapshot_index.lock().ids().cloned().collect();
-        self.gc(all);
+        self.gc(self.ids_of(|snapshot| !snapshot.kept));
     }
 
     fn take_unneeded(
@@ -69,7 +68,7 @@ impl<E: Engine> Snapshots<'_, E> {
                 continue;
             };
             // Lineages go on over the gap.
-            let children: Vec<String> = snapshots.children(&id).cloned().collect();
+            let children: Vec<String> = snapshots.children(&id).map(str::to_owned).collect();
             for child in children {
                 let Some(mut child) = snapshots.get(&child).cloned() else {
                     continue;
@@ -89,7 +88,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// True if a snapshot is kept, something is or is being made from it, or one that is there lies
     /// on its files.
     fn is_needed(self, snapshots: &SnapshotIndex, pins: &HashMap<String, usize>, id: &str) -> bool {
-        let lies_on_it = |child: &String| !self.0.engine.is_independent(child);
+        let lies_on_it = |child: &str| !self.0.engine.is_independent(child);
         snapshots.get(id).is_some_and(|s| s.kept)
             || pins.contains_key(id)
             || self.0.indexes.users.has_any(id)

@@ -6,7 +6,8 @@ use super::world::World;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot, Guest,
     GuestHandle, ImportedFiles, KeptGuest, RollbackFailure, SandboxIdentity, SandboxSize,
-    SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts, SnapshotTimes, VerifiedSnapshot,
+    SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk,
+    VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeSet;
@@ -243,6 +244,15 @@ impl Engine for FakeEngine {
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
         Ok(self.names(|name| !name.starts_with('.')))
+    }
+
+    fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
+        let world = self.world.clone();
+        let ids = self.snapshots()?.into_iter();
+        Ok(Box::new(ids.map(move |id| {
+            *world.walked.lock().unwrap() += 1;
+            Ok(id)
+        })))
     }
 
     fn gc(&self) -> Result<usize, EngineError> {

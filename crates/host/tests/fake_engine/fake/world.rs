@@ -47,6 +47,8 @@ pub struct World {
     pub asked: Mutex<usize>,
     /// Count of its looks for what was not finished.
     pub gc_runs: Mutex<usize>,
+    /// Count of snapshots that gc saw on the disk.
+    pub walked: Mutex<usize>,
     /// Snapshots that were taken with [`OTHER`].
     pub of_other: Mutex<BTreeSet<String>>,
     /// Guests can go back in their place.

@@ -1,0 +1,120 @@
+//! Ids by a word: snapshots by their parent, sandboxes by the snapshot that they descend from.
+
+use parking_lot::{Mutex, MutexGuard};
+use smol_str::SmolStr;
+use std::collections::BTreeSet;
+
+/// Ids by a word, as pairs: most words have one id, and a map of sets would take several times the
+/// memory.
+#[derive(Debug, Default)]
+pub(crate) struct IdGroups(BTreeSet<(SmolStr, SmolStr)>);
+
+/// A word that has a group: none and the empty one have not.
+fn grouped(word: Option<&str>) -> Option<SmolStr> {
+    word.filter(|word| !word.is_empty()).map(SmolStr::new)
+}
+
+impl IdGroups {
+    pub fn add(&mut self, word: Option<&str>, id: &SmolStr) {
+        if let Some(word) = grouped(word) {
+            self.0.insert((word, id.clone()));
+        }
+    }
+
+    pub fn take(&mut self, word: Option<&str>, id: &SmolStr) {
+        if let Some(word) = grouped(word) {
+            self.0.remove(&(word, id.clone()));
+        }
+    }
+
+    /// Ids of `word`, in order.
+    pub fn of(&self, word: &str) -> impl Iterator<Item = &str> {
+        let word = SmolStr::new(word);
+        let from = self.0.range((word.clone(), SmolStr::default())..);
+        let group = from.take_while(move |(other, _)| *other == word);
+        group.map(|(_, id)| &**id)
+    }
+
+    /// Ids of all words.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(_, id)| &**id)
+    }
+
+    /// True if there is no id.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<'a> FromIterator<(Option<&'a str>, &'a SmolStr)> for IdGroups {
+    fn from_iter<T: IntoIterator<Item = (Option<&'a str>, &'a SmolStr)>>(pairs: T) -> Self {
+        let pairs = pairs.into_iter();
+        let pairs = pairs.filter_map(|(word, id)| Some((grouped(word)?, id.clone())));
+        Self(pairs.collect())
+    }
+}
+
+/// Sandboxes that are not killed, by the snapshot that they descend from.
+#[derive(Debug, Default)]
+pub(crate) struct SnapshotUsers(Mutex<IdGroups>);
+
+impl SnapshotUsers {
+    pub fn new(groups: IdGroups) -> Self {
+        Self(Mutex::new(groups))
+    }
+
+    fn groups(&self) -> MutexGuard<'_, IdGroups> {
+        self.0.lock()
+    }
+
+    /// Notes that `sandbox` descends from `now` and no longer from `before`.
+    pub fn change(&self, sandbox: &SmolStr, before: Option<&str>, now: Option<&str>) {
+        if before != now {
+            let mut groups = self.groups();
+            groups.take(before, sandbox);
+            groups.add(now, sandbox);
+        }
+    }
+
+    /// True if a sandbox descends from `snapshot`.
+    pub fn has_any(&self, snapshot: &str) -> bool {
+        self.groups().of(snapshot).next().is_some()
+    }
+
+    /// At most so many of the sandboxes that descend from `snapshot`.
+    pub fn some_of(&self, snapshot: &str, most: usize) -> Vec<String> {
+        let groups = self.groups();
+        groups.of(snapshot).take(most).map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_are_made_at_once_are_those_that_grow() {
+        let ids = ["a", "b", "c"].map(SmolStr::new);
+        let words = [Some("x"), None, Some("x")];
+        let at_once: IdGroups = words.into_iter().zip(&ids).collect();
+        let mut grown = IdGroups::default();
+        for (word, id) in words.into_iter().zip(&ids) {
+            grown.add(word, id);
+        }
+        assert_eq!(at_once.0, grown.0);
+        assert_eq!(grown.of("x").collect::<Vec<_>>(), ["a", "c"]);
+    }
+
+    #[test]
+    fn a_snapshot_has_users_as_long_as_one_descends_from_it() {
+        let users = SnapshotUsers::default();
+        let [x, y] = ["x", "y"].map(SmolStr::new);
+        users.change(&x, None, Some("s"));
+        users.change(&y, None, Some("s"));
+        users.change(&x, Some("s"), None);
+        assert_eq!(users.some_of("s", 9), ["y"]);
+        users.change(&y, Some("s"), Some("t"));
+        assert_eq!((users.has_any("s"), users.has_any("t")), (false, true));
+    }
+}
