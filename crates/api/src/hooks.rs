@@ -5,11 +5,12 @@ use axum::response::Response;
 use jiffy_engine::SandboxSize;
 use jiffy_function_host::FunctionRecord;
 use jiffy_image::{
-    BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, Templates,
-    Visibility,
+    BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary,
+    Templates, Visibility,
 };
 use std::any::Any;
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::net::UnixStream;
@@ -69,8 +70,22 @@ pub enum TemplateRefusal {
 
 /// The templates of this host, by `[owner/]name[:tag]`. Calls are short: no image is read.
 pub trait TemplateSource: Send + Sync + 'static {
-    /// Those that are built.
-    fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal>;
+    /// Those that are built, from `from` on (`[owner/]name`; none: all), by owner, name and tag,
+    /// until `each` breaks off.
+    fn walk(
+        &self,
+        from: Option<&str>,
+        each: &mut dyn FnMut(TemplateInfo) -> ControlFlow<()>,
+    ) -> Result<(), TemplateRefusal>;
+    /// All that are built.
+    fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
+        let mut all = Vec::new();
+        self.walk(None, &mut |info| {
+            all.push(info);
+            ControlFlow::Continue(())
+        })?;
+        Ok(all)
+    }
     /// One by name: built, or one that can be.
     fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal>;
     /// Lets every key use one with all its tags, or its owner alone.
@@ -112,6 +127,18 @@ fn info(manifest: TemplateManifest) -> TemplateInfo {
     }
 }
 
+fn summary_info(summary: &TemplateSummary) -> TemplateInfo {
+    TemplateInfo {
+        name: summary.reference.name().to_owned(),
+        owner: summary.reference.owner().map(str::to_owned),
+        visibility: summary.visibility,
+        tag: summary.reference.tag().to_owned(),
+        version: Some(summary.version.clone()),
+        size: summary.size,
+        created: summary.created,
+    }
+}
+
 fn refusal(error: TemplateError) -> TemplateRefusal {
     match error {
         TemplateError::Name { name } | TemplateError::Unknown { name, .. } => {
@@ -123,7 +150,16 @@ fn refusal(error: TemplateError) -> TemplateRefusal {
 }
 
 impl TemplateSource for Templates {
+    fn walk(
+        &self,
+        from: Option<&str>,
+        each: &mut dyn FnMut(TemplateInfo) -> ControlFlow<()>,
+    ) -> Result<(), TemplateRefusal> {
+        Templates::walk(self, from, &mut |summary| each(summary_info(summary))).map_err(refusal)
+    }
+
     fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
+        // Without the memory that an index of all would take.
         let manifests = Templates::list(self).map_err(refusal)?;
         Ok(manifests.into_iter().map(info).collect())
     }

@@ -14,7 +14,7 @@ use jiffy_host::{ListOrder, ListPosition};
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
 /// Most items of a page, and how many it has when nobody says.
 pub(crate) const MAX_PAGE_SIZE: usize = 100;
-/// Longest token that is looked at.
+/// Longest token that is looked at: of a template's name with its owner.
 const MAX_TOKEN_BYTES: usize = 128;
 
 /// Position of an item in its list.
@@ -40,6 +40,32 @@ impl Page {
             // Newest first.
             descending: query.word("order", &orders)?.unwrap_or(true),
         })
+    }
+
+    /// Page of a list by name, from the first on, of at most `usual` items when nobody says.
+    pub fn by_name(query: &Query, usual: usize) -> Result<Self, ApiError> {
+        let limit = query.get("limit").map(|_| Self::from_query(query));
+        let limit = limit.transpose()?.map_or(usual, |page| page.limit);
+        Ok(Self {
+            limit,
+            after: query.get("nextToken").map(place).transpose()?,
+            descending: false,
+        })
+    }
+
+    /// Name behind which a page of a list by name begins; none: at its beginning.
+    pub fn after_name(&self) -> Option<&str> {
+        self.after.as_ref().map(|(_, name)| name.as_str())
+    }
+
+    /// Most items of the page.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Token of the page behind the item called `name`.
+    pub fn next_name(name: &str) -> Option<HeaderValue> {
+        token(&(0, name.to_owned()))
     }
 
     /// Order of the list, and where the page begins.
@@ -81,16 +107,23 @@ impl Page {
         let more = placed.len() > self.limit;
         placed.truncate(self.limit);
         let last = placed.last().filter(|_| more);
-        let next = last.and_then(|((ms, id), _)| {
-            let token = URL_SAFE_NO_PAD.encode(format!("{ms}:{id}"));
-            HeaderValue::from_str(&token).ok()
-        });
+        let next = last.and_then(|(position, _)| token(position));
         (placed.into_iter().map(|(_, item)| item).collect(), next)
     }
 }
 
+fn token((ms, id): &PagePosition) -> Option<HeaderValue> {
+    let token = URL_SAFE_NO_PAD.encode(format!("{ms}:{id}"));
+    HeaderValue::from_str(&token).ok()
+}
+
+/// Refusal of a token.
+pub(crate) fn unknown_token() -> ApiError {
+    ApiError::invalid("`nextToken` is not one that a list answered")
+}
+
 fn place(token: &str) -> Result<PagePosition, ApiError> {
-    let bad = || ApiError::invalid("`nextToken` is not one that a list answered");
+    let bad = unknown_token;
     if token.len() > MAX_TOKEN_BYTES {
         return Err(bad());
     }

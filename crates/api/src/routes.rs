@@ -203,6 +203,7 @@ pub(crate) mod bounds {
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
     pub(crate) use super::list::STATES;
     pub(crate) use super::snapshot_routes::MAX_NAME as MAX_SNAPSHOT_NAME;
+    pub(crate) use super::templates::MAX_UNPAGED;
     pub(crate) use super::timeout::MAX_REFRESH;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

@@ -30,6 +30,7 @@ mod reference;
 mod rootfs;
 mod rootfs_layer;
 mod template;
+mod template_index;
 mod transfer;
 mod verified;
 mod version;
@@ -62,6 +63,7 @@ pub use reference::{
     DEFAULT_TAG, Reference, image_on_demand, imported_image, is_image_on_demand, unfinished_build,
 };
 pub use template::{Template, TemplateError, Templates};
+pub use template_index::TemplateSummary;
 pub use transfer::TemplateFiles;
 pub use verified::{VerifiedFile, VerifyError};
 

@@ -1,12 +1,15 @@
 //! Owners and visibility of templates.
 
 use crate::builder::{self, BuildError};
+use crate::file::{FileError, OnPath};
 use crate::images::ImageStore;
 use crate::manifest::{TemplateManifest, Visibility};
 use crate::reference::Reference;
 use crate::template::{TemplateError, Templates};
 use crate::version;
-use jiffy_engine::{is_imported_image, is_unfinished_build};
+use jiffy_engine::{
+    IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image, is_unfinished_build,
+};
 use std::fs;
 
 /// A template that [`Templates::move_to_owners`] moved.
@@ -125,13 +128,17 @@ impl Templates {
     /// Removes unfinished templates of builds; returns their names. The caller ensures that no
     /// build runs.
     pub fn remove_unfinished_builds(&self) -> Result<Vec<String>, TemplateError> {
-        self.remove_internal(&|r, _| is_unfinished_build(r.name()))
+        self.remove_internal(UNFINISHED_BUILD_PREFIX, &|r, _| {
+            is_unfinished_build(r.name())
+        })
     }
 
     /// Removes templates that were imported for builds before `before`, in seconds since 1970;
     /// returns their names. Templates based on them stay. The caller ensures that no build runs.
     pub fn remove_imported_images(&self, before: u64) -> Result<Vec<String>, TemplateError> {
-        self.remove_internal(&|r, m| is_imported_image(r.name()) && m.created <= before)
+        self.remove_internal(IMPORTED_IMAGE_PREFIX, &|r, m| {
+            is_imported_image(r.name()) && m.created <= before
+        })
     }
 
     /// Tells if all templates are borrowed from another data directory.
@@ -139,15 +146,36 @@ impl Templates {
         fs::symlink_metadata(self.home.templates()).is_ok_and(|m| m.is_symlink())
     }
 
+    /// References of all templates, sorted.
+    pub(crate) fn references(&self) -> Result<Vec<Reference>, FileError> {
+        self.references_with("")
+    }
+
+    /// References whose file name has `part` in it.
+    pub(crate) fn references_with(&self, part: &str) -> Result<Vec<Reference>, FileError> {
+        let path = self.home.templates();
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&path).on("list", &path)? {
+            let name = entry.on("list", &path)?.file_name();
+            let name = name.to_str().filter(|name| name.contains(part));
+            found.extend(name.and_then(Reference::of_file));
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Removes internal templates that are `wanted`; reads the manifests of those that have `part`
+    /// in their name only.
     fn remove_internal(
         &self,
+        part: &str,
         wanted: &dyn Fn(&Reference, &TemplateManifest) -> bool,
     ) -> Result<Vec<String>, TemplateError> {
         let mut removed = Vec::new();
         if self.is_borrowed() {
             return Ok(removed);
         }
-        for reference in self.references()? {
+        for reference in self.references_with(part)? {
             let internal = self
                 .load(&reference)
                 .is_ok_and(|m| m.visibility == Visibility::Internal && wanted(&reference, &m));

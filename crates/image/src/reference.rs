@@ -97,6 +97,14 @@ impl Reference {
         }
     }
 
+    /// Position in front of all tags of the template.
+    pub(crate) fn before_tags(self) -> Self {
+        Self {
+            tag: String::new(),
+            ..self
+        }
+    }
+
     /// `[owner/]name`.
     pub fn without_tag(&self) -> String {
         match &self.owner {

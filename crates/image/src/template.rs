@@ -11,17 +11,21 @@ use crate::manifest::{TemplateManifest, Visibility};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::reference::Reference;
+use crate::template_index::TemplateIndex;
 use crate::verified::{VerifiedFile, VerifyError};
 use crate::version;
 use jiffy_engine::is_reserved;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Image beside the manifest in format 1.
 const FORMAT_1_IMAGE: &str = "rootfs.erofs";
 pub(crate) const MANIFEST: &str = "template.json";
+/// Most templates that a message names.
+const MAX_NAMED: usize = 50;
 
 /// A verified template. Its images exist while it is held, and while one of their files is open in
 /// any process.
@@ -36,6 +40,7 @@ pub struct Template {
 #[derive(Clone, Debug)]
 pub struct Templates {
     pub(crate) home: Home,
+    pub(crate) index: Arc<TemplateIndex>,
 }
 
 /// Error of a template.
@@ -76,7 +81,10 @@ pub enum TemplateError {
 
 impl Templates {
     pub fn new(home: &Home) -> Self {
-        Self { home: home.clone() }
+        Self {
+            home: home.clone(),
+            index: Arc::default(),
+        }
     }
 
     /// All templates, sorted by name and tag. Images are verified when they are opened.
@@ -116,7 +124,11 @@ impl Templates {
 
     /// Path of the manifest, which every change of the template replaces.
     pub fn manifest_path(&self, name: &str) -> Result<PathBuf, TemplateError> {
-        Ok(self.directory(&Reference::parse(name)?).join(MANIFEST))
+        Ok(self.manifest_file(&Reference::parse(name)?))
+    }
+
+    pub(crate) fn manifest_file(&self, reference: &Reference) -> PathBuf {
+        self.directory(reference).join(MANIFEST)
     }
 
     /// Opens and verifies a template.
@@ -254,17 +266,6 @@ impl Templates {
         self.home.templates().join(name)
     }
 
-    pub(crate) fn references(&self) -> Result<Vec<Reference>, FileError> {
-        let path = self.home.templates();
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&path).on("list", &path)? {
-            let name = entry.on("list", &path)?.file_name();
-            found.extend(name.to_str().and_then(Reference::of_file));
-        }
-        found.sort();
-        Ok(found)
-    }
-
     pub(crate) fn unknown(&self, reference: &Reference) -> TemplateError {
         let names = match self.references() {
             Ok(names) => names,
@@ -274,12 +275,18 @@ impl Templates {
         let shown = names
             .iter()
             .filter(|r| r.owner() == reference.owner() && !is_reserved(r.name()));
-        let names: Vec<String> = shown.map(Reference::to_string).collect();
+        let mut names: Vec<String> = shown.map(Reference::to_string).collect();
+        let others = names.len().saturating_sub(MAX_NAMED);
+        names.truncate(MAX_NAMED);
+        let names = names.join(", ");
         TemplateError::Unknown {
             name: reference.to_string(),
-            known: match names.is_empty() {
-                true => "there are none yet: run `jiffy template build base`".to_owned(),
-                false => format!("there are: {}", names.join(", ")),
+            known: match (names.is_empty(), others) {
+                (true, _) => "there are none yet: run `jiffy template build base`".to_owned(),
+                (false, 0) => format!("there are: {names}"),
+                (false, others) => format!(
+                    "there are: {names} and {others} others; `jiffy template ls` lists them"
+                ),
             },
         }
     }

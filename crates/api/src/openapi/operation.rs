@@ -130,6 +130,20 @@ impl Operation {
         self
     }
 
+    /// In pages by name, of at most `usual` items when nobody says.
+    pub fn paged_by_name(mut self, usual: usize) -> Self {
+        let about = format!("Without it a page has {usual} items at most");
+        self.parameters.extend([
+            query(
+                "limit",
+                json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "description": about }),
+            ),
+            query("nextToken", json!({ "type": "string", "maxLength": 128 })),
+        ]);
+        self.paged = true;
+        self
+    }
+
     pub fn open(mut self) -> Self {
         self.open = true;
         self

@@ -6,20 +6,25 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::lookup::{Origin, short};
+use crate::page::{NEXT, Page, unknown_token};
 use crate::query::Query;
 use crate::wire::moment;
 use crate::wire::template::{build_id, created, listed};
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
 use jiffy_image::Visibility;
 use jiffy_template_builder::{BuildStatus, DEFAULT_TAG, TemplateRecord, is_visible};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 /// Whose templates they are. There is one team on a host.
 const TEAM: &str = "local";
+
+/// Most templates of a list when nobody says. Clients of E2B know no pages here.
+pub(crate) const MAX_UNPAGED: usize = 1000;
 
 fn failed(e: TemplateRefusal) -> ApiError {
     ApiError::internal(e.to_string())
@@ -36,35 +41,112 @@ fn record_of<E: Engine>(
     }
 }
 
-/// `GET /templates`: those that are built, each with all its tags.
+/// `GET /templates`: those that are built, each with all its tags, by owner and name, in pages.
 pub(super) async fn list<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
-) -> Result<Json<Vec<Value>>, ApiError> {
-    let mut by_name: BTreeMap<String, Vec<TemplateInfo>> = BTreeMap::new();
-    for info in app.templates.list().map_err(failed)? {
-        if is_visible(info.owner.as_deref(), info.visibility, caller.bounds()) {
-            by_name.entry(info.without_tag()).or_default().push(info);
-        }
+    query: Query,
+) -> Result<Response, ApiError> {
+    let page = Page::by_name(&query, MAX_UNPAGED)?;
+    // Manifests that nobody has asked for are read first.
+    let page = tokio::task::spawn_blocking(move || list_page(&app, &caller, &page)).await;
+    let (shown, next) = page.map_err(|e| ApiError::internal(e.to_string()))??;
+    let mut response = Json(shown).into_response();
+    if let Some(next) = next {
+        response.headers_mut().insert(NEXT, next);
     }
-    let mut shown = Vec::new();
-    for (name, tags) in &by_name {
-        let own = tags.iter().find(|t| t.tag == DEFAULT_TAG);
-        let Some(info) = own.or(tags.first()) else {
-            continue;
+    Ok(response)
+}
+
+/// Templates of a page, and the token of the next. Looks at no more than that takes.
+fn list_page<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    page: &Page,
+) -> Result<(Vec<Value>, Option<HeaderValue>), ApiError> {
+    let mut shown: Vec<(String, Value)> = Vec::new();
+    // All tags of one template, as they follow each other.
+    let mut tags: Vec<TemplateInfo> = Vec::new();
+    let mut failure = None;
+    let mut show = |tags: &mut Vec<TemplateInfo>| {
+        let tags = std::mem::take(tags);
+        match entry_of(app, caller, &tags) {
+            Ok(entry) => shown.extend(entry),
+            Err(e) => failure = Some(e),
+        }
+        // One more says that there is a next page.
+        match failure.is_some() || shown.len() > page.limit() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let walked = app.templates.walk(page.after_name(), &mut |info| {
+        let name = info.without_tag();
+        if page.after_name() == Some(&name)
+            || !is_visible(info.owner.as_deref(), info.visibility, caller.bounds())
+        {
+            return ControlFlow::Continue(());
+        }
+        let others = tags
+            .first()
+            .is_some_and(|other| other.without_tag() != name);
+        let next = match others {
+            true => show(&mut tags),
+            false => ControlFlow::Continue(()),
         };
-        let record = record_of(&app, info)?;
-        let own = |name: &str| caller.bounds().map(|key| format!("{key}/{name}"));
-        let hidden = own(name).is_some_and(|own| by_name.contains_key(&own));
-        if hidden && record.is_none() {
-            // The name means the caller's own, and there is no other word for this one.
-            continue;
-        }
-        let called = |name: &str| caller.called(name);
-        let names: Vec<String> = tags.iter().map(|t| called(&t.reference())).collect();
-        shown.push(listed(info, &called(name), record.as_ref(), &names));
+        tags.push(info);
+        next
+    });
+    walked.map_err(|e| match (e, page.after_name()) {
+        (TemplateRefusal::Unknown(_), Some(_)) => unknown_token(),
+        (e, _) => failed(e),
+    })?;
+    let _ = show(&mut tags);
+    if let Some(e) = failure {
+        return Err(e);
     }
-    Ok(Json(shown))
+    let more = shown.len() > page.limit();
+    shown.truncate(page.limit());
+    let last = shown.last().filter(|_| more);
+    let next = last.and_then(|(name, _)| Page::next_name(name));
+    Ok((shown.into_iter().map(|(_, value)| value).collect(), next))
+}
+
+/// A template with these tags as the caller sees it, and its name; none: it does not.
+fn entry_of<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    tags: &[TemplateInfo],
+) -> Result<Option<(String, Value)>, ApiError> {
+    let own = tags.iter().find(|t| t.tag == DEFAULT_TAG);
+    let Some(info) = own.or(tags.first()) else {
+        return Ok(None);
+    };
+    let name = info.without_tag();
+    let record = record_of(app, info)?;
+    let own = caller.bounds().map(|key| format!("{key}/{name}"));
+    let own = own.filter(|_| info.owner.is_none());
+    if record.is_none() && own.is_some_and(|own| has_tags(app, &own)) {
+        // The name means the caller's own, and there is no other word for this one.
+        return Ok(None);
+    }
+    let names: Vec<String> = tags.iter().map(|t| caller.called(&t.reference())).collect();
+    let shown = listed(info, &caller.called(&name), record.as_ref(), &names);
+    Ok(Some((name, shown)))
+}
+
+/// True if a template of this name (`owner/name`) can be listed.
+fn has_tags<E: Engine>(app: &App<E>, name: &str) -> bool {
+    let mut found = false;
+    let walked = app.templates.walk(Some(name), &mut |info| {
+        let same = info.without_tag() == name;
+        found = same && info.visibility != Visibility::Internal;
+        match same && !found {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    });
+    walked.is_ok() && found
 }
 
 /// `GET /templates/{id}`: one with its builds.
@@ -209,11 +291,15 @@ pub(super) async fn tags<E: Engine>(
         return Ok(Json(json!(tags)));
     }
     let mut tags = Vec::new();
-    for other in app.templates.list().map_err(failed)? {
-        if other.without_tag() == info.without_tag() {
-            tags.push(tag(&other.tag, build_id(&other), created(&other)));
+    let name = info.without_tag();
+    let walked = app.templates.walk(Some(&name), &mut |other| {
+        if other.without_tag() != name {
+            return ControlFlow::Break(());
         }
-    }
+        tags.push(tag(&other.tag, build_id(&other), created(&other)));
+        ControlFlow::Continue(())
+    });
+    walked.map_err(failed)?;
     // One that is still to be built.
     if tags.is_empty() {
         tags.push(tag(&info.tag, build_id(&info), created(&info)));

@@ -332,7 +332,7 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     // As another process does it.
     let command = jiffy_api::Keys::open(api.bench.dir.path()).unwrap();
     command.revoke_and_end(&made.key.id).unwrap();
-    let templates = Arc::new(FakeTemplates(std::sync::Mutex::default()));
+    let templates = Arc::new(FakeTemplates::of(Vec::new()));
     let app = App::new(
         api.host.clone(),
         api.keys.clone(),

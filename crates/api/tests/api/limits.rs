@@ -239,7 +239,7 @@ async fn after_a_crash_existing_data_counts_once() {
     api.bench.world.mend();
     let next = api.bench.open().await;
     let keys = Arc::new(Keys::open(api.bench.dir.path()).unwrap());
-    let templates = support::FakeTemplates(Vec::new().into());
+    let templates = support::FakeTemplates::of(Vec::new());
     let app = App::new(next, keys, Arc::new(templates), Config::default());
     let api = Api {
         router: router(app),
@@ -263,7 +263,7 @@ async fn a_key_of_scope_create_has_the_hosts_disk_budget_unless_it_was_given_one
         default_key_disk_mib: Some(7),
         ..Config::default()
     };
-    let templates = support::FakeTemplates(Vec::new().into());
+    let templates = support::FakeTemplates::of(Vec::new());
     let app = App::new(
         api.host.clone(),
         api.keys.clone(),

@@ -18,3 +18,4 @@ mod refusal_form;
 mod sandbox_names;
 mod snapshots;
 mod support;
+mod template_pages;

@@ -2,7 +2,7 @@
 
 use crate::openapi::operation::Operation;
 use crate::openapi::reference::{list, query, schema};
-use crate::routes::bounds::MAX_PAGE;
+use crate::routes::bounds::{MAX_PAGE, MAX_UNPAGED};
 use axum::http::Method;
 use serde_json::json;
 
@@ -12,11 +12,9 @@ pub(super) fn templates() -> Vec<Operation> {
     let offset = json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX });
     let limit = json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE });
     vec![
-        Operation::get("/templates", "listTemplates", "Templates of this host").answers(
-            200,
-            "All of them",
-            list("Template"),
-        ),
+        Operation::get("/templates", "listTemplates", "Templates of this host, by owner and name")
+            .paged_by_name(MAX_UNPAGED)
+            .answers(200, "A page of them", list("Template")),
         Operation::get(
             "/templates/{templateID}",
             "getTemplate",

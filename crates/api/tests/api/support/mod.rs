@@ -20,17 +20,42 @@ use jiffy_host::{HostOptions, Sandboxes};
 use jiffy_image::{Home, Templates, Visibility};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
+use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock, Mutex};
 use tower::ServiceExt;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 
-/// Templates that exist because they are listed here.
-pub struct FakeTemplates(pub Mutex<Vec<TemplateInfo>>);
+/// Templates that exist because they are listed here, and how many a list looked at.
+pub struct FakeTemplates(pub Mutex<Vec<TemplateInfo>>, pub Mutex<usize>);
+
+impl FakeTemplates {
+    pub fn of(all: Vec<TemplateInfo>) -> Self {
+        Self(Mutex::new(all), Mutex::default())
+    }
+}
 
 impl TemplateSource for FakeTemplates {
-    fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
-        Ok(self.0.lock().unwrap().clone())
+    fn walk(
+        &self,
+        from: Option<&str>,
+        each: &mut dyn FnMut(TemplateInfo) -> ControlFlow<()>,
+    ) -> Result<(), TemplateRefusal> {
+        let mut all = self.0.lock().unwrap().clone();
+        all.sort_by_key(|t| (t.owner.clone(), t.name.clone(), t.tag.clone()));
+        let position = |name: &str| match name.split_once('/') {
+            Some((owner, name)) => (Some(owner.to_owned()), name.to_owned()),
+            None => (None, name.to_owned()),
+        };
+        let from = from.map(position);
+        let reached = |t: &TemplateInfo| Some((t.owner.clone(), t.name.clone())) >= from;
+        for info in all.into_iter().filter(reached) {
+            *self.1.lock().unwrap() += 1;
+            if each(info).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal> {
@@ -122,10 +147,7 @@ fn base_templates() -> FakeTemplates {
         },
         created: 1_700_000_000,
     };
-    FakeTemplates(Mutex::new(vec![
-        template("base", 1024),
-        template("large", 4096),
-    ]))
+    FakeTemplates::of(vec![template("base", 1024), template("large", 4096)])
 }
 
 /// A control plane.

@@ -1,0 +1,130 @@
+//! Lists of templates in pages.
+
+use crate::support::{FakeTemplates, TestCaller};
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use jiffy_api::{App, Caller, Config, TemplateInfo, router};
+use jiffy_engine::SandboxSize;
+use jiffy_image::Visibility;
+use serde_json::Value;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+/// Templates of the host.
+const NUMBER: usize = 3000;
+
+fn template(owner: Option<&str>, name: &str, tag: &str, visibility: Visibility) -> TemplateInfo {
+    TemplateInfo {
+        name: name.to_owned(),
+        owner: owner.map(str::to_owned),
+        visibility,
+        tag: tag.to_owned(),
+        version: Some("ab".repeat(32)),
+        size: SandboxSize::default(),
+        created: 1_700_000_000,
+    }
+}
+
+/// A control plane with so many templates.
+struct Many {
+    templates: Arc<FakeTemplates>,
+    router: axum::Router,
+    _api: crate::support::Api,
+}
+
+impl Many {
+    fn of(all: Vec<TemplateInfo>) -> Self {
+        let api = crate::support::Api::new();
+        let templates = Arc::new(FakeTemplates::of(all));
+        let (host, keys) = (api.host.clone(), api.keys.clone());
+        let app = App::new(host, keys, templates.clone(), Config::default());
+        Self {
+            templates,
+            router: router(app),
+            _api: api,
+        }
+    }
+
+    /// First names, token of the next page and number of templates that were looked at.
+    async fn page(&self, query: &str) -> (Vec<String>, Option<String>, usize) {
+        let before = *self.templates.1.lock().unwrap();
+        let mut request = Request::get(format!("/templates{query}"));
+        let extensions = request.extensions_mut().unwrap();
+        extensions.insert(Caller::Owner);
+        let request = request.body(Body::empty()).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let next = response.headers().get("x-next-token").cloned();
+        let next = next.map(|next| next.to_str().unwrap().to_owned());
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+        let body: Vec<Value> = serde_json::from_slice(&body.unwrap()).unwrap();
+        let names = body
+            .iter()
+            .map(|t| t["names"][0].as_str().unwrap().to_owned());
+        let looked_at = *self.templates.1.lock().unwrap() - before;
+        (names.collect(), next, looked_at)
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_templates_looks_at_no_more_than_it_shows_and_all_pages_are_the_list() {
+    let all = (0..NUMBER).map(|at| {
+        let name = format!("t{at:05}");
+        template(None, &name, "default", Visibility::Private)
+    });
+    let many = Many::of(all.collect());
+    let (first, next, looked_at) = many.page("?limit=10").await;
+    assert_eq!(
+        (first.len(), &*first[0], &*first[9]),
+        (10, "t00000", "t00009")
+    );
+    assert!(looked_at <= 12, "{looked_at}");
+    let (second, _, looked_at) = many
+        .page(&format!("?limit=10&nextToken={}", next.unwrap()))
+        .await;
+    assert_eq!((second.len(), &*second[0]), (10, "t00010"));
+    assert!(looked_at <= 13, "{looked_at}");
+    // Clients that know no pages get a bounded list, and one that says so.
+    let (mut seen, mut next, looked_at) = many.page("").await;
+    assert_eq!(seen.len(), 1000);
+    assert!(looked_at <= 1002, "{looked_at}");
+    while let Some(token) = next {
+        let part;
+        (part, next, _) = many.page(&format!("?nextToken={token}")).await;
+        seen.extend(part);
+    }
+    let expected: Vec<String> = (0..NUMBER).map(|at| format!("t{at:05}")).collect();
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test]
+async fn tags_of_a_template_are_on_one_page_and_what_is_internal_on_none() {
+    use Visibility::{Internal, Private};
+    let key = "aaaaaaaaaaaaaaaaaaaa";
+    let many = Many::of(vec![
+        template(None, "a", "default", Private),
+        template(None, "a", "old", Private),
+        template(None, "b", "x", Private),
+        template(None, "c", "default", Internal),
+        template(None, "d", "default", Private),
+        template(Some(key), "a", "default", Private),
+    ]);
+    let (mut seen, mut next, _) = many.page("?limit=1").await;
+    while let Some(token) = next {
+        let part;
+        (part, next, _) = many.page(&format!("?limit=1&nextToken={token}")).await;
+        assert!(part.len() == 1, "{part:?}");
+        seen.extend(part);
+    }
+    assert_eq!(seen, ["a", "b:x", "d", &format!("{key}/a")]);
+}
+
+#[tokio::test]
+async fn page_parameters_of_templates_out_of_bounds_are_refused() {
+    let api = crate::support::Api::new();
+    for bad in ["limit=0", "limit=101", "limit=x", "nextToken=%2B"] {
+        let path = format!("/templates?{bad}");
+        let answer = api.call_as(&TestCaller::Owner, "GET", &path, Value::Null);
+        answer.await.expect(400);
+    }
+}
