@@ -23,7 +23,6 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Every key begins so; clients of older versions insist on it.
@@ -73,6 +72,11 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE keys ADD COLUMN end_ms INTEGER;
 ",
 ];
+/// Indexes that earlier versions do without.
+const INDEXES: &str = "
+    CREATE INDEX IF NOT EXISTS keys_by_end ON keys (end_ms) WHERE end_ms IS NOT NULL;
+    CREATE INDEX IF NOT EXISTS keys_of_hosts ON keys (id) WHERE scope = 'admin';
+";
 const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib, \
     creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
     max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms";
@@ -233,12 +237,12 @@ pub struct NewKey {
 pub struct Keys {
     path: PathBuf,
     connection: Mutex<Connection>,
-    /// For [`standing`], which must not wait until somebody has written.
+    /// For [`Keys::standing`], which must not wait until somebody has written.
     reader: Mutex<Connection>,
     /// When a use was last written down, by id.
     noted: Mutex<HashMap<String, Instant>>,
-    /// Keys in force when the file was last read.
-    standing: Mutex<Option<Arc<KeyStatuses>>>,
+    /// States of keys that were read a moment ago.
+    standing: Mutex<KeyStatuses>,
 }
 
 impl Keys {
@@ -273,6 +277,7 @@ impl Keys {
         if found < SCHEMA_VERSION {
             migrate(&tx, found).map_err(failed)?;
         }
+        tx.execute_batch(INDEXES).map_err(failed)?;
         tx.commit().map_err(failed)?;
         let reader = Connection::open(&path).map_err(failed)?;
         reader.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;

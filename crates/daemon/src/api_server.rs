@@ -26,7 +26,6 @@ use jiffy_proto::internal::InternalOrigin;
 use jiffy_pull::Registries;
 use jiffy_template_builder::Builder;
 use nix::unistd::geteuid;
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -153,7 +152,7 @@ impl<E: Engine> ApiServer<E> {
             },
             at_once: options.max_builds,
             cache_for: cache_for(options.build_cache_days),
-            host_keys: host_keys(&keys)?,
+            host_keys: keys.admin_ids()?,
             ..jiffy_template_builder::BuilderSettings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
@@ -261,13 +260,6 @@ impl<E: Engine> ApiServer<E> {
     }
 }
 
-/// Keys that act for the host's owner, also those that were revoked.
-fn host_keys(keys: &Keys) -> Result<HashSet<String>, jiffy_api::KeyError> {
-    let all = keys.list()?.into_iter();
-    let hosts = all.filter(|key| key.scope == jiffy_api::Scope::Admin);
-    Ok(hosts.map(|key| key.id).collect())
-}
-
 fn cache_for(days: u16) -> Option<Duration> {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     (days > 0).then(|| DAY * u32::from(days))
@@ -313,7 +305,7 @@ fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<O
         let (key, new) = local_key(home.path(), keys)?;
         return Ok(new.then_some(key));
     }
-    if keys.list()?.iter().all(|k| k.revoked_ms.is_some()) {
+    if !keys.any_is_unrevoked()? {
         bail!(
             "there is no API key, and {address} can be reached from other machines: make one with \
              `jiffy key create` first"

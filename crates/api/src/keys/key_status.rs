@@ -1,17 +1,17 @@
-//! Keys in force, kept in memory for checks at every request to a sandbox.
+//! States of keys, for checks at every request to a sandbox: read one by one, and kept in memory
+//! for a moment.
 
 use super::{KeyError, Keys};
 use jiffy_engine::now_ms;
-use rusqlite::Row;
+use rusqlite::{OptionalExtension, Row, params};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Age at which the file is read again. A change by another process is noticed that much later.
+/// Age at which a state is read again. A change by another process is noticed that much later.
 const MAX_CACHE_AGE: Duration = Duration::from_millis(500);
-/// Age from which on the file is read again for a key that is not known: keys that are gone cost no
-/// more than that.
-const MIN_CACHE_AGE: Duration = Duration::from_millis(10);
+/// States in memory from which on old ones are forgotten.
+const MAX_CACHED: usize = 4096;
 /// Interval at which the end of a key is looked for.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -26,15 +26,29 @@ pub enum KeyStatus {
     Ended,
 }
 
-/// State of all keys at one moment.
-#[derive(Debug)]
+/// States of keys that were asked for, and when they were read. Keys that are not there are not
+/// remembered: one may be made at any moment.
+#[derive(Debug, Default)]
 pub(super) struct KeyStatuses {
-    read: Instant,
-    keys: HashMap<String, KeyEntry>,
-    hashes: HashSet<Vec<u8>>,
+    by_id: HashMap<String, (Instant, KeyEntry)>,
+    by_hash: HashMap<[u8; 32], (Instant, KeyEntry)>,
+    /// Ids of the keys all of whose sandboxes are to end.
+    ended: Option<(Instant, Vec<String>)>,
 }
 
-#[derive(Debug)]
+fn is_fresh(read: &Instant) -> bool {
+    read.elapsed() < MAX_CACHE_AGE
+}
+
+/// Keeps a state that was read just now.
+fn keep<K: Eq + Hash>(cache: &mut HashMap<K, (Instant, KeyEntry)>, key: K, entry: KeyEntry) {
+    if cache.len() >= MAX_CACHED {
+        cache.retain(|_, (read, _)| is_fresh(read));
+    }
+    cache.insert(key, (Instant::now(), entry));
+}
+
+#[derive(Debug, Clone, Copy)]
 struct KeyEntry {
     revoked: bool,
     end: bool,
@@ -56,37 +70,69 @@ impl KeyEntry {
 }
 
 impl Keys {
-    /// State of the key with this id; none is the host's owner. At most half a second old.
+    /// State of the key with this id; none is the host's owner. At most half a second old, and
+    /// however many keys there are one row is read for it.
     pub fn standing(&self, id: Option<&str>) -> KeyStatus {
         let Some(id) = id else {
             return KeyStatus::InForce;
         };
-        let entry = |all: &Arc<KeyStatuses>| all.keys.get(id).map(|k| k.standing(now_ms()));
-        let Some(all) = self.standings() else {
-            return KeyStatus::Over;
+        let known = self.standing.lock().by_id.get(id).copied();
+        let entry = match known {
+            Some((read, entry)) if is_fresh(&read) => Some(entry),
+            _ => match self.read_entry(id) {
+                Ok(found) => {
+                    let by_id = &mut self.standing.lock().by_id;
+                    match found {
+                        Some(entry) => keep(by_id, id.to_owned(), entry),
+                        None => drop(by_id.remove(id)),
+                    }
+                    found
+                }
+                Err(e) => {
+                    tracing::error!("{e}");
+                    known.map(|(_, entry)| entry)
+                }
+            },
         };
-        // One that another process has just made is younger than what is in memory.
-        let younger = || {
-            let is_old = all.read.elapsed() > MIN_CACHE_AGE;
-            is_old.then(|| self.forget_standing())?;
-            entry(&self.standings()?)
-        };
-        entry(&all).or_else(younger).unwrap_or(KeyStatus::Over)
+        entry.map_or(KeyStatus::Over, |entry| entry.standing(now_ms()))
     }
 
-    /// True if a key of this hash is in force, without a look at the file unless it is time.
+    /// True if a key of this hash is in force. At most half a second old.
     pub(crate) fn knows(&self, hash: &[u8; 32]) -> bool {
-        self.standings()
-            .is_some_and(|all| all.hashes.contains(hash.as_slice()))
+        let known = self.standing.lock().by_hash.get(hash).copied();
+        let entry = match known {
+            Some((read, entry)) if is_fresh(&read) => Some(entry),
+            _ => match self.read_entry_of_hash(hash) {
+                Ok(Some(entry)) => {
+                    keep(&mut self.standing.lock().by_hash, *hash, entry);
+                    Some(entry)
+                }
+                Ok(None) => None,
+                Err(e) => {
+                    tracing::error!("{e}");
+                    None
+                }
+            },
+        };
+        entry.is_some_and(|entry| entry.standing(now_ms()) == KeyStatus::InForce)
     }
 
-    /// Ids of the keys all of whose sandboxes are to end.
+    /// Ids of the keys all of whose sandboxes are to end. Reads those only.
     pub(crate) fn ended(&self) -> Vec<String> {
-        let Some(all) = self.standings() else {
-            return Vec::new();
-        };
-        let ended = all.keys.iter().filter(|(_, k)| k.end);
-        ended.map(|(id, _)| id.clone()).collect()
+        let known = self.standing.lock().ended.clone();
+        match known {
+            Some((read, ids)) if is_fresh(&read) => ids,
+            _ => match self.read_ended() {
+                Ok(ids) => {
+                    self.standing.lock().ended = Some((Instant::now(), ids.clone()));
+                    ids
+                }
+                Err(e) => {
+                    tracing::error!("{e}");
+                    known.map(|(_, ids)| ids).unwrap_or_default()
+                }
+            },
+        }
     }
 
     /// Waits until the key with this id is not in force any more: noticed within two seconds.
@@ -99,58 +145,71 @@ impl Keys {
         }
     }
 
-    /// Has the file read again at the next look.
-    pub(super) fn forget_standing(&self) {
-        *self.standing.lock() = None;
-    }
-
-    /// The state of all keys; none: they could never be read.
-    fn standings(&self) -> Option<Arc<KeyStatuses>> {
-        let mut known = self.standing.lock();
-        if let Some(all) = known.as_ref()
-            && all.read.elapsed() < MAX_CACHE_AGE
-        {
-            return Some(all.clone());
-        }
-        match self.read_standings() {
-            Ok(all) => *known = Some(Arc::new(all)),
-            Err(e) => tracing::error!("{e}"),
-        }
-        known.clone()
-    }
-
-    fn read_standings(&self) -> Result<KeyStatuses, KeyError> {
-        let read = Instant::now();
-        let now = now_ms();
-        let reader = self.reader.lock();
-        let query = || -> rusqlite::Result<KeyStatuses> {
-            let mut statement = reader.prepare_cached(
-                "SELECT id, revoked_ms, end_ms, expires_ms, hash, previous_hash, previous_until_ms
-                    FROM keys",
-            )?;
-            let mut rows = statement.query([])?;
-            let (mut keys, mut hashes) = (HashMap::new(), HashSet::new());
-            while let Some(row) = rows.next()? {
-                let moment = |i| moment(row, i);
-                let entry = KeyEntry {
-                    revoked: moment(1)?.is_some(),
-                    end: moment(2)?.is_some(),
-                    expires_ms: moment(3)?,
-                };
-                if entry.standing(now) == KeyStatus::InForce {
-                    hashes.insert(row.get(4)?);
-                    if moment(6)?.is_some_and(|until| until > now)
-                        && let Some(previous) = row.get(5)?
-                    {
-                        hashes.insert(previous);
-                    }
-                }
-                keys.insert(row.get(0)?, entry);
-            }
-            Ok(KeyStatuses { read, keys, hashes })
+    /// Ids of the keys that act for the host's owner, also of those that were revoked. Reads those
+    /// only.
+    pub fn admin_ids(&self) -> Result<HashSet<String>, KeyError> {
+        let connection = self.connection();
+        let read = || -> rusqlite::Result<HashSet<String>> {
+            let query = "SELECT id FROM keys WHERE scope = 'admin'";
+            let mut statement = connection.prepare_cached(query)?;
+            statement.query_map([], |row| row.get(0))?.collect()
         };
-        query().map_err(|e| self.failed(e))
+        read().map_err(|e| self.failed(e))
     }
+
+    /// True if there is a key that was not revoked.
+    pub fn any_is_unrevoked(&self) -> Result<bool, KeyError> {
+        let query = "SELECT EXISTS (SELECT 1 FROM keys WHERE revoked_ms IS NULL)";
+        let found = self.connection().query_row(query, [], |row| row.get(0));
+        found.map_err(|e| self.failed(e))
+    }
+
+    /// Has states read again at the next look.
+    pub(super) fn forget_standing(&self) {
+        *self.standing.lock() = KeyStatuses::default();
+    }
+
+    fn read_entry(&self, id: &str) -> Result<Option<KeyEntry>, KeyError> {
+        let reader = self.reader.lock();
+        let read = || {
+            let query = "SELECT revoked_ms, end_ms, expires_ms FROM keys WHERE id = ?1";
+            let mut statement = reader.prepare_cached(query)?;
+            statement.query_row([id], entry).optional()
+        };
+        read().map_err(|e| self.failed(e))
+    }
+
+    fn read_entry_of_hash(&self, hash: &[u8; 32]) -> Result<Option<KeyEntry>, KeyError> {
+        let now = super::stored(now_ms());
+        let reader = self.reader.lock();
+        let read = || {
+            let query = "SELECT revoked_ms, end_ms, expires_ms FROM keys
+                WHERE hash = ?1 OR (previous_hash = ?1 AND previous_until_ms > ?2)";
+            let mut statement = reader.prepare_cached(query)?;
+            let found = statement.query_row(params![hash, now], entry);
+            found.optional()
+        };
+        read().map_err(|e| self.failed(e))
+    }
+
+    fn read_ended(&self) -> Result<Vec<String>, KeyError> {
+        let reader = self.reader.lock();
+        let read = || -> rusqlite::Result<Vec<String>> {
+            let query = "SELECT id FROM keys WHERE end_ms IS NOT NULL";
+            let mut statement = reader.prepare_cached(query)?;
+            statement.query_map([], |row| row.get(0))?.collect()
+        };
+        read().map_err(|e| self.failed(e))
+    }
+}
+
+/// State in a row that begins with `revoked_ms, end_ms, expires_ms`.
+fn entry(row: &Row<'_>) -> rusqlite::Result<KeyEntry> {
+    Ok(KeyEntry {
+        revoked: moment(row, 0)?.is_some(),
+        end: moment(row, 1)?.is_some(),
+        expires_ms: moment(row, 2)?,
+    })
 }
 
 fn moment(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
