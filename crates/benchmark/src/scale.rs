@@ -84,7 +84,7 @@ pub async fn scale(n: usize, numbers: &[usize]) -> anyhow::Result<Measured> {
             A daemon with the usual settings; calls one after the other on one kept connection, \
             about items spread over all; a restart from the start of the process to the first \
             answer about a sandbox, page cache warm; memory is VmRSS, at the first answer and after \
-            the calls, among which is a list of all templates",
+            the calls",
         limits: "a cold page cache; calls at once; layers with content; a store; work that a \
             daemon does behind its first answers",
         not_available: [not_available, Meter::new().not_available()].concat(),

@@ -3,12 +3,11 @@
 use super::Population;
 use super::scratch_daemon::ScratchDaemon;
 use super::scratch_home::{sandbox_name, snapshot_name, template_name};
-use crate::daemon::{ms, timed};
+use crate::daemon::timed;
 use hyper::Method;
 use jiffy_client::{Client, NewSandbox};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 /// Items of a page: as many as there are of each kind on the smallest host.
 pub(super) const PAGE: usize = 10;
@@ -55,7 +54,7 @@ fn name(all: &Population, at: usize, name: String) -> (Method, String, Value) {
 }
 
 /// Calls that need no guest.
-const CALLS: [Call; 13] = [
+const CALLS: [Call; 14] = [
     by_owner("get a sandbox", |all, at| {
         get(format!("/sandboxes/{}", all.sandboxes[at]))
     }),
@@ -102,6 +101,9 @@ const CALLS: [Call; 13] = [
     by_owner("ask for a template's alias", |_, at| {
         get(format!("/templates/aliases/{}", template_name(at)))
     }),
+    by_owner("list templates, a page", |_, _| {
+        get(format!("/templates?limit={PAGE}"))
+    }),
 ];
 
 /// Milliseconds of `n` calls of each kind, by name. The first of each is thrown away.
@@ -132,7 +134,6 @@ pub(super) async fn measure(
         rows.push((call.name, samples));
     }
     rows.push(("remove a snapshot", removals(daemon, population, n).await?));
-    rows.push(("list all templates, each", templates(daemon, n).await?));
     Ok(rows)
 }
 
@@ -149,17 +150,6 @@ async fn removals(
         samples.push(timed(removed).await?.1);
     }
     Ok(samples.split_off(1))
-}
-
-/// Lists of all templates, for each template. They have no pages.
-async fn templates(daemon: &ScratchDaemon, n: usize) -> anyhow::Result<Vec<f64>> {
-    let mut samples = Vec::new();
-    for _ in 0..n.min(3) {
-        let began = Instant::now();
-        let all: Vec<Value> = daemon.owner.call(Method::GET, "/templates", &()).await?;
-        samples.push(ms(began.elapsed()) / all.len().max(1) as f64);
-    }
-    Ok(samples)
 }
 
 /// Operations on real guests, one life after the other; the first is thrown away.

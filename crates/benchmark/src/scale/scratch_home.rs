@@ -23,6 +23,8 @@ use tempfile::TempDir;
 const BORROWED: [&str; 4] = ["images", "kernel", "disks", "initrd"];
 /// Memory of a fabricated snapshot in bytes.
 const MEMORY_BYTES: u64 = 512 << 20;
+/// State of a fabricated snapshot.
+const STATE: &str = "fabricated";
 /// Snapshots whose files are links to the same ones: ext4 allows 65,000.
 const LINKS: usize = 50_000;
 /// Snapshots that nothing sleeps in, at each number.
@@ -178,10 +180,9 @@ impl ScratchHome {
         let directory = self.path().join("fabricated").join(set.to_string());
         if !directory.exists() {
             fs::create_dir_all(&directory)?;
-            fs::write(directory.join("state.bin"), "fabricated")?;
+            fs::write(directory.join("state.bin"), STATE)?;
             File::create(directory.join("memory.layer"))?.set_len(MEMORY_BYTES)?;
-            let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES);
-            fs::write(directory.join("memory.index"), index.encode())?;
+            fs::write(directory.join("memory.index"), memory_index())?;
         }
         Ok(directory)
     }
@@ -268,6 +269,11 @@ fn directories(root: &Path) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
+/// Index of a memory layer without content.
+fn memory_index() -> Vec<u8> {
+    LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES).encode()
+}
+
 /// Name of fabricated template `at`.
 pub(super) fn template_name(at: usize) -> String {
     format!("scale-{at:07}")
@@ -305,7 +311,7 @@ fn snapshot_record(id: &str, sandbox: &str, at: usize) -> SnapshotRecord {
         kept: true,
         stopped_ms: 1.0,
         total_ms: 10.0,
-        bytes: 40 << 20,
+        bytes: (STATE.len() + memory_index().len()) as u64,
         created_ms: created_ms(at),
         store: Default::default(),
     }
