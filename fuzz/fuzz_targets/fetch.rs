@@ -1,6 +1,6 @@
 #![no_main]
-//! Whatever a VMM and the fetcher of its memory send each other, a message is refused or is what its
-//! encoding says, within its bounds.
+//! Whatever a VMM and the fetcher of its memory send each other, a message is refused or is what
+//! its encoding says, within its bounds.
 
 use jiffy_proto::fetch::{FetchAnswer, FetchOutcome, FetchRequest, MAX_ANSWER_BYTES};
 use libfuzzer_sys::fuzz_target;

@@ -2,7 +2,8 @@
 //! host maps them in huge pages where its file system keeps them so.
 //!
 //! KVM without nested page tables maps a guest's huge page in one exit where the host's page is
-//! huge, too, and in one exit for each 4 KiB otherwise. A page that is written to splits its region.
+//! huge, too, and in one exit for each 4 KiB otherwise. A page that is written to splits its
+//! region.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;
