@@ -5,6 +5,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+/// Most descriptors that are reported ready at once.
+const MAX_BATCH_EVENTS: usize = 64;
+
 /// Ready descriptor: its slot (a device or the VMM itself) and a token that the slot chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadyEvent {
@@ -35,24 +38,28 @@ impl Poller {
     }
 
     /// Waits up to `timeout` for descriptors and hands each to `handle`.
-    pub fn wait(
+    pub fn wait(&self, timeout: EpollTimeout, handle: impl FnMut(ReadyEvent)) -> Result<(), Errno> {
+        self.wait_batch(timeout, |batch| batch.copied().for_each(handle))
+    }
+
+    /// Waits up to `timeout` for descriptors and hands those that are ready at once to `handle`.
+    pub fn wait_batch(
         &self,
         timeout: EpollTimeout,
-        mut handle: impl FnMut(ReadyEvent),
+        handle: impl FnOnce(std::slice::Iter<'_, ReadyEvent>),
     ) -> Result<(), Errno> {
-        let mut events = [EpollEvent::empty(); 32];
+        let mut events = [EpollEvent::empty(); MAX_BATCH_EVENTS];
         let count = match self.0.wait(&mut events, timeout) {
             Ok(n) => n,
             Err(Errno::EINTR) => 0,
             Err(e) => return Err(e),
         };
-        for event in &events[..count] {
-            handle(ReadyEvent {
-                slot: u32::try_from(event.data() >> 32).unwrap_or(u32::MAX),
-                token: u32::try_from(event.data() & u64::from(u32::MAX)).unwrap_or(u32::MAX),
-                flags: event.events(),
-            });
-        }
+        let batch = events.map(|event| ReadyEvent {
+            slot: u32::try_from(event.data() >> 32).unwrap_or(u32::MAX),
+            token: u32::try_from(event.data() & u64::from(u32::MAX)).unwrap_or(u32::MAX),
+            flags: event.events(),
+        });
+        handle(batch[..count].iter());
         Ok(())
     }
 }

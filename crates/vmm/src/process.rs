@@ -1,6 +1,7 @@
 //! Main function of the process: receives the configuration, builds the machine, serves it to its
 //! end.
 
+mod batch;
 mod disk_thread;
 mod reattach;
 mod rollback;
@@ -287,7 +288,9 @@ impl Vm {
     fn serve(&mut self) -> StopCause {
         let poller = self.machine.poller.clone();
         loop {
-            if let Err(e) = poller.wait(EpollTimeout::NONE, |ready| self.dispatch(ready)) {
+            if let Err(e) =
+                poller.wait_batch(EpollTimeout::NONE, |batch| self.dispatch_batch(batch))
+            {
                 return VmmError::host("epoll", e).into();
             }
             if let Some(cause) = self.cause.take() {

@@ -117,6 +117,13 @@ pub trait VirtioDevice: Any + Send {
     fn reset(&mut self);
     /// The guest kicked queue `index` (below the number of queues). Does a bounded amount of work.
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError>;
+    /// Several events follow each other. The device may put its work off until the end of the
+    /// batch, to do it in one go and interrupt the guest once.
+    fn begin_batch(&mut self) {}
+    /// The last event of the batch has been handled.
+    fn end_batch(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// A descriptor that the device registered is ready.
     fn host_event(&mut self, _token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
         Ok(())

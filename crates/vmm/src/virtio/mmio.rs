@@ -329,6 +329,16 @@ impl MmioDevice {
         self.serve(|device| device.queue_event(index));
     }
 
+    /// Several events follow each other.
+    pub fn begin_batch(&mut self) {
+        self.device.begin_batch();
+    }
+
+    /// The last event of a batch has been handled.
+    pub fn end_batch(&mut self) {
+        self.serve(VirtioDevice::end_batch);
+    }
+
     /// Runs `work` on the device if it is a `T` in service, with its driver up and without failure.
     pub fn update<T: VirtioDevice>(
         &mut self,

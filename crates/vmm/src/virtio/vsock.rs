@@ -22,6 +22,7 @@ mod muxer;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod timer;
 
 pub use device::Vsock;
 pub use header::{HEADER_BYTES, HOST_CID, VsockHeader, VsockOp};

@@ -4,7 +4,7 @@ mod from_guest;
 mod stream;
 mod to_guest;
 
-pub use to_guest::OutgoingPacket;
+pub use to_guest::{MAX_PACKET_BYTES, OutgoingPacket};
 
 use super::credit::Credit;
 use super::header::VsockHeader;

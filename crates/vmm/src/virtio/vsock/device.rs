@@ -1,32 +1,36 @@
 //! Vsock device: rings, interrupts and the timer.
 
+use super::connection::MAX_PACKET_BYTES;
 use super::header::{HEADER_BYTES, VsockHeader};
 use super::muxer::Muxer;
+use super::timer::{TIMER_TOKEN, VsockTimer};
 use super::{GuestConnect, VsockConfig, VsockConnectError};
 use crate::GuestMemory;
-use crate::poll::SlotPoller;
 use crate::virtio::device::RingState;
-use crate::virtio::device::chain::{check_queue, next_chain};
+use crate::virtio::device::chain::{DescriptorChain, GuestBuffers, check_queue, next_chain};
 use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
 use nix::sys::epoll::EpollFlags;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vmm_sys_util::timerfd::TimerFd;
 
 /// Device id (virtio 1.2 section 5).
 const DEVICE_ID: u32 = 19;
 /// Receive, transmit, event. A Linux guest fills the receive queue with 4 KiB buffers, and 128 of
 /// them hold more than the credit of one connection. It posts 8 event buffers.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
-const RX_QUEUE: usize = 0;
 const TX_QUEUE: usize = 1;
-const EVENT_QUEUE: usize = 2;
 /// Most packets in each direction before control returns to the event loop.
 const MAX_BATCH_PACKETS: usize = 512;
-/// Token of the timer.
-const TIMER_TOKEN: u32 = 0;
+/// Most receive buffers that one read of a stream fills besides the first, and most pieces of guest
+/// memory in them.
+const MAX_GATHERED_BUFFERS: usize = 32;
+const MAX_GATHERED_PIECES: usize = 512;
+/// Sent packets of which the guest is told with the next interrupt for something else, or after
+/// this time, or at a quarter of the ring: nothing waits for their buffers until the ring is full.
+const MAX_UNTOLD_PACKETS: u16 = 32;
+const MAX_UNTOLD_TIME: Duration = Duration::from_millis(1);
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (section 5.10.6.7), a le32.
 const EVENT_TRANSPORT_RESET: [u8; 4] = [0; 4];
 
@@ -35,6 +39,14 @@ pub struct Vsock {
     config: VsockConfig,
     listener: Box<dyn GuestConnect>,
     active: Option<ActiveVsock>,
+    batch: Option<BatchedWork>,
+}
+
+/// Work put off to the end of a batch of events.
+#[derive(Default)]
+struct BatchedWork {
+    any: bool,
+    transmit: bool,
 }
 
 struct ActiveVsock {
@@ -49,6 +61,15 @@ struct ActiveVsock {
     reset_due: bool,
     /// True if transmit packets remain because the batch was full.
     tx_left: bool,
+    untold: UntoldPackets,
+}
+
+/// Sent packets whose buffers the guest was not told to have back.
+#[derive(Default)]
+struct UntoldPackets {
+    count: u16,
+    /// Time by which it is told.
+    until: Option<Instant>,
 }
 
 impl Vsock {
@@ -59,6 +80,7 @@ impl Vsock {
             config,
             listener,
             active: None,
+            batch: None,
         }
     }
 
@@ -100,8 +122,14 @@ impl Vsock {
         }
     }
 
-    /// Serves the rings and interrupts at most once. A failed device releases everything.
+    /// Serves the rings and interrupts at most once, now or at the end of a batch. A failed device
+    /// releases everything.
     fn run(&mut self, transmit: bool) -> Result<(), DeviceError> {
+        if let Some(batch) = &mut self.batch {
+            batch.any = true;
+            batch.transmit |= transmit;
+            return Ok(());
+        }
         let Some(active) = &mut self.active else {
             return Ok(());
         };
@@ -162,6 +190,20 @@ impl VirtioDevice for Vsock {
         self.active = None;
     }
 
+    fn begin_batch(&mut self) {
+        self.batch = Some(BatchedWork::default());
+    }
+
+    fn end_batch(&mut self) -> Result<(), DeviceError> {
+        match self.batch.take() {
+            Some(BatchedWork {
+                any: true,
+                transmit,
+            }) => self.run(transmit),
+            _ => Ok(()),
+        }
+    }
+
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
         self.run(index == TX_QUEUE)
     }
@@ -188,6 +230,27 @@ fn ring(error: virtio_queue::Error) -> DeviceError {
 
 fn guest(what: &str) -> DeviceError {
     DeviceError::Guest(what.into())
+}
+
+/// Splits the place of a header off a receive buffer.
+fn split_header<'m>(chain: &mut DescriptorChain<'m>) -> Result<GuestBuffers<'m>, DeviceError> {
+    match chain.writable.take(HEADER_BYTES) {
+        Some(front) if !chain.writable.is_empty() => Ok(front),
+        _ => Err(guest("vsock receive buffer without room for data (5.10.6)")),
+    }
+}
+
+/// Hands the receive buffer `head`, whose data is in it, to the guest.
+fn finish_packet(
+    rx: &mut Queue,
+    memory: &GuestMemory,
+    head: u16,
+    front: &GuestBuffers<'_>,
+    header: VsockHeader,
+) -> Result<(), DeviceError> {
+    front.copy_from(&header.to_bytes());
+    let len = u32::try_from(HEADER_BYTES).map_or(header.len, |h| h + header.len);
+    rx.add_used(memory, head, len).map_err(ring)
 }
 
 impl ActiveVsock {
@@ -219,39 +282,54 @@ impl ActiveVsock {
             muxer: Muxer::new(config.guest_cid, config.host_ports.clone(), poller),
             reset_due: false,
             tx_left: false,
+            untold: UntoldPackets::default(),
         })
     }
 
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
-        let mut used = [false; 3];
         if transmit {
-            used[TX_QUEUE] = self.drain_tx(listener)?;
+            self.untold.count += self.drain_tx(listener)?;
         }
         let (used_rx, rx_left) = self.fill_rx()?;
-        used[RX_QUEUE] = used_rx;
-        used[EVENT_QUEUE] = self.send_reset()?;
-
+        let used_event = self.send_reset()?;
         let mut interrupt = false;
-        for (queue, used) in [&mut self.rx, &mut self.tx, &mut self.event]
-            .into_iter()
-            .zip(used)
-        {
+        for (queue, used) in [(&mut self.rx, used_rx), (&mut self.event, used_event)] {
             interrupt |= used && queue.needs_notification(&self.memory).map_err(ring)?;
         }
+        interrupt |= self.tell_sent(interrupt)?;
         if interrupt {
             self.interrupt.queue();
         }
         let at = if rx_left || self.tx_left {
             Some(Instant::now())
         } else {
-            self.muxer.wake_at()
+            let times = self.muxer.wake_at().into_iter().chain(self.untold.until);
+            times.min()
         };
         self.timer.fire_by(at)
     }
 
-    /// Receives packets from the guest; returns true if there were any.
-    fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<bool, DeviceError> {
-        let mut used = false;
+    /// Returns true if the guest is to be interrupted for the buffers of sent packets: along with
+    /// another interrupt, if `interrupted`, or when it is time.
+    fn tell_sent(&mut self, interrupted: bool) -> Result<bool, DeviceError> {
+        if self.untold.count == 0 {
+            return Ok(false);
+        }
+        let many = (self.tx.size() / 4).clamp(1, MAX_UNTOLD_PACKETS);
+        let due = || self.untold.until.is_some_and(|at| at <= Instant::now());
+        if interrupted || self.untold.count >= many || due() {
+            self.untold = UntoldPackets::default();
+            return self.tx.needs_notification(&self.memory).map_err(ring);
+        }
+        if self.untold.until.is_none() {
+            self.untold.until = Some(Instant::now() + MAX_UNTOLD_TIME);
+        }
+        Ok(false)
+    }
+
+    /// Receives packets from the guest; returns their number.
+    fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<u16, DeviceError> {
+        let mut used = 0;
         self.tx_left = false;
         // Iterations are counted rather than packets: a guest that keeps moving its index gets no
         // more time than others.
@@ -273,7 +351,7 @@ impl ActiveVsock {
             self.tx
                 .add_used(&self.memory, chain.head, 0)
                 .map_err(ring)?;
-            used = true;
+            used += 1;
         }
         self.tx_left = true;
         Ok(used)
@@ -283,7 +361,9 @@ impl ActiveVsock {
     /// buffers.
     fn fill_rx(&mut self) -> Result<(bool, bool), DeviceError> {
         let mut used = false;
-        for _ in 0..MAX_BATCH_PACKETS {
+        let mut packets = 0;
+        while packets < MAX_BATCH_PACKETS {
+            packets += 1;
             if !self.muxer.has_packet() {
                 self.rx.disable_notification(&self.memory).map_err(ring)?;
                 return Ok((used, false));
@@ -296,24 +376,64 @@ impl ActiveVsock {
                 self.muxer.update_watch();
                 return Ok((used, false));
             };
-            let front = chain.writable.take(HEADER_BYTES);
-            let (Some(front), false) = (front, chain.writable.is_empty()) else {
-                return Err(guest("vsock receive buffer without room for data (5.10.6)"));
-            };
-            let Some(header) = self.muxer.next_packet(&chain.writable) else {
+            let front = split_header(&mut chain)?;
+            let Some((header, token)) = self.muxer.next_packet(&chain.writable) else {
                 // No connection had a packet after all: the buffer goes back.
                 self.rx.go_to_previous_position();
                 continue;
             };
-            front.copy_from(&header.to_bytes());
-            let len = u32::try_from(HEADER_BYTES).map_or(header.len, |h| h + header.len);
-            self.rx
-                .add_used(&self.memory, chain.head, len)
-                .map_err(ring)?;
+            let is_full = usize::try_from(header.len).is_ok_and(|len| len == chain.writable.len());
+            finish_packet(&mut self.rx, &self.memory, chain.head, &front, header)?;
             used = true;
+            // Others that wait take turns with it, packet by packet.
+            if let (true, Some(token)) = (is_full, token)
+                && self.muxer.is_alone(token)
+            {
+                packets += self.read_on(header, token)?;
+            }
         }
         self.muxer.update_watch();
         Ok((used, self.muxer.has_packet()))
+    }
+
+    /// Sends more data of a connection whose packet, with `header`, filled its buffer: as much as
+    /// one read of its stream gives. Returns the number of packets.
+    fn read_on(&mut self, header: VsockHeader, token: u32) -> Result<usize, DeviceError> {
+        let (mut buffers, mut rooms) = (Vec::new(), Vec::new());
+        let (mut pieces, mut bytes) = (0, 0);
+        while buffers.len() < MAX_GATHERED_BUFFERS
+            && pieces < MAX_GATHERED_PIECES
+            && bytes < MAX_PACKET_BYTES
+        {
+            let Some(mut chain) = next_chain(&mut self.rx, &self.memory)? else {
+                break;
+            };
+            let front = split_header(&mut chain)?;
+            pieces += chain.writable.slices().len();
+            bytes += chain.writable.len();
+            buffers.push((chain.head, front));
+            rooms.push(chain.writable);
+        }
+        let mut left = match rooms.is_empty() {
+            true => 0,
+            false => self.muxer.read_on(token, &rooms),
+        };
+        let mut packets = 0;
+        for ((head, front), room) in buffers.iter().zip(&rooms) {
+            if left == 0 {
+                break;
+            }
+            let now = left.min(room.len());
+            left -= now;
+            let len = u32::try_from(now).unwrap_or(u32::MAX);
+            let header = VsockHeader { len, ..header };
+            finish_packet(&mut self.rx, &self.memory, *head, front, header)?;
+            packets += 1;
+        }
+        for _ in packets..buffers.len() {
+            self.rx.go_to_previous_position();
+        }
+        Ok(packets)
     }
 
     /// Sends a due transport reset event; returns true if it was sent.
@@ -336,61 +456,5 @@ impl ActiveVsock {
             .map_err(ring)?;
         self.reset_due = false;
         Ok(true)
-    }
-}
-
-/// Timer of the device in the event loop.
-struct VsockTimer {
-    timer: TimerFd,
-    poller: SlotPoller,
-    set_for: Option<Instant>,
-}
-
-impl VsockTimer {
-    fn new(poller: SlotPoller) -> Result<Self, DeviceError> {
-        let timer = TimerFd::new().map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
-        let this = Self {
-            timer,
-            poller,
-            set_for: None,
-        };
-        this.poller
-            .add(this.fd(), TIMER_TOKEN, EpollFlags::EPOLLIN)
-            .map_err(|e| DeviceError::Host(format!("epoll: {e}")))?;
-        Ok(this)
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to `self.timer` and is open as long as that is.
-        unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
-    }
-
-    /// Makes sure that the timer fires at `at` or before.
-    fn fire_by(&mut self, at: Option<Instant>) -> Result<(), DeviceError> {
-        let Some(at) = at.filter(|at| self.set_for.is_none_or(|set| *at < set)) else {
-            return Ok(());
-        };
-        let wait = at.saturating_duration_since(Instant::now());
-        // Zero would stop the timer.
-        self.timer
-            .reset(wait.max(Duration::from_nanos(1)), None)
-            .map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
-        self.set_for = Some(at);
-        Ok(())
-    }
-
-    /// Clears the fired timer, and its readiness, until it is set again.
-    fn clear(&mut self) -> Result<(), DeviceError> {
-        self.set_for = None;
-        self.timer
-            .clear()
-            .map_err(|e| DeviceError::Host(format!("timerfd: {e}")))
-    }
-}
-
-impl Drop for VsockTimer {
-    fn drop(&mut self) {
-        // Added in `new`, removed only here.
-        let _ = self.poller.remove(self.fd());
     }
 }

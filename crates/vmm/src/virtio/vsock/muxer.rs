@@ -175,16 +175,17 @@ impl Muxer {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// Next packet for the guest, its data already in `room`, which starts after the header. RSTs
-    /// go first, so that none ends a later connection of the same ports; then the connections in
-    /// round-robin order.
-    pub fn next_packet(&mut self, room: &GuestBuffers<'_>) -> Option<VsockHeader> {
+    /// Next packet for the guest, its data already in `room`, which starts after the header, and
+    /// the connection that it is of, unless that is gone. RSTs go first, so that none ends a later
+    /// connection of the same ports; then the connections in round-robin order.
+    pub fn next_packet(&mut self, room: &GuestBuffers<'_>) -> Option<(VsockHeader, Option<u32>)> {
         if let Some(PendingReset { ports, kind }) = self.resets.pop_front() {
-            return Some(VsockHeader {
+            let header = VsockHeader {
                 kind,
                 op: VsockOp::Rst as u16,
                 ..self.address(ports)
-            });
+            };
+            return Some((header, None));
         }
         while let Some(token) = self.ready.pop_front() {
             let Some(connection) = self.connections.get_mut(&token) else {
@@ -200,7 +201,7 @@ impl Muxer {
             };
             self.apply(token, ConnectionAction::Keep);
             if let Some(OutgoingPacket { op, flags, len }) = packet {
-                return Some(VsockHeader {
+                let header = VsockHeader {
                     len,
                     kind: TYPE_STREAM,
                     op: op as u16,
@@ -208,10 +209,25 @@ impl Muxer {
                     buf_alloc: BUF_ALLOC_BYTES,
                     fwd_cnt,
                     ..self.address(ports)
-                });
+                };
+                return Some((header, Some(token)));
             }
         }
         None
+    }
+
+    /// Returns true if no connection but this waits to send packets.
+    pub fn is_alone(&self, token: u32) -> bool {
+        self.resets.is_empty() && self.ready.iter().all(|ready| *ready == token)
+    }
+
+    /// Reads more data of a connection into `rooms`, in one call to the host; returns its number of
+    /// bytes. The connection keeps its place in the order.
+    pub fn read_on(&mut self, token: u32, rooms: &[GuestBuffers<'_>]) -> usize {
+        let connection = self.connections.get_mut(&token);
+        let read = connection.and_then(|connection| connection.read(rooms));
+        read.and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap_or(0)
     }
 
     /// Stops watching the streams of ready connections for data while the guest has no buffers.

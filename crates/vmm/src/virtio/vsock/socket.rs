@@ -20,16 +20,16 @@ pub fn send_guest(stream: &OwnedFd, data: &GuestBuffers<'_>) -> Result<usize, Er
     })
 }
 
-/// Receives at most `limit` bytes into guest memory; returns their number, 0 at the end of the
-/// stream.
+/// Receives at most `limit` bytes into guest memory, one room after the other; returns their
+/// number, 0 at the end of the stream.
 pub fn receive_guest(
     stream: &OwnedFd,
-    room: &GuestBuffers<'_>,
+    rooms: &[GuestBuffers<'_>],
     limit: usize,
 ) -> Result<usize, Errno> {
     let mut left = limit;
-    let mut pieces: Vec<libc::iovec> = Vec::with_capacity(room.slices().len());
-    for mut piece in room.iovecs() {
+    let mut pieces: Vec<libc::iovec> = Vec::with_capacity(rooms.len());
+    for mut piece in rooms.iter().flat_map(GuestBuffers::iovecs) {
         piece.iov_len = piece.iov_len.min(left);
         if piece.iov_len == 0 {
             break;
@@ -39,7 +39,7 @@ pub fn receive_guest(
     }
     let mut message = message(&mut pieces);
     retry(|| {
-        // SAFETY: `message` names only `pieces`, and these only guest memory that `room` borrows
+        // SAFETY: `message` names only `pieces`, and these only guest memory that `rooms` borrow
         // and of which we hold no Rust reference.
         unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }
     })

@@ -1,5 +1,6 @@
 //! Tests of the device with a well-behaved driver and a hostile one.
 
+mod batching;
 mod closing;
 mod connecting;
 mod guest;

@@ -7,8 +7,9 @@ use crate::virtio::vsock::socket::receive_guest;
 use nix::errno::Errno;
 use std::time::Instant;
 
-/// Most data in one packet, as Linux has it (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
-const MAX_PACKET_BYTES: usize = 64 * 1024;
+/// Most data in one packet, or in packets of one call to the host, as Linux has it
+/// (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
+pub const MAX_PACKET_BYTES: usize = 64 * 1024;
 
 /// Packet to the guest, without the fields that the muxer fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl VsockConnection {
             VsockConnectionState::Open => {}
             _ => return None,
         }
-        if let Some(len) = self.read(room) {
+        if let Some(len) = self.read(std::slice::from_ref(room)) {
             return Some(OutgoingPacket {
                 op: VsockOp::Rw,
                 flags: 0,
@@ -107,13 +108,18 @@ impl VsockConnection {
         None
     }
 
-    fn read(&mut self, room: &GuestBuffers<'_>) -> Option<u32> {
+    /// Reads data directly into `rooms`, one after the other; returns the number of bytes.
+    pub fn read(&mut self, rooms: &[GuestBuffers<'_>]) -> Option<u32> {
+        if self.state != VsockConnectionState::Open {
+            return None;
+        }
         let credit = usize::try_from(self.credit.room()).unwrap_or(usize::MAX);
-        let limit = credit.min(room.len()).min(MAX_PACKET_BYTES);
+        let bytes = rooms.iter().map(GuestBuffers::len).sum();
+        let limit = credit.min(bytes).min(MAX_PACKET_BYTES);
         if !self.can_read() || limit == 0 {
             return None;
         }
-        let bytes = match receive_guest(self.stream.as_ref()?, room, limit) {
+        let bytes = match receive_guest(self.stream.as_ref()?, rooms, limit) {
             Ok(bytes) => bytes,
             Err(Errno::EAGAIN) => {
                 self.readable = false;

@@ -190,6 +190,14 @@ impl VsockGuest {
         assert_eq!(self.received, []);
     }
 
+    /// Asserts that the event loop has nothing to do once the timers have fired: that of a credit
+    /// and that of sent packets.
+    pub fn assert_quiet(&mut self) {
+        self.poll_events(20);
+        self.poll_events(20);
+        assert_eq!(self.poll_events(20), 0);
+    }
+
     /// Puts `header` and `data` into the transmit queue, cut into descriptors of the given sizes
     /// (the last takes the rest), without a kick.
     pub fn queue_packet(&mut self, header: VsockHeader, data: &[u8], cuts: &[usize]) {

@@ -1,0 +1,50 @@
+//! Events that are ready at once.
+
+use super::Vm;
+use crate::machine::EventSlot;
+use crate::machine::bus::lock;
+use crate::poll::ReadyEvent;
+
+impl Vm {
+    /// Dispatches events in order. A device may put off what they cause to the end of those that
+    /// follow each other, but not beyond an event of the VM itself: a request of the controller
+    /// finds every device as if its events had come one by one.
+    pub(super) fn dispatch_batch<'a>(
+        &mut self,
+        batch: impl ExactSizeIterator<Item = &'a ReadyEvent>,
+    ) {
+        let single = batch.len() == 1;
+        // Bit set of devices.
+        let mut batched = 0;
+        for ready in batch {
+            match EventSlot::decode(ready.slot) {
+                EventSlot::Queue(device) | EventSlot::Host(device) if !single => {
+                    self.begin_batch(device, &mut batched);
+                }
+                EventSlot::Other(_) => self.end_batches(&mut batched),
+                _ => {}
+            }
+            self.dispatch(*ready);
+        }
+        self.end_batches(&mut batched);
+    }
+
+    fn begin_batch(&self, index: usize, batched: &mut u64) {
+        let bit = u32::try_from(index)
+            .ok()
+            .and_then(|index| 1u64.checked_shl(index))
+            .filter(|bit| *batched & bit == 0);
+        if let (Some(bit), Some(device)) = (bit, self.machine.devices.get(index)) {
+            lock(device).begin_batch();
+            *batched |= bit;
+        }
+    }
+
+    fn end_batches(&mut self, batched: &mut u64) {
+        while *batched != 0 {
+            let index = usize::try_from(batched.trailing_zeros()).unwrap_or(usize::MAX);
+            *batched &= *batched - 1;
+            self.on_device(index, |device| lock(device).end_batch());
+        }
+    }
+}

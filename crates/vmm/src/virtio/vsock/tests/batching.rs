@@ -1,0 +1,156 @@
+//! Batches: few interrupts and few calls to the host, and nothing lost by them.
+
+use super::super::header::VsockOp;
+use super::guest::RX_BUFFER_BYTES;
+use super::{GuestSocket, Pattern, VsockGuest};
+use crate::virtio::VirtioDevice;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+fn interrupts(guest: &VsockGuest) -> usize {
+    guest.harness.interrupt.queue_count()
+}
+
+#[test]
+fn streams_that_are_ready_at_once_cost_one_interrupt() {
+    let mut guest = VsockGuest::ready();
+    let mut links: Vec<(GuestSocket, UnixStream)> = (0..16)
+        .map(|port| guest.connected_by_host(100 + port, 65_536))
+        .collect();
+    guest.run_until_idle();
+    for (link, stream) in &mut links {
+        stream.write_all(&link.guest.to_le_bytes()).unwrap();
+    }
+    let before = interrupts(&guest);
+    let ready = guest.harness.ready(1_000);
+    guest.device.begin_batch();
+    for event in &ready {
+        guest.device.host_event(event.token, event.flags).unwrap();
+    }
+    assert_eq!(interrupts(&guest), before, "nothing before its end");
+    guest.device.end_batch().unwrap();
+    assert_eq!(interrupts(&guest), before + 1);
+    guest.handle_interrupt();
+    guest.run_until_idle();
+    let mut heard: Vec<u32> = Vec::new();
+    while let Some((header, data)) = guest.received.pop_front() {
+        assert_eq!(header.op, VsockOp::Rw as u16);
+        assert_eq!(data, header.dst_port.to_le_bytes());
+        heard.push(header.dst_port);
+    }
+    heard.sort_unstable();
+    assert_eq!(heard, (100..116).collect::<Vec<u32>>());
+}
+
+#[test]
+fn an_empty_batch_and_one_after_a_reset_do_nothing() {
+    let mut guest = VsockGuest::ready();
+    guest.device.begin_batch();
+    guest.device.end_batch().unwrap();
+    guest.device.begin_batch();
+    guest.device.queue_event(1).unwrap();
+    guest.device.reset();
+    guest.device.end_batch().unwrap();
+    guest.device.end_batch().unwrap();
+    assert_eq!(guest.device.connections(), 0);
+}
+
+#[test]
+fn much_data_fills_many_buffers_and_little_data_leaves_them() {
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_host(22, 1 << 20);
+    guest.run_until_idle();
+    let mut pattern = Pattern(5);
+    let buffer = usize::try_from(RX_BUFFER_BYTES).unwrap() - 44;
+    for bytes in [
+        1,
+        buffer - 1,
+        buffer,
+        buffer + 1,
+        10 * buffer,
+        10 * buffer + 7,
+        100_000,
+    ] {
+        stream.write_all(&pattern.clone().bytes(bytes)).unwrap();
+        let expected = pattern.bytes(bytes);
+        let mut got = Vec::new();
+        while got.len() < bytes {
+            let (header, data) = guest.next();
+            assert_eq!(header.op, VsockOp::Rw as u16);
+            assert!(!data.is_empty());
+            got.extend(data);
+        }
+        assert!(got == expected, "{bytes} bytes");
+        link.fwd_cnt = link.fwd_cnt.wrapping_add(u32::try_from(bytes).unwrap());
+        guest.send(link.header(VsockOp::CreditUpdate), &[]);
+        guest.assert_idle();
+    }
+}
+
+#[test]
+fn data_beyond_the_guests_credit_waits_also_where_many_buffers_are_free() {
+    let mut guest = VsockGuest::ready();
+    let credit = 20_000;
+    let (mut link, mut stream) = guest.connected_by_host(22, credit);
+    let data = Pattern(9).bytes(50_000);
+    stream.write_all(&data).unwrap();
+    let mut got = Vec::new();
+    while got.len() < data.len() {
+        let sent = link.fwd_cnt;
+        while got.len() < usize::try_from(sent + credit).unwrap().min(data.len()) {
+            got.extend(guest.next().1);
+        }
+        guest.run_until_idle();
+        while let Some((header, _)) = guest.received.pop_front() {
+            assert_eq!(header.op, VsockOp::CreditRequest as u16);
+        }
+        link.fwd_cnt = u32::try_from(got.len()).unwrap();
+        guest.send(link.header(VsockOp::CreditUpdate), &[]);
+    }
+    assert!(got == data);
+}
+
+#[test]
+fn the_guest_hears_of_sent_packets_with_an_answer_or_soon() {
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_host(22, 65_536);
+    guest.run_until_idle();
+    // Let the time of the packets above pass.
+    let limit = Instant::now() + Duration::from_secs(5);
+    let before = interrupts(&guest);
+    let header = link.data(1);
+    guest.send(header, b"a");
+    assert_eq!(interrupts(&guest), before, "not for it alone");
+    // Along with data.
+    let mut byte = [0];
+    stream.read_exact(&mut byte).unwrap();
+    stream.write_all(b"b").unwrap();
+    assert_eq!(guest.next().1, b"b");
+    let before = interrupts(&guest);
+    guest.run_until_idle();
+    // Without: by the timer.
+    let header = link.data(1);
+    guest.send(header, b"c");
+    while interrupts(&guest) == before {
+        assert!(
+            Instant::now() < limit,
+            "the guest never had its buffer back"
+        );
+        guest.poll_events(20);
+    }
+}
+
+#[test]
+fn a_guest_that_sends_much_has_its_buffers_back_before_its_ring_is_full() {
+    let mut guest = VsockGuest::ready();
+    let (mut link, _stream) = guest.connected_by_host(22, 65_536);
+    guest.run_until_idle();
+    let before = interrupts(&guest);
+    for _ in 0..128 {
+        let header = link.data(1);
+        guest.queue_packet(header, b"x", &[44]);
+        guest.device.queue_event(1).unwrap();
+    }
+    assert!(interrupts(&guest) > before);
+}
