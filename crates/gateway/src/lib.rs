@@ -11,6 +11,7 @@ pub mod body;
 pub mod certificate;
 pub mod config;
 pub mod connection;
+mod connection_driver;
 pub mod control_plane;
 pub mod counters;
 pub mod exchange;

@@ -1,5 +1,6 @@
 //! Connections into guests that wait for the next request.
 
+use crate::connection_driver::ConnectionDriver;
 use crate::request_body::GuestRequestBody;
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::{Mutex, MutexGuard};
@@ -7,14 +8,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use tokio::task::AbortHandle;
 use tokio::time::{interval, timeout};
 
 /// Longest idle time of a connection. Below the 5 s after which common servers close theirs, so
 /// that a request seldom crosses a close.
 const MAX_IDLE: Duration = Duration::from_secs(3);
-/// Connections that wait per port of a sandbox.
-const MAX_IDLE_PER_PORT: usize = 8;
+/// Connections that wait per port of a sandbox: those of a busy client, whose answers come
+/// together.
+const MAX_IDLE_PER_PORT: usize = 64;
 /// Connections that wait altogether.
 const MAX_IDLE_TOTAL: usize = 1_024;
 /// Time for a connection to become ready after an answer (a request body may still be in transit).
@@ -30,18 +31,8 @@ pub struct GuestConnection {
     key: PoolKey,
     /// Number of [`GuestConnectionPool::invalidate`]s when it was opened.
     epoch: u64,
-    driver: ConnectionDriver,
+    pub(crate) driver: ConnectionDriver,
     _permit: GuestConnectionPermit,
-}
-
-/// The task that moves a connection's bytes.
-#[derive(Debug)]
-struct ConnectionDriver(AbortHandle);
-
-impl Drop for ConnectionDriver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// One of the connections a sandbox may have.
@@ -142,14 +133,14 @@ impl GuestConnectionPool {
         key: PoolKey,
         epoch: u64,
         sender: SendRequest<GuestRequestBody>,
-        driver: AbortHandle,
+        driver: ConnectionDriver,
         permit: GuestConnectionPermit,
     ) -> GuestConnection {
         GuestConnection {
             sender,
             key,
             epoch,
-            driver: ConnectionDriver(driver),
+            driver,
             _permit: permit,
         }
     }
@@ -161,9 +152,9 @@ impl GuestConnectionPool {
         let mut state = self.state();
         if let Some(list) = state.idle.get_mut(key) {
             // The one that waited least is the least likely to be closed by now.
-            while let Some(idle) = list.pop() {
-                if idle.connection.sender.is_ready()
-                    && !idle.connection.driver.0.is_finished()
+            while let Some(mut idle) = list.pop() {
+                if !idle.connection.driver.has_ended()
+                    && idle.connection.sender.is_ready()
                     && idle.since.elapsed() <= max_idle
                 {
                     found = Some(idle.connection);
@@ -183,9 +174,13 @@ impl GuestConnectionPool {
 
     /// Returns a connection whose answer is complete to the pool, once it is ready for a request.
     pub(crate) fn give_back(self: &Arc<Self>, mut connection: GuestConnection) {
+        if connection.sender.is_ready() {
+            return self.keep(connection);
+        }
         let pool = Arc::clone(self);
         tokio::spawn(async move {
-            if let Ok(Ok(())) = timeout(READY_TIMEOUT, connection.sender.ready()).await {
+            let ready = connection.driver.drive(connection.sender.ready());
+            if let Ok(Ok(())) = timeout(READY_TIMEOUT, ready).await {
                 pool.keep(connection);
             }
         });
@@ -224,7 +219,7 @@ async fn close_idle(pool: Weak<GuestConnectionPool>) {
         let mut state = pool.state();
         for list in state.idle.values_mut() {
             gone.extend(list.extract_if(.., |idle| {
-                idle.since.elapsed() >= MAX_IDLE || idle.connection.sender.is_closed()
+                idle.since.elapsed() >= MAX_IDLE || idle.connection.driver.has_ended()
             }));
         }
         state.idle.retain(|_, list| !list.is_empty());

@@ -1,12 +1,39 @@
 //! The name of a request, the same at every hop.
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use std::cell::RefCell;
 
 /// Header that carries it, both ways.
 pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longest name that is taken from a client.
 const MAX_REQUEST_ID_BYTES: usize = 128;
+
+thread_local! {
+    static RANDOM_BYTES: RefCell<RandomBytes> = const { RefCell::new(RandomBytes::NONE) };
+}
+
+/// Random bytes of the kernel that no id has yet: one call for many.
+struct RandomBytes {
+    bytes: [[u8; 16]; 64],
+    left: usize,
+}
+
+impl RandomBytes {
+    const NONE: Self = Self {
+        bytes: [[0; 16]; 64],
+        left: 0,
+    };
+
+    fn take(&mut self) -> Option<[u8; 16]> {
+        if self.left == 0 {
+            getrandom::fill(self.bytes.as_flattened_mut()).ok()?;
+            self.left = self.bytes.len();
+        }
+        self.left -= 1;
+        self.bytes.get(self.left).copied()
+    }
+}
 
 /// The name of a request. The control plane finds it among the request's extensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,11 +66,10 @@ impl RequestId {
     /// A new id of 128 random bits.
     #[must_use]
     pub fn new() -> Self {
-        let mut bytes = [0; 16];
         // Without randomness the name is not unique, which hurts only the reader of traces.
-        if getrandom::fill(&mut bytes).is_err() {
+        let Some(bytes) = RANDOM_BYTES.with_borrow_mut(RandomBytes::take) else {
             return Self(HeaderValue::from_static("unnamed"));
-        }
+        };
         let text = format!("{:032x}", u128::from_le_bytes(bytes));
         Self(HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("unnamed")))
     }

@@ -19,6 +19,8 @@ pub struct ClientResponseBody {
     counters: Arc<GatewayCounters>,
     pool: Arc<GuestConnectionPool>,
     connection: Option<GuestConnection>,
+    /// The guest broke off; told when what it sent before is on its way.
+    broken_off: Option<hyper::Error>,
     _in_flight: InFlightExchange,
 }
 
@@ -35,6 +37,7 @@ impl ClientResponseBody {
             counters,
             pool,
             connection: Some(connection),
+            broken_off: None,
             _in_flight: in_flight,
         };
         if body.inner.is_end_stream() {
@@ -58,7 +61,17 @@ impl HttpBody for ClientResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+        if let Some(e) = self.broken_off.take() {
+            return Poll::Ready(Some(Err(e.into())));
+        }
+        let mut polled = Pin::new(&mut self.inner).poll_frame(cx);
+        if polled.is_pending()
+            && let Some(connection) = &mut self.connection
+        {
+            connection.driver.poll(cx);
+            polled = Pin::new(&mut self.inner).poll_frame(cx);
+        }
+        match ready!(polled) {
             Some(Ok(frame)) => {
                 count(&self.counters.bytes_to_clients, &frame);
                 // The body is not polled again after trailers, or once its announced length is
@@ -70,7 +83,10 @@ impl HttpBody for ClientResponseBody {
             }
             Some(Err(e)) => {
                 self.connection = None;
-                Poll::Ready(Some(Err(e.into())))
+                // The server flushes when there is nothing more for now, and not after an error.
+                self.broken_off = Some(e);
+                cx.waker().wake_by_ref();
+                Poll::Pending
             }
             None => {
                 self.finish();
