@@ -2,7 +2,7 @@
 
 use axum::extract::Request;
 use axum::response::Response;
-use jiffy_engine::SandboxSize;
+use jiffy_engine::{GuestStream, SandboxSize};
 use jiffy_function_host::FunctionRecord;
 use jiffy_image::{
     BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary,
@@ -13,7 +13,6 @@ use std::future::Future;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
-use tokio::net::UnixStream;
 
 /// A template as the control plane shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -252,7 +251,7 @@ pub enum PortRefusal {
 }
 
 /// A stream that is being opened.
-pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<UnixStream, PortRefusal>> + Send + 'a>>;
+pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<GuestStream, PortRefusal>> + Send + 'a>>;
 
 /// The TCP ports of sandboxes.
 pub trait Ports: Send + Sync + 'static {

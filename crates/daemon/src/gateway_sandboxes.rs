@@ -1,12 +1,11 @@
 //! The host's sandboxes as the gateway sees them.
 
 use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeError};
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, GuestStream};
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_host::{OperationError, SandboxState, Sandboxes};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use std::sync::Arc;
-use tokio::net::UnixStream;
 
 /// The sandboxes of a host, each of whose ports can be reached.
 pub struct GatewaySandboxes<E: Engine>(Sandboxes<E>, AutoResume<E>, Arc<Keys>);
@@ -25,20 +24,28 @@ impl<E: Engine> Clone for GatewaySandboxes<E> {
 }
 
 impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
+    type Stream = GuestStream;
+
     fn find(&self, id: &str) -> Option<SandboxAccess> {
-        let record = self.0.find(id)?;
-        let standing = self.2.standing(record.settings.owner.as_deref());
+        // For every request: only what it needs is copied.
+        let (access, killed) = self.0.look(id, |record| {
+            let access = SandboxAccess {
+                links_closed: false,
+                traffic_token: record.traffic_token.clone(),
+                mask_request_host: record.settings.network.mask_request_host.clone(),
+                owner: record.settings.owner.clone(),
+            };
+            let states = [SandboxState::Killed, SandboxState::Creating];
+            (access, states.contains(&record.state))
+        })?;
+        let standing = self.2.standing(access.owner.as_deref());
         // Sandboxes that the end of a key kills are gone from the moment of the request.
-        if matches!(record.state, SandboxState::Killed | SandboxState::Creating)
-            || standing == KeyStatus::Ended
-        {
+        if killed || standing == KeyStatus::Ended {
             return None;
         }
         Some(SandboxAccess {
             links_closed: standing != KeyStatus::InForce,
-            traffic_token: record.traffic_token,
-            mask_request_host: record.settings.network.mask_request_host,
-            owner: record.settings.owner,
+            ..access
         })
     }
 
@@ -67,7 +74,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
         }
     }
 
-    async fn open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
+    async fn open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         match self.try_open(id, port).await {
             Err(error) if error != OpenError::PortClosed => {
                 // One that was put to sleep at that moment is woken like one that slept before.
@@ -84,7 +91,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
 }
 
 impl<E: Engine> GatewaySandboxes<E> {
-    async fn try_open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
+    async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
         match record.state {
             SandboxState::Running => {}
@@ -94,12 +101,16 @@ impl<E: Engine> GatewaySandboxes<E> {
             _ => return Err(OpenError::NotRunning),
         }
         let envd = u32::from(port) == ENVD_PORT;
+        // Only the agent reaches servers that listen on loopback addresses.
+        if !envd && let Some(stream) = self.0.connect_tcp(id, port).await {
+            return Ok(stream);
+        }
         let target = if envd { ENVD_PORT } else { TCP_PORT };
         let mut stream = self.0.connect(id, target).await.map_err(not_opened)?;
         if !envd {
             tcp_handshake(&mut stream, port).await?;
         }
-        Ok(stream)
+        Ok(stream.into())
     }
 }
 

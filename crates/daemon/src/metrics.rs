@@ -97,6 +97,8 @@ impl MetricsServer {
 struct NoSandboxes;
 
 impl jiffy_gateway::Sandboxes for NoSandboxes {
+    type Stream = UnixStream;
+
     fn find(&self, _: &str) -> Option<SandboxAccess> {
         None
     }

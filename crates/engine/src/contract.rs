@@ -11,8 +11,8 @@
 
 use crate::{
     BootReport, ConnectionLog, EngineDescription, EngineError, ExistingSnapshot, ExitReason,
-    ImportedFiles, NetworkRules, RollbackFailure, SandboxSize, SnapshotImport, SnapshotParts,
-    Startup,
+    GuestStream, ImportedFiles, NetworkRules, RollbackFailure, SandboxSize, SnapshotImport,
+    SnapshotParts, Startup,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -435,6 +435,13 @@ pub trait Guest: Send + Sync + 'static {
 
     /// Opens a stream to `port` in the guest. A refused connection reads as closed.
     fn connect(&self, port: u32) -> impl Future<Output = io::Result<UnixStream>> + Send;
+
+    /// Connects to TCP `port` of the guest over its network interface. The connection ends with the
+    /// guest. None: nothing takes connections there in time, or there is no such way; the agent may
+    /// still reach the port from inside.
+    fn connect_tcp(&self, _port: u16) -> impl Future<Output = Option<GuestStream>> + Send {
+        async { None }
+    }
 
     /// Uses it once, so that the first use of guests restored from its next snapshot is fast.
     /// A failure is not reported.

@@ -1,7 +1,7 @@
 //! Network cards of guests: what the engine asks of the network, and what it says where there is
 //! none.
 
-use jiffy_engine::{ConnectionLog, EngineError, NetworkRules};
+use jiffy_engine::{ConnectionLog, EngineError, GuestStream, NetworkRules};
 use jiffy_microvm::NetSpec;
 use jiffy_net::{Network, NicKind, SlotLease, guest};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,10 +46,24 @@ impl GuestNic {
         self.lease().is_some()
     }
 
-    /// Forgets the guest's connections, which it has gone back from. A failure is logged: what is
-    /// left counts against its limit until it times out.
+    /// Connects to TCP `port` of the guest. None: there is no card, or nothing takes connections
+    /// there in time.
+    pub async fn connect(&self, port: u16) -> Option<GuestStream> {
+        self.lease()?.connect(port).await
+    }
+
+    /// Ends the daemon's connections to the guest, which runs no more.
+    pub fn end_connections(&self) {
+        if let Some(lease) = self.lease() {
+            lease.end_connections();
+        }
+    }
+
+    /// Forgets the guest's connections, which it has gone back from, and ends those to it. A
+    /// failure is logged: what is left counts against its limit until it times out.
     pub async fn forget_connections(&self) {
         let Some(lease) = self.lease() else { return };
+        lease.end_connections();
         if let Err(e) = lease.forget_connections().await {
             tracing::warn!("connections that a sandbox went back from stay in a table: {e}");
         }
@@ -69,6 +83,7 @@ impl GuestNic {
     pub fn give_up(&self) {
         let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lease) = lease.take() {
+            lease.end_connections();
             lease.release();
         }
     }

@@ -212,6 +212,8 @@ mod tests {
     struct Silent;
 
     impl Sandboxes for Silent {
+        type Stream = UnixStream;
+
         fn find(&self, _: &str) -> Option<SandboxAccess> {
             Some(SandboxAccess::default())
         }

@@ -2,10 +2,13 @@
 
 use std::future::Future;
 use thiserror::Error;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The sandboxes that a gateway serves.
 pub trait Sandboxes: Clone + Send + Sync + 'static {
+    /// A stream into a guest.
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
     /// Returns the access settings of a sandbox; none if there is no such sandbox, or it was
     /// killed. Called for every request: cheap, in memory.
     fn find(&self, id: &str) -> Option<SandboxAccess>;
@@ -45,7 +48,7 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
         &self,
         id: &str,
         port: u16,
-    ) -> impl Future<Output = Result<UnixStream, OpenError>> + Send;
+    ) -> impl Future<Output = Result<Self::Stream, OpenError>> + Send;
 }
 
 /// One request or stream, counted until this is dropped.

@@ -9,6 +9,7 @@ mod adopt;
 mod build_steps;
 mod change_settings;
 mod concerns;
+mod connect;
 mod connection_history;
 mod create;
 mod entry;
@@ -277,6 +278,12 @@ impl<E: Engine> Sandboxes<E> {
         self.0.find(id)
     }
 
+    /// Shows one sandbox by its whole id, without a copy of its record.
+    pub fn look<T>(&self, id: &str, at: impl FnOnce(&SandboxRecord) -> T) -> Option<T> {
+        let entry = self.0.entries.lock().get(id).cloned()?;
+        Some(entry.look(at))
+    }
+
     /// One sandbox by its exact id, as it is once what is under way with it has been decided. One
     /// that is being killed counts as killed.
     pub async fn wait_decided(&self, id: &str) -> Option<SandboxRecord> {
@@ -328,24 +335,6 @@ impl<E: Engine> Sandboxes<E> {
                 }
             }
         }
-    }
-
-    /// Opens a stream to `port` in a sandbox.
-    pub async fn connect(
-        &self,
-        id: &str,
-        port: u32,
-    ) -> Result<tokio::net::UnixStream, OperationError> {
-        let entry = self.0.entry(id)?;
-        let guest = entry.running(crate::records::SandboxOperation::Connect, "connect to")?;
-        guest
-            .connect(port)
-            .await
-            .map_err(|source| OperationError::Connect {
-                id: entry.record().id,
-                port,
-                source,
-            })
     }
 
     /// Ends every guest. The journal says so.

@@ -5,7 +5,7 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::Child;
+use support::forward::Forward;
 use support::read_until;
 use support::remote::Remote;
 
@@ -24,48 +24,6 @@ while True:
 END
 setsid python3 /tmp/server.py >/dev/null 2>&1 &
 until [ -e /tmp/listens ]; do sleep 0.02; done";
-
-/// Ended with the test.
-struct Forward {
-    process: Child,
-    addresses: Vec<String>,
-}
-
-impl Forward {
-    fn new(remote: &Remote, args: &[&str], ports: usize) -> Self {
-        let mut command = remote.command(&[&["port-forward"], args].concat());
-        let mut process = command.spawn().unwrap();
-        let mut out = BufReader::new(process.stdout.take().unwrap());
-        let mut addresses = Vec::new();
-        for _ in 0..ports {
-            let mut line = String::new();
-            out.read_line(&mut line).unwrap();
-            let (address, _) = line.split_once(" -> ").unwrap_or_else(|| panic!("{line}"));
-            addresses.push(address.to_owned());
-        }
-        Self { process, addresses }
-    }
-
-    /// Ends it; returns what it said on standard error.
-    fn end(&mut self) -> String {
-        let _ = self.process.kill();
-        let mut said = String::new();
-        let told = self.process.stderr.take();
-        told.unwrap().read_to_string(&mut said).unwrap();
-        said
-    }
-
-    fn connect(&self, port: usize) -> TcpStream {
-        TcpStream::connect(&self.addresses[port]).unwrap()
-    }
-}
-
-impl Drop for Forward {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 #[test]
 fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {

@@ -13,6 +13,7 @@ mod dns;
 mod error;
 mod forwarding;
 pub mod guest;
+mod guest_connections;
 mod host;
 mod host_address;
 mod host_addresses;

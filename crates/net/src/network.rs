@@ -6,6 +6,7 @@ use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::conntrack::{ConntrackLimits, ConntrackWatcher};
 use crate::dns::DnsServer;
 use crate::forwarding;
+use crate::guest_connections::GuestConnections;
 use crate::host;
 use crate::host_addresses::{AddressChanges, HostAddresses};
 use crate::namespace;
@@ -311,6 +312,7 @@ impl Network {
             proxy: Mutex::default(),
             enforced: tokio::sync::Mutex::new(Some(self.0.config.usual.clone())),
             policy,
+            to_guest: GuestConnections::default(),
             kept: AtomicBool::new(false),
         })
     }

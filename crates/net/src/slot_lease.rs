@@ -3,13 +3,14 @@
 use crate::NetError;
 use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::dns::DnsServer;
+use crate::guest_connections::GuestConnections;
 use crate::namespace;
 use crate::network_state::{NetworkState, blocking};
 use crate::policy::EgressPolicy;
 use crate::proxy::{NameProxy, ProxyRoute};
 use crate::slot;
 use crate::slot_worker::ReleasedSlot;
-use jiffy_engine::{ConnectionLog, NetworkRules};
+use jiffy_engine::{ConnectionLog, GuestStream, NetworkRules};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ pub struct SlotLease {
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
     /// EgressPolicy of DNS and proxy; none: the guest has no identity yet.
     pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
+    /// The daemon's own connections to its guest.
+    pub(crate) to_guest: GuestConnections,
     pub(crate) kept: AtomicBool,
 }
 
@@ -82,6 +85,17 @@ impl SlotLease {
     pub fn open(&self) -> Result<(), NetError> {
         self.state.note_use();
         namespace::outside(|| slot::open(&self.state.config, self.number))
+    }
+
+    /// Connects to TCP `port` of its guest. None: nothing takes connections there in time.
+    pub async fn connect(&self, port: u16) -> Option<GuestStream> {
+        let name = self.state.config.name(self.number);
+        self.to_guest.connect(name, port).await
+    }
+
+    /// Ends the connections of [`Self::connect`]: its guest is gone, or goes back.
+    pub fn end_connections(&self) {
+        self.to_guest.end_all();
     }
 
     /// Removes the entries of its guest's connections from both connection tracking tables: the
@@ -141,6 +155,7 @@ impl SlotLease {
 
 impl Drop for SlotLease {
     fn drop(&mut self) {
+        self.end_connections();
         if !self.kept.load(Ordering::Acquire) {
             let record = self.record.clone();
             self.state.release(ReleasedSlot {

@@ -124,6 +124,8 @@ table inet jiffy_slot {{
   }}
   chain input {{
     type filter hook input priority filter; policy drop;
+    # Answers to the daemon's own connections.
+    iifname "{TAP}" ct direction reply ct state established accept
     iifname "{TAP}" ct state new ct count over {connections} drop
     iifname "{TAP}" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 accept
     iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request accept

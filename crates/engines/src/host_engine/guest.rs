@@ -3,8 +3,8 @@
 use crate::gvisor_engine::{GvisorGuest, UnassignedGvisorGuest};
 use crate::microvm_engine::{MicroVmGuest, UnassignedMicroVmGuest};
 use jiffy_engine::{
-    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestUsage,
-    NetworkRules, SandboxIdentity, UnassignedGuest,
+    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
+    GuestUsage, NetworkRules, SandboxIdentity, UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::io;
@@ -104,6 +104,10 @@ impl Guest for HostGuest {
 
     async fn connect(&self, port: u32) -> io::Result<UnixStream> {
         guest!(self, guest => guest.connect(port).await)
+    }
+
+    async fn connect_tcp(&self, port: u16) -> Option<GuestStream> {
+        guest!(self, guest => guest.connect_tcp(port).await)
     }
 
     async fn rehearse(&self) {

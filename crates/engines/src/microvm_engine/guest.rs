@@ -3,8 +3,8 @@
 use crate::guest_nic::GuestNic;
 use crate::rehearsal::rehearse;
 use jiffy_engine::{
-    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, MICROVM,
-    NetworkRules, ProcessInstance,
+    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
+    GuestUsage, MICROVM, NetworkRules, ProcessInstance,
 };
 use jiffy_microvm::MicroVm;
 use jiffy_proto::agent::{Hello, Identity};
@@ -188,6 +188,10 @@ impl Guest for MicroVmGuest {
         stream.map_err(io::Error::other)
     }
 
+    async fn connect_tcp(&self, port: u16) -> Option<GuestStream> {
+        self.nic.connect(port).await
+    }
+
     async fn rehearse(&self) {
         rehearse(&self.vm).await;
     }
@@ -201,7 +205,9 @@ impl Guest for MicroVmGuest {
     }
 
     async fn ended(&self) -> ExitReason {
-        self.vm.ended().await
+        let reason = self.vm.ended().await;
+        self.nic.end_connections();
+        reason
     }
 
     fn console_tail(&self) -> String {
@@ -219,5 +225,6 @@ impl Guest for MicroVmGuest {
 
     async fn halt(&self) {
         self.vm.halt_shared().await;
+        self.nic.end_connections();
     }
 }

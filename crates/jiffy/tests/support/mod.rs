@@ -5,6 +5,7 @@
 pub mod build_project;
 pub mod devtools;
 pub mod engine;
+pub mod forward;
 pub mod lab;
 pub mod network_probe;
 pub mod remote;

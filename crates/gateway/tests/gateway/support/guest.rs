@@ -125,6 +125,8 @@ impl Drop for Running {
 }
 
 impl Sandboxes for Guests {
+    type Stream = UnixStream;
+
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         self.known.lock().unwrap().get(id).cloned()
     }

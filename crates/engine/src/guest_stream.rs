@@ -1,0 +1,93 @@
+//! Streams between the daemon and servers in a guest.
+
+use std::any::Any;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A stream to a server in a guest.
+pub enum GuestStream {
+    /// Over the engine's own way into the guest; the agent relays it.
+    Relayed(UnixStream),
+    /// A TCP connection over the guest's network interface.
+    Direct {
+        /// Dropped before the connection is closed: its entry among those that end with the guest.
+        entry: Box<dyn Any + Send + Sync>,
+        /// The connection.
+        stream: TcpStream,
+    },
+}
+
+impl fmt::Debug for GuestStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Relayed(_) => "GuestStream::Relayed",
+            Self::Direct { .. } => "GuestStream::Direct",
+        })
+    }
+}
+
+impl From<UnixStream> for GuestStream {
+    fn from(stream: UnixStream) -> Self {
+        Self::Relayed(stream)
+    }
+}
+
+/// Does the same with a stream of either kind.
+macro_rules! stream {
+    ($this:expr, $stream:ident => $work:expr) => {
+        match $this.get_mut() {
+            GuestStream::Relayed(stream) => {
+                let $stream = Pin::new(stream);
+                $work
+            }
+            GuestStream::Direct { stream, .. } => {
+                let $stream = Pin::new(stream);
+                $work
+            }
+        }
+    };
+}
+
+impl AsyncRead for GuestStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        stream!(self, stream => stream.poll_read(context, buffer))
+    }
+}
+
+impl AsyncWrite for GuestStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        stream!(self, stream => stream.poll_write(context, data))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        stream!(self, stream => stream.poll_write_vectored(context, pieces))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        stream!(self, stream => stream.poll_flush(context))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        stream!(self, stream => stream.poll_shutdown(context))
+    }
+}

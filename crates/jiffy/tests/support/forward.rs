@@ -1,0 +1,51 @@
+//! Ports of this host that lead to ports of a sandbox.
+
+use super::remote::Remote;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::process::Child;
+
+/// `jiffy port-forward`, ended with the test.
+pub struct Forward {
+    /// The command.
+    pub process: Child,
+    addresses: Vec<String>,
+}
+
+impl Forward {
+    /// Forwards as many ports as `args` name.
+    pub fn new(remote: &Remote, args: &[&str], ports: usize) -> Self {
+        let mut command = remote.command(&[&["port-forward"], args].concat());
+        let mut process = command.spawn().unwrap();
+        let mut out = BufReader::new(process.stdout.take().unwrap());
+        let mut addresses = Vec::new();
+        for _ in 0..ports {
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            let (address, _) = line.split_once(" -> ").unwrap_or_else(|| panic!("{line}"));
+            addresses.push(address.to_owned());
+        }
+        Self { process, addresses }
+    }
+
+    /// Ends it; returns what it said on standard error.
+    pub fn end(&mut self) -> String {
+        let _ = self.process.kill();
+        let mut said = String::new();
+        let told = self.process.stderr.take();
+        told.unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+
+    /// A connection to one of the ports.
+    pub fn connect(&self, port: usize) -> TcpStream {
+        TcpStream::connect(&self.addresses[port]).unwrap()
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
