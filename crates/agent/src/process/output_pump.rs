@@ -5,6 +5,7 @@ use super::table::{GuestProcess, ProcessTable};
 use crate::rpc::{RpcCode, RpcError, frame};
 use crate::state::Agent;
 use crate::sys;
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,6 +18,8 @@ use tokio::time::{Sleep, sleep};
 
 /// Most bytes of one data event from a pipe.
 pub const PIPE_CHUNK_BYTES: usize = 32 * 1024;
+/// Room in the pipe of a process that fills events.
+const WIDE_PIPE_BYTES: libc::c_int = 256 * 1024;
 /// Most bytes of one data event from a terminal.
 pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
 /// Time after a process's exit by which a background child that holds its output open delays the
@@ -35,6 +38,8 @@ pub struct ProcessOutput {
     pub fd: Rc<AsyncFd<OwnedFd>>,
     /// `stdout`, `stderr` or `pty`.
     pub field: &'static str,
+    /// True once its pipe has more room than others.
+    pub is_wide: Cell<bool>,
 }
 
 enum OutputStatus {
@@ -49,6 +54,14 @@ enum OutputStatus {
 }
 
 impl ProcessOutput {
+    /// Makes room in the pipe of a process that writes much, once: it and we take turns less often.
+    fn widen(&self) {
+        if !self.is_wide.replace(true) {
+            // SAFETY: no pointers. It fails for a terminal, which stays as it is.
+            unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETPIPE_SZ, WIDE_PIPE_BYTES) };
+        }
+    }
+
     fn drain(&self, hub: &FrameHub, scratch: &mut [u8], cx: &mut Context<'_>) -> OutputStatus {
         let chunk = if self.field == "pty" {
             PTY_CHUNK_BYTES
@@ -67,6 +80,9 @@ impl ProcessOutput {
             match ready.try_io(|fd| sys::read(fd.as_raw_fd(), &mut scratch[..chunk])) {
                 Ok(Ok(0)) => return OutputStatus::Closed,
                 Ok(Ok(n)) => {
+                    if n == PIPE_CHUNK_BYTES {
+                        self.widen();
+                    }
                     if hub.has_readers() {
                         hub.publish(&frame::data_event(self.field, &scratch[..n]));
                     }

@@ -196,6 +196,7 @@ impl ProcessPipes {
                 outputs: vec![ProcessOutput {
                     fd: master,
                     field: "pty",
+                    is_wide: Cell::new(true),
                 }],
             });
         }
@@ -213,6 +214,7 @@ impl ProcessPipes {
             Ok(ProcessOutput {
                 fd: Rc::new(fd),
                 field,
+                is_wide: Cell::new(false),
             })
         };
         Ok(Self {

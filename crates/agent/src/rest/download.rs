@@ -122,14 +122,15 @@ impl BodySource for PlainFile {
         if want == 0 {
             return Poll::Ready(None);
         }
-        let mut chunk = vec![0; want];
-        Poll::Ready(match self.file.read(&mut chunk) {
+        // Not zeroed first.
+        let mut chunk = Vec::with_capacity(want);
+        let mut piece = Read::take(&self.file, want as u64);
+        Poll::Ready(match piece.read_to_end(&mut chunk) {
             // Shorter than announced: the connection must break, or the client would wait for the
             // rest.
             Ok(0) if self.left.is_some() => Some(Err(io::ErrorKind::UnexpectedEof.into())),
             Ok(0) => None,
             Ok(n) => {
-                chunk.truncate(n);
                 if let Some(left) = &mut self.left {
                     *left -= n as u64;
                 }

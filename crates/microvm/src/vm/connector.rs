@@ -3,6 +3,7 @@
 use crate::control_socket::ControlSocket;
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::vm::Request;
+use nix::sys::socket::{setsockopt, sockopt};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as BlockingStream;
@@ -13,6 +14,10 @@ use tokio::sync::RwLock;
 
 /// Time for a VMM to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes that either end takes before the other has read, which the kernel doubles: as many as the
+/// guest may send ahead, so that the VMM keeps none of them.
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Failure to open a stream to the guest.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +60,10 @@ impl Connector {
     async fn open(&self, port: u32) -> Result<UnixStream, ConnectError> {
         // The VMM sets the mode of its own end.
         let (ours, theirs) = BlockingStream::pair()?;
+        for end in [&ours, &theirs] {
+            // As far as the host allows; with less, streams are slower.
+            let _ = setsockopt(end, sockopt::SndBuf, &SEND_BUFFER_BYTES);
+        }
         let request = Request::Connect { port };
         let fds = [theirs.as_fd()];
         self.link.send_when_writable(&request, &fds).await?;
