@@ -18,8 +18,10 @@ use std::time::Duration;
 const SERVER_SCRIPT: &str = include_str!("data/server.py");
 /// Work that both sides do.
 const WORK_SCRIPT: &str = include_str!("data/work.py");
-/// Port of the server in a sandbox.
+/// Port of the server in a sandbox that listens on all addresses.
 const PORT: u16 = 8080;
+/// Port of the one that listens on the loopback address only.
+const LOOPBACK_PORT: u16 = 8081;
 /// Connections at a time.
 const CONNECTIONS: [usize; 2] = [1, 32];
 /// Duration of one sample of requests, and of one kind of work.
@@ -151,7 +153,8 @@ pub async fn data(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     Ok(Measured {
         method: "a sandbox of 2 vCPUs and 4 GiB on each engine, and this host itself, in turns: \
             requests of a client on kept connections to a small server (Python, one thread) for \
-            half a second each, with the exits of KVM for each request; 256 MiB through streams, \
+            half a second each, with the exits of KVM for each request; it listens on all addresses of \
+            the sandbox, and another like it on the loopback address only; 256 MiB through streams, \
             files, `jiffy cp` and a command's output; a program (Python) that measures calls, \
             pages, processes and its disk in the temporary directory. On the host the same server \
             is asked directly, files are copied, and the program runs there",

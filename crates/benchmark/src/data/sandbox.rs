@@ -3,8 +3,8 @@
 use super::host::get;
 use super::requests::{ANSWER, per_second, receive, send};
 use super::{
-    CONNECTIONS, PORT, SAMPLE_TIME, SERVER_SCRIPT, STREAM_BYTES, Sample, WORK_MIB, WORK_SCRIPT,
-    work_samples,
+    CONNECTIONS, LOOPBACK_PORT, PORT, SAMPLE_TIME, SERVER_SCRIPT, STREAM_BYTES, Sample, WORK_MIB,
+    WORK_SCRIPT, work_samples,
 };
 use crate::counters::Counters;
 use crate::daemon::BenchmarkDaemon;
@@ -55,9 +55,11 @@ impl SandboxSide {
             .await?;
         self.agent.write("/tmp/work.py", None, WORK_SCRIPT).await?;
         let start = format!(
-            "nohup python3 /tmp/server.py {PORT} >/tmp/said 2>&1 & \
-             for i in $(seq 500); do grep -q listening /tmp/said && exit 0; sleep 0.02; done; \
-             cat /tmp/said >&2; exit 1"
+            "nohup python3 /tmp/server.py {PORT} 0.0.0.0 >/tmp/said 2>&1 & \
+             nohup python3 /tmp/server.py {LOOPBACK_PORT} >/tmp/loopback 2>&1 & \
+             for i in $(seq 500); do \
+             grep -q listening /tmp/said && grep -q listening /tmp/loopback && exit 0; \
+             sleep 0.02; done; cat /tmp/said /tmp/loopback >&2; exit 1"
         );
         sh(&self.agent, &start).await
     }
@@ -77,8 +79,13 @@ impl SandboxSide {
         let mut samples = Vec::new();
         for connections in CONNECTIONS {
             let (daemon, sandbox) = (self.daemon.clone(), self.sandbox.clone());
-            let request = move || through_gateway(daemon.clone(), sandbox.clone());
+            let request = move || through_gateway(daemon.clone(), sandbox.clone(), PORT);
             let name = format!("requests through the gateway, c={connections}");
+            samples.extend(self.requests(&name, connections, request).await?);
+            let (daemon, sandbox) = (self.daemon.clone(), self.sandbox.clone());
+            let request = move || through_gateway(daemon.clone(), sandbox.clone(), LOOPBACK_PORT);
+            let name =
+                format!("requests through the gateway to a loopback address, c={connections}");
             samples.extend(self.requests(&name, connections, request).await?);
             let pool = self.forwarded();
             let name = format!("requests through a forwarded port, c={connections}");
@@ -213,8 +220,12 @@ impl SandboxSide {
     }
 }
 
-async fn through_gateway(daemon: BenchmarkDaemon, sandbox: Sandbox) -> anyhow::Result<()> {
-    let answer = daemon.request_port(&sandbox, PORT, Method::GET, "/", None);
+async fn through_gateway(
+    daemon: BenchmarkDaemon,
+    sandbox: Sandbox,
+    port: u16,
+) -> anyhow::Result<()> {
+    let answer = daemon.request_port(&sandbox, port, Method::GET, "/", None);
     let body = answer.await?.collect(1 << 10).await?;
     ensure!(&body[..] == ANSWER, "the server answered {body:?}");
     Ok(())

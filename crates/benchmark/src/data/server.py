@@ -1,5 +1,5 @@
 """Small server: answers each HTTP request with two bytes; `SINK N` and so many bytes: one byte;
-`SOURCE N`: so many bytes. One thread. usage: server.py PORT"""
+`SOURCE N`: so many bytes. One thread. usage: server.py PORT [ADDRESS]"""
 import select
 import socket
 import sys
@@ -22,7 +22,8 @@ def source(connection, left):
 
 
 def main():
-    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=256)
+    address = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1"
+    listener = socket.create_server((address, int(sys.argv[1])), backlog=256)
     print("listening on", listener.getsockname()[1], flush=True)
     poll, connections, pending = select.epoll(), {}, {}
     poll.register(listener, select.EPOLLIN)
