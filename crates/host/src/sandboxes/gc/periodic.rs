@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Snapshots, and files of snapshots, that one round looks at.
 pub(in super::super) const MAX_PER_ROUND: usize = 1000;
 /// Time between two rounds until all was looked at once.
-const FIRST_ROUNDS_PAUSE: Duration = Duration::from_millis(20);
+const FIRST_ROUNDS_PAUSE: Duration = Duration::from_millis(100);
 
 /// Position of gc between two rounds.
 #[derive(Default)]
