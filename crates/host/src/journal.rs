@@ -9,7 +9,7 @@
 
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::private_database::keep_private;
-use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
+use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotRecord};
 use crate::store_copies::StoreRetraction;
 use jiffy_engine::GuestHandle;
 use parking_lot::{Mutex, MutexGuard};
@@ -122,7 +122,7 @@ pub struct JournalledSnapshot {
 pub struct OpenedJournal {
     pub(crate) path: PathBuf,
     pub(crate) journal: Journal,
-    pub(crate) sandboxes: Vec<Box<SandboxRecord>>,
+    pub(crate) sandboxes: BoxedRecords<SandboxRecord>,
     pub(crate) snapshots: Vec<JournalledSnapshot>,
 }
 
@@ -290,7 +290,7 @@ impl Journal {
     }
 
     /// All sandboxes, each at the place in memory where it stays.
-    pub(crate) fn boxed_sandboxes(&self) -> Result<Vec<Box<SandboxRecord>>, JournalError> {
+    pub(crate) fn boxed_sandboxes(&self) -> Result<BoxedRecords<SandboxRecord>, JournalError> {
         let query = "SELECT id, record, 1 FROM sandboxes ORDER BY rowid";
         self.rows("sandbox", query, |record, _| record)
     }

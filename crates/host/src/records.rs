@@ -10,6 +10,9 @@ use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Records, each at the place in memory where it stays: many are read, and moves cost fresh pages.
+pub(crate) type BoxedRecords<T> = Vec<Box<T>>;
+
 /// Longest name of a sandbox: what a host name's label may have.
 pub const MAX_SANDBOX_NAME: usize = 63;
 

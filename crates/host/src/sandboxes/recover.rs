@@ -7,7 +7,7 @@ use super::entry::SandboxEntry;
 use super::entry_indexes::EntryIndexes;
 use super::snapshot_index::SnapshotIndex;
 use crate::journal::{Journal, JournalChange, OpenedJournal};
-use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::{Engine, Guest, KeptGuest, now_ms};
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashSet};
@@ -21,8 +21,8 @@ const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 /// State found at the start.
 pub(super) struct RecoveredState {
     pub journal: Journal,
-    pub sandboxes: Vec<Box<SandboxRecord>>,
-    pub snapshots: Vec<Box<SnapshotRecord>>,
+    pub sandboxes: BoxedRecords<SandboxRecord>,
+    pub snapshots: BoxedRecords<SnapshotRecord>,
     /// Guests that ran on, by sandbox.
     pub orphans: Vec<(String, KeptGuest)>,
 }
@@ -32,8 +32,8 @@ type Entries<G> = BTreeMap<SmolStr, Arc<SandboxEntry<G>>>;
 
 /// Entries of these sandboxes and their indexes, and the index of these snapshots.
 pub(super) fn index<G: Guest>(
-    sandboxes: Vec<Box<SandboxRecord>>,
-    snapshots: Vec<Box<SnapshotRecord>>,
+    sandboxes: BoxedRecords<SandboxRecord>,
+    snapshots: BoxedRecords<SnapshotRecord>,
 ) -> (Entries<G>, Arc<EntryIndexes>, SnapshotIndex) {
     thread::scope(|threads| {
         let snapshots = threads.spawn(|| snapshots.into_iter().collect());
