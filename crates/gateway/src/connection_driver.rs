@@ -52,12 +52,15 @@ impl ConnectionDriver {
         }
     }
 
-    /// Hands the connection to a task.
+    /// Hands the connection to a task, unless one has it.
     pub(crate) fn spawn(&mut self) {
-        if let Self::Inline(moving) = std::mem::replace(self, Self::Ended) {
-            let task = tokio::spawn(moving);
-            *self = Self::Spawned(AbortOnDrop(task.abort_handle()));
-        }
+        *self = match std::mem::replace(self, Self::Ended) {
+            Self::Inline(moving) => {
+                let task = tokio::spawn(moving);
+                Self::Spawned(AbortOnDrop(task.abort_handle()))
+            }
+            other => other,
+        };
     }
 
     /// True if the other side has closed the connection, as far as that is known by now.
@@ -81,5 +84,27 @@ impl ConnectionDriver {
             work.as_mut().poll(context)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn a_task_that_moves_a_connection_goes_on_when_another_request_is_sent_on_it() {
+        let (told, hears) = oneshot::channel();
+        let (tell, asked) = oneshot::channel::<()>();
+        let mut driver = ConnectionDriver::new(async {
+            let _ = asked.await;
+            let _ = told.send(());
+        });
+        driver.spawn();
+        tokio::task::yield_now().await;
+        driver.spawn();
+        assert!(!driver.has_ended());
+        tell.send(()).unwrap();
+        hears.await.unwrap();
     }
 }
