@@ -4,6 +4,7 @@
 //! times as long as writing to storage, and evicts useful pages. Short runs hold memory that a
 //! running system touches all the time, so restores find them in the page cache.
 
+use crate::memory::HUGE_PAGE_BYTES;
 use nix::errno::Errno;
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -16,8 +17,6 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
 pub const MAX_RUN_BYTES: usize = 4 << 20;
 /// Shortest run that bypasses the page cache: below it a call costs more than the pages it saves.
 const MIN_DIRECT_RUN_BYTES: usize = 256 << 10;
-/// Size of a huge page; the bounce buffer is aligned to it.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// File of a memory layer, opened once or twice.
 pub struct LayerOutput<'a> {
