@@ -104,9 +104,18 @@ impl AgentClient {
     /// Ends every process of the sandbox: SIGTERM, and SIGKILL after `grace`.
     pub async fn end_processes(&self, grace: Duration) -> Result<(), ClientError> {
         let uri = format!("/restart?username=root&grace_ms={}", grace.as_millis());
+        self.post_nothing(&uri).await
+    }
+
+    /// Has the sandbox's kernel tell the host of all memory that is free; returns when that is done.
+    pub async fn report_free_memory(&self) -> Result<(), ClientError> {
+        self.post_nothing("/free-memory/report?username=root").await
+    }
+
+    async fn post_nothing(&self, uri: &str) -> Result<(), ClientError> {
         let call = AgentCall {
             method: Method::POST,
-            path: &uri,
+            path: uri,
             content: "",
             user: None,
             headers: &[],

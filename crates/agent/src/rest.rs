@@ -6,6 +6,7 @@ pub mod compose;
 pub mod download;
 pub mod error;
 pub mod file_query;
+pub mod free_memory;
 pub mod init;
 pub mod metrics;
 pub mod range;
@@ -32,13 +33,23 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::GET, "/layer") => archive::layer::answer(agent, &request).await,
         (&Method::GET, "/changes") => changes::answer(agent, &request).await,
         (&Method::POST, "/restart") => restart::answer(agent, &request).await,
+        (&Method::POST, "/free-memory/report") => free_memory::answer(agent, &request).await,
         (&Method::GET, "/metrics") => Ok(json(&metrics::now(agent))),
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => init::answer(agent, request).await,
         (
             _,
-            "/health" | "/files" | "/files/compose" | "/archive" | "/layer" | "/changes"
-            | "/restart" | "/metrics" | "/envs" | "/init",
+            "/health"
+            | "/files"
+            | "/files/compose"
+            | "/archive"
+            | "/layer"
+            | "/changes"
+            | "/restart"
+            | "/free-memory/report"
+            | "/metrics"
+            | "/envs"
+            | "/init",
         ) => Err(RestError::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "this path does not take this method",

@@ -52,6 +52,17 @@ pub async fn rehearse(vm: &MicroVm) {
     }
 }
 
+/// Has the guest tell the VMM of all free memory before its snapshot is taken. Left to itself it
+/// does so some seconds after its boot, in each sandbox restored from the snapshot: 1,400 exits and
+/// 5 MiB each that they do not share any more, in the midst of a create if the moment is bad.
+pub async fn report_free_memory(vm: &MicroVm) {
+    let agent = agent(vm);
+    let reported = tokio::time::timeout(REHEARSAL_LIMIT, agent.report_free_memory()).await;
+    if !matches!(reported, Ok(Ok(()))) {
+        tracing::warn!("a template's free memory is not reported: its sandboxes start slower");
+    }
+}
+
 async fn run_command(vm: &MicroVm, program: &str, arguments: &[&str]) -> Result<(), ClientError> {
     let spec = ProcessSpec::new(program, arguments.iter().copied());
     let process = agent(vm).start(&spec).await?;

@@ -1,7 +1,7 @@
 //! Running microVMs, and handles by which they are adopted.
 
 use crate::guest_nic::GuestNic;
-use crate::rehearsal::rehearse;
+use crate::rehearsal::{rehearse, report_free_memory};
 use jiffy_engine::{
     BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
     GuestUsage, MICROVM, NetworkRules, ProcessInstance,
@@ -194,6 +194,7 @@ impl Guest for MicroVmGuest {
 
     async fn rehearse(&self) {
         rehearse(&self.vm).await;
+        report_free_memory(&self.vm).await;
     }
 
     async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {

@@ -1,0 +1,30 @@
+//! `POST /free-memory/report`: has the kernel tell the host of all memory that is free.
+
+use super::error::RestError;
+use super::file_query::parameter;
+use crate::body::ReplyBody;
+use crate::state::Agent;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use std::{fs, io};
+
+/// Parameter of the guest kernel (`kernel/patches/0025`): a write returns when all is reported.
+const REPORT_ALL: &str = "/sys/module/page_reporting/parameters/report_all";
+
+/// Reports it, and answers when that is done.
+pub async fn answer(
+    agent: &Agent,
+    request: &Request<&mut Incoming>,
+) -> Result<Response<ReplyBody>, RestError> {
+    let username = parameter(request.uri(), "username");
+    super::only_root(agent, username.as_deref(), "reports of free memory are")?;
+    let reported = tokio::task::spawn_blocking(|| fs::write(REPORT_ALL, "1")).await;
+    match reported.map_err(io::Error::other).flatten() {
+        Ok(()) => Ok(super::no_content()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(RestError::new(
+            StatusCode::NOT_FOUND,
+            "this kernel does not report free memory on request",
+        )),
+        Err(e) => Err(RestError::io("cannot report free memory", &e)),
+    }
+}
