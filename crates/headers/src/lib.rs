@@ -4,9 +4,9 @@ pub mod api_key;
 pub mod set_cookie;
 
 use hyper::header::{
-    ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, FORWARDED,
-    HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    SET_COOKIE, STRICT_TRANSPORT_SECURITY, TE, TRANSFER_ENCODING, UPGRADE,
+    ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, HeaderMap, HeaderName,
+    HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE,
+    STRICT_TRANSPORT_SECURITY, TE, TRANSFER_ENCODING, UPGRADE,
 };
 
 /// Header that carries the token of sandboxes that are not open to the public.
@@ -27,8 +27,29 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
         .any(|listed| listed.trim().eq_ignore_ascii_case(word))
 }
 
+/// Returns true for a header of one hop.
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "upgrade"
+            | "te"
+            | "transfer-encoding"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "keep-alive"
+            | "proxy-connection"
+            | "http2-settings"
+    )
+}
+
 /// Removes hop-by-hop headers (RFC 9110, 7.6.1).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    // Most messages have none, and a look at each header costs less than a search for each name.
+    // Names that `Connection` lists count only with that header.
+    if !headers.keys().any(is_hop_by_hop) {
+        return;
+    }
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -54,22 +75,34 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Headers of a client that are for proxies, or set by proxies that are not trusted. `Expect` the
+/// gateway answers itself, by asking the client for the body.
+const OF_PROXIES: [&str; 6] = [
+    "expect",
+    "forwarded",
+    TRAFFIC_TOKEN,
+    "x-forwarded-prefix",
+    "x-real-ip",
+    "x-forwarded-port",
+];
+
+fn is_of_proxies(name: &HeaderName) -> bool {
+    OF_PROXIES.contains(&name.as_str())
+}
+
 /// Removes headers of a client that are not for a guest: those of this hop, of proxies that are not
 /// trusted, keys of the control plane, and the gateway's own cookies.
 pub fn confine_request(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
-    // The gateway answers it itself, by asking the client for the body.
-    headers.remove(EXPECT);
-    headers.remove(FORWARDED);
-    for name in [
-        TRAFFIC_TOKEN,
-        "x-forwarded-prefix",
-        "x-real-ip",
-        "x-forwarded-port",
-    ] {
-        headers.remove(name);
+    if headers.keys().any(is_of_proxies) {
+        for name in OF_PROXIES {
+            headers.remove(name);
+        }
     }
     api_key::strip(headers);
+    if !headers.contains_key(COOKIE) {
+        return;
+    }
     match set_cookie::without_reserved(headers.get_all(COOKIE).iter()) {
         Some(cookies) => drop(headers.insert(COOKIE, cookies)),
         None => drop(headers.remove(COOKIE)),
@@ -85,11 +118,13 @@ pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str,
     if encoded {
         headers.remove(CONTENT_LENGTH);
     }
-    let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
-    headers.remove(SET_COOKIE);
-    for cookie in &cookies {
-        if let Some(cookie) = set_cookie::confined(cookie, prefix) {
-            headers.append(SET_COOKIE, cookie);
+    if headers.contains_key(SET_COOKIE) {
+        let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
+        headers.remove(SET_COOKIE);
+        for cookie in &cookies {
+            if let Some(cookie) = set_cookie::confined(cookie, prefix) {
+                headers.append(SET_COOKIE, cookie);
+            }
         }
     }
     let Some(prefix) = prefix else {
