@@ -34,10 +34,21 @@ static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 pub(crate) struct CoreState {
     pub(crate) limiter: MemoryLimiter,
     log: Option<Arc<RequestLog>>,
-    /// It runs on a fiber.
-    pub(crate) can_yield: bool,
-    /// Processor time of its thread when an epoch first ended while it could not yield.
-    pub(crate) busy_since: Option<Duration>,
+    pub(crate) stack: GuestStack,
+}
+
+/// Stack that a guest runs on, which decides what the end of an epoch does to it.
+#[derive(Debug)]
+pub(crate) enum GuestStack {
+    /// Fiber: it yields.
+    Fiber,
+    /// Worker's own stack, as a first try: it is ended.
+    Try,
+    /// Worker's own stack: it goes on for a while.
+    Busy {
+        /// Processor time of its thread when an epoch first ended.
+        since: Option<Duration>,
+    },
 }
 
 impl CoreState {
@@ -45,8 +56,7 @@ impl CoreState {
         Self {
             limiter,
             log,
-            can_yield: true,
-            busy_since: None,
+            stack: GuestStack::Fiber,
         }
     }
 }

@@ -3,26 +3,29 @@
 //! A message is lines that end in LF: `METHOD PATH` or a status, then `name: value` for each
 //! header, then an empty line and the body.
 
-use crate::core_wasi::{self, CoreState};
+use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::thread_cpu;
 use crate::fault::RequestFault;
+use crate::kept_pages::RequestWindow;
 use crate::memory_limiter::MemoryLimiter;
 use crate::world::{self, CORE_FUNCTIONS, CORE_MEMORY};
 use bytes::Bytes;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode, http::request::Parts};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use wasmtime::{
-    Engine, InstancePre, Linker, Module, ModuleExport, Store, StoreContextMut, TypedFunc,
-    UpdateDeadline,
+    Engine, Instance, InstancePre, Linker, Memory, Module, ModuleExport, Store, StoreContextMut,
+    TypedFunc, UpdateDeadline,
 };
 
 /// Most headers of a response.
 const MAX_HEADERS: usize = 100;
 /// Longest head of a response in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Processor time of `jiffy_buf`, which runs on a worker's own stack and cannot yield.
-const MAX_BUF_TIME: Duration = Duration::from_millis(10);
+/// Processor time of `jiffy_buf` and of `jiffy_out`, which run on a worker's own stack and cannot
+/// yield.
+const MAX_BUSY_TIME: Duration = Duration::from_millis(10);
 /// Headers that are the server's to set.
 const SERVER_HEADERS: [&str; 6] = [
     "connection",
@@ -33,6 +36,11 @@ const SERVER_HEADERS: [&str; 6] = [
     "upgrade",
 ];
 
+/// Requests that start on a fiber at once after one did not end on its worker's own stack.
+const FIBER_REQUESTS: u32 = 256;
+/// Epochs' ends after which a first try on a worker's own stack is given up.
+const TRY_EPOCHS: u64 = 2;
+
 /// Module that is ready to be instantiated.
 pub(crate) struct CoreFunction {
     pre: InstancePre<CoreState>,
@@ -41,12 +49,24 @@ pub(crate) struct CoreFunction {
     functions: [ModuleExport; 3],
     /// It imports functions that wait.
     may_wait: bool,
+    /// It imports nothing, so that what it did can be thrown away and begun anew.
+    is_pure: bool,
+    /// Requests that still start on a fiber at once.
+    fiber_requests: AtomicU32,
 }
 
-/// `jiffy_buf` took longer than it may.
+/// `jiffy_buf` or `jiffy_out` took longer than it may.
 #[derive(Debug, thiserror::Error)]
-#[error("jiffy_buf ran for more than {} ms", MAX_BUF_TIME.as_millis())]
-pub(crate) struct BufTooSlow;
+#[error("jiffy_buf or jiffy_out ran for more than {} ms", MAX_BUSY_TIME.as_millis())]
+pub(crate) struct BusyTooLong;
+
+/// A first try took longer than it may: the guest begins anew on a fiber.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest needs a fiber")]
+struct FiberNeeded;
+
+/// Response of a guest, or why it has none.
+type Answer = Result<Response<Bytes>, RequestFault>;
 
 /// Resolves exports in advance.
 pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
@@ -64,6 +84,8 @@ pub(crate) fn prepare(module: &Module) -> wasmtime::Result<CoreFunction> {
         memory: export(CORE_MEMORY)?,
         functions: [export(buf)?, export(handle)?, export(out)?],
         may_wait: core_wasi::may_wait(module),
+        is_pure: module.imports().len() == 0,
+        fiber_requests: AtomicU32::new(0),
     })
 }
 
@@ -82,62 +104,161 @@ impl CoreFunction {
         self.pre.instantiate_async(&mut store).await.map(drop)
     }
 
-    /// Passes a message to a new instance, and returns the message that it answers with.
+    /// Passes a message to a new instance, and returns the response that it answers with. `state`
+    /// is called for each instance that is made.
+    ///
+    /// A fiber is a good part of what a small request costs, and most requests end long before they
+    /// would have to yield. A guest that imports nothing therefore runs on the worker's own stack
+    /// first. If it takes longer, its instance is thrown away, which cannot be seen from outside,
+    /// and it begins anew on a fiber, as do the requests that follow for a while.
     pub(crate) async fn call(
+        &self,
+        engine: &Engine,
+        state: impl Fn() -> CoreState,
+        message: &[u8],
+        max_response: u64,
+    ) -> wasmtime::Result<Answer> {
+        if self.is_pure && !self.expects_fiber() {
+            match self.try_call(engine, state(), message, max_response) {
+                Err(error) if error.is::<FiberNeeded>() => {
+                    self.fiber_requests.store(FIBER_REQUESTS, Ordering::Relaxed);
+                }
+                ended => return ended,
+            }
+        }
+        self.call_on_fiber(engine, state(), message, max_response)
+            .await
+    }
+
+    fn expects_fiber(&self) -> bool {
+        let one_less = |left: u32| left.checked_sub(1);
+        self.fiber_requests.load(Ordering::Relaxed) > 0
+            && self
+                .fiber_requests
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+                .is_ok()
+    }
+
+    /// Runs the guest on the worker's own stack for a few milliseconds at most.
+    fn try_call(
+        &self,
+        engine: &Engine,
+        mut state: CoreState,
+        message: &[u8],
+        max_response: u64,
+    ) -> wasmtime::Result<Answer> {
+        state.stack = GuestStack::Try;
+        // Dropped after the store.
+        let window = RequestWindow::open();
+        let mut store = store(engine, state);
+        store.set_epoch_deadline(TRY_EPOCHS);
+        let instance = self.pre.instantiate(&mut store)?;
+        let calls = self.calls(&mut store, &instance)?;
+        window.of_memory(calls.memory.data_ptr(&store));
+        let at = calls.buf.call(&mut store, u32::try_from(message.len())?)?;
+        calls.write(&mut store, at, message)?;
+        let range = (at, u32::try_from(message.len())?);
+        let length = calls.handle.call(&mut store, range)?;
+        let at = calls.out.call(&mut store, ())?;
+        calls.response(&store, at, length, max_response)
+    }
+
+    async fn call_on_fiber(
         &self,
         engine: &Engine,
         state: CoreState,
         message: &[u8],
         max_response: u64,
-    ) -> wasmtime::Result<Result<Vec<u8>, RequestFault>> {
+    ) -> wasmtime::Result<Answer> {
         let mut store = store(engine, state);
         let instance = self.pre.instantiate_async(&mut store).await?;
-        let [buf, handle, out] = &self.functions;
+        let calls = self.calls(&mut store, &instance)?;
+        let length = u32::try_from(message.len())?;
+        let at = match self.may_wait {
+            true => calls.buf.call_async(&mut store, length).await?,
+            false => busy(&mut store, |store| calls.buf.call(store, length))?,
+        };
+        calls.write(&mut store, at, message)?;
+        let length = calls.handle.call_async(&mut store, (at, length)).await?;
+        let at = match self.may_wait {
+            true => calls.out.call_async(&mut store, ()).await?,
+            false => busy(&mut store, |store| calls.out.call(store, ()))?,
+        };
+        calls.response(&store, at, length, max_response)
+    }
+
+    fn calls(
+        &self,
+        store: &mut Store<CoreState>,
+        instance: &Instance,
+    ) -> wasmtime::Result<GuestCalls> {
         let memory = instance
-            .get_module_export(&mut store, &self.memory)
+            .get_module_export(&mut *store, &self.memory)
             .and_then(|export| export.into_memory())
             .ok_or_else(|| missing(CORE_MEMORY))?;
-        let function = |store: &mut Store<CoreState>, export| {
-            let export = instance.get_module_export(store, export);
+        let mut function = |export| {
+            let export = instance.get_module_export(&mut *store, export);
             export
                 .and_then(|e| e.into_func())
                 .ok_or_else(|| missing("a function"))
         };
-        let buf = function(&mut store, buf)?;
-        let handle = function(&mut store, handle)?;
-        let out = function(&mut store, out)?;
+        let [buf, handle, out] = &self.functions;
+        let (buf, handle, out) = (function(buf)?, function(handle)?, function(out)?);
         // SAFETY: `prepare` has checked that the module exports these names with these types.
-        let (buf, handle, out) = unsafe {
-            (
-                TypedFunc::<u32, u32>::new_unchecked(&store, buf),
-                TypedFunc::<(u32, u32), u32>::new_unchecked(&store, handle),
-                TypedFunc::<(), u32>::new_unchecked(&store, out),
-            )
-        };
-        let length = u32::try_from(message.len())?;
-        // A fiber for each call is a tenth of a small request.
-        let at = match self.may_wait {
-            true => buf.call_async(&mut store, length).await?,
-            false => {
-                store.data_mut().can_yield = false;
-                let at = buf.call(&mut store, length)?;
-                store.data_mut().can_yield = true;
-                at
-            }
-        };
-        memory.write(&mut store, usize::try_from(at)?, message)?;
-        let length = handle.call_async(&mut store, (at, length)).await?;
+        unsafe {
+            Ok(GuestCalls {
+                memory,
+                buf: TypedFunc::new_unchecked(&*store, buf),
+                handle: TypedFunc::new_unchecked(&*store, handle),
+                out: TypedFunc::new_unchecked(&*store, out),
+            })
+        }
+    }
+}
+
+/// Exports of one instance.
+struct GuestCalls {
+    memory: Memory,
+    buf: TypedFunc<u32, u32>,
+    handle: TypedFunc<(u32, u32), u32>,
+    out: TypedFunc<(), u32>,
+}
+
+impl GuestCalls {
+    fn write(&self, store: &mut Store<CoreState>, at: u32, message: &[u8]) -> wasmtime::Result<()> {
+        Ok(self.memory.write(store, usize::try_from(at)?, message)?)
+    }
+
+    fn response(
+        &self,
+        store: &Store<CoreState>,
+        at: u32,
+        length: u32,
+        max_response: u64,
+    ) -> wasmtime::Result<Answer> {
         if u64::from(length) > max_response.saturating_add(MAX_HEAD_BYTES as u64) {
             return Ok(Err(RequestFault::ResponseTooLarge));
         }
-        let at = usize::try_from(out.call_async(&mut store, ()).await?)?;
+        let at = usize::try_from(at)?;
         let end = at.checked_add(usize::try_from(length)?);
-        let response = end.and_then(|end| memory.data(&store).get(at..end));
-        let response = response.ok_or_else(|| {
+        let message = end.and_then(|end| self.memory.data(store).get(at..end));
+        let message = message.ok_or_else(|| {
             wasmtime::Error::msg("the response lies outside of the module's memory")
         })?;
-        Ok(Ok(response.to_vec()))
+        Ok(parse_response(message, max_response))
     }
+}
+
+/// Calls a function on the worker's own stack, where it cannot yield, and may be busy for a while:
+/// a fiber for each call is a tenth of a small request.
+fn busy<T>(
+    store: &mut Store<CoreState>,
+    call: impl FnOnce(&mut Store<CoreState>) -> wasmtime::Result<T>,
+) -> wasmtime::Result<T> {
+    store.data_mut().stack = GuestStack::Busy { since: None };
+    let done = call(store);
+    store.data_mut().stack = GuestStack::Fiber;
+    done
 }
 
 fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
@@ -150,15 +271,17 @@ fn store(engine: &Engine, state: CoreState) -> Store<CoreState> {
 
 /// Lets a guest yield, or go on where it cannot, for a while.
 fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<UpdateDeadline> {
-    let state = store.data_mut();
-    if state.can_yield {
-        return Ok(UpdateDeadline::Yield(1));
-    }
-    let now = thread_cpu();
-    let begun = *state.busy_since.get_or_insert(now);
-    match now.saturating_sub(begun) > MAX_BUF_TIME {
-        true => Err(BufTooSlow.into()),
-        false => Ok(UpdateDeadline::Continue(1)),
+    match &mut store.data_mut().stack {
+        GuestStack::Fiber => Ok(UpdateDeadline::Yield(1)),
+        GuestStack::Try => Err(FiberNeeded.into()),
+        GuestStack::Busy { since } => {
+            let now = thread_cpu();
+            let since = *since.get_or_insert(now);
+            match now.saturating_sub(since) > MAX_BUSY_TIME {
+                true => Err(BusyTooLong.into()),
+                false => Ok(UpdateDeadline::Continue(1)),
+            }
+        }
     }
 }
 
@@ -184,12 +307,8 @@ pub(crate) fn request_message(head: &Parts, body: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a response from a message of the guest's.
-pub(crate) fn parse_response(
-    message: Vec<u8>,
-    max_body: u64,
-) -> Result<Response<Bytes>, RequestFault> {
+fn parse_response(message: &[u8], max_body: u64) -> Answer {
     let bad = |what: &str| RequestFault::Trap(format!("the response is not valid: {what}"));
-    let message = Bytes::from(message);
     let mut at = 0;
     let mut status = None;
     let mut headers = HeaderMap::new();
@@ -224,11 +343,11 @@ pub(crate) fn parse_response(
             }
         }
     }
-    let body = message.slice(at..);
+    let body = message.get(at..).unwrap_or_default();
     if u64::try_from(body.len()).unwrap_or(u64::MAX) > max_body {
         return Err(RequestFault::ResponseTooLarge);
     }
-    let mut response = Response::new(body);
+    let mut response = Response::new(Bytes::copy_from_slice(body));
     *response.status_mut() = status.unwrap_or(StatusCode::OK);
     *response.headers_mut() = headers;
     Ok(response)
@@ -239,7 +358,7 @@ mod tests {
     use super::*;
 
     fn parsed(message: &str) -> Result<Response<Bytes>, RequestFault> {
-        parse_response(message.as_bytes().to_vec(), 10)
+        parse_response(message.as_bytes(), 10)
     }
 
     #[test]

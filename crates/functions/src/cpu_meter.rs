@@ -4,7 +4,7 @@
 //! machine. Polls that are shorter than an epoch are therefore measured by the clock of the wall,
 //! which differs only if another thread took their processor meanwhile.
 
-use crate::core_world::BufTooSlow;
+use crate::core_world::BusyTooLong;
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
@@ -27,6 +27,12 @@ pub(crate) struct RequestUsage {
 }
 
 impl RequestUsage {
+    /// Forgets what a try did that is thrown away, except for its processor time.
+    pub(crate) fn begin_anew(&self) {
+        self.growth_refused.store(false, Ordering::Relaxed);
+        self.tenant_memory_short.store(false, Ordering::Relaxed);
+    }
+
     /// Processor time so far.
     pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
@@ -41,7 +47,7 @@ impl RequestUsage {
         {
             return RequestFault::HostBusy;
         }
-        if error.downcast_ref::<BufTooSlow>().is_some() {
+        if error.downcast_ref::<BusyTooLong>().is_some() {
             return RequestFault::Cpu;
         }
         let detail = format!("{error:#}").chars().take(2000).collect();

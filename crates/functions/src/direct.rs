@@ -183,7 +183,7 @@ impl FunctionServer {
         B: Body<Data = Bytes> + Unpin,
     {
         let id = self.new_request_id();
-        let mut response = match self.find_direct(client, &request) {
+        match self.find_direct(client, &request) {
             Ok(function) => {
                 let (mut head, body) = request.into_parts();
                 rewrite(&mut head, client, &id);
@@ -193,10 +193,12 @@ impl FunctionServer {
                 confine_answer(response.headers_mut(), None, "", false);
                 response
             }
-            Err(fault) => faulty(&fault),
-        };
-        response.headers_mut().insert(REQUEST_ID_HEADER, id);
-        response
+            Err(fault) => {
+                let mut response = faulty(&fault);
+                response.headers_mut().insert(REQUEST_ID_HEADER, id);
+                response
+            }
+        }
     }
 
     fn find_direct<B>(

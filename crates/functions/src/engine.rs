@@ -1,7 +1,7 @@
 //! Wasmtime engines: one that compiles, and one that runs what was compiled.
 
 use crate::artifact::Digest;
-use crate::page_scan;
+use crate::{kept_pages, page_scan};
 use jiffy_proto::function::{MAX_FUNCTION_MEMORY_MIB, SlotReset, TenantLimits};
 use std::hash::{Hash, Hasher};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
@@ -68,6 +68,7 @@ fn scanning(limits: &TenantLimits) -> wasmtime::Result<Engine> {
     pool.linear_memory_keep_resident(FAST_MEMORY_BYTES)
         .table_keep_resident(FAST_TABLE_BYTES)
         .pagemap_scan(Enabled::Yes);
+    kept_pages::enable();
     match page_scan::observe(|| pooled(pool)) {
         (Ok(engine), true) => Ok(engine),
         (Err(error), _) => Err(error),

@@ -2,7 +2,6 @@
 //! function's log only.
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
@@ -111,7 +110,7 @@ impl RequestFault {
 
     /// Answer with `{code, message, error_code}`.
     #[must_use]
-    pub fn answer(&self) -> Response<Full<Bytes>> {
+    pub fn answer(&self) -> Response<Bytes> {
         let message = self.to_string();
         let status = self.status();
         let body = FaultBody {
@@ -120,7 +119,7 @@ impl RequestFault {
             error_code: self.error_code(),
         };
         let body = serde_json::to_vec(&body).unwrap_or_default();
-        let mut answer = Response::new(Full::new(Bytes::from(body)));
+        let mut answer = Response::new(Bytes::from(body));
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -2,8 +2,8 @@
 
 use crate::cpu_meter::RequestUsage;
 use crate::fault::RequestFault;
+use crate::head_timeout::RequestUnderWay;
 use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body, Frame, SizeHint};
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,78 @@ use tokio::task::JoinHandle;
 use wasmtime_wasi_http::p2::body::HyperOutgoingBody;
 
 /// Body of any response. An error resets the connection.
-pub type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
+pub struct ResponseBody {
+    content: Content,
+    /// Request that ends with the body.
+    _under_way: Option<RequestUnderWay>,
+}
+
+enum Content {
+    /// Bytes in memory, until they are taken.
+    Whole(Option<Bytes>),
+    Guest(GuestBody),
+}
+
+impl ResponseBody {
+    fn new(content: Content) -> Self {
+        Self {
+            content,
+            _under_way: None,
+        }
+    }
+
+    /// The same, which ends a request.
+    pub(crate) fn ending(self, request: RequestUnderWay) -> Self {
+        Self {
+            _under_way: Some(request),
+            ..self
+        }
+    }
+}
+
+impl From<Bytes> for ResponseBody {
+    fn from(bytes: Bytes) -> Self {
+        Self::new(Content::Whole((!bytes.is_empty()).then_some(bytes)))
+    }
+}
+
+impl From<GuestBody> for ResponseBody {
+    fn from(body: GuestBody) -> Self {
+        Self::new(Content::Guest(body))
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match &mut self.content {
+            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Guest(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Whole(bytes) => bytes.is_none(),
+            Content::Guest(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole(bytes) => {
+                let length = bytes.as_ref().map_or(0, Bytes::len);
+                SizeHint::with_exact(u64::try_from(length).unwrap_or(u64::MAX))
+            }
+            Content::Guest(body) => body.size_hint(),
+        }
+    }
+}
 
 /// Guest that has begun. One that still runs ends with the value.
 pub(crate) enum GuestTask {

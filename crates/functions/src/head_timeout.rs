@@ -5,9 +5,7 @@
 //! call, as the runtime would have to be woken for an earlier deadline.
 
 use crate::guest_body::ResponseBody;
-use bytes::Bytes;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::body::Body;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,61 +22,48 @@ pub(crate) struct UnderWay(Arc<AtomicUsize>);
 /// Request that is under way.
 pub(crate) struct RequestUnderWay(UnderWay);
 
+/// The same, as long as its connection is served.
+pub(crate) struct Answering<'a>(&'a UnderWay);
+
 impl UnderWay {
-    pub(crate) fn enter(&self) -> RequestUnderWay {
+    /// Counts a request until the value is dropped.
+    pub(crate) fn enter(&self) -> Answering<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
-        RequestUnderWay(self.clone())
+        Answering(self)
     }
 
     fn is_idle(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
+
+    fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 impl Drop for RequestUnderWay {
     fn drop(&mut self) {
-        (self.0).0.fetch_sub(1, Ordering::AcqRel);
+        self.0.leave();
     }
 }
 
-impl RequestUnderWay {
+impl Answering<'_> {
     /// Lets the request end with the body of its response.
     pub(crate) fn until_sent(self, body: ResponseBody) -> ResponseBody {
         match body.size_hint().exact() {
             // It lies in memory; each write to the client puts off the deadline.
             Some(_) => body,
-            None => SentBody {
-                body,
-                _under_way: self,
+            None => {
+                self.0.0.fetch_add(1, Ordering::AcqRel);
+                body.ending(RequestUnderWay(self.0.clone()))
             }
-            .boxed_unsync(),
         }
-    }
-}
-
-/// Body with which a request ends.
-struct SentBody {
-    body: ResponseBody,
-    _under_way: RequestUnderWay,
-}
-
-impl Body for SentBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

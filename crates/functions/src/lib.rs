@@ -13,6 +13,7 @@ pub mod fault;
 pub mod function;
 pub mod guest_body;
 pub mod jail;
+pub mod kept_pages;
 pub mod logs;
 pub mod metrics;
 pub mod page_scan;

@@ -10,6 +10,7 @@
 //! - an engine whose own check of the kernel did not come through here is refused ([`observe`]);
 //! - the filter of a tenant's process passes only scans with [`MARKER`], which is set here.
 
+use crate::kept_pages;
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,6 +63,11 @@ pub struct PageScan {
 static SCANS: AtomicU64 = AtomicU64::new(0);
 
 impl PageScan {
+    /// Address of the regions that are found.
+    pub(crate) fn regions(&self) -> *mut [u64; 3] {
+        std::ptr::with_exposed_provenance_mut(usize::try_from(self.vec).unwrap_or(0))
+    }
+
     /// Corrects the mask of Wasmtime's scan. False for a scan that is not known.
     pub fn correct(&mut self) -> bool {
         if self.start == self.end {
@@ -99,16 +105,22 @@ unsafe extern "C" fn __wrap_ioctl(
     argument: *mut c_void,
 ) -> c_int {
     let mut marker = 0;
+    // SAFETY: the caller of this request passes a structure of this shape, as the size that is part
+    // of the request's number demands.
+    let mut scan = match request {
+        PAGEMAP_SCAN => unsafe { argument.cast::<PageScan>().as_mut() },
+        _ => None,
+    };
     if request == PAGEMAP_SCAN {
-        // SAFETY: the caller of this request passes a structure of this shape, as the size that is
-        // part of the request's number demands.
-        let known = unsafe { argument.cast::<PageScan>().as_mut() }.is_some_and(PageScan::correct);
-        if !known {
+        if !scan.as_mut().is_some_and(|scan| scan.correct()) {
             // SAFETY: the address of the thread's own errno.
             unsafe { *libc::__errno_location() = libc::EINVAL };
             return -1;
         }
         SCANS.fetch_add(1, Ordering::SeqCst);
+        if let Some(found) = scan.as_mut().and_then(|scan| kept_pages::answer(scan)) {
+            return c_int::try_from(found).unwrap_or(-1);
+        }
         marker = MARKER;
     }
     // SAFETY: the caller's request, which is libc's to pass on in the same way.
@@ -121,6 +133,9 @@ unsafe extern "C" fn __wrap_ioctl(
             c_ulong::from(marker),
         )
     };
+    if let Some(scan) = scan {
+        kept_pages::note(scan, usize::try_from(done).ok());
+    }
     c_int::try_from(done).unwrap_or(-1)
 }
 

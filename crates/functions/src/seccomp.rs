@@ -116,13 +116,18 @@ fn conditions(all: &[(u8, SeccompCmpOp, u64)]) -> io::Result<SeccompRule> {
     SeccompRule::new(conditions.map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
-/// Of ioctl, only corrected page scans.
+/// Of ioctl, only corrected page scans, and page faults of the calling thread.
 fn scan_pages(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> io::Result<()> {
     let scan = conditions(&[
         (1, SeccompCmpOp::Eq, page_scan::PAGEMAP_SCAN),
         (3, SeccompCmpOp::Eq, page_scan::MARKER.into()),
     ])?;
     rules.insert(libc::SYS_ioctl, vec![scan]);
+    let thread = u64::try_from(libc::RUSAGE_THREAD).map_err(io::Error::other)?;
+    rules.insert(
+        libc::SYS_getrusage,
+        vec![condition(0, SeccompCmpOp::Eq, thread)?],
+    );
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use crate::tenant::Tenant;
 use crate::write_timeout::WriteTimeout;
 use crate::{core_world, request_body};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::Body;
 use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -29,12 +29,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::task::{Poll, ready};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Odd, so that different numbers of requests stay different.
 const ID_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -56,13 +56,27 @@ const MAX_OUTGOING_REQUESTS: u32 = 32;
 /// Time to wait after an accept that failed.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
+/// Two digits of each byte.
+const HEX: [[u8; 2]; 256] = {
+    let digits = b"0123456789abcdef";
+    let mut all = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        all[byte] = [digits[byte >> 4], digits[byte & 15]];
+        byte += 1;
+    }
+    all
+};
+
 /// Server of one tenant.
 #[derive(Clone)]
-pub struct FunctionServer {
+pub struct FunctionServer(Arc<ServerState>);
+
+struct ServerState {
     tenant: Arc<Tenant>,
     ticker: EpochTicker,
     connections: Arc<Semaphore>,
-    next_id: Arc<AtomicU64>,
+    next_id: AtomicU64,
     id_keys: [u64; 2],
 }
 
@@ -71,20 +85,20 @@ impl FunctionServer {
     #[must_use]
     pub fn new(tenant: Arc<Tenant>, ticker: EpochTicker) -> Self {
         let connections = usize::try_from(tenant.limits().connections).unwrap_or(1);
-        Self {
+        Self(Arc::new(ServerState {
             tenant,
             ticker,
             connections: Arc::new(Semaphore::new(connections)),
-            next_id: Arc::default(),
+            next_id: AtomicU64::new(0),
             // Each has keys of its own.
             id_keys: [(); 2].map(|()| RandomState::new().hash_one(0u8)),
-        }
+        }))
     }
 
     /// Accepts connections for ever.
     pub async fn listen(self, listener: UnixListener) {
         loop {
-            let Ok(permit) = self.connections.clone().acquire_owned().await else {
+            let Ok(permit) = self.0.connections.clone().acquire_owned().await else {
                 return;
             };
             match listener.accept().await {
@@ -127,7 +141,7 @@ impl FunctionServer {
             .get(FUNCTION_HEADER)
             .and_then(|name| name.to_str().ok());
         let name = name.unwrap_or_default().to_owned();
-        let Some(function) = self.tenant.function(&name) else {
+        let Some(function) = self.0.tenant.function(&name) else {
             return faulty(&RequestFault::NotFound);
         };
         let id = self.request_id(&request);
@@ -135,7 +149,7 @@ impl FunctionServer {
     }
 
     pub(crate) fn function(&self, name: &str) -> Option<Arc<Function>> {
-        self.tenant.function(name)
+        self.0.tenant.function(name)
     }
 
     /// Answers a request to a function.
@@ -173,16 +187,14 @@ impl FunctionServer {
 
     /// Id of 128 bits. Different processes have different ones; the order of one's tells nothing.
     pub(crate) fn new_request_id(&self) -> HeaderValue {
-        let number = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.id_keys[1];
-        let id = (u128::from(self.id_keys[0]) << 64) | u128::from(mixed);
-        let digits: Vec<u8> = (0..32)
-            .map(|at| {
-                let digit = (id >> (124 - at * 4)) & 0xf;
-                u8::try_from(digit).map_or(b'0', |d| d + if d < 10 { b'0' } else { b'a' - 10 })
-            })
-            .collect();
-        let id = HeaderValue::from_maybe_shared(Bytes::from(digits));
+        let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.0.id_keys[1];
+        let id = (u128::from(self.0.id_keys[0]) << 64) | u128::from(mixed);
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(id.to_be_bytes()) {
+            pair.copy_from_slice(&HEX[usize::from(byte)]);
+        }
+        let id = HeaderValue::from_maybe_shared(Bytes::copy_from_slice(&digits));
         id.unwrap_or(HeaderValue::from_static("unnamed"))
     }
 
@@ -206,21 +218,17 @@ impl FunctionServer {
             return Err(RequestFault::BadRequest("it names no host"));
         }
         head.headers.remove(FUNCTION_HEADER);
-        let mut reservation = MemoryReservation::empty(self.tenant.budget());
+        let mut reservation = MemoryReservation::empty(self.0.tenant.budget());
         let body = request_body::read(body, &deployment.settings.limits, &mut reservation).await?;
         let permit = deployment.admit().await?;
-        let slot = self.tenant.slots().clone().try_acquire_owned();
+        let slot = self.0.tenant.slots().clone().try_acquire_owned();
         let slot = slot.map_err(|_| RequestFault::HostBusy)?;
         let usage = Arc::new(RequestUsage::default());
         let guest = GuestRequest {
             server: self.clone(),
             name,
             function: function.clone(),
-            left: deployment
-                .settings
-                .limits
-                .wall_time()
-                .saturating_sub(start.elapsed()),
+            deadline: start + deployment.settings.limits.wall_time(),
             deployment,
             usage,
             log: log.clone(),
@@ -246,9 +254,7 @@ fn record(function: &Function, log: &RequestLog, fault: &RequestFault) {
 }
 
 pub(crate) fn faulty(fault: &RequestFault) -> Response<ResponseBody> {
-    fault
-        .answer()
-        .map(|body| body.map_err(|never| match never {}).boxed_unsync())
+    fault.answer().map(ResponseBody::from)
 }
 
 /// Request whose guest runs, with everything that it occupies.
@@ -259,8 +265,8 @@ struct GuestRequest {
     deployment: Arc<Deployment>,
     usage: Arc<RequestUsage>,
     log: Arc<RequestLog>,
-    /// Rest of the request's time.
-    left: Duration,
+    /// End of the request's time.
+    deadline: Instant,
     _permits: [OwnedSemaphorePermit; 2],
     _reservation: MemoryReservation,
 }
@@ -274,14 +280,14 @@ impl Drop for GuestRequest {
 impl GuestRequest {
     fn limiter(&self) -> MemoryLimiter {
         let bytes = self.deployment.settings.limits.memory_bytes();
-        MemoryLimiter::new(self.server.tenant.budget(), self.usage.clone(), bytes)
+        MemoryLimiter::new(self.server.0.tenant.budget(), self.usage.clone(), bytes)
     }
 
     /// Way of its requests to elsewhere; none if it may not send any.
     fn outgoing(&self) -> Option<OutgoingRequests> {
         let is_allowed = !self.deployment.settings.allow.is_empty();
         is_allowed.then(|| OutgoingRequests {
-            egress: self.server.tenant.egress().clone(),
+            egress: self.server.0.tenant.egress().clone(),
             function: self.name.clone(),
             left: MAX_OUTGOING_REQUESTS,
         })
@@ -292,19 +298,28 @@ impl GuestRequest {
     where
         F: Future<Output = wasmtime::Result<Result<T, RequestFault>>>,
     {
-        let _ticking = self.server.ticker.enter();
+        let _ticking = self.server.0.ticker.enter();
         let _running = self.function.metrics.enter();
         let guest = async { guest.await.map_err(|error| self.usage.fault(&error))? };
         let guest = pin!(guest);
         let limit = self.deployment.settings.limits.cpu_time();
-        let guest = MeteredGuest::new(guest, &self.usage, limit);
-        match timeout(self.left, guest).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                self.usage.ended_early.store(true, Ordering::Release);
-                Err(RequestFault::Timeout)
+        let mut guest = MeteredGuest::new(guest, &self.usage, limit);
+        // Most guests end before a timer is worth setting.
+        let mut timer = pin!(None::<Sleep>);
+        poll_fn(|context| {
+            if let Poll::Ready(ended) = Pin::new(&mut guest).poll(context) {
+                return Poll::Ready(ended);
             }
-        }
+            if timer.is_none() {
+                timer.set(Some(sleep_until(self.deadline)));
+            }
+            if let Some(timer) = timer.as_mut().as_pin_mut() {
+                ready!(timer.poll(context));
+            }
+            self.usage.ended_early.store(true, Ordering::Release);
+            Poll::Ready(Err(RequestFault::Timeout))
+        })
+        .await
     }
 
     async fn run_core(
@@ -320,16 +335,14 @@ impl GuestRequest {
         let message = core_world::request_message(&head, &body);
         drop(body);
         let max = self.deployment.settings.limits.response_bytes;
-        let engine = self.server.tenant.engine();
-        let state = CoreState::new(self.limiter(), Some(self.log.clone()));
+        let engine = self.server.0.tenant.engine();
+        let state = || {
+            self.usage.begin_anew();
+            CoreState::new(self.limiter(), Some(self.log.clone()))
+        };
         let guest = pin!(code.call(engine, state, &message, max));
-        let message = self.limited(guest).await?;
-        let response = core_world::parse_response(message, max)?;
-        Ok(response.map(|body| {
-            Full::new(body)
-                .map_err(|never| match never {})
-                .boxed_unsync()
-        }))
+        let response = self.limited(guest).await?;
+        Ok(response.map(ResponseBody::from))
     }
 
     /// Runs the guest, as a task if it does not end at once: it goes on while its response is sent,
@@ -352,7 +365,7 @@ impl GuestRequest {
                 Some(self.log.clone()),
                 self.outgoing(),
             );
-            let engine = self.server.tenant.engine();
+            let engine = self.server.0.tenant.engine();
             let guest = async {
                 let VersionCode::Http(code) = &self.deployment.version.code else {
                     return Err(wasmtime::Error::msg("the version is of another world"));
@@ -395,6 +408,6 @@ impl GuestRequest {
         head_sent.store(true, Ordering::Release);
         let (head, body) = response.into_parts();
         let body = GuestBody::new(body, max, usage, task)?;
-        Ok(Response::from_parts(head, body.boxed_unsync()))
+        Ok(Response::from_parts(head, body.into()))
     }
 }

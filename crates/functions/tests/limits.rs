@@ -69,13 +69,17 @@ fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
 
 /// Module whose `jiffy_buf` is `body`.
 fn with_buf(body: &str) -> String {
+    with_exports(body, "(i32.const 0)")
+}
+
+fn with_exports(buf: &str, out: &str) -> String {
     format!(
         r#"(module (memory (export "memory") 1)
             (func $deeper (param i32) (result i32)
               (i32.add (call $deeper (local.get 0)) (i32.const 1)))
-            (func (export "jiffy_buf") (param i32) (result i32) {body})
+            (func (export "jiffy_buf") (param i32) (result i32) {buf})
             (func (export "jiffy_handle") (param i32 i32) (result i32) (i32.const 0))
-            (func (export "jiffy_out") (result i32) (i32.const 0)))"#
+            (func (export "jiffy_out") (result i32) {out}))"#
     )
 }
 
@@ -96,11 +100,39 @@ fn a_buffer_that_takes_too_long_or_too_much_is_ended_with_its_answer() {
     for (name, body, ..) in modules {
         tenant.deploy(name, with_buf(body).as_bytes(), FunctionLimits::default());
     }
+    let out = with_exports("(i32.const 0)", "(loop $l (br $l)) (unreachable)");
+    tenant.deploy("late", out.as_bytes(), FunctionLimits::default());
     tenant.deploy("hello", &constant("hello"), FunctionLimits::default());
     let mut client = tenant.connect();
-    for (name, _, status, code) in modules {
+    let late = ("late", "", 504, "function_cpu");
+    for (name, _, status, code) in modules.into_iter().chain([late]) {
         assert_eq!(client.get(name, "/").fault(), fault(status, code), "{name}");
         assert_eq!(client.get("hello", "/").text(), "hello");
+    }
+}
+
+/// A first try ends after some milliseconds; what it did is not seen.
+#[test]
+fn a_guest_that_takes_long_answers_as_one_that_does_not() {
+    let tenant = TestTenant::start();
+    let module = r#"(module (memory (export "memory") 1) (data (i32.const 0) "200\n\n0")
+        (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
+        (func (export "jiffy_handle") (param i32 i32) (result i32)
+          (local $i i32)
+          (i32.store8 (i32.const 5) (i32.add (i32.load8_u (i32.const 5)) (i32.const 1)))
+          (loop $next
+            (local.set $i (i32.add (local.get $i) (i32.const 1)))
+            (br_if $next (i32.lt_u (local.get $i) (i32.const 50000000))))
+          (i32.const 6))
+        (func (export "jiffy_out") (result i32) (i32.const 0)))"#;
+    let limits = FunctionLimits {
+        cpu_ms: 5000,
+        ..FunctionLimits::default()
+    };
+    tenant.deploy("slow", module.as_bytes(), limits);
+    let mut client = tenant.connect();
+    for _ in 0..5 {
+        assert_eq!(client.get("slow", "/").text(), "1");
     }
 }
 

@@ -9,6 +9,7 @@
 )]
 
 mod load;
+mod process;
 mod servers;
 
 use http_body_util::{BodyExt, Full};
@@ -89,14 +90,19 @@ fn main() {
         }));
     }
     let real = load::measure(&targets, load_rounds);
+    let small = servers::compiled(&servers::core_module(0));
+    let loaded = ["c", "rust"].map(|name| Some((name, examples.get(name)?.as_slice())));
+    let loaded: Vec<_> = loaded.into_iter().flatten().collect();
+    let process = process::measure(servers::OWNER, &small, &loaded);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let output = json!({
         "task": "functions",
-        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line; the examples are those in examples/functions, with a small body",
+        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line; the examples are those in examples/functions, with a small body; process: jailed processes of a tenant, from their start until they serve and until their first function has answered; KiB of smaps_rollup; many functions: one file loaded under many names, each of which is a copy",
         "unit": "us",
         "load": load.trim(),
         "series": series.json(),
         "load_by_clients": real,
+        "process": process,
     });
     println!("{}", serde_json::to_string_pretty(&output).unwrap());
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-const OWNER: &str = "bench";
+pub const OWNER: &str = "bench";
 pub const FUNCTIONS: [&str; 5] = ["core-0", "core-1", "core-16", "core-256", "http"];
 /// Examples, and bodies that they take.
 pub const EXAMPLES: [(&str, &str); 5] = [
@@ -42,6 +42,11 @@ pub fn built_examples(directory: String) -> Examples {
     built.collect()
 }
 
+/// Compiles a module.
+pub fn compiled(module: &[u8]) -> Vec<u8> {
+    compile::compile(&engine::compiling().unwrap(), module, OWNER).unwrap()
+}
+
 /// Functions with one reset.
 pub struct FunctionServers {
     pub reset: SlotReset,
@@ -51,7 +56,7 @@ pub struct FunctionServers {
 }
 
 /// Module that answers with 16 bytes after writing a byte to each of `pages` pages.
-fn core_module(pages: usize) -> Vec<u8> {
+pub fn core_module(pages: usize) -> Vec<u8> {
     let end = 65536 + pages * 4096;
     let text = format!(
         r#"(module (memory (export "memory") 64) (data (i32.const 0) "200\n\nhello, function")
