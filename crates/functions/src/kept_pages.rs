@@ -220,7 +220,8 @@ mod tests {
         // Fewer slots than tasks would be refused; as many are shared by all threads.
         let engine = engine(4);
         assert!(ENABLED.load(Ordering::Relaxed), "huge pages cannot be off");
-        let code = Module::new(&engine::compiling().unwrap(), MARKER).unwrap();
+        let binary = wat::parse_str(MARKER).unwrap();
+        let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
         let code = code.serialize().unwrap();
         // SAFETY: it was compiled on the line above.
         let module = unsafe { Module::deserialize(&engine, code) }.unwrap();
