@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Counters of a VMM process from its beginning, or between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counters {
+    pid: u32,
     /// Times that KVM left the guest, for whatever reason.
     exits: Option<f64>,
     /// Page faults served without the disk.
@@ -17,9 +18,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Difference to `before`.
+    /// Difference to `before`; all of them if the process is another one, which began since.
     pub fn since(self, before: Self) -> Self {
+        if self.pid != before.pid {
+            return self;
+        }
         Self {
+            pid: self.pid,
             exits: self.exits.zip(before.exits).map(|(now, then)| now - then),
             minor: self.minor - before.minor,
             major: self.major - before.major,
@@ -43,6 +48,7 @@ impl Counters {
     pub fn of(pid: u32, exits: Option<u64>) -> anyhow::Result<Self> {
         let (minor, major) = faults(pid)?;
         Ok(Self {
+            pid,
             exits: exits.map(|n| n as f64),
             minor,
             major,

@@ -171,21 +171,22 @@ pub async fn rollback(
             let daemon = daemon.clone();
             async move {
                 let (taken, snapshot) = timed(daemon.snapshot(&id)).await?;
+                let before = daemon.counters(&id).await?;
                 let (_, rollback) = timed(daemon.rollback(&id, &taken.id)).await?;
-                Ok((taken, rollback, snapshot + rollback))
+                let cost = daemon.counters(&id).await?.since(before);
+                Ok((taken, rollback, snapshot + rollback, cost))
             }
         })
         .await?;
         for id in &ids {
-            if round >= warm_up {
-                meter.add("rollback", daemon.counters(id).await?);
-            }
             daemon.exec(id, "true").await?;
         }
         clear(&daemon, &ids, done.iter().map(|(taken, ..)| taken)).await?;
         if round >= warm_up {
-            alone.extend(done.iter().map(|(_, rollback, _)| rollback));
-            both.extend(done.iter().map(|(.., both)| both));
+            alone.extend(done.iter().map(|(_, rollback, ..)| rollback));
+            both.extend(done.iter().map(|(_, _, both, _)| both));
+            done.iter()
+                .for_each(|(.., cost)| meter.add("rollback", *cost));
             wall.push(batch);
         }
     }
@@ -202,8 +203,8 @@ pub async fn rollback(
     ];
     Ok(Measured {
         method: "C running sandboxes at once: POST snapshot, then POST rollback to it until its \
-            agent has answered; the rollback alone, both together, and the wall of all C; counters \
-            of the new VMM from its beginning to the answer",
+            agent has answered; the rollback alone, both together, and the wall of all C (which has \
+            the reading of counters in it); counters of the VMM during the rollback",
         limits: "snapshots far back in a long lineage",
         ..Measured::new("rollback", series, &meter)
     })

@@ -78,7 +78,8 @@ pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, C
         World::Http => {
             let component = Component::from_binary(engine, module).map_err(invalid)?;
             world::check_http(&component)?;
-            http_world::prepare(&component).map_err(invalid)?;
+            let linker = http_world::linker(engine).map_err(invalid)?;
+            http_world::prepare(&linker, &component).map_err(invalid)?;
             component.serialize().map_err(invalid)?
         }
     };

@@ -32,6 +32,9 @@ fn common() -> Config {
         .max_wasm_stack(GUEST_STACK_BYTES)
         .async_stack_size(FIBER_STACK_BYTES)
         .memory_init_cow(true)
+        // Tables that only debuggers and offsets in backtraces need: each function has a copy.
+        .native_unwind_info(false)
+        .generate_address_map(false)
         // Features beyond WebAssembly 2.0 that widen the compiler's and the runtime's surface.
         .shared_memory(false)
         .wasm_memory64(false);

@@ -195,12 +195,20 @@ impl wasmtime_wasi::p2::OutputStream for LogOutput {
     }
 }
 
-/// Links a component. Fails for an import that the world does not have.
-pub(crate) fn prepare(component: &Component) -> wasmtime::Result<HttpFunction> {
-    let mut linker: Linker<HttpState> = Linker::new(component.engine());
+/// What components import, once for all of an engine.
+pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<HttpState>> {
+    let mut linker = Linker::new(engine);
     // All of WASI 0.2, as standard libraries import it: files and sockets are there to be refused.
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
+    Ok(linker)
+}
+
+/// Links a component. Fails for an import that the world does not have.
+pub(crate) fn prepare(
+    linker: &Linker<HttpState>,
+    component: &Component,
+) -> wasmtime::Result<HttpFunction> {
     ProxyPre::new(linker.instantiate_pre(component)?).map(HttpFunction)
 }
 

@@ -6,9 +6,10 @@ use crate::egress::Egress;
 use crate::epoch_ticker::EpochTicker;
 use crate::fault::RequestFault;
 use crate::function::{Function, Version, VersionCode};
+use crate::http_world::{self, HttpState};
 use crate::memory_limiter::{MemoryBudget, MemoryLimiter};
 use crate::world::{self, WorldError};
-use crate::{core_world, engine, http_world};
+use crate::{core_world, engine};
 use jiffy_proto::function::{
     DirectAccess, FunctionLimits, LimitError, LoadSettings, LogEntry, MAX_FUNCTIONS,
     MetricsSnapshot, TenantLimits, World,
@@ -18,7 +19,7 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use wasmtime::component::Component;
+use wasmtime::component::{Component, Linker};
 use wasmtime::{Engine, Module};
 
 /// Longest name of a function in bytes.
@@ -69,6 +70,8 @@ fn failed(what: &'static str) -> impl Fn(wasmtime::Error) -> DeployError {
 /// Tenant: engine and functions.
 pub struct Tenant {
     engine: Engine,
+    /// Shared, as its functions take tens of KiB.
+    http_linker: Linker<HttpState>,
     fingerprint: Digest,
     owner: Digest,
     functions: RwLock<HashMap<String, Arc<Function>>>,
@@ -87,6 +90,7 @@ impl Tenant {
             functions: RwLock::default(),
             budget: Arc::new(MemoryBudget::new(limits.memory_bytes)),
             slots: Arc::new(Semaphore::new(usize::try_from(limits.slots).unwrap_or(1))),
+            http_linker: http_world::linker(&engine)?,
             engine,
             egress: Arc::default(),
             limits,
@@ -195,7 +199,7 @@ impl Tenant {
                 let component = unsafe { Component::deserialize(&self.engine, code) };
                 let component = component.map_err(&unloadable)?;
                 world::check_http(&component)?;
-                http_world::prepare(&component)
+                http_world::prepare(&self.http_linker, &component)
                     .map(VersionCode::Http)
                     .map_err(unloadable)
             }

@@ -1,5 +1,7 @@
 //! Medians of requests to functions in one process beside those to plain hyper, as JSON.
 //!
+//! `bench serve` serves for ever instead, for profilers, and says where.
+//!
 //! usage: bench [REQUESTS [ROUNDS_OF_LOAD [EXAMPLES]]]. EXAMPLES is a directory with built
 //! examples, NAME.wasm each. `bench/functions` runs it and keeps its output.
 #![allow(
@@ -30,12 +32,16 @@ const ROUNDS: usize = 5;
 const EXAMPLE_SHARE: usize = 10;
 
 fn main() {
+    let serves = std::env::args().nth(1).is_some_and(|word| word == "serve");
     let argument = |at, default| {
         std::env::args()
             .nth(at)
             .map_or(default, |n| n.parse().unwrap())
     };
-    let (requests, load_rounds) = (argument(1, 5000), argument(2, 3));
+    let (requests, load_rounds) = match serves {
+        true => (0, 0),
+        false => (argument(1, 5000), argument(2, 3)),
+    };
     let examples = std::env::args().nth(3).map(servers::built_examples);
     let examples = examples.unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -48,6 +54,15 @@ fn main() {
     let plain = runtime.block_on(servers::serve_plain());
     let servers = [SlotReset::Strict, SlotReset::Fast];
     let servers = servers.map(|reset| runtime.block_on(servers::serve_functions(reset, &examples)));
+    if serves {
+        eprintln!("plain hyper {plain}");
+        for functions in &servers {
+            for (name, address) in &functions.addresses {
+                eprintln!("{name}, {} {address}", functions.reset.word());
+            }
+        }
+        runtime.block_on(std::future::pending::<()>());
+    }
     let mut series = Series::default();
     for _ in 0..ROUNDS {
         let requests = requests / ROUNDS;

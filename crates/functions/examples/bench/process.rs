@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const STARTS: usize = 20;
-/// Functions that are loaded, as in the goal.
-const FUNCTIONS: u32 = 1000;
+/// Functions that are loaded beside the first: a tenant may have 1,000.
+const FUNCTIONS: u32 = 999;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Starts, memory without functions, and memory of each function of the examples that are small
