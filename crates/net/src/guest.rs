@@ -17,7 +17,7 @@ pub const PREFIX6: u8 = 126;
 pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd6a, 0x6966, 0x6679, 0, 0, 0, 0, 0x22);
 /// MAC address of its interface; locally administered.
 pub const MAC: [u8; 6] = [0x02, 0x4a, 0x49, 0x46, 0x46, 0x01];
-/// MAC address of the gateway: a guest may remember it from another slot.
+/// MAC address of the gateway in every slot: a guest that remembers it from another one is right.
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x4a, 0x49, 0x46, 0x46, 0x02];
 /// Largest IP packet on its interface, in bytes. For a smaller one on the uplink the guest gets
 /// ICMP errors, and the TCP MSS is clamped.

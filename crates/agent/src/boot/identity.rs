@@ -3,7 +3,7 @@
 //! Every step must succeed before the host learns that the guest is ready: a clone that kept its
 //! parent's random numbers or token is worse than none.
 
-use super::{GuestEngine, clone_renewal, connection_reset, environment, generation, ipv4};
+use super::{GuestEngine, clone_renewal, connection_reset, environment, generation};
 use crate::settings::AgentSettings;
 use crate::state::Agent;
 use crate::sys;
@@ -70,10 +70,6 @@ impl IdentityApplier {
             clone_renewal::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
             clone_renewal::new_random_seeds()
                 .map_err(|e| format!("cannot replace a random seed: {e}"))?;
-        }
-        if has_kernel && self.last_id.is_some() {
-            ipv4::flush_neighbours()
-                .map_err(|e| format!("cannot forget the neighbours of the network: {e}"))?;
         }
         // One that wakes where it fell asleep is the only copy, and keeps its connections.
         if has_kernel && (replaced || identity.rewound) {

@@ -7,25 +7,6 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Flushes the hardware addresses of the neighbours on `eth0`, if there is one: after a restore the
-/// same IP addresses can belong to other machines, and the kernel would notice only after seconds
-/// without an answer. It flushes them whenever ARP is switched.
-pub fn flush_neighbours() -> io::Result<()> {
-    let socket = socket()?;
-    let mut flags = request(b"eth0");
-    match ioctl(&socket, libc::SIOCGIFFLAGS, &mut flags) {
-        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
-        other => other?,
-    }
-    // SAFETY: SIOCGIFFLAGS has just filled this member.
-    let before = unsafe { flags.ifr_ifru.ifru_flags };
-    for now in [before ^ libc::IFF_NOARP as libc::c_short, before] {
-        flags.ifr_ifru.ifru_flags = now;
-        ioctl(&socket, libc::SIOCSIFFLAGS, &mut flags)?;
-    }
-    Ok(())
-}
-
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     sys::owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
