@@ -107,7 +107,7 @@ impl AgentClient {
         self.post_nothing(&uri).await
     }
 
-    /// Has the sandbox's kernel tell the host of all memory that is free; returns when that is done.
+    /// Has the sandbox's kernel tell the host of all free memory; returns when that is done.
     pub async fn report_free_memory(&self) -> Result<(), ClientError> {
         self.post_nothing("/free-memory/report?username=root").await
     }

@@ -195,7 +195,7 @@ impl wasmtime_wasi::p2::OutputStream for LogOutput {
     }
 }
 
-/// What components import, once for all of an engine.
+/// Makes the linker of all that components import, once for an engine.
 pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<HttpState>> {
     let mut linker = Linker::new(engine);
     // All of WASI 0.2, as standard libraries import it: files and sockets are there to be refused.

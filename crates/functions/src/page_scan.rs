@@ -105,9 +105,9 @@ unsafe extern "C" fn __wrap_ioctl(
     argument: *mut c_void,
 ) -> c_int {
     let mut marker = 0;
-    // SAFETY: the caller of this request passes a structure of this shape, as the size that is part
-    // of the request's number demands.
     let mut scan = match request {
+        // SAFETY: the caller of this request passes a structure of this shape, as the size that is
+        // part of the request's number demands.
         PAGEMAP_SCAN => unsafe { argument.cast::<PageScan>().as_mut() },
         _ => None,
     };
