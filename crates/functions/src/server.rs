@@ -56,18 +56,6 @@ const MAX_OUTGOING_REQUESTS: u32 = 32;
 /// Time to wait after an accept that failed.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Two digits of each byte.
-const HEX: [[u8; 2]; 256] = {
-    let digits = b"0123456789abcdef";
-    let mut all = [[0; 2]; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        all[byte] = [digits[byte >> 4], digits[byte & 15]];
-        byte += 1;
-    }
-    all
-};
-
 /// Server of one tenant.
 #[derive(Clone)]
 pub struct FunctionServer(Arc<ServerState>);
@@ -190,11 +178,7 @@ impl FunctionServer {
         let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let mixed = number.wrapping_mul(ID_MULTIPLIER) ^ self.0.id_keys[1];
         let id = (u128::from(self.0.id_keys[0]) << 64) | u128::from(mixed);
-        let mut digits = [0; 32];
-        for (pair, byte) in digits.chunks_exact_mut(2).zip(id.to_be_bytes()) {
-            pair.copy_from_slice(&HEX[usize::from(byte)]);
-        }
-        let id = HeaderValue::from_maybe_shared(Bytes::copy_from_slice(&digits));
+        let id = HeaderValue::from_maybe_shared(Bytes::from(format!("{id:032x}")));
         id.unwrap_or(HeaderValue::from_static("unnamed"))
     }
 

@@ -5,8 +5,7 @@ pub mod set_cookie;
 
 use hyper::header::{
     ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, HeaderMap, HeaderName,
-    HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE,
-    STRICT_TRANSPORT_SECURITY, TE, TRANSFER_ENCODING, UPGRADE,
+    HeaderValue, LOCATION, SET_COOKIE, STRICT_TRANSPORT_SECURITY, TRANSFER_ENCODING,
 };
 
 /// Header that carries the token of sandboxes that are not open to the public.
@@ -27,27 +26,29 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
         .any(|listed| listed.trim().eq_ignore_ascii_case(word))
 }
 
-/// Returns true for a header of one hop.
-fn is_hop_by_hop(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "connection"
-            | "upgrade"
-            | "te"
-            | "transfer-encoding"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "keep-alive"
-            | "proxy-connection"
-            | "http2-settings"
-    )
+/// Headers of one hop (RFC 9110, 7.6.1), and older ones that are used in the same way.
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "upgrade",
+    "te",
+    "transfer-encoding",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "keep-alive",
+    "proxy-connection",
+    "http2-settings",
+];
+
+/// Returns true if one of the names is there. Most messages have none of them, and a look at each
+/// header costs less than a search for each name.
+fn has_any(headers: &HeaderMap, names: &[&str]) -> bool {
+    headers.keys().any(|name| names.contains(&name.as_str()))
 }
 
 /// Removes hop-by-hop headers (RFC 9110, 7.6.1).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // Most messages have none, and a look at each header costs less than a search for each name.
     // Names that `Connection` lists count only with that header.
-    if !headers.keys().any(is_hop_by_hop) {
+    if !has_any(headers, &HOP_BY_HOP) {
         return;
     }
     let listed: Vec<HeaderName> = headers
@@ -60,17 +61,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     for name in listed {
         headers.remove(name);
     }
-    for name in [
-        CONNECTION,
-        UPGRADE,
-        TE,
-        TRANSFER_ENCODING,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-    ] {
-        headers.remove(name);
-    }
-    for name in ["keep-alive", "proxy-connection", "http2-settings"] {
+    for name in HOP_BY_HOP {
         headers.remove(name);
     }
 }
@@ -86,15 +77,11 @@ const OF_PROXIES: [&str; 6] = [
     "x-forwarded-port",
 ];
 
-fn is_of_proxies(name: &HeaderName) -> bool {
-    OF_PROXIES.contains(&name.as_str())
-}
-
 /// Removes headers of a client that are not for a guest: those of this hop, of proxies that are not
 /// trusted, keys of the control plane, and the gateway's own cookies.
 pub fn confine_request(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
-    if headers.keys().any(is_of_proxies) {
+    if has_any(headers, &OF_PROXIES) {
         for name in OF_PROXIES {
             headers.remove(name);
         }
