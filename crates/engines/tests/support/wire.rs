@@ -2,6 +2,7 @@
 //! when their descriptors are.
 
 use jiffy_microvm::NetSpec;
+use jiffy_net::guest::GATEWAY_MAC;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -31,6 +32,9 @@ pub fn lay<T: Send>(mtu: u16, host: impl FnOnce() -> T + Send) -> io::Result<(Ne
         let inside = scope.spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
             let tap = tap()?;
+            // That of every gateway: a copy goes on with its original's idea of it.
+            let gateway = GATEWAY_MAC.map(|byte| format!("{byte:02x}")).join(":");
+            ip(&["link", "set", "tap0", "address", &gateway])?;
             ip(&["addr", "add", &format!("{HOST}/24"), "dev", "tap0"])?;
             ip(&["link", "set", "tap0", "mtu", &mtu.to_string(), "up"])?;
             let net = NetSpec { tap, mac: MAC, mtu };
