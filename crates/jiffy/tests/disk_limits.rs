@@ -46,9 +46,13 @@ fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
 /// A guest whose requests wait runs commands and is snapshotted; it and what is made of the
 /// snapshot lose none of them.
 fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
-    const NUMBERS: &str = "seq 1 20000000 | head -c 83886080";
+    // Pieces of 8 MiB, each another, until somebody says that it is enough.
+    const PIECE: &str = "piece() { seq $(($1 + 1000000)) 20000000 | head -c 8388608; }";
     let writer = format!(
-        "{NUMBERS} | dd of=/var/tmp/numbers bs=1M iflag=fullblock oflag=direct && touch /var/tmp/done"
+        "{PIECE}; n=0; until [ -e /var/tmp/enough ]; do
+            piece $n | dd of=/var/tmp/numbers bs=1M seek=$((n * 8)) iflag=fullblock oflag=direct conv=notrunc
+            n=$((n + 1))
+        done; echo $n > /var/tmp/count; mv /var/tmp/count /var/tmp/done"
     );
     let begin = format!("setsid nohup sh -c '{writer}' </dev/null >/dev/null 2>&1 &");
     test_home.sh(id, &begin);
@@ -62,18 +66,18 @@ fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
         "find /usr/share -type f | head -n 50 | xargs cat | wc -c",
     );
     let snapshot = test_home.ok(&["snapshot", id]);
-    let busy = test_home.sh(id, "test -e /var/tmp/done || echo busy");
-    assert_eq!(
-        busy, "busy",
-        "the snapshot came too late to be in the middle"
-    );
     let clone = test_home.ok(&["create", "--from", &snapshot]);
     for guest in [id, &clone] {
+        test_home.sh(guest, "touch /var/tmp/enough");
         wait_for("the last byte", || {
             let done = test_home.sh(guest, "test -e /var/tmp/done && echo done || true");
             (done == "done").then_some(())
         });
-        let sums = format!("{NUMBERS} | sha256sum; sha256sum < /var/tmp/numbers");
+        let sums = format!(
+            "{PIECE}; last=$(cat /var/tmp/done); n=0
+            while [ $n -lt $last ]; do piece $n; n=$((n + 1)); done | sha256sum
+            sha256sum < /var/tmp/numbers"
+        );
         let sums = test_home.sh(guest, &sums);
         let (wanted, found) = sums.split_once('\n').unwrap();
         assert_eq!(wanted, found);
