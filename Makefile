@@ -69,8 +69,8 @@ fuzz: ## fuzz each target for FUZZ_SECONDS (600)
 	@scripts/fuzz $(FUZZ_SECONDS) fuzz/functions
 
 .PHONY: fuzz-brief
-fuzz-brief: ## fuzz each target for 20 s
-	@CARGO_PROFILE_RELEASE_OPT_LEVEL=1 scripts/fuzz 20
+fuzz-brief: ## fuzz each target for 10 s
+	@CARGO_PROFILE_RELEASE_OPT_LEVEL=1 scripts/fuzz 10
 
 .PHONY: lint
 lint: ## check formatting and lints; warnings are errors
