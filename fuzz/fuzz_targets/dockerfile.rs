@@ -6,10 +6,10 @@
 //! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an
 //! instruction.
 
-use jiffy_template_builder::context::DockerIgnore;
-use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
-use jiffy_template_builder::expand::{MAX_EXPANDED_BYTES, escape, expand};
-use jiffy_template_builder::spec::{BuildSpec, CopySource, StepAction};
+use jiffy_build_spec::context::DockerIgnore;
+use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
+use jiffy_build_spec::expand::{MAX_EXPANDED_BYTES, escape, expand};
+use jiffy_build_spec::spec::{BuildSpec, CopySource, StepAction};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 

@@ -1,14 +1,9 @@
 //! Builder of templates: stages of steps, run in sandboxes.
 //!
-//! [`spec`] describes a build, from a Dockerfile, an SDK or the command. [`dockerfile`] parses
-//! Dockerfiles, and [`context`] packs the files that they copy. The [`Builder`] runs every step in
-//! a sandbox and keeps its result as a snapshot, which later builds restore.
+//! `jiffy_build_spec` describes a build. The [`Builder`] runs every step in a sandbox and keeps its
+//! result as a snapshot, which later builds restore.
 
 mod builder;
-pub mod context;
-pub mod dockerfile;
-pub mod expand;
-pub mod spec;
 
 pub use builder::{
     BuildProgress, BuildRecord, BuildRecords, BuildRequest, BuildStatus, BuildUsage, Builder,

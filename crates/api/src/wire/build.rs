@@ -4,8 +4,8 @@ use super::moment;
 use crate::body::Object;
 use crate::error::ApiError;
 use jiffy_engine::{Readiness, StartCommand, Startup};
-use jiffy_template_builder::expand::escape;
-use jiffy_template_builder::spec::{
+use jiffy_build_spec::expand::escape;
+use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopyAction, CopySource, ImageSource, StageBase, StepAction,
     StepCommand,
 };

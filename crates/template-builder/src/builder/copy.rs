@@ -4,7 +4,7 @@
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;
-use crate::spec::CopyAction;
+use jiffy_build_spec::spec::CopyAction;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
 
 /// Staging directory; the agent leaves it out of layers.

@@ -2,7 +2,7 @@
 
 use super::names::resolve;
 use super::{BuilderError, BuilderInner, printable};
-use crate::spec::ImageSource;
+use jiffy_build_spec::spec::ImageSource;
 use jiffy_engine::{Engine, is_id};
 use jiffy_image::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, Progress, Reference,

@@ -9,7 +9,7 @@ use super::failure::BuildFailure;
 use super::log::BuildLog;
 use super::records::{BuildRecord, TemplateRecord};
 use super::{BUILD_METADATA_KEY, BuilderInner};
-use crate::spec::{BuildSpec, BuildStage, BuildStep};
+use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::Engine;
 use jiffy_host::{

@@ -6,7 +6,7 @@ use super::log::{BuildLog, BuildProgress};
 use super::pending_ends::BuildEnd;
 use super::records::{BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::{Builder, BuilderError, RunningBuild};
-use crate::spec::{BuildSpec, StageBase};
+use jiffy_build_spec::spec::{BuildSpec, StageBase};
 use jiffy_engine::Engine;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;

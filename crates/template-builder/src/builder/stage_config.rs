@@ -1,7 +1,7 @@
 //! Configuration of a stage: environment, user, directory and shell after its steps so far.
 
-use crate::expand::expand;
-use crate::spec::StepAction;
+use jiffy_build_spec::expand::expand;
+use jiffy_build_spec::spec::StepAction;
 use jiffy_image::Defaults;
 use std::collections::BTreeMap;
 

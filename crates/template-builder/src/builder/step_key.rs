@@ -1,6 +1,6 @@
 //! Keys of steps: equal keys have equal results.
 
-use crate::spec::{BuildStep, CopySource, StepAction};
+use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
@@ -42,7 +42,7 @@ fn hash(parts: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{CopyAction, StepCommand};
+    use jiffy_build_spec::spec::{CopyAction, StepCommand};
 
     fn run(line: &str) -> BuildStep {
         BuildStep {

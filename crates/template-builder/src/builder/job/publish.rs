@@ -4,7 +4,7 @@ use super::super::failure::BuildFailure;
 use super::super::{DEFAULT_TAG, step_key, transfer};
 use super::stage::StageState;
 use super::{BuildJob, BuildOutcome};
-use crate::spec::{BuildStage, BuildStep, StepAction};
+use jiffy_build_spec::spec::{BuildStage, BuildStep, StepAction};
 use jiffy_engine::{Engine, StartCommand, Startup};
 use jiffy_host::Bytes;
 use jiffy_image::{

@@ -4,7 +4,7 @@ use super::super::failure::BuildFailure;
 use super::super::stage_config::StageConfig;
 use super::super::step_key;
 use super::{BuildJob, abbreviate, is_generated};
-use crate::spec::{
+use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
 };
 use jiffy_engine::{Engine, SandboxSize};

@@ -7,7 +7,7 @@ use super::super::step_key;
 use super::super::user::add_user;
 use super::stage::StageState;
 use super::{BuildJob, is_generated};
-use crate::spec::{BuildStep, StepAction, StepCommand};
+use jiffy_build_spec::spec::{BuildStep, StepAction, StepCommand};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
 use jiffy_engine::Engine;
 use jiffy_host::SandboxSource;

@@ -3,9 +3,9 @@
 
 use flate2::read::GzDecoder;
 use jiffy_archive::{ArchiveEntryKind, ArchiveReader};
-use jiffy_template_builder::context::{PreparedBuild, prepare};
-use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
-use jiffy_template_builder::spec::{CopySource, StepAction};
+use jiffy_build_spec::context::{PreparedBuild, prepare};
+use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
+use jiffy_build_spec::spec::{CopySource, StepAction};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;

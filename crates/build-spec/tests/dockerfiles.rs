@@ -1,8 +1,8 @@
 //! Parsing of Dockerfiles.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use jiffy_template_builder::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
-use jiffy_template_builder::spec::{BuildStage, CopySource, StageBase, StepAction, StepCommand};
+use jiffy_build_spec::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
+use jiffy_build_spec::spec::{BuildStage, CopySource, StageBase, StepAction, StepCommand};
 use std::collections::BTreeMap;
 
 fn read(text: &str) -> ParsedDockerfile {
@@ -326,7 +326,7 @@ fn random_input_causes_no_panic_and_no_hang() {
             for step in parsed.spec.stages.iter().flat_map(|stage| &stage.steps) {
                 if let StepAction::Env(pairs) = &step.action {
                     for (_, value) in pairs {
-                        let _ = jiffy_template_builder::expand::expand(value, |name| {
+                        let _ = jiffy_build_spec::expand::expand(value, |name| {
                             Some(name.repeat(3))
                         });
                     }
