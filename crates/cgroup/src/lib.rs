@@ -184,8 +184,8 @@ impl Drop for CgroupTrees {
     }
 }
 
-/// Returns true if a group was made that long ago, as far as the kernel remembers: at times it takes
-/// one for younger than it is.
+/// Returns true if a group was made that long ago, as far as the kernel remembers: at times it
+/// takes one for younger than it is.
 fn is_older(group: &fs::DirEntry, age: Duration) -> bool {
     let made = group.metadata().and_then(|metadata| metadata.modified());
     made.is_ok_and(|made| made.elapsed().is_ok_and(|elapsed| elapsed > age))

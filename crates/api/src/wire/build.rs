@@ -3,12 +3,12 @@
 use super::moment;
 use crate::body::Object;
 use crate::error::ApiError;
-use jiffy_engine::{Readiness, StartCommand, Startup};
 use jiffy_build_spec::expand::escape;
 use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopyAction, CopySource, ImageSource, StageBase, StepAction,
     StepCommand,
 };
+use jiffy_engine::{Readiness, StartCommand, Startup};
 use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, WantedSize};
 use serde::Deserialize;
 use serde_json::{Value, json};

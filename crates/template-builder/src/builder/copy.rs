@@ -4,8 +4,8 @@
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;
-use jiffy_build_spec::spec::CopyAction;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
+use jiffy_build_spec::spec::CopyAction;
 
 /// Staging directory; the agent leaves it out of layers.
 pub const STAGING: &str = "/tmp/.jiffy-build";

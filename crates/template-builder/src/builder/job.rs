@@ -9,8 +9,8 @@ use super::failure::BuildFailure;
 use super::log::BuildLog;
 use super::records::{BuildRecord, TemplateRecord};
 use super::{BUILD_METADATA_KEY, BuilderInner};
-use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_agent_client::AgentClient;
+use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_engine::Engine;
 use jiffy_host::{
     CreateSpec, OnTimeout, Prefetch, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,

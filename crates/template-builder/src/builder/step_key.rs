@@ -1,7 +1,7 @@
 //! Keys of steps: equal keys have equal results.
 
-use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
 use data_encoding::HEXLOWER;
+use jiffy_build_spec::spec::{BuildStep, CopySource, StepAction};
 use sha2::{Digest, Sha256};
 
 /// Key of a base: its owner, and the fingerprint of everything that sandboxes of its template

@@ -5,8 +5,8 @@ use super::super::failure::BuildFailure;
 use super::super::transfer;
 use super::BuildJob;
 use super::stage::StageState;
-use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, StepAction};
 use jiffy_agent_client::AgentClient;
+use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, StepAction};
 use jiffy_engine::Engine;
 
 /// Files of a step.
