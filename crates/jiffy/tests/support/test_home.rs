@@ -75,6 +75,12 @@ impl TestHome {
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }
+        // What is made in a shared directory on first use is made once.
+        std::fs::create_dir(dir.path().join("locks")).unwrap();
+        for name in ["kernel", "disks"] {
+            let lock = Path::new("locks").join(name);
+            symlink(real.join(&lock), dir.path().join(&lock)).unwrap();
+        }
         Some(Self { dir, vmm: None })
     }
 
