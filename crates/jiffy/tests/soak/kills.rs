@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 5;
 /// Time of one engine's part, unless `JIFFY_SOAK_SECONDS` says otherwise.
-const DEFAULT_SECONDS: u64 = 40;
+const DEFAULT_SECONDS: u64 = 20;
 const VMM_KILL_INTERVAL: Duration = Duration::from_secs(4);
 const DAEMON_KILL_INTERVAL: Duration = Duration::from_secs(40);
-/// The first daemon dies soon, so that a short run sees two deaths.
-const FIRST_DAEMON_KILL: Duration = Duration::from_secs(12);
+/// The first daemon dies soon, so that a short run sees its death.
+const FIRST_DAEMON_KILL: Duration = Duration::from_secs(8);
 /// One in so many kills hits what no sandbox owns, if there is such a process.
 const VMM_KILL_SHARE: usize = 4;
 
