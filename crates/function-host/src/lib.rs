@@ -18,9 +18,9 @@ pub mod tenant_process;
 mod function_state;
 mod function_store;
 mod log_buffer;
+mod process_connections;
 mod request_limit;
 mod schedule;
-mod unix_connector;
 
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};

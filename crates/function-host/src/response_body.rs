@@ -1,8 +1,9 @@
 //! Body of a function's response, which keeps what the request occupies until its end.
 
+use crate::process_connections::ConnectionBody;
 use crate::running_process::ProcessUse;
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use std::any::Any;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,13 +11,13 @@ use std::task::{Context, Poll};
 /// Body of a function's response.
 #[derive(Debug)]
 pub struct FunctionBody {
-    inner: Incoming,
+    inner: ConnectionBody,
     _in_use: ProcessUse,
     permit: Option<Box<dyn Any + Send>>,
 }
 
 impl FunctionBody {
-    pub(crate) fn new(inner: Incoming, in_use: ProcessUse) -> Self {
+    pub(crate) fn new(inner: ConnectionBody, in_use: ProcessUse) -> Self {
         Self {
             inner,
             _in_use: in_use,

@@ -2,12 +2,10 @@
 
 use crate::function_error::FunctionError;
 use crate::functions::DirectLink;
+use crate::process_connections::ProcessConnections;
 use crate::tenant_process::{HTTP_SOCKET, TenantProcess};
-use crate::unix_connector::UnixConnector;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,10 +20,6 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Body of a request to a function.
 pub type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Connections that wait for requests. A process accepts far more at once.
-const MAX_IDLE_CONNECTIONS: usize = 256;
-/// Time for which one waits; the process closes it after 60 s.
-const MAX_CONNECTION_IDLE: Duration = Duration::from_secs(30);
 /// Bit of the count of requests that refuses further ones.
 const CLOSED: u64 = 1 << 63;
 
@@ -33,7 +27,7 @@ const CLOSED: u64 = 1 << 63;
 #[derive(Debug)]
 pub(crate) struct RunningProcess {
     pub process: Arc<TenantProcess>,
-    pub client: Client<UnixConnector, RequestBody>,
+    pub connections: Arc<ProcessConnections>,
     /// Revisions of functions that the process answers with.
     pub loaded: Mutex<HashMap<String, u64>>,
     /// Held while a version is loaded.
@@ -47,15 +41,10 @@ pub(crate) struct RunningProcess {
 
 impl RunningProcess {
     pub(crate) fn new(process: TenantProcess, directory: &Path) -> Self {
-        let client = Client::builder(TokioExecutor::new())
-            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
-            .pool_idle_timeout(MAX_CONNECTION_IDLE)
-            .pool_timer(TokioTimer::new())
-            .build(UnixConnector::new(directory.join(HTTP_SOCKET)));
         let now = Instant::now();
         Self {
             process: Arc::new(process),
-            client,
+            connections: ProcessConnections::new(directory.join(HTTP_SOCKET)),
             loaded: Mutex::default(),
             loading: tokio::sync::Mutex::default(),
             direct: Mutex::default(),

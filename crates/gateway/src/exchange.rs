@@ -1,6 +1,5 @@
 //! One request to a guest: on a connection that waited, or a fresh one.
 
-use crate::connection_driver::ConnectionDriver;
 use crate::counters::add;
 use crate::pool::{GuestConnection, GuestConnectionPool, PoolKey};
 use crate::request_body::{ClientRequestBody, GuestRequestBody};
@@ -8,11 +7,12 @@ use crate::request_error::RequestError;
 use crate::sandboxes::{OpenError, Sandboxes};
 use crate::state::GatewayState;
 use hyper::body::{Body, Incoming};
-use hyper::client::conn::{TrySendError, http1};
+use hyper::client::conn::http1;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use jiffy_proto::agent::ENVD_PORT;
+use jiffy_upstream::UpstreamConnection;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -32,7 +32,7 @@ pub(crate) async fn send<S: Sandboxes>(
     fresh: bool,
 ) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
-    let inline = !fresh && body.is_end_stream();
+    let whole = !fresh && body.is_end_stream();
     let again = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
     let mut request = Request::from_parts(parts, GuestRequestBody::new(body, Arc::clone(counters)));
     let max_idle = if again.is_some() || u32::from(key.1) == ENVD_PORT {
@@ -42,7 +42,7 @@ pub(crate) async fn send<S: Sandboxes>(
     };
     if !fresh && let Some(mut guest) = shared.pool.take(key, max_idle) {
         add(&counters.reused, 1);
-        match exchange(&mut guest, request, inline).await {
+        match guest.connection.send(request, whole).await {
             Ok(answer) => return Ok((answer, guest)),
             Err(mut error) => match (error.take_message(), again) {
                 // Nothing of it was sent.
@@ -57,24 +57,10 @@ pub(crate) async fn send<S: Sandboxes>(
         add(&counters.retried, 1);
     }
     let mut guest = connect(shared, key).await?;
-    match exchange(&mut guest, request, inline).await {
+    match guest.connection.send(request, whole).await {
         Ok(answer) => Ok((answer, guest)),
         Err(error) => Err(broken_off(error.error())),
     }
-}
-
-/// Sends a request on a connection and waits for the head of its answer. `inline`: all of the
-/// request is there, so that only whoever waits for the answer need move bytes.
-async fn exchange(
-    guest: &mut GuestConnection,
-    request: Request<GuestRequestBody>,
-    inline: bool,
-) -> Result<Response<Incoming>, TrySendError<Request<GuestRequestBody>>> {
-    let answer = guest.sender.try_send_request(request);
-    if !inline {
-        guest.driver.spawn();
-    }
-    guest.driver.drive(answer).await
 }
 
 /// Returns true if repeating the request has the effect of sending it once (RFC 9110, 9.2.2).
@@ -118,7 +104,7 @@ async fn connect<S: Sandboxes>(
         }
     };
     add(&shared.counters.guest_connections, 1);
-    let (sender, connection) = http1::Builder::new()
+    let handshake = http1::Builder::new()
         .preserve_header_case(true)
         .max_headers(limits.headers)
         .max_header_size(limits.head_bytes)
@@ -126,14 +112,10 @@ async fn connect<S: Sandboxes>(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|e| broken_off(&e))?;
-    // Errors of the connection surface in the exchanges on it.
-    let moving = connection.with_upgrades();
-    let driver = ConnectionDriver::new(async move { drop(moving.await) });
     Ok(GuestConnectionPool::connection(
         key.clone(),
         epoch,
-        sender,
-        driver,
+        UpstreamConnection::new(handshake),
         permit,
     ))
 }

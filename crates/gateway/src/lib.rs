@@ -11,7 +11,6 @@ pub mod body;
 pub mod certificate;
 pub mod config;
 pub mod connection;
-mod connection_driver;
 pub mod control_plane;
 pub mod counters;
 pub mod exchange;

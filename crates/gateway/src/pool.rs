@@ -1,8 +1,7 @@
 //! Connections into guests that wait for the next request.
 
-use crate::connection_driver::ConnectionDriver;
 use crate::request_body::GuestRequestBody;
-use hyper::client::conn::http1::SendRequest;
+use jiffy_upstream::UpstreamConnection;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,11 +26,10 @@ pub(crate) type PoolKey = (String, u16);
 /// A connection into a guest with one request on it. Dropped, the connection is closed at once.
 #[derive(Debug)]
 pub struct GuestConnection {
-    pub(crate) sender: SendRequest<GuestRequestBody>,
+    pub(crate) connection: UpstreamConnection<GuestRequestBody>,
     key: PoolKey,
     /// Number of [`GuestConnectionPool::invalidate`]s when it was opened.
     epoch: u64,
-    pub(crate) driver: ConnectionDriver,
     _permit: GuestConnectionPermit,
 }
 
@@ -58,7 +56,7 @@ impl Drop for GuestConnectionPermit {
 
 #[derive(Debug)]
 struct IdleConnection {
-    connection: GuestConnection,
+    guest: GuestConnection,
     since: Instant,
 }
 
@@ -132,15 +130,13 @@ impl GuestConnectionPool {
     pub(crate) fn connection(
         key: PoolKey,
         epoch: u64,
-        sender: SendRequest<GuestRequestBody>,
-        driver: ConnectionDriver,
+        connection: UpstreamConnection<GuestRequestBody>,
         permit: GuestConnectionPermit,
     ) -> GuestConnection {
         GuestConnection {
-            sender,
+            connection,
             key,
             epoch,
-            driver,
             _permit: permit,
         }
     }
@@ -153,11 +149,8 @@ impl GuestConnectionPool {
         if let Some(list) = state.idle.get_mut(key) {
             // The one that waited least is the least likely to be closed by now.
             while let Some(mut idle) = list.pop() {
-                if !idle.connection.driver.has_ended()
-                    && idle.connection.sender.is_ready()
-                    && idle.since.elapsed() <= max_idle
-                {
-                    found = Some(idle.connection);
+                if idle.guest.connection.is_ready() && idle.since.elapsed() <= max_idle {
+                    found = Some(idle.guest);
                     break;
                 }
                 dead.push(idle);
@@ -173,32 +166,31 @@ impl GuestConnectionPool {
     }
 
     /// Returns a connection whose answer is complete to the pool, once it is ready for a request.
-    pub(crate) fn give_back(self: &Arc<Self>, mut connection: GuestConnection) {
-        if connection.sender.is_ready() {
-            return self.keep(connection);
+    pub(crate) fn give_back(self: &Arc<Self>, mut guest: GuestConnection) {
+        if guest.connection.is_ready() {
+            return self.keep(guest);
         }
         let pool = Arc::clone(self);
         tokio::spawn(async move {
-            let ready = connection.driver.drive(connection.sender.ready());
-            if let Ok(Ok(())) = timeout(READY_TIMEOUT, ready).await {
-                pool.keep(connection);
+            if let Ok(true) = timeout(READY_TIMEOUT, guest.connection.ready()).await {
+                pool.keep(guest);
             }
         });
     }
 
-    fn keep(self: &Arc<Self>, connection: GuestConnection) {
+    fn keep(self: &Arc<Self>, guest: GuestConnection) {
         let mut state = self.state();
-        if connection.epoch != self.epoch() || state.idle_count >= MAX_IDLE_TOTAL {
+        if guest.epoch != self.epoch() || state.idle_count >= MAX_IDLE_TOTAL {
             drop(state);
             return;
         }
-        let list = state.idle.entry(connection.key.clone()).or_default();
+        let list = state.idle.entry(guest.key.clone()).or_default();
         if list.len() >= MAX_IDLE_PER_PORT {
             drop(state);
             return;
         }
         list.push(IdleConnection {
-            connection,
+            guest,
             since: Instant::now(),
         });
         state.idle_count += 1;
@@ -219,7 +211,7 @@ async fn close_idle(pool: Weak<GuestConnectionPool>) {
         let mut state = pool.state();
         for list in state.idle.values_mut() {
             gone.extend(list.extract_if(.., |idle| {
-                idle.since.elapsed() >= MAX_IDLE || idle.connection.driver.has_ended()
+                idle.since.elapsed() >= MAX_IDLE || idle.guest.connection.has_ended()
             }));
         }
         state.idle.retain(|_, list| !list.is_empty());

@@ -64,13 +64,11 @@ impl HttpBody for ClientResponseBody {
         if let Some(e) = self.broken_off.take() {
             return Poll::Ready(Some(Err(e.into())));
         }
-        let mut polled = Pin::new(&mut self.inner).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(connection) = &mut self.connection
-        {
-            connection.driver.poll(cx);
-            polled = Pin::new(&mut self.inner).poll_frame(cx);
-        }
+        let this = &mut *self;
+        let polled = match &mut this.connection {
+            Some(guest) => guest.connection.poll_frame(&mut this.inner, cx),
+            None => Pin::new(&mut this.inner).poll_frame(cx),
+        };
         match ready!(polled) {
             Some(Ok(frame)) => {
                 count(&self.counters.bytes_to_clients, &frame);

@@ -30,8 +30,6 @@ const MAX_END_DELAY: Duration = Duration::from_millis(200);
 const REQUEST_ID_HEADER: &str = "x-request-id";
 /// Name under which a request with too long a body is counted, as by the process.
 const TOO_LARGE: &str = "request_too_large";
-/// Authority in requests to a process, which looks at headers only.
-const AUTHORITY: &str = "http://functions";
 
 impl Functions {
     /// Passes a request to a function, after its process was started and its version loaded if
@@ -61,7 +59,7 @@ impl Functions {
         loop {
             let again = (repeatable && attempt < MAX_ATTEMPTS).then(|| copy(&request));
             let in_use = self.loaded(&owner, &record.name).await?;
-            match in_use.0.client.request(request).await {
+            match in_use.0.connections.send(request).await {
                 Ok(response) => {
                     return Ok(response.map(|body| FunctionBody::new(body, in_use)));
                 }
@@ -222,10 +220,8 @@ fn persist(from: &Path, to: &Path) -> Result<u64, FunctionError> {
 
 fn prepare(request: &mut Request<RequestBody>, name: &str) -> Result<(), FunctionError> {
     let bad = |e: &dyn std::fmt::Display| FunctionError::Setting(e.to_string());
-    let path = request.uri().path_and_query();
-    let path = path.map_or("/", |path| path.as_str());
-    let uri: Uri = format!("{AUTHORITY}{path}").parse().map_err(|e| bad(&e))?;
-    *request.uri_mut() = uri;
+    let path = request.uri().path_and_query().cloned();
+    *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
     *request.version_mut() = hyper::Version::HTTP_11;
     let name = HeaderValue::from_str(name).map_err(|e| bad(&e))?;
     let header = HeaderName::from_static(FUNCTION_HEADER);

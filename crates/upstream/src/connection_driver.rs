@@ -1,4 +1,4 @@
-//! Movement of the bytes of a connection into a guest.
+//! Movement of the bytes of a connection.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 type Moving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Moves the bytes of a connection. Dropped, it closes the connection.
-pub(crate) enum ConnectionDriver {
+pub enum ConnectionDriver {
     /// The task that waits for an answer moves them meanwhile: no other is woken for a request.
     Inline(Moving),
     /// A task moves them at any time: bodies of requests go on while an answer is not read.
@@ -29,7 +29,7 @@ impl fmt::Debug for ConnectionDriver {
 }
 
 /// A task that ends with this.
-pub(crate) struct AbortOnDrop(AbortHandle);
+pub struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -39,12 +39,12 @@ impl Drop for AbortOnDrop {
 
 impl ConnectionDriver {
     /// Drives a connection inline.
-    pub(crate) fn new(moving: impl Future<Output = ()> + Send + 'static) -> Self {
+    pub fn new(moving: impl Future<Output = ()> + Send + 'static) -> Self {
         Self::Inline(Box::pin(moving))
     }
 
     /// Moves what there is to move, and wakes `context` for more.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) {
+    pub fn poll(&mut self, context: &mut Context<'_>) {
         if let Self::Inline(moving) = self
             && moving.as_mut().poll(context).is_ready()
         {
@@ -53,7 +53,7 @@ impl ConnectionDriver {
     }
 
     /// Hands the connection to a task, unless one has it.
-    pub(crate) fn spawn(&mut self) {
+    pub fn spawn(&mut self) {
         *self = match std::mem::replace(self, Self::Ended) {
             Self::Inline(moving) => {
                 let task = tokio::spawn(moving);
@@ -64,7 +64,7 @@ impl ConnectionDriver {
     }
 
     /// True if the other side has closed the connection, as far as that is known by now.
-    pub(crate) fn has_ended(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         self.poll(&mut Context::from_waker(Waker::noop()));
         match self {
             Self::Inline(_) => false,
@@ -74,7 +74,7 @@ impl ConnectionDriver {
     }
 
     /// Waits for `work`, which needs the connection's bytes.
-    pub(crate) async fn drive<F: Future>(&mut self, work: F) -> F::Output {
+    pub async fn drive<F: Future>(&mut self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
