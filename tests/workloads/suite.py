@@ -22,12 +22,12 @@ from sandbox import Failed, mine
 # Name, what is done, engines it is done on in every run, and those only in long ones.
 WORKLOADS = [
     ("postgresql", postgres.consistent, ["microvm", "gvisor"], []),
-    ("cpython", languages.cpython, ["microvm", "gvisor"], []),
-    ("go", languages.golang, ["microvm", "gvisor"], []),
+    ("cpython", languages.cpython, ["microvm"], ["gvisor"]),
+    ("go", languages.golang, ["microvm"], ["gvisor"]),
     ("docker", containers.docker, ["microvm", "gvisor"], []),
     ("podman", containers.podman, ["microvm", "gvisor"], []),
     ("bubblewrap", containers.bubblewrap, ["microvm", "gvisor"], []),
-    ("stress-ng", stress.brief, ["microvm", "gvisor"], []),
+    ("stress-ng", stress.brief, ["microvm"], ["gvisor"]),
     ("stress-ng-classes", stress.classes, [], ["microvm"]),
 ]
 # Those that run side by side: a host of two processors is busy with them.
