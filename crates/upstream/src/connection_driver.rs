@@ -1,5 +1,6 @@
 //! Movement of the bytes of a connection.
 
+use crate::own_waker::OwnPolls;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -9,9 +10,9 @@ use tokio::task::AbortHandle;
 type Moving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Moves the bytes of a connection. Dropped, it closes the connection.
-pub enum ConnectionDriver {
+pub(crate) enum ConnectionDriver {
     /// The task that waits for an answer moves them meanwhile: no other is woken for a request.
-    Inline(Moving),
+    Inline(Moving, OwnPolls),
     /// A task moves them at any time: bodies of requests go on while an answer is not read.
     Spawned(AbortOnDrop),
     /// The connection has ended.
@@ -21,7 +22,7 @@ pub enum ConnectionDriver {
 impl fmt::Debug for ConnectionDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Inline(_) => "Inline",
+            Self::Inline(..) => "Inline",
             Self::Spawned(_) => "Spawned",
             Self::Ended => "Ended",
         })
@@ -29,7 +30,7 @@ impl fmt::Debug for ConnectionDriver {
 }
 
 /// A task that ends with this.
-pub struct AbortOnDrop(AbortHandle);
+pub(crate) struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -39,23 +40,37 @@ impl Drop for AbortOnDrop {
 
 impl ConnectionDriver {
     /// Drives a connection inline.
-    pub fn new(moving: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self::Inline(Box::pin(moving))
+    pub(crate) fn new(moving: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self::Inline(Box::pin(moving), OwnPolls::new())
     }
 
-    /// Moves what there is to move, and wakes `context` for more.
-    pub fn poll(&mut self, context: &mut Context<'_>) {
-        if let Self::Inline(moving) = self
-            && moving.as_mut().poll(context).is_ready()
-        {
+    /// Polls `work`, which needs the connection's bytes, and moves them for it.
+    pub(crate) fn poll_with<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut work: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let Self::Inline(moving, polls) = self else {
+            return work(context);
+        };
+        let mut has_ended = false;
+        let polled = polls.poll(context, |context| {
+            if let Poll::Ready(done) = work(context) {
+                return Poll::Ready(done);
+            }
+            has_ended = has_ended || moving.as_mut().poll(context).is_ready();
+            work(context)
+        });
+        if has_ended {
             *self = Self::Ended;
         }
+        polled
     }
 
     /// Hands the connection to a task, unless one has it.
-    pub fn spawn(&mut self) {
+    pub(crate) fn spawn(&mut self) {
         *self = match std::mem::replace(self, Self::Ended) {
-            Self::Inline(moving) => {
+            Self::Inline(moving, _) => {
                 let task = tokio::spawn(moving);
                 Self::Spawned(AbortOnDrop(task.abort_handle()))
             }
@@ -64,26 +79,26 @@ impl ConnectionDriver {
     }
 
     /// True if the other side has closed the connection, as far as that is known by now.
-    pub fn has_ended(&mut self) -> bool {
-        self.poll(&mut Context::from_waker(Waker::noop()));
+    pub(crate) fn has_ended(&mut self) -> bool {
+        if let Self::Inline(moving, _) = self
+            && moving
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready()
+        {
+            *self = Self::Ended;
+        }
         match self {
-            Self::Inline(_) => false,
+            Self::Inline(..) => false,
             Self::Spawned(task) => task.0.is_finished(),
             Self::Ended => true,
         }
     }
 
     /// Waits for `work`, which needs the connection's bytes.
-    pub async fn drive<F: Future>(&mut self, work: F) -> F::Output {
+    pub(crate) async fn drive<F: Future>(&mut self, work: F) -> F::Output {
         let mut work = pin!(work);
-        poll_fn(|context| {
-            if let Poll::Ready(done) = work.as_mut().poll(context) {
-                return Poll::Ready(done);
-            }
-            self.poll(context);
-            work.as_mut().poll(context)
-        })
-        .await
+        poll_fn(|context| self.poll_with(context, |context| work.as_mut().poll(context))).await
     }
 }
 

@@ -2,9 +2,9 @@
 //! whoever waits for them.
 
 mod connection_driver;
+mod own_waker;
 
-pub use connection_driver::ConnectionDriver;
-
+use connection_driver::ConnectionDriver;
 use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Connection, SendRequest};
@@ -63,12 +63,9 @@ where
         body: &mut Incoming,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<hyper::body::Bytes>, hyper::Error>>> {
-        let polled = Pin::new(&mut *body).poll_frame(context);
-        if polled.is_ready() {
-            return polled;
-        }
-        self.driver.poll(context);
-        Pin::new(body).poll_frame(context)
+        let mut body = Pin::new(body);
+        self.driver
+            .poll_with(context, |context| body.as_mut().poll_frame(context))
     }
 
     /// True if it can take a request at once, and the other side has not closed it, as far as that

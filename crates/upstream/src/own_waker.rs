@@ -1,0 +1,138 @@
+//! Waker for futures that are polled together in one task and wake each other.
+//!
+//! A wake-up that comes from a poll of the task itself means: poll again, now. Passed to the runtime
+//! it would run the task once more after the poll, and wake another of its threads to look for work.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Polls in a row before other tasks get their turn.
+const MAX_ROUNDS: usize = 8;
+
+const IDLE: u8 = 0;
+const POLLING: u8 = 1;
+/// Woken during the poll.
+const WOKEN: u8 = 2;
+
+/// State of a task's polls, and the task.
+struct OwnWaker {
+    state: AtomicU8,
+    task: Mutex<Waker>,
+}
+
+impl OwnWaker {
+    fn set_task(&self, waker: &Waker) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        task.clone_from(waker);
+    }
+}
+
+impl Wake for OwnWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let polling =
+            self.state
+                .compare_exchange(POLLING, WOKEN, Ordering::AcqRel, Ordering::Acquire);
+        if polling == Err(IDLE) {
+            let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+            let task = task.clone();
+            task.wake();
+        }
+    }
+}
+
+/// Polls of futures that belong to one task at a time.
+pub(crate) struct OwnPolls {
+    state: Arc<OwnWaker>,
+    waker: Waker,
+}
+
+impl OwnPolls {
+    pub(crate) fn new() -> Self {
+        let state = Arc::new(OwnWaker {
+            state: AtomicU8::new(IDLE),
+            task: Mutex::new(Waker::noop().clone()),
+        });
+        let waker = Waker::from(state.clone());
+        Self { state, waker }
+    }
+
+    /// Calls `poll` until it is ready, or nothing has woken the futures that it polls meanwhile.
+    pub(crate) fn poll<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        self.state.set_task(context.waker());
+        let state = &self.state.state;
+        let mut own = Context::from_waker(&self.waker);
+        for _ in 0..MAX_ROUNDS {
+            state.store(POLLING, Ordering::Release);
+            let polled = poll(&mut own);
+            if polled.is_ready() {
+                state.store(IDLE, Ordering::Release);
+                return polled;
+            }
+            let idle = state.compare_exchange(POLLING, IDLE, Ordering::AcqRel, Ordering::Acquire);
+            if idle.is_ok() {
+                return Poll::Pending;
+            }
+        }
+        state.store(IDLE, Ordering::Release);
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    struct Counter(AtomicUsize);
+
+    impl Wake for Counter {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_task_is_woken_by_others_and_goes_on_at_once_when_it_wakes_itself() {
+        let counter = Arc::new(Counter(AtomicUsize::new(0)));
+        let woken = || counter.0.load(Ordering::Relaxed);
+        let task = Waker::from(counter.clone());
+        let mut context = Context::from_waker(&task);
+        let mut polls = OwnPolls::new();
+        let mut rounds = 0;
+        let polled = polls.poll(&mut context, |own| {
+            rounds += 1;
+            own.waker().wake_by_ref();
+            match rounds {
+                3 => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        });
+        assert_eq!((polled, rounds, woken()), (Poll::Ready(()), 3, 0));
+
+        let mut kept = None;
+        let polled = polls.poll(&mut context, |own| {
+            kept = Some(own.waker().clone());
+            Poll::<()>::Pending
+        });
+        assert_eq!((polled, woken()), (Poll::Pending, 0));
+        kept.unwrap().wake();
+        assert_eq!(woken(), 1);
+
+        // One that wakes itself without end does not keep others from their turn.
+        let polled = polls.poll(&mut context, |own| {
+            own.waker().wake_by_ref();
+            Poll::<()>::Pending
+        });
+        assert_eq!((polled, woken()), (Poll::Pending, 2));
+    }
+}
