@@ -291,14 +291,18 @@ pub trait Engine: Send + Sync + 'static {
         None
     }
 
-    /// Upper bound of the bytes by which snapshot `id` grows when it is merged with its long
-    /// lineage, which keeps restores fast; none: its lineage is short enough.
-    fn merge_growth(&self, _id: &str) -> Option<u64> {
+    /// Upper bound of the bytes by which snapshot `id` grows when it is merged with its lineage,
+    /// which keeps restores fast; none: its lineage has no more than `longest` snapshots.
+    fn merge_growth(&self, _id: &str, _longest: usize) -> Option<u64> {
         None
     }
 
-    /// Merges snapshot `id` with its ancestors, if its lineage is long.
-    fn merge(&self, _id: &str) -> impl Future<Output = Result<(), EngineError>> + Send {
+    /// Merges snapshot `id` with its ancestors, if its lineage has more than `longest` snapshots.
+    fn merge(
+        &self,
+        _id: &str,
+        _longest: usize,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
         std::future::ready(Ok(()))
     }
 

@@ -358,17 +358,17 @@ impl Engine for HostEngine {
         }
     }
 
-    fn merge_growth(&self, id: &str) -> Option<u64> {
+    fn merge_growth(&self, id: &str, longest: usize) -> Option<u64> {
         match self.gvisor_store.has(id) {
             true => None,
-            false => self.microvm.merge_growth(id),
+            false => self.microvm.merge_growth(id, longest),
         }
     }
 
-    async fn merge(&self, id: &str) -> Result<(), EngineError> {
+    async fn merge(&self, id: &str, longest: usize) -> Result<(), EngineError> {
         match self.gvisor_store.has(id) {
             true => Ok(()),
-            false => self.microvm.merge(id).await,
+            false => self.microvm.merge(id, longest).await,
         }
     }
 

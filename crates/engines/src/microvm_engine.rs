@@ -41,10 +41,6 @@ use unassigned::{BootStage, boot_error};
 /// Directory of the snapshots in the data directory.
 const SNAPSHOTS: &str = "snapshots";
 
-/// Layers from which on a restore merges them first: each costs every restore a little, merging
-/// costs one restore more.
-const MAX_LINEAGE_DEPTH: usize = 16;
-
 /// MicroVMs made from the templates and snapshots of one host.
 pub struct MicroVmEngine {
     store: Store,
@@ -420,9 +416,9 @@ impl Engine for MicroVmEngine {
         self.store.get(id).and_then(|s| s.bytes()).ok()
     }
 
-    fn merge_growth(&self, id: &str) -> Option<u64> {
+    fn merge_growth(&self, id: &str, longest: usize) -> Option<u64> {
         let lineage = self.store.lineage(id).ok()?;
-        if lineage.snapshots().len() <= MAX_LINEAGE_DEPTH {
+        if lineage.snapshots().len() <= longest {
             return None;
         }
         // All that the layers say together, each chunk once; a chunk that is in several makes it
@@ -436,10 +432,10 @@ impl Engine for MicroVmEngine {
         )
     }
 
-    async fn merge(&self, id: &str) -> Result<(), EngineError> {
+    async fn merge(&self, id: &str, longest: usize) -> Result<(), EngineError> {
         let _turn = self.merging.lock().await;
         // Another call may have merged it meanwhile.
-        if self.merge_growth(id).is_none() {
+        if self.merge_growth(id, longest).is_none() {
             return Ok(());
         }
         // Boxed: it is deep, and rare.

@@ -133,7 +133,11 @@ async fn close_idle(connections: Weak<ProcessConnections>) {
         };
         let mut idle = connections.idle.lock();
         let is_old = |(_, since): &(Connection, Instant)| since.elapsed() >= MAX_IDLE_TIME;
-        let old = idle.waiting.iter().take_while(|waiting| is_old(waiting)).count();
+        let old = idle
+            .waiting
+            .iter()
+            .take_while(|waiting| is_old(waiting))
+            .count();
         let old: Vec<_> = idle.waiting.drain(..old).collect();
         idle.closing = !idle.waiting.is_empty();
         let is_done = !idle.closing;

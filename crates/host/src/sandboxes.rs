@@ -18,6 +18,7 @@ mod fetch_snapshot;
 mod fork;
 mod gc;
 mod id_groups;
+mod lineage_length;
 mod list_order;
 mod lookup;
 mod names;

@@ -14,9 +14,6 @@ const SNAPSHOT_FLOOR: u64 = 1 << 20;
 /// Bytes that state and indexes of a snapshot take at most, beside one in 512 of what they are
 /// about.
 const SNAPSHOT_OVERHEAD: u64 = 16 << 20;
-/// Snapshots in a row from which on the disk is asked whether they are too many.
-const LOOK_AT_LINEAGE: usize = 8;
-
 /// Sandboxes and snapshots of one owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerUsage {
@@ -68,7 +65,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
         *self.0.quota.lock() = Some(quota);
     }
 
-    fn quota(self) -> Option<Arc<dyn OwnerQuota>> {
+    pub(super) fn quota(self) -> Option<Arc<dyn OwnerQuota>> {
         self.0.quota.lock().clone()
     }
 
@@ -149,56 +146,6 @@ impl<E: Engine> SandboxFigures<'_, E> {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Makes a snapshot with a long lineage independent of it, so that it is restored fast, if its
-    /// owner's budget has room for how much larger that makes it. Without room it is restored as it
-    /// is.
-    pub(super) async fn shorten_lineage(self, id: &str) -> Result<(), OperationError> {
-        // A look at the disk that almost no restore needs.
-        if self.lineage(Some(id)).len() <= LOOK_AT_LINEAGE {
-            return Ok(());
-        }
-        let engine = &self.0.engine;
-        let Some(growth) = engine.merge_growth(id) else {
-            return Ok(());
-        };
-        let owner = self
-            .0
-            .snapshot_index
-            .lock()
-            .get(id)
-            .and_then(|s| s.owner.clone());
-        let request = QuotaRequest {
-            amount: QuotaAmount {
-                disk_bytes: growth,
-                ..QuotaAmount::default()
-            },
-            disk_floor: None,
-        };
-        let permit = match (&owner, OwnerBudgets(self.0).quota()) {
-            (Some(owner), Some(quota)) => quota.try_reserve(owner, request),
-            _ => Ok(QuotaPermit::unlimited()),
-        };
-        let _permit = match permit {
-            Ok(permit) => permit,
-            Err(refusal) => {
-                tracing::debug!(id, "its lineage stays long: {refusal}");
-                return Ok(());
-            }
-        };
-        let merged = engine.merge(id).await;
-        merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
-        self.measure(id);
-        // The snapshot below may have no owner now.
-        let parent = self
-            .0
-            .snapshot_index
-            .lock()
-            .get(id)
-            .and_then(|s| s.parent.clone());
-        self.gc(parent);
-        Ok(())
-    }
-
     /// Notes how large a snapshot has become.
     pub(super) fn measure(self, id: &str) {
         let known = self.0.snapshot_index.lock().get(id).map(|s| s.bytes);

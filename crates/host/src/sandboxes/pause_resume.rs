@@ -49,6 +49,9 @@ impl<E: Engine> Sandboxes<E> {
         drop((pin, permit));
         self.end_guest(guest).await;
         self.snapshots().gc(left);
+        if let Some(id) = &paused.snapshot {
+            self.snapshots().shorten_asleep(id);
+        }
         Ok(paused)
     }
 

@@ -134,6 +134,24 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
 }
 
 #[tokio::test]
+async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiting_for_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    // The template's snapshot, and one of each pause.
+    for _ in 0..9 {
+        host.pause(&id).await.unwrap();
+        host.resume(&id).await.unwrap();
+    }
+    let merged = || bench.world.merged.lock().unwrap().clone();
+    assert!(merged().is_empty());
+    let asleep = host.pause(&id).await.unwrap().snapshot.unwrap();
+    until("the lineage to be merged", || merged().contains(&asleep)).await;
+    assert_eq!(merged().len(), 1);
+    host.resume(&id).await.unwrap();
+}
+
+#[tokio::test]
 async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon_does() {
     let bench = Bench::new();
     let host = bench.open().await;

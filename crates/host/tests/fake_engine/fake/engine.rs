@@ -277,6 +277,25 @@ impl Engine for FakeEngine {
         self.world.merged.lock().unwrap().contains(id)
     }
 
+    fn merge_growth(&self, id: &str, longest: usize) -> Option<u64> {
+        let parents = self.world.parents.lock().unwrap();
+        let merged = self.world.merged.lock().unwrap();
+        let mut length = 1;
+        let mut at = id;
+        while let Some(parent) = parents.get(at).filter(|_| !merged.contains(at)) {
+            length += 1;
+            at = parent;
+        }
+        (length > longest).then_some(0)
+    }
+
+    async fn merge(&self, id: &str, longest: usize) -> Result<(), EngineError> {
+        if self.merge_growth(id, longest).is_some() {
+            self.world.merged.lock().unwrap().insert(id.to_owned());
+        }
+        Ok(())
+    }
+
     fn snapshot_size(&self, id: &str) -> Option<u64> {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or_default().to_owned();
