@@ -1,7 +1,8 @@
 //! Waker for futures that are polled together in one task and wake each other.
 //!
-//! A wake-up that comes from a poll of the task itself means: poll again, now. Passed to the runtime
-//! it would run the task once more after the poll, and wake another of its threads to look for work.
+//! A wake-up that comes from a poll of the task itself means: poll again, now. Passed to the
+//! runtime it would run the task once more after the poll, and wake another of its threads to look
+//! for work.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

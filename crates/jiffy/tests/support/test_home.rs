@@ -75,7 +75,7 @@ impl TestHome {
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }
-        // What is made in a shared directory on first use is made once.
+        // Shared: of all that use a directory, one makes what is missing there.
         std::fs::create_dir(dir.path().join("locks")).unwrap();
         for name in ["kernel", "disks"] {
             let lock = Path::new("locks").join(name);
