@@ -33,6 +33,7 @@ mod rollback;
 mod snapshot_index;
 mod snapshot_removal;
 mod snapshot_upkeep;
+mod start_pacer;
 mod take_snapshot;
 mod template_retirement;
 mod template_snapshots;

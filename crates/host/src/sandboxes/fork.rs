@@ -1,9 +1,11 @@
 //! `fork`: children of a live sandbox.
 
 use super::create::NewSandboxEntry;
+use super::start_pacer::StartPacer;
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::{BootMode, Engine};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::Instrument;
@@ -55,10 +57,11 @@ impl<E: Engine> Sandboxes<E> {
                 sandbox.settings.timeout_s = timeout.map(|t| t.as_secs());
             }
             let mut work = JoinSet::new();
+            let pacer = Arc::new(StartPacer::new());
             for _ in 0..count {
                 let (this, sandbox) = (this.clone(), sandbox.clone());
-                let snapshot = snapshot.id.clone();
-                let child = async move { this.child(&sandbox, &snapshot).await };
+                let (snapshot, pacer) = (snapshot.id.clone(), pacer.clone());
+                let child = async move { this.child(&sandbox, &snapshot, &pacer).await };
                 let span = tracing::info_span!("child", sandbox = tracing::field::Empty);
                 work.spawn(child.instrument(span));
             }
@@ -72,8 +75,8 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// One child, counted.
-    async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
-        let child = self.child_of(parent, snapshot).await;
+    async fn child(&self, parent: &SandboxRecord, snapshot: &str, pacer: &StartPacer) -> ForkChild {
+        let child = self.child_of(parent, snapshot, pacer).await;
         if let Err(e) = &child {
             tracing::warn!(outcome = e.kind().name(), "a child: {e}");
             let mode = Some(BootMode::Fork);
@@ -83,7 +86,12 @@ impl<E: Engine> Sandboxes<E> {
         child
     }
 
-    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
+    async fn child_of(
+        &self,
+        parent: &SandboxRecord,
+        snapshot: &str,
+        pacer: &StartPacer,
+    ) -> ForkChild {
         let asked = Instant::now();
         let template = &parent.template;
         let settings = parent.settings.clone();
@@ -98,10 +106,11 @@ impl<E: Engine> Sandboxes<E> {
             forked_from: Some(parent.id.clone()),
         };
         let new = self.enter(reservation, new)?;
-        let origin = self
-            .snapshots()
-            .origin(template, snapshot, BootMode::Fork)
-            .await;
-        self.bring_up(new, asked, origin).await
+        let start = async {
+            let snapshots = self.snapshots();
+            let origin = snapshots.origin(template, snapshot, BootMode::Fork).await;
+            self.bring_up(new, asked, origin).await
+        };
+        pacer.pace(start).await
     }
 }
