@@ -67,3 +67,37 @@ fn a_create_takes_a_bounded_number_of_exits() {
     let least = exits.iter().min().unwrap();
     assert!(*least <= MAX_CREATE_EXITS, "{exits:?}");
 }
+
+#[test]
+fn a_merge_with_a_long_lineage_makes_no_sandbox_dearer() {
+    let test = "a_merge_with_a_long_lineage_makes_no_sandbox_dearer";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    test_home.ok(&["rm", &test_home.ok(&["create"])]);
+    test_home.ok(&["serve", "--stop"]);
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let id = test_home.ok(&["create"]);
+    let first = test_home.ok(&["snapshot", &id]);
+    // Least of three, as above.
+    let exits_from = |snapshot: &str| {
+        let exits = (0..3).map(|_| {
+            let clone = test_home.ok(&["create", "--from", snapshot]);
+            sandbox_http::exits(&test_home, &clone)
+        });
+        exits.collect::<Option<Vec<u64>>>()?.into_iter().min()
+    };
+    let before = exits_from(&first);
+    // One more than a restore reads.
+    let last = (0..17).map(|_| test_home.ok(&["snapshot", &id])).last();
+    let after = exits_from(&last.unwrap());
+    test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+    let (Some(before), Some(after)) = (before, after) else {
+        return skip(test, "this kernel's KVM does not count exits");
+    };
+    assert!(
+        after <= before + before / 4,
+        "{before} before, {after} after"
+    );
+}
