@@ -16,9 +16,10 @@ const REST_LIMIT: Duration = Duration::from_secs(120);
 /// Exits of an idle guest in that time. 26 were measured in a minute: what is left are new seeds of
 /// its random generator.
 const MAX_IDLE_EXITS: u64 = 30;
-/// Exits of a create, which waits for the guest's answer. 740 to 870 were measured, and 1,400 more
-/// where each sandbox reports the free memory that its template left to it.
-const MAX_CREATE_EXITS: u64 = 1_300;
+/// Exits of a create, which waits for the guest's answer. 740 to 900 were measured, 1,400 more
+/// where each sandbox reports the free memory that its template left to it, and 500 more where the
+/// text of the guest's kernel is not in huge pages.
+const MAX_CREATE_EXITS: u64 = 1_200;
 
 #[test]
 fn an_idle_guest_comes_to_rest() {
@@ -49,23 +50,26 @@ fn a_create_takes_a_bounded_number_of_exits() {
     let Some(test_home) = TestHome::new(test) else {
         return;
     };
-    // The first boots the template and records what its guests write.
-    test_home.ok(&["rm", &test_home.ok(&["create"])]);
-    test_home.ok(&["serve", "--stop"]);
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-    let exits = (0..3).map(|_| {
-        let id = test_home.ok(&["create"]);
-        sandbox_http::exits(&test_home, &id)
-    });
-    let exits: Option<Vec<u64>> = exits.collect();
+    // Layers of large guests are written in another way.
+    for memory in ["512MiB", "2GiB"] {
+        let create = ["create", "--memory", memory];
+        // The first boots the template and records what its guests write.
+        test_home.ok(&["rm", &test_home.ok(&create)]);
+        let exits = (0..3).map(|_| {
+            let id = test_home.ok(&create);
+            sandbox_http::exits(&test_home, &id)
+        });
+        let Some(exits) = exits.collect::<Option<Vec<u64>>>() else {
+            skip(test, "this kernel's KVM does not count exits");
+            break;
+        };
+        // Other work of the host delays interrupts, which then cost more exits.
+        let least = exits.iter().min().unwrap();
+        assert!(*least <= MAX_CREATE_EXITS, "{memory}: {exits:?}");
+    }
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
-    let Some(exits) = exits else {
-        return skip(test, "this kernel's KVM does not count exits");
-    };
-    // Other work of the host delays interrupts, which then cost more exits.
-    let least = exits.iter().min().unwrap();
-    assert!(*least <= MAX_CREATE_EXITS, "{exits:?}");
 }
 
 #[test]

@@ -106,7 +106,9 @@ impl SnapshotTask {
         let overlay = self.store.overlay()?;
         // Without it the VMM compares all of memory.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm)).ok();
-        let direct = draft.memory_direct();
+        // All sandboxes of a template are made of the one without a parent: written through the
+        // page cache it stays there, in huge pages.
+        let direct = context.parent.as_ref().and_then(|_| draft.memory_direct());
         let touched = match self.spec.working_set {
             true => self.store.overlay().ok(),
             false => None,
