@@ -33,12 +33,15 @@ impl<E: Engine> Snapshots<'_, E> {
             let Some(inner) = inner.upgrade() else { return };
             let snapshots = Snapshots(&inner);
             // Gone if the sandbox was woken.
-            let Ok((snapshot, _pin)) = snapshots.pin(&id) else {
+            let Ok((snapshot, pin)) = snapshots.pin(&id) else {
                 return;
             };
             if let Err(e) = snapshots.shorten_to(MAX_ASLEEP_LINEAGE, &snapshot.id).await {
                 tracing::debug!(id, "its lineage stays long: {e}");
             }
+            // The sandbox may have been woken or removed meanwhile, and left it to whoever held it.
+            drop(pin);
+            snapshots.gc(Some(snapshot.id));
         });
     }
 

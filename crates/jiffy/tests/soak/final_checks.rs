@@ -67,12 +67,14 @@ pub fn verify_all(soak: &SoakModel) -> Result<(), String> {
 pub fn remove_all(soak: &SoakModel) {
     let mut left = soak.snapshot_records().unwrap();
     while !left.is_empty() {
+        let mut answers = Vec::new();
         for record in &left {
             let path = format!("/templates/{}", record["id"].as_str().unwrap());
-            soak.api.call("DELETE", &path, &Value::Null);
+            let reply = soak.api.call("DELETE", &path, &Value::Null);
+            answers.push(reply.body().to_string());
         }
         let now = soak.snapshot_records().unwrap();
-        assert!(now.len() < left.len(), "they cannot be removed: {now:?}");
+        assert!(now.len() < left.len(), "not removed: {answers:?}");
         left = now;
     }
 }
