@@ -183,6 +183,7 @@ impl From<OperationError> for ApiError {
                 };
                 Self::not_found(error_code, message)
             }
+            (O::CaptureLost { .. }, _) => Self::not_found("snapshot_not_found", message),
             // Killed since it was looked up: for clients there is no such sandbox any more.
             (O::State { state, .. }, _) if *state == SandboxState::Killed => {
                 Self::not_found("sandbox_not_found", message)

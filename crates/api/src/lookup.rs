@@ -257,6 +257,7 @@ impl<E: Engine> App<E> {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let (owner, scope) = (caller.owner_id(), scope(caller));
                 let snapshots = self.sandboxes.snapshots();
+                snapshots.expect_not_lost(owner.as_deref(), id, scope)?;
                 let stored = snapshots.describe_stored(owner.as_deref(), id, scope);
                 stored.await?.ok_or(e)
             }
@@ -272,6 +273,7 @@ impl<E: Engine> App<E> {
     ) -> Result<Option<HeldSnapshot<E>>, ApiError> {
         let (owner, scope) = (caller.owner_id(), scope(caller));
         let snapshots = self.sandboxes.snapshots();
+        snapshots.expect_not_lost(owner.as_deref(), id, scope)?;
         Ok(snapshots.fetch(owner.as_deref(), id, scope).await?)
     }
 

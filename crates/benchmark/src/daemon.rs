@@ -8,7 +8,7 @@ use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_client::ServerOptions;
 use jiffy_client::local_daemon;
 use jiffy_client::progress::TemplateProgress;
-use jiffy_client::{Client, NewSandbox, Sandbox, SandboxSettings};
+use jiffy_client::{Client, NewSandbox, Sandbox, SandboxSettings, SnapshotAck};
 use jiffy_engine::{EngineDescription, SandboxSize};
 use jiffy_engines::{EngineFacts, Host};
 use jiffy_host::{SandboxRecord, SnapshotRecord};
@@ -238,7 +238,14 @@ impl BenchmarkDaemon {
 
     /// Takes a snapshot.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
-        self.client.snapshot_sandbox(id, None, false).await
+        let ack = SnapshotAck::Stored;
+        self.client.snapshot_sandbox(id, None, ack).await
+    }
+
+    /// The same until it is captured.
+    pub async fn capture(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+        let ack = SnapshotAck::Captured;
+        self.client.snapshot_sandbox(id, None, ack).await
     }
 
     /// Forks `count` children, all of which must answer.

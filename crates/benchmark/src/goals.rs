@@ -8,6 +8,8 @@ pub const VMM_MEMORY: f64 = 5.0;
 pub const CREATE: f64 = 25.0;
 pub const CREATE_EXEC: f64 = 40.0;
 pub const STOPPED: f64 = 10.0;
+/// A snapshot until it is captured, whatever was written.
+pub const CAPTURED: f64 = 20.0;
 pub const SNAPSHOT: f64 = 20.0;
 pub const ROLLBACK: f64 = 20.0;
 pub const PAUSE: f64 = 40.0;

@@ -6,6 +6,8 @@ use crate::{Measured, Series, goals};
 use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
 use jiffy_host::SnapshotRecord;
+use std::process::Command;
+use std::time::Instant;
 
 /// About 8 MB in memory, as the reference has it.
 const WRITE_SCRIPT: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
@@ -110,15 +112,15 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
     };
     let mut series = Vec::new();
     for mb in [0u64, 10, 50, 100, 200, 500, 800, 1024] {
-        let (mut call, mut stopped, mut restored) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut call, mut stopped, mut restored, mut captured, mut disk] =
+            [const { Vec::new() }; 5];
+        let write = format!(
+            "mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x"
+        );
+        let write = format!("sudo sh -c '{write}'");
         for _ in 0..n {
             let sandbox = daemon.create_base(size).await?;
-            let write = format!(
-                "mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x"
-            );
-            daemon
-                .exec(&sandbox.id, &format!("sudo sh -c '{write}'"))
-                .await?;
+            daemon.exec(&sandbox.id, &write).await?;
             let before = daemon.counters(&sandbox.id).await?;
             let (taken, took) = timed(daemon.snapshot(&sandbox.id)).await?;
             let after = daemon.counters(&sandbox.id).await?;
@@ -128,11 +130,28 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
             let (child, took) = timed(daemon.create_from_snapshot(&taken.id)).await?;
             restored.push(took);
             daemon.remove(&child.id).await?;
-            clear(&daemon, &[sandbox.id], [&taken].into_iter()).await?;
+            // As much once more, over pages that the first snapshot has.
+            daemon.exec(&sandbox.id, &write).await?;
+            let (second, took) = timed(daemon.capture(&sandbox.id)).await?;
+            captured.push(took);
+            // Served once it is stored.
+            let child = daemon.create_from_snapshot(&second.id).await?;
+            daemon.remove(&child.id).await?;
+            clear(&daemon, &[sandbox.id], [&second, &taken].into_iter()).await?;
+            if mb > 0 {
+                disk.push(direct_write_ms(mb)?);
+            }
         }
         let (goal, reference) = goals::dirty(mb);
         series.extend([
             Series::new(format!("{mb} MB: snapshot"), "ms", goal, call).against(reference),
+            Series::new(
+                format!("{mb} MB: captured"),
+                "ms",
+                Some(goals::CAPTURED),
+                captured,
+            ),
+            Series::new(format!("{mb} MB: dd with O_DIRECT"), "ms", None, disk),
             Series::new(
                 format!("{mb} MB: stood still"),
                 "ms",
@@ -149,10 +168,26 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
         ]);
     }
     Ok(Measured {
-        method: "a fresh sandbox of 3 GiB writes so many MB of random bytes to memory; then as `snapshot`",
+        method: "a fresh sandbox of 3 GiB writes so many MB of random bytes to memory; then as \
+            `snapshot`; then it writes as many again, and a snapshot with `ack: captured` until its \
+            answer; dd with O_DIRECT of as many bytes to a new file of the working directory",
         limits: "storage that is synced; several at once",
         ..Measured::new("dirty", series, &meter)
     })
+}
+
+/// Writes `mb` MB of zeros to a new file past the page cache; returns the milliseconds.
+fn direct_write_ms(mb: u64) -> anyhow::Result<f64> {
+    let directory = tempfile::tempdir_in(".")?;
+    let file = directory.path().join("zeros");
+    let began = Instant::now();
+    let status = Command::new("dd")
+        .args(["if=/dev/zero", "bs=1M", "oflag=direct", "status=none"])
+        .arg(format!("count={mb}"))
+        .arg(format!("of={}", file.display()))
+        .status()?;
+    anyhow::ensure!(status.success(), "dd to {} failed", file.display());
+    Ok(began.elapsed().as_secs_f64() * 1000.0)
 }
 
 /// Rollback alone, and with the snapshot before it, of `c` sandboxes at once.

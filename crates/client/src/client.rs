@@ -15,7 +15,7 @@ pub use address::ServerOptions;
 use address::{ServerAddress, Url};
 use anyhow::Context;
 use bytes::Bytes;
-pub use calls::{NewSandbox, Sandbox, SandboxSettings};
+pub use calls::{NewSandbox, Sandbox, SandboxSettings, SnapshotAck};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};

@@ -9,5 +9,5 @@ pub mod step_bar;
 
 pub use client::{
     Client, Listed, Metric, NewSandbox, Pruned, Sandbox, SandboxLease, SandboxSettings,
-    ServerOptions, UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
+    ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
 };

@@ -57,6 +57,8 @@ pub struct KeptGuest {
     pub snapshot: Option<String>,
     /// Egress rules.
     pub network: NetworkRules,
+    /// Snapshot of it that the former process captured and did not complete.
+    pub captured: Option<String>,
 }
 
 /// Action of a guest after its snapshot.
@@ -67,6 +69,10 @@ pub enum AfterSnapshot {
     /// End; its memory is free when the call returns.
     Stop,
 }
+
+/// Is told, once the memory of a snapshot is frozen in a process that survives this one, for how
+/// many microseconds the guest was paused.
+pub type CaptureNotice = tokio::sync::oneshot::Sender<u64>;
 
 /// Durations of a completed snapshot in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -198,7 +204,9 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Takes snapshot `id` of `guest`, whose latest ancestor is `parent`. Afterwards it is either
     /// complete or does not exist. A snapshot larger than `max_bytes` ([`Engine::snapshot_size`])
-    /// is refused ([`EngineError::SnapshotTooLarge`]).
+    /// is refused ([`EngineError::SnapshotTooLarge`]). `notice` is told when the snapshot is
+    /// captured, after which it is completed also if this process ends ([`KeptGuest::captured`]);
+    /// an engine that captures none drops it.
     fn snapshot(
         &self,
         guest: &Self::Guest,
@@ -206,7 +214,23 @@ pub trait Engine: Send + Sync + 'static {
         parent: Option<&str>,
         then: AfterSnapshot,
         max_bytes: Option<u64>,
+        notice: Option<CaptureNotice>,
     ) -> impl Future<Output = Result<SnapshotTimes, EngineError>> + Send;
+
+    /// Completes the snapshot with which `guest` was adopted ([`KeptGuest::captured`]).
+    fn finish_captured(
+        &self,
+        guest: &Self::Guest,
+    ) -> impl Future<Output = Result<SnapshotTimes, EngineError>> + Send {
+        std::future::ready(Err(EngineError::Unsupported {
+            engine: guest.engine(),
+            what: "capture a snapshot",
+            instead: None,
+        }))
+    }
+
+    /// Removes what is left of a captured snapshot whose guest is lost. Blocks.
+    fn discard_captured(&self, _id: &str) {}
 
     /// Records the working set of snapshot `id` of `template`, which makes restores fast. Called
     /// once, when a template's snapshot has been made; a failure costs time only. `site` is the

@@ -27,7 +27,7 @@ pub use connections::{
     RefusalReason,
 };
 pub use contract::{
-    AfterSnapshot, DamagedChunk, Engine, Guest, GuestHandle, GuestUsage, KeptGuest,
+    AfterSnapshot, CaptureNotice, DamagedChunk, Engine, Guest, GuestHandle, GuestUsage, KeptGuest,
     SandboxIdentity, SnapshotTimes, SnapshotWalk, UnassignedGuest, VerifiedSnapshot,
 };
 pub use engine_error::{EngineError, RollbackFailure};

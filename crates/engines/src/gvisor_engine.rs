@@ -13,9 +13,10 @@ use crate::host::{Host, PreparedTemplate};
 use crate::template_cache::{TemplateCache, chain};
 use guest::GvisorHandle;
 use jiffy_engine::{
-    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot,
-    ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules, SandboxSize,
-    SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot, new_id,
+    AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
+    ExistingSnapshot, ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules,
+    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup,
+    VerifiedSnapshot, new_id,
 };
 use jiffy_gvisor::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -300,6 +301,7 @@ impl Engine for GvisorEngine {
         _parent: Option<&str>,
         then: AfterSnapshot,
         max_bytes: Option<u64>,
+        _notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
         let resume = then == AfterSnapshot::Resume;
         let sandbox = &guest.sandbox;

@@ -10,10 +10,10 @@ use crate::host::{Host, PreparedTemplate};
 use crate::microvm_engine::{LazyStore, MicroVmEngine};
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
-    AfterSnapshot, Engine, EngineDescription, EngineError, EngineName, ExistingSnapshot,
-    GuestHandle, ImportedFiles, KeptGuest, NetworkRules, RollbackFailure, SandboxIdentity,
-    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup,
-    VerifiedSnapshot,
+    AfterSnapshot, CaptureNotice, Engine, EngineDescription, EngineError, EngineName,
+    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, NetworkRules, RollbackFailure,
+    SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk,
+    Startup, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
@@ -265,11 +265,31 @@ impl Engine for HostEngine {
         parent: Option<&str>,
         then: AfterSnapshot,
         max: Option<u64>,
+        notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
         match guest {
-            HostGuest::MicroVm(guest) => self.microvm.snapshot(guest, id, parent, then, max).await,
-            HostGuest::Gvisor(guest) => self.gvisor()?.snapshot(guest, id, parent, then, max).await,
+            HostGuest::MicroVm(guest) => {
+                let taken = self.microvm.snapshot(guest, id, parent, then, max, notice);
+                taken.await
+            }
+            HostGuest::Gvisor(guest) => {
+                let taken = self
+                    .gvisor()?
+                    .snapshot(guest, id, parent, then, max, notice);
+                taken.await
+            }
         }
+    }
+
+    async fn finish_captured(&self, guest: &HostGuest) -> Result<SnapshotTimes, EngineError> {
+        match guest {
+            HostGuest::MicroVm(guest) => self.microvm.finish_captured(guest).await,
+            HostGuest::Gvisor(guest) => self.gvisor()?.finish_captured(guest).await,
+        }
+    }
+
+    fn discard_captured(&self, id: &str) {
+        self.microvm.discard_captured(id);
     }
 
     async fn record_working_set(

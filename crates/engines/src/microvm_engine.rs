@@ -21,19 +21,19 @@ use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
-    AfterSnapshot, BootMode, Capabilities, Engine, EngineDescription, EngineError,
+    AfterSnapshot, BootMode, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
     ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
     ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
     SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
 use jiffy_microvm::{
-    AdoptSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
+    AdoptSpec, CapturedSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
 };
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
-use jiffy_proto::snapshot::AfterSnapshot as Then;
-use jiffy_snapshot::{Durability, Lineage, Store};
+use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
+use jiffy_snapshot::{Durability, Lineage, Snapshot, Store};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use unassigned::{BootStage, boot_error};
@@ -143,6 +143,25 @@ impl MicroVmEngine {
             lease,
         })
     }
+}
+
+fn snapshot_times(
+    guest: &MicroVmGuest,
+    saved: Result<(Snapshot, SnapshotReport), SaveError>,
+    max_bytes: Option<u64>,
+) -> Result<SnapshotTimes, EngineError> {
+    let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
+        (SaveError::Gone, Some(end)) => EngineError::Ended { end },
+        (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
+            needed,
+            most: max_bytes.unwrap_or(u64::MAX),
+        },
+        (e, _) => EngineError::failed(e),
+    })?;
+    Ok(SnapshotTimes {
+        stopped_us: report.stopped_us,
+        total_us: report.total_us,
+    })
 }
 
 impl Engine for MicroVmEngine {
@@ -276,6 +295,7 @@ impl Engine for MicroVmEngine {
         _parent: Option<&str>,
         then: AfterSnapshot,
         max_bytes: Option<u64>,
+        notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
         let spec = SnapshotSpec {
             id: id.to_owned(),
@@ -290,19 +310,20 @@ impl Engine for MicroVmEngine {
                 && self.policy.policy == RestorePolicy::Map
                 && guest.vm.report().mode != BootMode::Cold,
         };
-        let saved = guest.vm.snapshot(&self.store, &spec).await;
-        let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
-            (SaveError::Gone, Some(end)) => EngineError::Ended { end },
-            (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
-                needed,
-                most: max_bytes.unwrap_or(u64::MAX),
-            },
-            (e, _) => EngineError::failed(e),
-        })?;
-        Ok(SnapshotTimes {
-            stopped_us: report.stopped_us,
-            total_us: report.total_us,
-        })
+        let saved = guest.vm.snapshot_with_notice(&self.store, &spec, notice);
+        let saved = saved.await;
+        snapshot_times(guest, saved, max_bytes)
+    }
+
+    async fn finish_captured(&self, guest: &MicroVmGuest) -> Result<SnapshotTimes, EngineError> {
+        let saved = guest.vm.finish_captured(&self.store).await;
+        snapshot_times(guest, saved, None)
+    }
+
+    fn discard_captured(&self, id: &str) {
+        if let Err(e) = self.store.discard_captured(id) {
+            tracing::warn!(id, "files of a captured snapshot stay: {e}");
+        }
     }
 
     async fn record_working_set(
@@ -351,6 +372,10 @@ impl Engine for MicroVmEngine {
             identity: renewed(handle.identity.clone()).map_err(EngineError::failed)?,
             hello: handle.hello,
             report: handle.report,
+            captured: orphan.captured.clone().map(|id| CapturedSpec {
+                id,
+                template: handle.image.clone(),
+            }),
         };
         let vm = MicroVm::adopt(spec).await.map_err(EngineError::failed)?;
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;

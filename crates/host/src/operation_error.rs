@@ -181,6 +181,14 @@ pub enum OperationError {
         /// Failure of the latest attempt.
         reason: String,
     },
+    /// A snapshot that was captured in memory and could not be stored.
+    #[error("snapshot {id} was captured, and lost before it was stored: {reason}; take another")]
+    CaptureLost {
+        /// Snapshot.
+        id: String,
+        /// Why it could not be stored.
+        reason: String,
+    },
     /// The store that hosts share snapshots in.
     #[error("cannot fetch snapshot {id}: {source}")]
     Store {
@@ -267,7 +275,7 @@ impl OperationError {
     /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unknown { .. } => ErrorKind::Unknown,
+            Self::Unknown { .. } | Self::CaptureLost { .. } => ErrorKind::Unknown,
             Self::Ambiguous { .. }
             | Self::Count { .. }
             | Self::BadName

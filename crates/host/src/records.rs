@@ -235,6 +235,9 @@ pub struct SnapshotRecord {
     pub bytes: u64,
     /// Milliseconds since 1970.
     pub created_ms: u64,
+    /// Captured in memory, and not complete on disk yet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub storing: bool,
     /// Copies of it in stores that hosts share.
     #[serde(skip_serializing_if = "StoreCopies::is_empty")]
     pub store: StoreCopies,

@@ -7,6 +7,7 @@
 
 mod adopt;
 mod build_steps;
+mod capture;
 mod change_settings;
 mod concerns;
 mod connect;
@@ -63,6 +64,7 @@ use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
 use crate::records::{SandboxRecord, SandboxState};
+use capture::Captures;
 use entry::SandboxEntry;
 use entry_indexes::EntryIndexes;
 use gc::file_remover::{self, FileRemover};
@@ -159,6 +161,7 @@ struct SandboxesInner<E: Engine> {
     /// Last use of template snapshots, by id.
     template_uses: Mutex<HashMap<String, Instant>>,
     upkeep: SnapshotUpkeep,
+    captures: Captures,
     /// Snapshots on their way into the store.
     uploads: Uploads,
     /// Budgets of owners; none: they have none.
@@ -247,6 +250,7 @@ impl<E: Engine> Sandboxes<E> {
             fetching: Mutex::default(),
             template_uses: Mutex::default(),
             upkeep,
+            captures: Captures::default(),
             uploads,
             quota: Mutex::default(),
             site_mark: template_snapshots::site_mark(&options.site),
@@ -254,7 +258,7 @@ impl<E: Engine> Sandboxes<E> {
         }));
         file_remover::begin(Arc::downgrade(&this.0), removals);
         this.snapshots().gc_all();
-        this.adopt(recovered.orphans).await?;
+        this.adopt(recovered.orphans, recovered.storing).await?;
         this.keep_time();
         this.keep_samples(options.sample);
         this.spawn_gc(options.gc_interval);

@@ -80,7 +80,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Snapshot(args) => {
             let client = Client::open(&args.host.server()).await?;
             let taken = client
-                .snapshot_sandbox(&args.id, args.name.as_deref(), args.durable)
+                .snapshot_sandbox(&args.id, args.name.as_deref(), args.ack())
                 .await?;
             table::show(args.json, &taken, |s| format!("{}\n", s.id))?;
         }

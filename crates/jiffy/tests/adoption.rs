@@ -307,6 +307,46 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
 }
 
 #[test]
+fn a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed() {
+    let test = "a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    let id = test_home.ok(&["create", "--memory", "1GiB"]);
+    let write = |word: &str| {
+        let script = format!(
+            "sudo mount -o remount,size=600M /dev/shm; head -c 300000000 /dev/urandom \
+             >/dev/shm/bulk; sha256sum /dev/shm/bulk >/tmp/sum; echo {word} >/tmp/word"
+        );
+        test_home.sh(&id, &script);
+    };
+    let word_of = |id: &str| test_home.sh(id, "sha256sum -c /tmp/sum >/dev/null && cat /tmp/word");
+    write("first");
+    let first = test_home.ok(&["snapshot", &id, "--ack", "captured"]);
+    test_home.kill_daemon();
+    let copy = test_home.ok(&["create", "--from", &first]);
+    assert_eq!(word_of(&copy), "first");
+    assert_eq!(word_of(&id), "first");
+    test_home.ok(&["rm", &copy]);
+
+    write("second");
+    let second = test_home.json(&["snapshot", &id, "--ack", "captured"]);
+    assert_eq!(second["storing"], true);
+    test_home.ok(&["kill", &id]);
+    assert_eq!(state(&test_home, &id), "killed");
+    let second = second["id"].as_str().unwrap();
+    let copy = test_home.ok(&["create", "--from", second]);
+    assert_eq!(word_of(&copy), "second");
+    let shown = test_home.json(&["snapshots"]);
+    let shown = shown.as_array().unwrap();
+    assert!(shown.iter().all(|s| s.get("storing").is_none()));
+    let kept = test_home.dir.path().join("snapshots").read_dir().unwrap();
+    let names = kept.map(|e| e.unwrap().file_name().into_string().unwrap());
+    let left: Vec<String> = names.filter(|name| name.starts_with(".captured")).collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
+#[test]
 fn a_sandbox_of_a_missing_engine_is_ended_and_reported() {
     on_gvisor(|| {
         let Some(test_home) = TestHome::new("a_sandbox_of_a_missing_engine_is_ended_and_reported")

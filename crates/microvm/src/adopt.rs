@@ -6,6 +6,7 @@
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
+use crate::snapshot::{CapturedDraft, SnapshotSpec};
 use crate::snapshot_context::SaveError;
 use crate::vm::{MicroVm, MicroVmParts};
 use crate::vmm_process::{KeptSocket, VmmProcess};
@@ -13,9 +14,9 @@ use jiffy_engine::{BootReport, ProcessInstance};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::snapshot::SnapshotDecision;
+use jiffy_proto::snapshot::{AfterSnapshot, CapturedSnapshot, SnapshotDecision};
 use jiffy_proto::vm::{CONTROL_PROTOCOL_VERSION, Event, FdIndex, Request};
-use jiffy_snapshot::Store;
+use jiffy_snapshot::{Durability, Store};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::fs::{self, File};
@@ -79,6 +80,18 @@ pub struct AdoptSpec<'a> {
     pub hello: Option<Hello>,
     /// Boot mode and times.
     pub report: BootReport,
+    /// Snapshot that the earlier process captured and did not publish, with the template of the
+    /// sandbox; [`MicroVm::finish_captured`] completes it. Any other is aborted.
+    pub captured: Option<CapturedSpec>,
+}
+
+/// Snapshot that an earlier process captured.
+#[derive(Debug)]
+pub struct CapturedSpec {
+    /// Its id.
+    pub id: String,
+    /// Template of its sandbox.
+    pub template: String,
 }
 
 /// State that an adopted VMM hands over.
@@ -87,6 +100,7 @@ struct AdoptedState {
     console: ConsoleRing,
     overlay: File,
     knows_rollback: bool,
+    captured: Option<CapturedDraft>,
 }
 
 impl MicroVm {
@@ -145,7 +159,7 @@ impl MicroVm {
             let _ = fs::remove_file(&path);
             AdoptError::Gone
         })?;
-        let taken = tokio::time::timeout(ADOPT_TIMEOUT, take_over(&path, spec.store)).await;
+        let taken = tokio::time::timeout(ADOPT_TIMEOUT, take_over(&path, &spec)).await;
         let adopted = match taken.unwrap_or(Err(AdoptError::Silent)) {
             Ok(adopted) => adopted,
             Err(e) => {
@@ -184,15 +198,25 @@ impl MicroVm {
         let mut context = vm.context.lock().await;
         context.lineage_lost = lineage_lost;
         context.hello = spec.hello;
+        context.captured = adopted.captured;
         drop(context);
         Ok(vm)
     }
 }
 
-async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptError> {
+async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, AdoptError> {
+    let store = spec.store;
     let link = ControlSocket::new(connect_to(path)?)?;
     let mut reattached = reattach(&link).await?;
-    if let Some(id) = reattached.prepared_snapshot {
+    let mut captured = expected_capture(&reattached, spec);
+    if captured.is_none() && reattached.captured.is_some() {
+        // Nobody was told of it.
+        link.send(&Request::AbortCapture, &[])?;
+        reattached = reattach(&link).await?;
+    }
+    if let Some(id) = reattached.prepared_snapshot.take()
+        && captured.is_none()
+    {
         let published = store.ids().is_ok_and(|ids| ids.contains(&id));
         let decision = SnapshotDecision::from(published);
         link.send(&Request::ResolveSnapshot { decision }, &[])?;
@@ -211,6 +235,11 @@ async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptErro
             matches!(event.0, Event::Resumed).then_some(())
         })
         .await?;
+        if captured.is_some() {
+            // It may have been completed before that answer.
+            reattached = reattach(&link).await?;
+            captured = expected_capture(&reattached, spec);
+        }
     }
     let console = ConsoleRing::open(reattached.console)
         .map_err(|_| AdoptError::Foreign("its console is no console"))?;
@@ -220,12 +249,40 @@ async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptErro
         console,
         overlay: reattached.overlay,
         knows_rollback: reattached.knows_rollback,
+        captured,
+    })
+}
+
+/// Opens the draft of the captured snapshot that both the VMM and the earlier process know.
+fn expected_capture(reattached: &ReattachedVmm, spec: &AdoptSpec<'_>) -> Option<CapturedDraft> {
+    let (captured, expected) = reattached.captured.as_ref().zip(spec.captured.as_ref())?;
+    if captured.id != expected.id {
+        return None;
+    }
+    let opened = spec.store.captured(&expected.id, 1);
+    let opened = opened.inspect_err(|e| {
+        tracing::warn!(id = expected.id, "the files of a captured snapshot: {e}");
+    });
+    let (draft, mut overlays) = opened.ok()?;
+    Some(CapturedDraft {
+        draft,
+        frozen: overlays.pop()?,
+        spec: SnapshotSpec {
+            id: expected.id.clone(),
+            template: expected.template.clone(),
+            then: AfterSnapshot::Resume,
+            durability: Durability::PageCache,
+            max_bytes: None,
+            working_set: false,
+        },
+        report: captured.report.clone(),
     })
 }
 
 struct ReattachedVmm {
     running: bool,
     prepared_snapshot: Option<String>,
+    captured: Option<Box<CapturedSnapshot>>,
     console: OwnedFd,
     overlay: File,
     knows_rollback: bool,
@@ -238,17 +295,18 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
             protocol,
             running,
             prepared_snapshot,
+            captured,
             rollback,
             console,
             overlays,
         } => {
-            let state = (protocol, running, prepared_snapshot, rollback);
+            let state = (protocol, running, prepared_snapshot, captured, rollback);
             Some((state, console, overlays, fds))
         }
         _ => None,
     };
     let (state, console, overlays, fds) = answer(link, reattached).await?;
-    let (protocol, running, prepared_snapshot, knows_rollback) = state;
+    let (protocol, running, prepared_snapshot, captured, knows_rollback) = state;
     if protocol != CONTROL_PROTOCOL_VERSION {
         return Err(AdoptError::Version(protocol));
     }
@@ -263,6 +321,7 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
     Ok(ReattachedVmm {
         running,
         prepared_snapshot,
+        captured,
         console: take(console)?,
         overlay: File::from(take(overlay)?),
         knows_rollback,

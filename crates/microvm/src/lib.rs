@@ -24,7 +24,7 @@ mod vmm_driver;
 mod vmm_limits;
 mod vmm_process;
 
-pub use adopt::{AdoptError, AdoptSpec, end_unadopted};
+pub use adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
 pub use jail::{JailError, Vmm};
 pub use jiffy_cgroup::{CgroupError, Cgroups};
 pub use restore::{LazyMemory, MemoryPolicy, RestoreSpec};

@@ -3,7 +3,7 @@
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{SaveError, SnapshotContext, add_fd};
 use crate::vm::MicroVm;
-use jiffy_engine::now_ms;
+use jiffy_engine::{CaptureNotice, now_ms};
 use jiffy_proto::snapshot::{
     AfterSnapshot, DiskFreeze, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
@@ -48,6 +48,39 @@ pub(crate) struct UnpublishedSnapshot {
     touched: Option<File>,
 }
 
+/// Snapshot that an earlier controller captured: the VMM is writing it, or has written it.
+#[derive(Debug)]
+pub(crate) struct CapturedDraft {
+    pub draft: SnapshotDraft,
+    /// The disk's layer.
+    pub frozen: File,
+    pub spec: SnapshotSpec,
+    /// None while it is being written.
+    pub report: Option<SnapshotReport>,
+}
+
+/// Word of the VMM about a snapshot.
+enum SnapshotProgress {
+    Captured { stopped_us: u64 },
+    Complete(SnapshotReport),
+    Failed(SaveError),
+}
+
+impl SnapshotProgress {
+    fn of(event: Event) -> Option<Self> {
+        match event {
+            Event::Captured { stopped_us } => Some(Self::Captured { stopped_us }),
+            Event::Snapshotted(report) => Some(Self::Complete(report)),
+            Event::SnapshotFailed {
+                needed_bytes: Some(needed),
+                ..
+            } => Some(Self::Failed(SaveError::TooLarge { needed })),
+            Event::SnapshotFailed { reason, .. } => Some(Self::Failed(SaveError::Refused(reason))),
+            _ => None,
+        }
+    }
+}
+
 impl MicroVm {
     /// Takes a snapshot into `store`. Its parent is the snapshot that this VM was restored from, or
     /// the last one taken of it. With [`AfterSnapshot::Resume`] the guest is paused only for a
@@ -58,6 +91,18 @@ impl MicroVm {
         store: &Store,
         spec: &SnapshotSpec,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        self.snapshot_with_notice(store, spec, None).await
+    }
+
+    /// The same; `notice` is told when its memory is frozen, and dropped untold if the VMM does not
+    /// capture it. From then on the VMM completes it also without this process
+    /// ([`crate::AdoptSpec::captured`]).
+    pub async fn snapshot_with_notice(
+        &self,
+        store: &Store,
+        spec: &SnapshotSpec,
+        notice: Option<CaptureNotice>,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
         let taker = SnapshotTask {
             link: self.link.clone(),
             store: store.clone(),
@@ -67,7 +112,27 @@ impl MicroVm {
         let mut context = self.context.clone().lock_owned().await;
         // In a task that always completes: half-way, only its state refers to the layers below the
         // VM.
-        let taken = tokio::spawn(async move { taker.run(&mut context).await });
+        let taken = tokio::spawn(async move { taker.run(&mut context, notice).await });
+        taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
+    }
+
+    /// Completes the snapshot that an earlier controller of this VM captured. If this call is
+    /// dropped, it is completed nevertheless.
+    pub async fn finish_captured(
+        &self,
+        store: &Store,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        let mut context = self.context.clone().lock_owned().await;
+        let captured = context.captured.take().ok_or_else(|| {
+            SaveError::Refused("its VMM knows of no captured snapshot".to_owned())
+        })?;
+        let taker = SnapshotTask {
+            link: self.link.clone(),
+            store: store.clone(),
+            spec: captured.spec.clone(),
+            vmm: self.vmm_pid(),
+        };
+        let taken = tokio::spawn(async move { taker.finish(&mut context, captured).await });
         taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
     }
 }
@@ -78,6 +143,7 @@ struct RequestFiles<'a> {
     pagemap: Option<&'a File>,
     direct: Option<&'a File>,
     touched: Option<&'a File>,
+    captured: bool,
 }
 
 /// Task that takes one snapshot.
@@ -92,6 +158,7 @@ impl SnapshotTask {
     async fn run(
         self,
         context: &mut SnapshotContext,
+        notice: Option<CaptureNotice>,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
         // Publishes a former snapshot if that failed (disk full, for example): the next one is
         // based on it.
@@ -102,7 +169,7 @@ impl SnapshotTask {
         if self.store.root().join(&self.spec.id).exists() {
             return Err(SnapshotError::Exists(self.spec.id).into());
         }
-        let draft = self.store.draft(1)?;
+        let mut draft = self.store.draft(1)?;
         let overlay = self.store.overlay()?;
         // Without it the VMM compares all of memory.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm)).ok();
@@ -118,26 +185,97 @@ impl SnapshotTask {
             pagemap: pagemap.as_ref(),
             direct: direct.as_ref(),
             touched: touched.as_ref(),
+            captured: notice.is_some(),
         };
         self.send_request(&draft, &files)?;
-        let report = context
-            .reply(|event| match event {
-                Event::Snapshotted(report) => Some(Ok(report)),
-                Event::SnapshotFailed {
-                    needed_bytes: Some(needed),
-                    ..
-                } => Some(Err(SaveError::TooLarge { needed })),
-                Event::SnapshotFailed { reason, .. } => Some(Err(SaveError::Refused(reason))),
-                _ => None,
-            })
-            .await??;
-        context.unpublished = Some(UnpublishedSnapshot {
-            draft,
-            frozen: std::mem::replace(&mut context.overlay, overlay),
-            spec: self.spec.clone(),
+        let written = self.written(context, &mut draft, notice).await;
+        // A captured draft stays if this process ends while it is written, and only then.
+        let report = written.inspect_err(|_| draft.give_up())?;
+        let frozen = std::mem::replace(&mut context.overlay, overlay);
+        self.publish(
+            context,
+            UnpublishedSnapshot {
+                draft,
+                frozen,
+                spec: self.spec.clone(),
+                report,
+                touched,
+            },
+        )
+    }
+
+    /// Waits until the VMM has written the snapshot.
+    async fn written(
+        &self,
+        context: &mut SnapshotContext,
+        draft: &mut SnapshotDraft,
+        mut notice: Option<CaptureNotice>,
+    ) -> Result<SnapshotReport, SaveError> {
+        loop {
+            match context.reply(SnapshotProgress::of).await? {
+                SnapshotProgress::Captured { stopped_us } => {
+                    let Some(notice) = notice.take() else {
+                        continue;
+                    };
+                    let overlays = std::slice::from_ref(&context.overlay);
+                    match self.store.keep_captured(&self.spec.id, draft, overlays) {
+                        // Whoever asked may be gone.
+                        Ok(()) => drop(notice.send(stopped_us)),
+                        Err(e) => {
+                            let id = &self.spec.id;
+                            tracing::warn!(id, "a snapshot is not captured, only stored: {e}");
+                        }
+                    }
+                }
+                SnapshotProgress::Complete(report) => return Ok(report),
+                SnapshotProgress::Failed(e) => return Err(e),
+            }
+        }
+    }
+
+    async fn finish(
+        self,
+        context: &mut SnapshotContext,
+        captured: CapturedDraft,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        let CapturedDraft {
+            mut draft,
+            frozen,
+            spec,
             report,
-            touched,
-        });
+        } = captured;
+        let written = match report {
+            Some(report) => Ok(report),
+            None => self.written(context, &mut draft, None).await,
+        };
+        let report = match written {
+            Ok(report) => report,
+            Err(e) => {
+                draft.give_up();
+                // The VMM goes on with the overlay from before the snapshot.
+                context.overlay = frozen;
+                return Err(e);
+            }
+        };
+        self.publish(
+            context,
+            UnpublishedSnapshot {
+                draft,
+                frozen,
+                spec,
+                report,
+                touched: None,
+            },
+        )
+    }
+
+    /// Publishes what the VMM has written, and tells it what becomes of it.
+    fn publish(
+        &self,
+        context: &mut SnapshotContext,
+        written: UnpublishedSnapshot,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        context.unpublished = Some(written);
         let published = context.publish();
         let next = match (self.spec.then, &published) {
             (AfterSnapshot::Stop, Ok(_)) => Some(Request::Stop),
@@ -187,6 +325,7 @@ impl SnapshotTask {
                 other => other,
             },
             max_bytes: self.spec.max_bytes,
+            captured: files.captured,
         };
         Ok(self.link.send(&Request::Snapshot(config), &fds)?)
     }
@@ -200,6 +339,8 @@ impl SnapshotContext {
         };
         let published = self.try_publish(&mut unpublished);
         if published.is_err() {
+            // Only this process will publish it.
+            unpublished.draft.give_up();
             self.unpublished = Some(unpublished);
         }
         published.map(Some)

@@ -1,6 +1,6 @@
 //! Pause and resume of a running microVM, and the state that its snapshots need.
 
-use crate::snapshot::UnpublishedSnapshot;
+use crate::snapshot::{CapturedDraft, UnpublishedSnapshot};
 use crate::vm::MicroVm;
 use jiffy_proto::agent::Hello;
 use jiffy_proto::channel::ChannelError;
@@ -58,6 +58,8 @@ pub(crate) struct SnapshotContext {
     pub parent: Option<(String, Hold)>,
     /// Snapshot below the VM that the store has not published yet.
     pub unpublished: Option<UnpublishedSnapshot>,
+    /// Snapshot that an earlier controller captured.
+    pub captured: Option<CapturedDraft>,
     /// True if it has a network interface.
     pub net: bool,
     /// Checksum of the image with its kernel's modules, if it has one.
@@ -82,6 +84,7 @@ impl SnapshotContext {
             overlay,
             parent,
             unpublished: None,
+            captured: None,
             net,
             modules,
             lineage_lost: false,

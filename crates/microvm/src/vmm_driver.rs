@@ -201,6 +201,7 @@ impl VmmDriver {
             }
             Event::Paused { .. }
             | Event::Resumed
+            | Event::Captured { .. }
             | Event::Snapshotted(_)
             | Event::SnapshotFailed { .. }
             | Event::RollbackRefused { .. }

@@ -40,6 +40,20 @@ pub struct SnapshotConfig {
     /// Most bytes of its layers, indexes and state together; none: no limit.
     #[serde(default)]
     pub max_bytes: Option<u64>,
+    /// Report it with [`crate::vm::Event::Captured`] once its memory is frozen, and write it to
+    /// the end without a controller, and after the guest has ended. Only with
+    /// [`AfterSnapshot::Resume`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub captured: bool,
+}
+
+/// Snapshot that a VMM has completed, and that its controller has neither committed nor aborted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapturedSnapshot {
+    /// The controller's id of the snapshot.
+    pub id: String,
+    /// Its report; none while it is being written.
+    pub report: Option<SnapshotReport>,
 }
 
 /// Freeze of a disk: the overlay in use becomes a layer of the snapshot, and only its index is

@@ -4,8 +4,8 @@
 
 use crate::cpu_level::CpuLevel;
 use crate::snapshot::{
-    LayerFiles, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision,
-    SnapshotReport,
+    CapturedSnapshot, LayerFiles, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig,
+    SnapshotDecision, SnapshotReport,
 };
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
@@ -122,7 +122,11 @@ pub enum Request {
         #[serde(rename = "happened")]
         decision: SnapshotDecision,
     },
-    /// Ends the VM at once, without a shutdown of the guest.
+    /// Aborts the captured snapshot that is being written ([`SnapshotConfig::captured`]); answered
+    /// by [`Event::SnapshotFailed`], unless it is complete.
+    AbortCapture,
+    /// Ends the guest at once, without a shutdown. The VM ends once no captured snapshot
+    /// ([`SnapshotConfig::captured`]) is being written any more.
     Stop,
 }
 
@@ -159,6 +163,11 @@ pub enum Event {
     },
     /// The guest runs again.
     Resumed,
+    /// Memory of a captured snapshot ([`SnapshotConfig::captured`]) is frozen and will be written.
+    Captured {
+        /// Time in microseconds for which the guest was stopped.
+        stopped_us: u64,
+    },
     /// The snapshot is complete.
     Snapshotted(SnapshotReport),
     /// The snapshot failed; the VM is in the state before it.
@@ -187,7 +196,8 @@ pub enum Event {
     /// Answer to [`Request::Detach`].
     #[serde(rename = "kept")]
     Detached,
-    /// Answer to [`Request::Reattach`], once no snapshot is being written any more.
+    /// Answer to [`Request::Reattach`], once no snapshot is being written any more but a captured
+    /// one.
     #[serde(rename = "recalled")]
     Reattached {
         /// [`CONTROL_PROTOCOL_VERSION`] of the VMM.
@@ -197,6 +207,11 @@ pub enum Event {
         /// Prepared snapshot that the VMM has completed, and that is neither committed nor aborted.
         #[serde(rename = "undecided")]
         prepared_snapshot: Option<String>,
+        /// Captured snapshot ([`SnapshotConfig::captured`]) that is being written, whose
+        /// [`Event::Snapshotted`] or [`Event::SnapshotFailed`] follows, or that is
+        /// `prepared_snapshot`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        captured: Option<Box<CapturedSnapshot>>,
         /// The VMM knows [`Request::Rollback`].
         #[serde(default)]
         rollback: bool,
@@ -212,7 +227,7 @@ pub enum Event {
         /// The part of an abort that failed.
         failure: Option<String>,
     },
-    /// Last message: the reason why the VM ended.
+    /// The reason why the guest ended. Last message, unless a captured snapshot is being written.
     Stopped(StopCause),
 }
 

@@ -4,8 +4,9 @@
 
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, DiskFreeze, DiskRollback, FreezePhases, LayerFiles, MemorySource, RestoreConfig,
-    RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision, SnapshotReport,
+    AfterSnapshot, CapturedSnapshot, DiskFreeze, DiskRollback, FreezePhases, LayerFiles,
+    MemorySource, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision,
+    SnapshotReport,
 };
 use jiffy_proto::vm::{
     DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StartTimes, StopCause, VmConfig,
@@ -31,11 +32,13 @@ const RESTORE: &str = r#"{"op":"restore","kvm":0,"state":1,"memory":[{"file":2,"
 "disk_limits":{"bytes_per_s":null,"requests_per_s":null},"vsock":null,"net":null,
 "console":7,"paused":true}"#;
 const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"direct":null,"index":2,"pagemap":null,
-"disks":[{"overlay":3,"index":4}],"then":"stay","max_bytes":9}"#;
+"disks":[{"overlay":3,"index":4}],"then":"stay","max_bytes":9,
+"captured":true}"#;
 const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
 "phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
 "zero":5,"cpu":"cpu","vcpus":2}"#;
-const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc","rollback":true,
+const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc",
+"captured":{"id":"abc","report":null},"rollback":true,
 "console":0,"overlays":[1]}"#;
 const ROLLBACK: &str = r#"{"op":"rollback","state":0,"memory":[{"file":1,"index":2}],"source":{"kind":"map"},
 "populate":3,"pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
@@ -126,6 +129,7 @@ fn snapshot() -> Request {
         }],
         then: AfterSnapshot::Stay,
         max_bytes: Some(9),
+        captured: true,
     })
 }
 
@@ -197,6 +201,7 @@ fn requests_keep_their_serialized_forms() {
             },
             r#"{"op":"settle","happened":false}"#,
         ),
+        (Request::AbortCapture, r#"{"op":"abort_capture"}"#),
         (Request::Stop, r#"{"op":"stop"}"#),
     ]);
 }
@@ -243,6 +248,10 @@ fn events_keep_their_serialized_forms() {
             r#"{"event":"paused","stopped_us":1}"#,
         ),
         (Event::Resumed, r#"{"event":"resumed"}"#),
+        (
+            Event::Captured { stopped_us: 1 },
+            r#"{"event":"captured","stopped_us":1}"#,
+        ),
         (
             Event::Snapshotted(SnapshotReport {
                 stopped_us: 1,
@@ -292,6 +301,10 @@ fn events_keep_their_serialized_forms() {
                 protocol: 1,
                 running: true,
                 prepared_snapshot: Some("abc".to_owned()),
+                captured: Some(Box::new(CapturedSnapshot {
+                    id: "abc".to_owned(),
+                    report: None,
+                })),
                 rollback: true,
                 console: FdIndex(0),
                 overlays: vec![FdIndex(1)],

@@ -1,5 +1,5 @@
 //! Snapshot that is being written. It is published when it is complete; dropped before that, it
-//! leaves nothing.
+//! leaves nothing, unless it is captured: then a later process can publish or discard it.
 
 use crate::SnapshotError;
 use crate::manifest::Manifest;
@@ -48,6 +48,8 @@ pub struct SnapshotDraft {
     pub disk_indexes: Vec<File>,
     manifest: File,
     finished: bool,
+    /// A later process finds it.
+    captured: bool,
 }
 
 impl SnapshotDraft {
@@ -98,7 +100,62 @@ impl SnapshotDraft {
             root: root.to_owned(),
             dir: dir.to_owned(),
             finished: false,
+            captured: false,
         })
+    }
+
+    /// Opens the draft in the directory `dir` of a process that captured it.
+    pub(crate) fn reopen(
+        index: &Arc<StoreIndex>,
+        root: &Path,
+        dir: &Path,
+        disks: usize,
+    ) -> Result<(Self, Vec<File>), SnapshotError> {
+        let open = |name: &str| {
+            let path = dir.join(name);
+            let file = File::options().read(true).write(true).open(&path);
+            file.map_err(SnapshotError::io(&path))
+        };
+        let all = |name: fn(usize) -> String| {
+            let files = (0..disks).map(|n| open(&name(n)));
+            files.collect::<Result<Vec<File>, _>>()
+        };
+        let draft = Self {
+            index: index.clone(),
+            root: root.to_owned(),
+            dir: dir.to_owned(),
+            state: open(STATE)?,
+            memory: open(MEMORY_LAYER)?,
+            memory_index: open(MEMORY_INDEX)?,
+            disk_indexes: all(disk_index)?,
+            manifest: open(MANIFEST)?,
+            finished: false,
+            captured: true,
+        };
+        Ok((draft, all(disk_layer)?))
+    }
+
+    /// Moves the draft to `dir`, with the disks' frozen overlays, where [`Self::reopen`] finds it
+    /// after this process.
+    pub(crate) fn keep_at(&mut self, dir: PathBuf, overlays: &[File]) -> Result<(), SnapshotError> {
+        self.add_overlays(overlays)?;
+        fs::rename(&self.dir, &dir).map_err(SnapshotError::io(&dir))?;
+        self.dir = dir;
+        self.captured = true;
+        Ok(())
+    }
+
+    /// Has a captured draft leave nothing when it is dropped.
+    pub fn give_up(&mut self) {
+        self.captured = false;
+    }
+
+    fn add_overlays(&self, overlays: &[File]) -> Result<(), SnapshotError> {
+        for (number, overlay) in overlays.iter().enumerate() {
+            let path = self.dir.join(disk_layer(number));
+            link_or_copy(overlay, &path).map_err(SnapshotError::io(&path))?;
+        }
+        Ok(())
     }
 
     /// Opens [`Self::memory`] again with `O_DIRECT`; none if the file system refuses that.
@@ -126,10 +183,7 @@ impl SnapshotDraft {
         if self.finished {
             return Snapshot::open(&self.root, &manifest.id);
         }
-        for (number, overlay) in overlays.iter().enumerate() {
-            let path = self.dir.join(disk_layer(number));
-            link_or_copy(overlay, &path).map_err(SnapshotError::io(&path))?;
-        }
+        self.add_overlays(overlays)?;
         let path = self.dir.join(MANIFEST);
         let text =
             serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
@@ -161,7 +215,7 @@ impl SnapshotDraft {
 
 impl Drop for SnapshotDraft {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.finished && !self.captured {
             remove_draft(&self.dir);
         }
     }

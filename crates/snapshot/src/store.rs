@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-/// Prefixes of unpublished and removed snapshots: a dot, which no id starts with.
+/// Prefixes of unpublished, removed and captured snapshots: a dot, which no id starts with.
 const DRAFT_PREFIX: &str = ".draft-";
 const TRASH_PREFIX: &str = ".trash-";
+const CAPTURED_PREFIX: &str = ".captured-";
 
-/// Age at which a removal counts as abandoned; none takes this long.
+/// Age at which a removal, or a captured draft, counts as abandoned; none takes this long.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Store of snapshots by id.
@@ -60,6 +61,38 @@ impl Store {
     /// Creates the files of a new snapshot with `disks` writable disks.
     pub fn draft(&self, disks: usize) -> Result<SnapshotDraft, SnapshotError> {
         SnapshotDraft::create(&self.index, &self.root, self.new_draft_path(), disks)
+    }
+
+    /// Keeps the draft of snapshot `id` in place when this process ends: its memory is frozen in
+    /// another one, which writes it. `overlays` are the disks' frozen overlays.
+    pub fn keep_captured(
+        &self,
+        id: &str,
+        draft: &mut SnapshotDraft,
+        overlays: &[File],
+    ) -> Result<(), SnapshotError> {
+        draft.keep_at(self.captured_path(id)?, overlays)
+    }
+
+    /// Opens the draft of a snapshot that an earlier process captured, with `disks` writable disks,
+    /// and their frozen overlays.
+    pub fn captured(
+        &self,
+        id: &str,
+        disks: usize,
+    ) -> Result<(SnapshotDraft, Vec<File>), SnapshotError> {
+        SnapshotDraft::reopen(&self.index, &self.root, &self.captured_path(id)?, disks)
+    }
+
+    /// Removes the draft of a snapshot that an earlier process captured, if there is one.
+    pub fn discard_captured(&self, id: &str) -> Result<(), SnapshotError> {
+        crate::draft::remove_draft(&self.captured_path(id)?);
+        Ok(())
+    }
+
+    fn captured_path(&self, id: &str) -> Result<PathBuf, SnapshotError> {
+        check_id(id)?;
+        Ok(self.root.join(format!("{CAPTURED_PREFIX}{id}")))
     }
 
     /// Path of a directory for a snapshot that is being made, which is not there yet.
@@ -182,15 +215,16 @@ impl Iterator for StoreWalk {
     }
 }
 
-/// True for a draft or an incomplete removal of a dead process, and for a removal older than an
-/// hour.
+/// True for a draft or an incomplete removal of a dead process, and for a removal or a captured
+/// draft older than an hour.
 fn is_abandoned(entry: &DirEntry, name: &str, now: SystemTime) -> bool {
-    let Some(pid) = maker_pid(name) else {
-        return false;
-    };
     let modified = entry.metadata().and_then(|m| m.modified());
     let age = modified.ok().and_then(|m| now.duration_since(m).ok());
     let old = age.is_some_and(|age| age > ABANDONED_AFTER);
+    let Some(pid) = maker_pid(name) else {
+        // Those of guests that are lost were discarded already.
+        return old && name.starts_with(CAPTURED_PREFIX);
+    };
     match name.contains(run_id()) {
         // A draft of this process is in use as long as it exists.
         true => old && name.starts_with(TRASH_PREFIX),
@@ -246,6 +280,8 @@ mod tests {
             &format!(".draft-{own}-0"),
             &format!(".draft-{dead}-3"),
             &format!(".trash-abc-{dead}"),
+            // Another process may still be writing it.
+            ".captured-abd",
             "abc",
         ] {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -256,8 +292,8 @@ mod tests {
             assert_eq!(ids, ["abc"]);
             fs::read_dir(dir.path()).unwrap().count()
         };
-        assert_eq!(left(now), 4);
-        for name in [&foreign, &removing, "abc"] {
+        assert_eq!(left(now), 5);
+        for name in [&foreign, &removing, ".captured-abd", "abc"] {
             assert!(dir.path().join(name).exists(), "{name}");
         }
         assert_eq!(left(now + ABANDONED_AFTER * 2), 2);

@@ -180,6 +180,8 @@ struct Vm {
     /// Disks (by device number) whose overlays could not be joined after a failed snapshot.
     disks_to_thaw: Vec<usize>,
     cause: Option<StopCause>,
+    /// Why the guest has ended while a captured snapshot is being written.
+    ended_cause: Option<StopCause>,
 }
 
 fn start(
@@ -225,6 +227,7 @@ fn start(
         reattach_pending: false,
         disks_to_thaw: Vec::new(),
         cause: None,
+        ended_cause: None,
     };
     vm.watch_descriptors()?;
     jail::limit_file_size(vm.max_file_bytes()?)?;
@@ -293,7 +296,7 @@ impl Vm {
             {
                 return VmmError::host("epoll", e).into();
             }
-            if let Some(cause) = self.cause.take() {
+            if let Some(cause) = self.ending() {
                 return cause;
             }
         }
@@ -453,6 +456,7 @@ impl Vm {
                 let failure = self.commit_or_abort(decision).err().map(|e| e.to_string());
                 self.link.send(&Event::SnapshotResolved { failure }, &[]);
             }
+            Request::AbortCapture => self.abort_capture(),
             Request::Stop => self.cause = Some(StopCause::Requested),
         }
     }

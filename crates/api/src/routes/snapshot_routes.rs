@@ -25,6 +25,21 @@ pub(super) struct SnapshotBody {
     name: Option<String>,
     memory: Option<bool>,
     durable: Option<bool>,
+    ack: Option<String>,
+}
+
+impl SnapshotBody {
+    /// True if it is answered once the memory is frozen.
+    fn only_captured(&self) -> Result<bool, ApiError> {
+        match self.ack.as_deref() {
+            Some("captured") if self.durable == Some(true) => Err(ApiError::invalid(
+                "`durable` waits until the store has the snapshot: leave out `ack: captured`",
+            )),
+            Some("captured") => Ok(true),
+            Some("stored") | None => Ok(false),
+            Some(_) => Err(ApiError::invalid("`ack` must be `captured` or `stored`")),
+        }
+    }
 }
 
 /// `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`: what also templates and tags are made of. What reads as an
@@ -37,7 +52,8 @@ fn is_name(name: &str) -> bool {
         && !is_reserved(name)
 }
 
-/// `POST /sandboxes/{id}/snapshots`: of one that runs, which runs on, or of one that sleeps.
+/// `POST /sandboxes/{id}/snapshots`: of one that runs, which runs on, or of one that sleeps. With
+/// `ack: captured` it is answered once the memory is frozen.
 pub(super) async fn take<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -58,11 +74,15 @@ pub(super) async fn take<E: Engine>(
              at most; what reads as an id is no name"
         )));
     }
+    let only_captured = body.only_captured()?;
     let durable = body.durable == Some(true);
     if durable {
         app.sandboxes.snapshots().expect_store()?;
     }
-    let mut taken = app.sandboxes.snapshot(&record.id, body.name).await?;
+    let mut taken = match only_captured {
+        true => app.sandboxes.capture(&record.id, body.name).await?,
+        false => app.sandboxes.snapshot(&record.id, body.name).await?,
+    };
     if durable {
         taken = app.sandboxes.snapshots().wait_stored(&taken.id).await?;
     }

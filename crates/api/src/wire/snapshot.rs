@@ -32,7 +32,7 @@ pub(crate) struct Snapshot {
     updated_at: String,
     /// Time for which the guest stood still, in milliseconds.
     stopped_ms: f64,
-    /// From the request to its completion.
+    /// From the request to its completion; 0 until then.
     total_ms: f64,
     /// State in the store that hosts share; none: this host shares none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,10 @@ impl Snapshot {
         Self {
             snapshot_id: record.id.clone(),
             names: record.name.iter().cloned().collect(),
-            status: "ready",
+            status: match record.storing {
+                true => "storing",
+                false => "ready",
+            },
             origin_sandbox_id: Some(whole.sandbox.clone()).filter(|s| !s.is_empty()),
             template_id: caller.called(&record.template),
             parent_snapshot_id: record.parent.clone(),

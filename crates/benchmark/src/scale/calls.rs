@@ -5,7 +5,7 @@ use super::scratch_daemon::ScratchDaemon;
 use super::scratch_home::{sandbox_name, snapshot_name, template_name};
 use crate::daemon::timed;
 use hyper::Method;
-use jiffy_client::{Client, NewSandbox};
+use jiffy_client::{Client, NewSandbox, SnapshotAck};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -162,7 +162,8 @@ pub(super) async fn measure_guests(
         let wanted = NewSandbox::of(TEMPLATE, BTreeMap::new());
         let (sandbox, create) = timed(client.create(&wanted)).await?;
         let id = sandbox.record.id.as_str();
-        let (snapshot, snapshot_ms) = timed(client.snapshot_sandbox(id, None, false)).await?;
+        let (snapshot, snapshot_ms) =
+            timed(client.snapshot_sandbox(id, None, SnapshotAck::Stored)).await?;
         let (_, rollback) = timed(client.rollback(id, &snapshot.id)).await?;
         let ((), pause) = timed(client.pause(id, false)).await?;
         let (_, resume) = timed(client.resume(id)).await?;

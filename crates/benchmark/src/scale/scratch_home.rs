@@ -296,6 +296,7 @@ fn created_ms(at: usize) -> u64 {
 
 fn snapshot_record(id: &str, sandbox: &str, at: usize) -> SnapshotRecord {
     SnapshotRecord {
+        storing: false,
         id: id.to_owned(),
         name: Some(snapshot_name(at)),
         purpose: SnapshotPurpose::Asked,

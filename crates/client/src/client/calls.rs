@@ -223,6 +223,18 @@ impl From<SandboxRecord> for Sandbox {
     }
 }
 
+/// When a call to take a snapshot returns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SnapshotAck {
+    /// Once its memory is frozen in a process that survives the daemon.
+    Captured,
+    /// Once its files are complete on the host.
+    #[default]
+    Stored,
+    /// Once the store that hosts share has it.
+    Durable,
+}
+
 impl Client {
     /// All of a list that comes in pages.
     async fn all_pages<T: serde::de::DeserializeOwned>(
@@ -384,14 +396,18 @@ impl Client {
         Ok(answer.records)
     }
 
-    /// Takes a snapshot; if `durable`, returns when the store has it.
+    /// Takes a snapshot, until `ack`.
     pub async fn snapshot_sandbox(
         &self,
         id: &str,
         name: Option<&str>,
-        durable: bool,
+        ack: SnapshotAck,
     ) -> anyhow::Result<SnapshotRecord> {
-        let body = json!({ "name": name, "durable": durable });
+        let body = match ack {
+            SnapshotAck::Captured => json!({ "name": name, "ack": "captured" }),
+            SnapshotAck::Stored => json!({ "name": name }),
+            SnapshotAck::Durable => json!({ "name": name, "durable": true }),
+        };
         let taken: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
         Ok(taken.record)
     }

@@ -154,7 +154,7 @@ pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stop] {
         for taken in [&*id, "../up", "", "UPPER"] {
             let refused = engine
-                .snapshot(&running.guest, taken, None, then, None)
+                .snapshot(&running.guest, taken, None, then, None, None)
                 .await;
             assert!(refused.is_err(), "{taken:?} {then:?}");
             running.counts_on(running.counted().await).await;

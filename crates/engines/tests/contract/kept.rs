@@ -10,6 +10,7 @@ fn orphan(handle: &GuestHandle) -> KeptGuest {
         handle: handle.clone(),
         snapshot: None,
         network: Default::default(),
+        captured: None,
     }
 }
 

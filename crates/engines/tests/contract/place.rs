@@ -244,7 +244,9 @@ for n in itertools.count():
         then: AfterSnapshot,
     ) -> Result<String, EngineError> {
         let id = name();
-        engine.snapshot(&self.guest, &id, None, then, None).await?;
+        engine
+            .snapshot(&self.guest, &id, None, then, None, None)
+            .await?;
         Ok(id)
     }
 

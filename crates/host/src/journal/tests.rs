@@ -48,6 +48,7 @@ fn snapshot(id: &str) -> SnapshotRecord {
         total_ms: 0.0,
         bytes: 0,
         created_ms: 1,
+        storing: false,
         store: Default::default(),
     }
 }

@@ -116,6 +116,8 @@ pub(super) struct FlatSnapshot {
     bytes: u64,
     created_ms: u64,
     #[serde(default)]
+    storing: bool,
+    #[serde(default)]
     store: StoreCopies,
 }
 
@@ -143,6 +145,7 @@ impl From<FlatSnapshot> for SnapshotRecord {
             total_ms: flat.total_ms,
             bytes: flat.bytes,
             created_ms: flat.created_ms,
+            storing: flat.storing,
             store: flat.store,
         }
     }

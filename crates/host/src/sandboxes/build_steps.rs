@@ -49,10 +49,10 @@ impl<E: Engine> BuildSteps<'_, E> {
                 let snapshot = this
                     .snapshots()
                     .take(&guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
-                        vec![JournalChange::Sandbox(descended(&sandbox, snapshot))]
+                        vec![JournalChange::Sandbox(descended(&entry, snapshot))]
                     })
                     .await?;
-                entry.set_record(descended(&sandbox, &snapshot));
+                entry.set_record(descended(&entry, &snapshot));
                 Ok(snapshot)
             })
             .await

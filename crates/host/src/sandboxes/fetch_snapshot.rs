@@ -41,6 +41,14 @@ pub enum FetchScope {
 }
 
 impl FetchScope {
+    /// That of an owner; none is the host's.
+    fn of(owner: Option<&str>) -> Self {
+        match owner {
+            Some(_) => Self::Asked,
+            None => Self::All,
+        }
+    }
+
     fn has(self, record: &SnapshotRecord) -> bool {
         self == Self::All || record.purpose == SnapshotPurpose::Asked
     }
@@ -137,14 +145,15 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 
     /// A snapshot by its id, the beginning of it or its name; one that is not here is fetched by
-    /// its id for `owner`.
+    /// its id for `owner`, and one that is being stored is waited for.
     pub(super) async fn pin_or_fetch(
         self,
         owner: Option<&str>,
         id: &str,
     ) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
-        match self.pin(id) {
+        match self.pin_stored(id).await {
             Err(unknown @ OperationError::Unknown { .. }) => {
+                self.expect_not_lost(owner, id, FetchScope::of(owner))?;
                 match Box::pin(self.fetch(owner, id, FetchScope::All)).await? {
                     Some(held) => Ok((held.record, held.pin)),
                     None => Err(unknown),
@@ -321,6 +330,7 @@ impl<E: Engine> Fetch<E> {
             },
             // Ancestors, and those that sandboxes slept in, are here as long as they are needed.
             kept: newest && record.purpose == SnapshotPurpose::Asked,
+            storing: false,
             ..record
         })
     }

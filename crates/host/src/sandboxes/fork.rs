@@ -47,7 +47,7 @@ impl<E: Engine> Sandboxes<E> {
             let (mut sandbox, snapshot, _pin) = {
                 let _op_guard = entry.op_lock().lock().await;
                 let taken = this
-                    .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork")
+                    .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork", None)
                     .await?;
                 // The parent itself holds on to the snapshot as long as its turn is ours.
                 let (snapshot, pin) = this.snapshots().pin(&taken.id)?;

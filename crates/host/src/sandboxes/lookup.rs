@@ -179,6 +179,18 @@ impl<E: Engine> Snapshots<'_, E> {
         Ok((record, pin))
     }
 
+    /// The same once it is stored.
+    pub(super) async fn pin_stored(
+        self,
+        id: &str,
+    ) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+        let (record, pin) = self.pin(id)?;
+        match record.storing {
+            true => Ok((self.stored(&record.id).await?, pin)),
+            false => Ok((record, pin)),
+        }
+    }
+
     /// Holds on to a snapshot, also to one that is only being taken: between its completion and the
     /// record of the sandbox that it is of, nothing else says that it is needed.
     pub(super) fn hold(self, id: &str) -> SnapshotPin<E> {

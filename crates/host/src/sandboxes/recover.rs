@@ -25,6 +25,8 @@ pub(super) struct RecoveredState {
     pub snapshots: BoxedRecords<SnapshotRecord>,
     /// Guests that ran on, by sandbox.
     pub orphans: Vec<(String, KeptGuest)>,
+    /// Captured snapshots that the processes of these guests may still hold.
+    pub storing: Vec<SnapshotRecord>,
 }
 
 /// Sandboxes by id.
@@ -69,14 +71,19 @@ pub(super) fn recover<E: Engine>(
     let on_disk = on_disk.map_err(OperationError::engine("read the snapshots of this host"))?;
     let on_disk: HashSet<String> = on_disk.into_iter().collect();
     let mut snapshots = Vec::with_capacity(journalled.len());
-    let mut changes = Vec::new();
+    let (mut changes, mut captured) = (Vec::new(), Vec::new());
     for found in journalled {
-        let record = found.record;
+        let mut record = found.record;
         let there = on_disk.contains(&record.id);
         if found.complete && there {
             snapshots.push(record);
             continue;
         }
+        if !there && record.storing {
+            captured.push(record);
+            continue;
+        }
+        record.storing = false;
         // Few were under way: each of them looks through all sandboxes.
         let under_way = there && !found.complete;
         let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
@@ -105,19 +112,25 @@ pub(super) fn recover<E: Engine>(
         }
     }
     let mut guests = journal.guests()?;
-    let mut orphans = Vec::new();
+    let (mut orphans, mut storing) = (Vec::new(), Vec::new());
     let known: HashSet<&String> = snapshots.iter().map(|s| &s.id).collect();
     for sandbox in &mut sandboxes {
         let there = sandbox.snapshot.as_ref().is_some_and(|s| known.contains(s));
         let cause = match sandbox.state {
             SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
+                // One at a time is taken of a sandbox.
+                let of_it = captured.iter().position(|s| s.sandbox == sandbox.id);
+                let capture = of_it.map(|at| captured.swap_remove(at));
+                let captured = capture.as_ref().map(|s| s.id.clone());
+                storing.extend(capture.map(|s| *s));
                 orphans.push((
                     sandbox.id.clone(),
                     KeptGuest {
                         handle,
                         snapshot,
                         network: sandbox.settings.rules(),
+                        captured,
                     },
                 ));
                 continue;
@@ -131,11 +144,17 @@ pub(super) fn recover<E: Engine>(
         sandbox.changed_ms = now_ms();
         changes.push(JournalChange::Sandbox((**sandbox).clone()));
     }
+    for lost in captured {
+        tracing::error!(id = lost.id, "a captured snapshot was lost with its guest");
+        engine.discard_captured(&lost.id);
+        changes.push(JournalChange::NoSnapshot(lost.id));
+    }
     journal.commit_write_behind(&changes);
     Ok(RecoveredState {
         journal,
         sandboxes,
         snapshots,
         orphans,
+        storing,
     })
 }

@@ -199,6 +199,7 @@ mod tests {
             total_ms: 0.0,
             bytes: 0,
             created_ms: 1,
+            storing: false,
             store: Default::default(),
         }
     }

@@ -1,5 +1,6 @@
 //! Removal of snapshots that were asked for.
 
+use super::lookup::SnapshotPin;
 use super::{OperationError, Snapshots};
 use crate::records::SnapshotRecord;
 use jiffy_engine::Engine;
@@ -10,7 +11,7 @@ const MAX_NAMED_USERS: usize = 5;
 impl<E: Engine> Snapshots<'_, E> {
     /// Removes a snapshot that nothing runs from and nothing descends from.
     pub fn remove(self, id: &str) -> Result<SnapshotRecord, OperationError> {
-        let (record, pin) = self.pin(id)?;
+        let (record, pin) = self.pin_removable(id)?;
         if let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
@@ -29,7 +30,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs,
     /// sleeps or descends from it.
     pub fn release(self, id: &str) -> Result<SnapshotRecord, OperationError> {
-        let (record, pin) = self.pin(id)?;
+        let (record, pin) = self.pin_removable(id)?;
         self.update(&record.id, |s| {
             s.kept = false;
             s.name = None;
@@ -38,6 +39,17 @@ impl<E: Engine> Snapshots<'_, E> {
         self.gc([record.id.clone()]);
         self.withdraw(&record.id);
         Ok(record)
+    }
+
+    fn pin_removable(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+        let (record, pin) = self.pin(id)?;
+        match record.storing {
+            true => Err(OperationError::InUse {
+                id: record.id,
+                user: "this host, which is still storing it".to_owned(),
+            }),
+            false => Ok((record, pin)),
+        }
     }
 
     /// Describes what needs a snapshot: sandboxes with their names, and snapshots.

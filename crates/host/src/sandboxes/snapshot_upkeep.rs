@@ -137,7 +137,8 @@ impl<E: Engine> Snapshots<'_, E> {
     /// Compares a snapshot, and all it needs, with their seals. Reads all of it. Those that are
     /// damaged are fetched anew if the store has them.
     pub async fn verify(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
-        let (this, (snapshot, pin)) = (Sandboxes(self.0.clone()), self.pin(id)?);
+        let this = Sandboxes(self.0.clone());
+        let (snapshot, pin) = self.pin_stored(id).await?;
         detached(async move {
             let _pin = pin;
             let (snapshots, id) = (this.snapshots(), snapshot.id);

@@ -1,5 +1,6 @@
 //! `snapshot`: a sandbox at one instant, while it runs on.
 
+use super::capture::Acknowledgement;
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
@@ -7,7 +8,9 @@ use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{
     SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord,
 };
-use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest, new_id, now_ms};
+use futures_util::future::OptionFuture;
+use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest, SnapshotTimes, new_id, now_ms};
+use tokio::sync::oneshot;
 
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.
@@ -16,10 +19,37 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
+        self.take_snapshot(id, name, None).await
+    }
+
+    /// The same, but returns once the memory is frozen, where the engine does that, and the
+    /// snapshot is stored behind it. It is lost if the process that holds its memory, or the host,
+    /// ends before it is stored.
+    pub async fn capture(
+        &self,
+        id: &str,
+        name: Option<String>,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let (acknowledgement, captured) = oneshot::channel();
+        tokio::select! {
+            biased;
+            taken = self.take_snapshot(id, name, Some(acknowledgement)) => taken,
+            // What is under way runs to its end.
+            Ok(captured) = captured => Ok(captured),
+        }
+    }
+
+    async fn take_snapshot(
+        &self,
+        id: &str,
+        name: Option<String>,
+        acknowledgement: Option<Acknowledgement>,
+    ) -> Result<SnapshotRecord, OperationError> {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
             let _op_guard = entry.op_lock().lock().await;
-            this.snapshot_for(&entry, SnapshotPurpose::Asked, name, "snapshot")
+            let purpose = SnapshotPurpose::Asked;
+            this.snapshot_for(&entry, purpose, name, "snapshot", acknowledgement)
                 .await
         })
         .await
@@ -32,6 +62,7 @@ impl<E: Engine> Sandboxes<E> {
         purpose: SnapshotPurpose,
         name: Option<String>,
         verb: &'static str,
+        acknowledgement: Option<Acknowledgement>,
     ) -> Result<SnapshotRecord, OperationError> {
         let operation = match purpose {
             SnapshotPurpose::Fork => SandboxOperation::Fork,
@@ -47,11 +78,16 @@ impl<E: Engine> Sandboxes<E> {
         let _pin = self.snapshots().hold(&record.id);
         let snapshot = self
             .snapshots()
-            .take(&guest, record, AfterSnapshot::Resume, &permit, |snapshot| {
-                vec![JournalChange::Sandbox(descended(&sandbox, snapshot))]
-            })
+            .take_acknowledged(
+                &guest,
+                record,
+                AfterSnapshot::Resume,
+                &permit,
+                acknowledgement,
+                |snapshot| vec![JournalChange::Sandbox(descended(entry, snapshot))],
+            )
             .await?;
-        entry.set_record(descended(&sandbox, &snapshot));
+        entry.set_record(descended(entry, &snapshot));
         self.snapshots().gc(sandbox.snapshot);
         Ok(snapshot)
     }
@@ -109,14 +145,17 @@ impl<E: Engine> Sandboxes<E> {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Changes what is known of a snapshot, in the journal and in memory; none: it is gone.
+    /// Changes what is known of a snapshot, in the journal and in memory; none: it is gone, or not
+    /// stored yet.
     pub(super) fn update(
         self,
         id: &str,
         change: impl FnOnce(&mut SnapshotRecord),
     ) -> Option<SnapshotRecord> {
         let _order = self.0.snapshot_changes.lock();
-        let mut record = self.0.snapshot_index.lock().get(id).cloned()?;
+        let record = self.0.snapshot_index.lock().get(id).cloned();
+        // One that is being stored has no record that could be complete.
+        let mut record = record.filter(|record| !record.storing)?;
         change(&mut record);
         self.0
             .journal
@@ -150,6 +189,7 @@ impl<E: Engine> Snapshots<'_, E> {
             total_ms: 0.0,
             bytes: 0,
             created_ms: now_ms(),
+            storing: false,
             store: Default::default(),
         })
     }
@@ -164,6 +204,20 @@ impl<E: Engine> Snapshots<'_, E> {
         permit: &QuotaPermit,
         with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
     ) -> Result<SnapshotRecord, OperationError> {
+        self.take_acknowledged(guest, draft, then, permit, None, with)
+            .await
+    }
+
+    /// The same; `acknowledgement` is told once it is captured, where the engine does that.
+    pub(super) async fn take_acknowledged(
+        self,
+        guest: &E::Guest,
+        draft: SnapshotRecord,
+        then: AfterSnapshot,
+        permit: &QuotaPermit,
+        acknowledgement: Option<Acknowledgement>,
+        with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
+    ) -> Result<SnapshotRecord, OperationError> {
         // Until it has its record, nothing else says that its files are needed.
         let _pin = self.hold(&draft.id);
         self.0
@@ -171,27 +225,53 @@ impl<E: Engine> Snapshots<'_, E> {
             .commit(&[JournalChange::Intent(draft.clone())])?;
         let (id, parent) = (&draft.id, draft.parent.as_deref());
         let most = permit.disk_bytes();
-        let taken = self.0.engine.snapshot(guest, id, parent, then, most).await;
-        let times = match taken {
-            Ok(times) => times,
+        let (notice, acknowledging) = acknowledgement
+            .map(|acknowledgement| {
+                let (notice, frozen) = oneshot::channel();
+                (notice, self.acknowledge(&draft, frozen, acknowledgement))
+            })
+            .unzip();
+        let taking = self
+            .0
+            .engine
+            .snapshot(guest, id, parent, then, most, notice);
+        let acknowledging = OptionFuture::from(acknowledging);
+        let (taken, storing) = tokio::join!(taking, acknowledging);
+        // Whoever waits for it goes on when this returns.
+        let storing = storing.flatten();
+        let failure = match taken {
+            Ok(times) => return Ok(self.complete(guest, draft, times, with)),
             Err(EngineError::SnapshotTooLarge { needed, most }) => {
-                self.0
-                    .journal
-                    .commit_write_behind(&[JournalChange::NoSnapshot(id.clone())]);
-                return Err(OperationError::DiskQuota { needed, left: most });
+                OperationError::DiskQuota { needed, left: most }
             }
             Err(e) => {
-                self.0
-                    .journal
-                    .commit_write_behind(&[JournalChange::NoSnapshot(id.clone())]);
                 let what = match draft.sandbox.as_str() {
                     "" => format!("snapshot template `{}`", draft.template),
                     sandbox => format!("snapshot sandbox {sandbox}"),
                 };
-                return Err(OperationError::engine(what)(e));
+                OperationError::engine(what)(e)
             }
         };
+        match storing {
+            Some(_) => self.lose(&draft, &failure.to_string()),
+            None => {
+                let gone = JournalChange::NoSnapshot(draft.id.clone());
+                self.0.journal.commit_write_behind(&[gone]);
+            }
+        }
+        Err(failure)
+    }
+
+    /// Writes down that the engine has written `draft`, together with `with`.
+    pub(super) fn complete(
+        self,
+        guest: &E::Guest,
+        draft: SnapshotRecord,
+        times: SnapshotTimes,
+        with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
+    ) -> SnapshotRecord {
         let snapshot = SnapshotRecord {
+            storing: false,
             stopped_ms: times.stopped_us as f64 / 1000.0,
             total_ms: times.total_us as f64 / 1000.0,
             bytes: self.0.engine.snapshot_size(&draft.id).unwrap_or(0),
@@ -208,14 +288,21 @@ impl<E: Engine> Snapshots<'_, E> {
             self.0.upkeep.seal(&snapshot.id);
         }
         self.upload(&snapshot);
-        Ok(snapshot)
+        snapshot
     }
 }
 
-/// The sandbox after `snapshot` was taken of it.
-pub(super) fn descended(sandbox: &SandboxRecord, snapshot: &SnapshotRecord) -> SandboxRecord {
+/// The sandbox after `snapshot` was taken of it. One that is being killed is killed.
+pub(super) fn descended<G: Guest>(
+    entry: &SandboxEntry<G>,
+    snapshot: &SnapshotRecord,
+) -> SandboxRecord {
+    let record = match entry.is_ending() {
+        true => entry.record_in(SandboxState::Killed),
+        false => entry.record(),
+    };
     SandboxRecord {
         snapshot: Some(snapshot.id.clone()),
-        ..sandbox.clone()
+        ..record
     }
 }

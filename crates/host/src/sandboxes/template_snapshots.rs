@@ -197,6 +197,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             total_ms: 0.0,
             bytes: 0,
             created_ms: now_ms(),
+            storing: false,
             store: Default::default(),
         };
         let permit = QuotaPermit::unlimited();

@@ -38,6 +38,7 @@ fn snapshot(at: u64) -> SnapshotRecord {
         total_ms: 0.0,
         bytes: 1,
         created_ms: at,
+        storing: false,
         store: Default::default(),
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod admission;
+mod captures;
 mod deadline;
 mod fake;
 mod fetches;

@@ -32,6 +32,7 @@ fn fabricate(bench: &Bench, number: usize) {
         total_ms: 0.0,
         bytes: 0,
         created_ms: 1,
+        storing: false,
         store: Default::default(),
     });
     let changes: Vec<_> = records.map(JournalChange::Snapshot).collect();

@@ -2,7 +2,8 @@
 
 use super::HostArgs;
 use crate::units;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use jiffy_client::SnapshotAck;
 use std::time::Duration;
 
 /// Size of a sandbox.
@@ -179,13 +180,39 @@ pub struct SnapshotArgs {
     pub name: Option<String>,
     /// Return when the store that hosts share has it (a daemon with --store)
     #[arg(long)]
-    pub durable: bool,
+    durable: bool,
+    /// Return when it is captured, its memory frozen and its files yet to be written, or when it
+    /// is stored on the host's disk
+    #[arg(
+        long,
+        value_name = "WHEN",
+        default_value = "stored",
+        conflicts_with = "durable"
+    )]
+    ack: AckMode,
     /// Print the snapshot as JSON instead of its id
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// When `jiffy snapshot` returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AckMode {
+    Captured,
+    Stored,
+}
+
+impl SnapshotArgs {
+    pub fn ack(&self) -> SnapshotAck {
+        match self.ack {
+            _ if self.durable => SnapshotAck::Durable,
+            AckMode::Captured => SnapshotAck::Captured,
+            AckMode::Stored => SnapshotAck::Stored,
+        }
+    }
 }
 
 /// `jiffy snapshots`.

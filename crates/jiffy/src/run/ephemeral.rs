@@ -209,7 +209,7 @@ impl EphemeralGuests {
     pub async fn save(&self, guest: &HostGuest, id: &str) -> Result<(), EngineError> {
         let saved = self
             .engine
-            .snapshot(guest, id, None, AfterSnapshot::Stop, None);
+            .snapshot(guest, id, None, AfterSnapshot::Stop, None, None);
         saved.await.map(drop)
     }
 

@@ -161,7 +161,10 @@ pub fn snapshots(all: &Vec<Listed<SnapshotRecord>>) -> String {
             short(&s.sandbox).to_owned(),
             s.template.clone(),
             s.parent.as_deref().map_or("", short).to_owned(),
-            Bytes(s.bytes).to_string(),
+            match s.storing {
+                true => "storing".to_owned(),
+                false => Bytes(s.bytes).to_string(),
+            },
             age(s.created_ms),
         ]);
     }

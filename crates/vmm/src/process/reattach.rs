@@ -1,11 +1,13 @@
 //! VM that outlives its controller, and reattachment of the next controller.
 
+use super::snapshot::BackgroundCopy;
 use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};
 use crate::error::VmmError;
 use crate::machine::ReceivedFds;
 use crate::machine::bus::lock;
 use crate::virtio::blk::Block;
 use jiffy_proto::channel::Channel;
+use jiffy_proto::snapshot::CapturedSnapshot;
 use jiffy_proto::vm::{CONTROL_PROTOCOL_VERSION, Event, FdIndex, StopCause};
 use nix::errno::Errno;
 use nix::sys::socket::{SockFlag, accept4};
@@ -55,7 +57,7 @@ impl Vm {
     /// Drops requests of the former controller that are not answered yet.
     fn drop_controller_requests(&mut self) {
         self.reattach_pending = false;
-        if let Some(background_copy) = &self.background_copy {
+        if let Some(background_copy) = self.background_copy.as_ref().filter(|c| !c.captured) {
             background_copy.cancel();
         }
     }
@@ -78,14 +80,16 @@ impl Vm {
         }
     }
 
-    /// Sends the state of the VM to the controller once no snapshot is being written.
+    /// Sends the state of the VM to the controller once no snapshot is being written that it would
+    /// have to wait for.
     pub(super) fn on_reattach(&mut self) {
         self.reattach_pending = true;
         self.send_reattach_state();
     }
 
     pub(super) fn send_reattach_state(&mut self) {
-        if !self.reattach_pending || self.background_copy.is_some() {
+        let waits = |copy: &BackgroundCopy| !copy.captured;
+        if !self.reattach_pending || self.background_copy.as_ref().is_some_and(waits) {
             return;
         }
         self.reattach_pending = false;
@@ -99,6 +103,7 @@ impl Vm {
                     protocol: CONTROL_PROTOCOL_VERSION,
                     running: self.running,
                     prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
+                    captured: self.captured_snapshot(),
                     rollback: true,
                     console: index(0),
                     overlays: (1..fds.len()).map(index).collect(),
@@ -107,6 +112,16 @@ impl Vm {
             }
             Err(e) => self.cause = Some(VmmError::host("handing out overlays", e).into()),
         }
+    }
+
+    fn captured_snapshot(&self) -> Option<Box<CapturedSnapshot>> {
+        let writing = self.background_copy.as_ref().map(|copy| (&copy.id, None));
+        let prepared = self.prepared.as_ref();
+        let prepared = prepared.and_then(|s| Some((&s.id, Some(s.report.clone()?))));
+        writing.or(prepared).map(|(id, report)| {
+            let id = id.clone();
+            Box::new(CapturedSnapshot { id, report })
+        })
     }
 
     fn overlays(&self) -> io::Result<Vec<OwnedFd>> {

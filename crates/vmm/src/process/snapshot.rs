@@ -25,7 +25,9 @@ use std::time::Instant;
 
 /// Snapshot whose memory is being written while the guest runs on.
 pub(super) struct BackgroundCopy {
-    id: String,
+    pub id: String,
+    /// Written to the end without a controller, and after the guest has ended.
+    pub captured: bool,
     child: WriterProcess,
     files: MemoryFiles,
     report: SnapshotReport,
@@ -46,6 +48,8 @@ impl BackgroundCopy {
 /// Complete snapshot that can still be aborted.
 pub(super) struct PreparedSnapshot {
     pub id: String,
+    /// Report of a captured snapshot, for a controller that has not seen it.
+    pub report: Option<SnapshotReport>,
     disks: Vec<usize>,
 }
 
@@ -210,8 +214,13 @@ impl Vm {
             let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
             let watched = watch(&slot, child.pidfd.as_fd());
             let failure = frozen.write(&files.state).and(watched).err();
+            if config.captured && failure.is_none() {
+                let stopped_us = report.stopped_us;
+                self.link.send(&Event::Captured { stopped_us }, &[]);
+            }
             self.background_copy = Some(BackgroundCopy {
                 id: config.id.clone(),
+                captured: config.captured,
                 child,
                 files: files.memory,
                 report,
@@ -232,7 +241,11 @@ impl Vm {
         report.stopped_us = micros(stopped);
         let id = config.id.clone();
         let disks = frozen.devices();
-        self.prepared = Some(PreparedSnapshot { id, disks });
+        self.prepared = Some(PreparedSnapshot {
+            id,
+            report: None,
+            disks,
+        });
         Ok(Some(self.complete(
             report,
             began,
@@ -378,8 +391,11 @@ impl Vm {
                     index,
                     hashes,
                 );
-                let (id, disks) = (background_copy.id, background_copy.disks);
-                self.prepared = Some(PreparedSnapshot { id, disks });
+                self.prepared = Some(PreparedSnapshot {
+                    id: background_copy.id,
+                    report: background_copy.captured.then(|| report.clone()),
+                    disks: background_copy.disks,
+                });
                 self.link.send(&Event::Snapshotted(report), &[]);
             }
             Err(e) => {
@@ -390,6 +406,31 @@ impl Vm {
             }
         }
         self.send_reattach_state();
+        // The guest ended before.
+        self.cause = self.cause.take().or_else(|| self.ended_cause.take());
+    }
+
+    /// Aborts a captured snapshot that is being written.
+    pub(super) fn abort_capture(&mut self) {
+        if let Some(copy) = &mut self.background_copy {
+            copy.captured = false;
+            copy.cancel();
+        }
+    }
+
+    /// The cause with which the VM ends now; none: it goes on. The process writes a captured
+    /// snapshot to its end first, with its guest stopped.
+    pub(super) fn ending(&mut self) -> Option<StopCause> {
+        let cause = self.cause.take()?;
+        if !self.background_copy.as_ref().is_some_and(|c| c.captured) {
+            return Some(cause);
+        }
+        if self.ended_cause.is_none() {
+            self.halt();
+            self.link.send(&Event::Stopped(cause.clone()), &[]);
+            self.ended_cause = Some(cause);
+        }
+        None
     }
 
     /// Commits the last snapshot, or aborts it. If aborting fails, the memory layers are as before

@@ -1,6 +1,7 @@
 //! Snapshots of a real guest that checks itself: see `tests/guest/snapshot_init.c`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod captured;
 mod failures;
 mod files;
 mod guest_image;

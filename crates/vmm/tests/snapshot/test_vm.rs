@@ -8,8 +8,8 @@ use jiffy_proto::agent::HELLO_PORT;
 use jiffy_proto::channel::Channel;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, DiskFreeze, MemorySource, RestoreConfig, SnapshotConfig, SnapshotDecision,
-    SnapshotReport,
+    AfterSnapshot, CapturedSnapshot, DiskFreeze, MemorySource, RestoreConfig, SnapshotConfig,
+    SnapshotDecision, SnapshotReport,
 };
 use jiffy_proto::vm::{
     CONTROL_PROTOCOL_VERSION, DiskConfig, DiskLimits, Event, FdIndex, Request, VmConfig,
@@ -40,6 +40,10 @@ pub struct TestVm {
     base: File,
     /// Largest size in bytes of its next snapshots.
     pub max_bytes: Option<u64>,
+    /// Its next snapshots are captured.
+    pub captures: bool,
+    /// Captured snapshot that it spoke of when it was adopted.
+    pub captured: Option<Box<CapturedSnapshot>>,
     /// Held, because closing it makes the guest greet again.
     pub greeting: Option<UnixStream>,
 }
@@ -106,6 +110,8 @@ impl TestVm {
             overlay,
             former: None,
             max_bytes: None,
+            captures: false,
+            captured: None,
             base,
             greeting: None,
         };
@@ -184,6 +190,8 @@ impl TestVm {
             overlay,
             former: None,
             max_bytes: None,
+            captures: false,
+            captured: None,
             base,
             greeting: None,
         }
@@ -289,6 +297,7 @@ impl TestVm {
                         protocol: CONTROL_PROTOCOL_VERSION,
                         running,
                         prepared_snapshot,
+                        captured,
                         rollback: true,
                         console: FdIndex(0),
                         overlays,
@@ -296,6 +305,7 @@ impl TestVm {
                     mut fds,
                 ) => {
                     assert_eq!(overlays, [FdIndex(1)]);
+                    self.captured = captured;
                     self.overlay = File::from(fds.pop().unwrap());
                     self.console = ConsoleRing::open(fds.pop().unwrap()).unwrap();
                     return (running, prepared_snapshot);
@@ -454,9 +464,21 @@ impl TestVm {
             }],
             then,
             max_bytes: self.max_bytes,
+            captured: self.captures,
         };
         let request = Request::Snapshot(config);
         self.channel.send(&request, &fds.0).unwrap();
+    }
+
+    /// Begins a snapshot to `target` and waits until it is captured.
+    pub fn capture(&mut self, target: &SnapshotTarget) {
+        self.captures = true;
+        self.ask_snapshot(target, AfterSnapshot::Resume);
+        self.captures = false;
+        self.wait(|event| match event {
+            Event::Captured { .. } => Ok(()),
+            other => Err(other),
+        });
     }
 
     pub fn outcome(&mut self) -> Result<SnapshotReport, String> {

@@ -134,6 +134,7 @@ pub(super) fn requests() -> Value {
             "name": maybe(json!({ "type": "string", "pattern": name })),
             "memory": not_false,
             "durable": maybe(flag()),
+            "ack": maybe(json!({ "type": "string", "enum": ["captured", "stored"] })),
         }))),
         "NetworkUpdate": object(&[], joined(lists(), json!({
             "allow_internet_access": maybe(flag()),

@@ -117,7 +117,7 @@ pub(super) fn sandboxes() -> Value {
         "Snapshot": object(&["snapshotID", "names", "status", "createdAt"], json!({
             "snapshotID": text(),
             "names": strings,
-            "status": { "type": "string", "enum": ["ready"] },
+            "status": { "type": "string", "enum": ["storing", "ready"] },
             "originSandboxID": text(),
             "templateID": text(),
             "parentSnapshotID": text(),

@@ -4,10 +4,10 @@ use super::OTHER;
 use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use jiffy_engine::{
-    AfterSnapshot, Capabilities, Engine, EngineDescription, EngineError, ExistingSnapshot, Guest,
-    GuestHandle, ImportedFiles, KeptGuest, RollbackFailure, SandboxIdentity, SandboxSize,
-    SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk,
-    VerifiedSnapshot,
+    AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
+    ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, RollbackFailure,
+    SandboxIdentity, SandboxSize, SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts,
+    SnapshotTimes, SnapshotWalk, VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeSet;
@@ -33,6 +33,33 @@ impl FakeEngine {
         let names = fs::read_dir(&self.dir).unwrap().flatten();
         let names = names.map(|e| e.file_name().into_string().unwrap());
         names.filter(|name| wanted(name)).collect()
+    }
+
+    async fn store(
+        &self,
+        guest: &FakeGuest,
+        id: &str,
+        memory: String,
+        then: AfterSnapshot,
+    ) -> Result<SnapshotTimes, EngineError> {
+        fs::write(self.dir.join(id), memory).map_err(EngineError::failed)?;
+        if guest.0.engine == OTHER {
+            self.world.of_other.lock().unwrap().insert(id.to_owned());
+        }
+        // Of an earlier daemon it may have been collected.
+        let _ = fs::remove_file(self.dir.join(format!(".{id}")));
+        self.world.step("snapshot-named").await?;
+        *guest.0.undecided.lock().unwrap() = None;
+        let below = guest.0.parent.lock().unwrap().replace(id.to_owned());
+        if let Some(below) = below {
+            let mut parents = self.world.parents.lock().unwrap();
+            parents.insert(id.to_owned(), below);
+        }
+        if then == AfterSnapshot::Stop {
+            guest.halt().await;
+        }
+        self.world.step("snapshot-complete").await?;
+        Ok(SnapshotTimes::default())
     }
 
     /// True if a file is one that this engine is writing.
@@ -122,10 +149,15 @@ impl Engine for FakeEngine {
         if !body.lives() {
             return Err(EngineError::failed("it ended"));
         }
-        if let Some(id) = body.undecided.lock().unwrap().take()
-            && self.snapshots()?.contains(&id)
-        {
-            *body.parent.lock().unwrap() = Some(id);
+        let undecided = body.undecided.lock().unwrap().take();
+        match undecided {
+            Some(id) if self.snapshots()?.contains(&id) => {
+                *body.parent.lock().unwrap() = Some(id);
+            }
+            Some(id) if orphan.captured.as_ref() != Some(&id) => {
+                *body.captured.lock().unwrap() = None;
+            }
+            _ => {}
         }
         assert_eq!(*body.parent.lock().unwrap(), orphan.snapshot);
         Ok(FakeGuest(body, self.world.clone()))
@@ -175,6 +207,7 @@ impl Engine for FakeEngine {
         parent: Option<&str>,
         then: AfterSnapshot,
         max_bytes: Option<u64>,
+        notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
         if let Some(parent) = parent {
             assert!(self.dir.join(parent).exists(), "parent {parent} is gone");
@@ -192,23 +225,25 @@ impl Engine for FakeEngine {
             *guest.0.undecided.lock().unwrap() = None;
             return Err(EngineError::SnapshotTooLarge { needed, most });
         }
-        fs::write(self.dir.join(id), memory).map_err(EngineError::failed)?;
-        if guest.0.engine == OTHER {
-            self.world.of_other.lock().unwrap().insert(id.to_owned());
+        if let Some(notice) = notice {
+            *guest.0.captured.lock().unwrap() = Some((id.to_owned(), memory));
+            notice.send(7_000).unwrap();
+            return self.finish_captured(guest).await;
         }
-        fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
-        self.world.step("snapshot-named").await?;
-        *guest.0.undecided.lock().unwrap() = None;
-        let below = guest.0.parent.lock().unwrap().replace(id.to_owned());
-        if let Some(below) = below {
-            let mut parents = self.world.parents.lock().unwrap();
-            parents.insert(id.to_owned(), below);
-        }
-        if then == AfterSnapshot::Stop {
-            guest.halt().await;
-        }
-        self.world.step("snapshot-complete").await?;
-        Ok(SnapshotTimes::default())
+        self.store(guest, id, memory, then).await
+    }
+
+    async fn finish_captured(&self, guest: &FakeGuest) -> Result<SnapshotTimes, EngineError> {
+        let mut storing = self.world.storing_waits.subscribe();
+        storing.wait_for(|waits| !waits).await.unwrap();
+        self.world.step("store").await?;
+        let captured = guest.0.captured.lock().unwrap().take();
+        let (id, memory) = captured.ok_or_else(|| EngineError::failed("it has none"))?;
+        self.store(guest, &id, memory, AfterSnapshot::Resume).await
+    }
+
+    fn discard_captured(&self, id: &str) {
+        self.world.discarded.lock().unwrap().push(id.to_owned());
     }
 
     async fn record_working_set(

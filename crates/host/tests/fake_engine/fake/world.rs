@@ -57,6 +57,10 @@ pub struct World {
     pub began: AtomicBool,
     /// Snapshots whose files it was told to remove.
     pub removed: Mutex<Vec<String>>,
+    /// Captured snapshots are not stored meanwhile.
+    pub storing_waits: watch::Sender<bool>,
+    /// Captured snapshots that were given up with their guest.
+    pub discarded: Mutex<Vec<String>>,
     /// Names of the threads that asked for sizes of snapshots.
     pub measured_by: Mutex<Vec<String>>,
 }
@@ -71,6 +75,8 @@ pub struct Body {
     pub parent: Mutex<Option<String>>,
     /// Snapshot of it that is complete, or was to be, when its daemon died.
     pub(super) undecided: Mutex<Option<String>>,
+    /// Captured snapshot that is not stored, and its text.
+    pub(super) captured: Mutex<Option<(String, String)>>,
     pub(super) kept: AtomicBool,
     pub(super) end: watch::Sender<Option<ExitReason>>,
 }
@@ -162,6 +168,7 @@ impl World {
             cpu_us: AtomicU64::default(),
             parent: Mutex::default(),
             undecided: Mutex::default(),
+            captured: Mutex::default(),
             kept: AtomicBool::default(),
             end: watch::channel(None).0,
         });
@@ -175,7 +182,7 @@ impl Body {
         self.end.borrow().is_none()
     }
 
-    pub(super) fn stop(&self) {
+    pub fn stop(&self) {
         self.end.send_if_modified(|end| {
             let first = end.is_none();
             end.get_or_insert(ExitReason::Requested);

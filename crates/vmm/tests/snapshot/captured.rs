@@ -1,0 +1,93 @@
+//! Captured snapshots: written to the end without a controller, and after the guest has ended.
+
+use super::files::SnapshotTarget;
+use super::guest_image::guest;
+use super::test_vm::TestVm;
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource, SnapshotDecision};
+use jiffy_proto::vm::{Event, Request, StopCause};
+
+/// VM with 128 MiB of changes in memory and one on its disk.
+fn changed(test: &str) -> Option<TestVm> {
+    let mut vm = TestVm::boot(guest(test)?, 2, 512, "");
+    assert_eq!(vm.ask("dirty 128"), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    Some(vm)
+}
+
+#[test]
+fn a_captured_snapshot_is_completed_for_the_next_controller() {
+    let test = "a_captured_snapshot_is_completed_for_the_next_controller";
+    let Some(mut vm) = changed(test) else { return };
+    let place = tempfile::tempdir().unwrap();
+    vm.keep(&place.path().join("s"));
+    let target = SnapshotTarget::new();
+    vm.capture(&target);
+    vm.detach();
+    let (running, prepared) = vm.adopt(&place.path().join("s"));
+    assert!(running);
+    let captured = vm.captured.take().unwrap();
+    assert_eq!(captured.id, "next");
+    // It may have been completed before the next controller came.
+    assert_eq!(prepared.is_some(), captured.report.is_some());
+    let report = match captured.report {
+        Some(report) => report,
+        None => vm.outcome().unwrap(),
+    };
+    assert!(report.stored >= 128 * 16, "{report:?}");
+    vm.commit_or_abort(SnapshotDecision::Commit);
+    assert_eq!(vm.captured, None);
+    vm.adopt_snapshot(target);
+    assert_eq!(vm.ask("mark two"), "ok");
+    vm.verify();
+    let mut restored = TestVm::restore(vm.origin.share(), &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "one one");
+    restored.verify();
+    let next = vm.snapshot(AfterSnapshot::Resume);
+    let mut restored = TestVm::restore(next, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "two two");
+    restored.verify();
+}
+
+#[test]
+fn a_captured_snapshot_that_nobody_was_told_of_is_aborted() {
+    let test = "a_captured_snapshot_that_nobody_was_told_of_is_aborted";
+    let Some(mut vm) = changed(test) else { return };
+    vm.capture(&SnapshotTarget::new());
+    vm.send(&Request::AbortCapture);
+    if vm.outcome().is_ok() {
+        vm.commit_or_abort(SnapshotDecision::Abort);
+    }
+    assert_eq!(vm.ask("mark two"), "ok");
+    vm.verify();
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(snapshot.memory.len(), 1);
+    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "two two");
+    restored.verify();
+}
+
+#[test]
+fn a_captured_snapshot_is_completed_after_its_guest_was_ended() {
+    let test = "a_captured_snapshot_is_completed_after_its_guest_was_ended";
+    let Some(mut vm) = changed(test) else { return };
+    let target = SnapshotTarget::new();
+    vm.capture(&target);
+    vm.send(&Request::Stop);
+    let (mut stopped, mut complete) = (0, false);
+    while !(stopped > 0 && complete) {
+        match vm.event().0 {
+            Event::Stopped(StopCause::Requested) => stopped += 1,
+            Event::Snapshotted(_) => complete = true,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(vm.child.wait().unwrap().success());
+    let mut snapshot = vm.origin.share();
+    snapshot.state = Some(target.state);
+    snapshot.memory.push((target.memory, target.index));
+    let frozen = vm.overlay.try_clone().unwrap();
+    snapshot.disk.push((frozen, target.disk_index));
+    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "one one");
+    restored.verify();
+}
