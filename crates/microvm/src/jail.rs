@@ -2,6 +2,7 @@
 //!
 //! A VMM then confines itself: `crates/vmm/src/jail.rs`.
 
+use crate::host_kvm;
 use crate::spare_vmms::SpareVmms;
 use crate::vm::BootError;
 use crate::vmm_limits::VmmLimits;
@@ -12,12 +13,12 @@ use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::jail::{
     ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
 };
-use jiffy_proto::vm::{CONTROL_FD, DiskLimits};
+use jiffy_proto::vm::{CONTROL_FD, DiskLimits, FdIndex, Request};
 use nix::sched::{CloneFlags, setns, unshare};
 use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -161,14 +162,20 @@ impl Vmm {
         Ok((child, Some(limit_task)))
     }
 
-    /// Starts a process that is in its control groups, without limits yet. Blocks while the kernel
-    /// moves it. Must be called inside a tokio runtime.
+    /// Starts a process that is in its control groups, without limits yet, and has it make KVM's
+    /// objects. Blocks while the kernel moves it. Must be called inside a tokio runtime.
     pub(crate) fn spawn_spare(&self) -> Result<(Channel, Child), BootError> {
         let (channel, theirs) = Channel::pair()?;
         let mut child = self.spawn_unlimited(theirs)?;
         if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
             && let Err(e) = cgroups.enter(pid)
         {
+            let _ = child.start_kill();
+            return Err(e.into());
+        }
+        let kvm = host_kvm::open()?;
+        let prepare = Request::Prepare { kvm: FdIndex(0) };
+        if let Err(e) = channel.send(&prepare, &[kvm.as_fd()]) {
             let _ = child.start_kill();
             return Err(e.into());
         }

@@ -53,6 +53,13 @@ pub mod jail {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
+    /// Makes KVM's objects of a VM before its configuration is known. Accepted once, before
+    /// [`Request::Start`] or [`Request::Restore`]; not answered: what fails then fails with that
+    /// one.
+    Prepare {
+        /// `/dev/kvm`, opened for reading and writing.
+        kvm: FdIndex,
+    },
     /// Builds and boots the VM. Accepted once; answered by [`Event::Started`] or
     /// [`Event::Stopped`].
     Start(Box<VmConfig>),

@@ -201,6 +201,10 @@ fn requests_keep_their_serialized_forms() {
             },
             r#"{"op":"settle","happened":false}"#,
         ),
+        (
+            Request::Prepare { kvm: FdIndex(0) },
+            r#"{"op":"prepare","kvm":0}"#,
+        ),
         (Request::AbortCapture, r#"{"op":"abort_capture"}"#),
         (Request::Stop, r#"{"op":"stop"}"#),
     ]);

@@ -12,7 +12,7 @@ use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{
-    EventSlot, ExitCounters, Machine, ReceivedFds, build, report_device, restore,
+    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, build, report_device, restore,
 };
 use crate::poll::ReadyEvent;
 use crate::seccomp;
@@ -73,7 +73,13 @@ pub fn run() -> ExitCode {
     let before = began.elapsed();
     // It may have been started long before a guest needs it.
     name(SPARE_NAME);
-    let first = control.recv::<Request>();
+    let mut first = control.recv::<Request>();
+    let mut ahead = None;
+    if let Ok((Request::Prepare { kvm }, fds)) = first {
+        let kvm = ReceivedFds::new(fds).take(kvm, "/dev/kvm");
+        ahead = kvm.and_then(KvmVm::ahead).ok();
+        first = control.recv::<Request>();
+    }
     name(NAME);
     let began = Instant::now().checked_sub(before).unwrap_or(began);
     let (origin, fds) = match first {
@@ -91,7 +97,7 @@ pub fn run() -> ExitCode {
     };
     let config_us = micros(began);
     let link = ControlLink::new(control);
-    match start(&origin, fds, &link, began, config_us) {
+    match start(&origin, fds, ahead, &link, began, config_us) {
         Ok(mut vm) => {
             let cause = vm.serve();
             if cause == StopCause::Requested {
@@ -187,6 +193,7 @@ struct Vm {
 fn start(
     origin: &VmOrigin,
     fds: Vec<OwnedFd>,
+    ahead: Option<KvmVm>,
     link: &ControlLink,
     began: Instant,
     config_us: u64,
@@ -199,10 +206,12 @@ fn start(
     };
     let console = fds.copy(console, "console")?;
     let mut machine = match origin {
-        VmOrigin::Boot(c) => build(c, &mut fds, guest_connect)?,
+        VmOrigin::Boot(c) => build(c, &mut fds, ahead, guest_connect)?,
         VmOrigin::Snapshot(c) => {
             let link = link.clone();
-            restore(c, &mut fds, guest_connect, move |e| end_process(&link, e))?
+            restore(c, &mut fds, ahead, guest_connect, move |e| {
+                end_process(&link, e)
+            })?
         }
     };
     drop(fds);
@@ -396,7 +405,7 @@ impl Vm {
 
     fn on_request(&mut self, request: Request, fds: Vec<OwnedFd>) {
         match request {
-            Request::Start(_) | Request::Restore(_) => {
+            Request::Prepare { .. } | Request::Start(_) | Request::Restore(_) => {
                 let reason = "the VM has started already".to_owned();
                 self.cause = Some(StopCause::BadConfig { reason });
             }

@@ -2,7 +2,8 @@
 
 use super::bus::{Bus, SharedDevice};
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};
-use super::ioapic::{IOAPIC_PINS, IoApic, IoApicState, KvmRoutes};
+use super::ioapic::{IoApic, IoApicState, KvmRoutes};
+use super::kvm_vm::KvmVm;
 use super::legacy_ports::{COM1_IRQ, LegacyPorts};
 use super::received_fds::ReceivedFds;
 use super::vcpu;
@@ -10,7 +11,7 @@ use super::{cpu_features, cpu_level};
 use crate::GuestMemory;
 use crate::boot;
 use crate::error::VmmError;
-use crate::memory::{self, KVM_IDENTITY_MAP_START, KVM_TSS_START};
+use crate::memory;
 use crate::poll::Poller;
 use crate::snapshot::lazy_memory::LazyMemory;
 use crate::snapshot::machine_state::MachineShape;
@@ -19,13 +20,9 @@ use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{FdIndex, VmConfig, limits};
-use kvm_bindings::{
-    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
-    kvm_userspace_memory_region,
-};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{VcpuFd, VmFd};
 use std::fs::File;
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
@@ -93,8 +90,7 @@ impl Machine {
 
 /// Machine under construction, without vCPUs and legacy devices.
 pub(super) struct MachineBuilder {
-    pub kvm: Kvm,
-    pub vm: VmFd,
+    pub kvm: KvmVm,
     pub memory: GuestMemory,
     pub poller: Poller,
     disk_poller: Poller,
@@ -104,16 +100,15 @@ pub(super) struct MachineBuilder {
 }
 
 impl MachineBuilder {
-    /// Creates the KVM objects over `memory`, and the devices.
+    /// Gives KVM the memory, and creates the devices.
     pub fn new(
-        kvm: OwnedFd,
+        kvm: KvmVm,
         memory: GuestMemory,
         devices: &DeviceSet<'_>,
         fds: &mut ReceivedFds,
         guest_connect: Box<dyn GuestConnect>,
     ) -> Result<Self, VmmError> {
-        let (kvm, vm) = create_vm(kvm)?;
-        set_memory_slots(&vm, &memory, true)?;
+        set_memory_slots(&kvm.vm, &memory, true)?;
         let new_poller = || Poller::new().map_err(|e| VmmError::host("epoll", e));
         let (poller, disk_poller) = (new_poller()?, new_poller()?);
         let mut kicks = Vec::new();
@@ -126,11 +121,10 @@ impl MachineBuilder {
                 VIRTIO_ID_BLOCK => &disk_poller,
                 _ => &poller,
             };
-            attached.push(attach(&vm, index, device, &memory, poller, &mut kicks)?);
+            attached.push(attach(&kvm.vm, index, device, &memory, poller, &mut kicks)?);
         }
         Ok(Self {
             kvm,
-            vm,
             memory,
             poller,
             disk_poller,
@@ -143,7 +137,8 @@ impl MachineBuilder {
     /// Creates the console's interrupt.
     pub fn serial_irq(&self) -> Result<EventFd, VmmError> {
         let irq = new_eventfd()?;
-        self.vm
+        self.kvm
+            .vm
             .register_irqfd(&irq, COM1_IRQ)
             .map_err(|e| VmmError::host("irqfd", e))?;
         Ok(irq)
@@ -162,7 +157,7 @@ impl MachineBuilder {
         let wake = device_failed
             .try_clone()
             .map_err(|e| VmmError::host("eventfd", e))?;
-        let vm = Arc::new(self.vm);
+        let vm = Arc::new(self.kvm.vm);
         let mut pins = IoApic::new(KvmRoutes(vm.clone()));
         if let Some(state) = ioapic {
             pins.restore(state)
@@ -189,17 +184,19 @@ impl MachineBuilder {
             mapped: MappedFiles::default(),
             lazy: None,
             shape,
-            msrs: Arc::new(vcpu::msr_list(&self.kvm)?),
+            msrs: Arc::new(self.kvm.msrs),
             vm,
             kicks: self.kicks,
         })
     }
 }
 
-/// Builds the machine. Opens no file: all descriptors come from `fds`.
+/// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
+/// made and fits.
 pub fn build(
     config: &VmConfig,
     fds: &mut ReceivedFds,
+    ahead: Option<KvmVm>,
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Machine, VmmError> {
     check_config(config)?;
@@ -214,6 +211,7 @@ pub fn build(
         lazy: None,
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
+    let (kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, config.vcpus.into())?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
 
     let kernel = File::from(fds.take(config.kernel, "kernel")?);
@@ -234,8 +232,11 @@ pub fn build(
         config.vcpus,
     )?;
 
-    let supported = cpu_level::mask(&supported_cpuid(&builder.kvm)?, config.cpu_level)?;
-    let vcpus = create_vcpus(&builder.vm, &supported, config.vcpus, entry)?;
+    let supported = cpu_level::mask(&builder.kvm.cpuid, config.cpu_level)?;
+    for (id, vcpu) in (0..).zip(&vcpus) {
+        let cpuid = vcpu::cpuid(&supported, id, config.vcpus);
+        vcpu::set_up(vcpu, id, &cpuid, entry)?;
+    }
     let ports = LegacyPorts::new(console(fds, config.console)?, builder.serial_irq()?);
     let shape = MachineShape {
         vcpus: config.vcpus,
@@ -243,11 +244,6 @@ pub fn build(
         cpu: cpu_features::name_of(&supported, config.cpu_level),
     };
     builder.finish(vcpus, ports, None, shape, MemoryLayers::default())
-}
-
-pub(super) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, VmmError> {
-    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(|e| VmmError::host("reading the CPU's features from KVM", e))
 }
 
 pub(super) fn console(fds: &mut ReceivedFds, fd: FdIndex) -> Result<ConsoleRing, VmmError> {
@@ -285,32 +281,6 @@ fn check_config(config: &VmConfig) -> Result<(), VmmError> {
     Ok(())
 }
 
-fn create_vm(fd: OwnedFd) -> Result<(Kvm, VmFd), VmmError> {
-    // SAFETY: `fd` is ours alone; that it is KVM is checked by the first ioctl, which fails on
-    // anything else.
-    let kvm = unsafe { Kvm::from_raw_fd(fd.into_raw_fd()) };
-    if kvm.get_api_version() != 12 {
-        return Err(VmmError::host(
-            "/dev/kvm",
-            "not a KVM device of API version 12",
-        ));
-    }
-    let vm = kvm
-        .create_vm()
-        .map_err(|e| VmmError::host("KVM_CREATE_VM", e))?;
-    vm.set_tss_address(usize::try_from(KVM_TSS_START).unwrap_or(0))
-        .map_err(|e| VmmError::host("KVM_SET_TSS_ADDR", e))?;
-    vm.set_identity_map_address(KVM_IDENTITY_MAP_START)
-        .map_err(|e| VmmError::host("KVM_SET_IDENTITY_MAP_ADDR", e))?;
-    vm.enable_cap(&kvm_enable_cap {
-        cap: KVM_CAP_SPLIT_IRQCHIP,
-        args: [u64::from(IOAPIC_PINS), 0, 0, 0],
-        ..Default::default()
-    })
-    .map_err(|e| VmmError::host("split interrupt controller", e))?;
-    Ok((kvm, vm))
-}
-
 /// Adds the memory slots of `memory`, or removes them.
 fn set_memory_slots(vm: &VmFd, memory: &GuestMemory, present: bool) -> Result<(), VmmError> {
     for (slot, region) in (0u32..).zip(memory.iter()) {
@@ -329,21 +299,4 @@ fn set_memory_slots(vm: &VmFd, memory: &GuestMemory, present: bool) -> Result<()
             .map_err(|e| VmmError::host("KVM_SET_USER_MEMORY_REGION", e))?;
     }
     Ok(())
-}
-
-fn create_vcpus(
-    vm: &VmFd,
-    supported: &CpuId,
-    count: u8,
-    entry: u64,
-) -> Result<Vec<VcpuFd>, VmmError> {
-    (0..count)
-        .map(|id| {
-            let vcpu = vm
-                .create_vcpu(u64::from(id))
-                .map_err(|e| VmmError::host("KVM_CREATE_VCPU", e))?;
-            vcpu::set_up(&vcpu, id, &vcpu::cpuid(supported, id, count), entry)?;
-            Ok(vcpu)
-        })
-        .collect()
 }

@@ -1,8 +1,9 @@
 //! Construction of a machine that is ready to run on from a snapshot.
 
-use super::builder::{MachineBuilder, console, supported_cpuid};
+use super::builder::{MachineBuilder, console};
 use super::bus::lock;
 use super::devices::{DeviceSet, read_all, read_layer_index};
+use super::kvm_vm::KvmVm;
 use super::lazy_layers::LazyLayerSet;
 use super::legacy_ports::LegacyPorts;
 use super::received_fds::ReceivedFds;
@@ -21,15 +22,15 @@ use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
 use jiffy_proto::vm::limits;
 use kvm_bindings::kvm_clock_data;
-use kvm_ioctls::{VcpuFd, VmFd};
 use std::fs::File;
 
-/// Builds the machine. Opens no file: all descriptors come from `fds`. `on_memory_failure` is
-/// called on another thread if memory that has not arrived cannot be got; it must end the process,
+/// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
+/// made and fits. `on_memory_failure` is called on another thread if memory that has not arrived cannot be got; it must end the process,
 /// because any thread may wait for that memory.
 pub fn restore(
     config: &RestoreConfig,
     fds: &mut ReceivedFds,
+    ahead: Option<KvmVm>,
     guest_connect: Box<dyn GuestConnect>,
     on_memory_failure: impl FnOnce(VmmError) + Send + 'static,
 ) -> Result<Machine, VmmError> {
@@ -63,14 +64,18 @@ pub fn restore(
         lazy: lazy.clone(),
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
+    let (kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, state.vcpus.len())?;
+    cpu_features::check(&state.shape.cpu, &kvm.cpuid)?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
-    cpu_features::check(&state.shape.cpu, &supported_cpuid(&builder.kvm)?)?;
-    let vcpus = create_vcpus(&builder.vm, &state)?;
+    for (vcpu, state) in vcpus.iter().zip(&state.vcpus) {
+        state.restore(vcpu)?;
+    }
     let clock = kvm_clock_data {
         clock: state.clock.ns,
         ..Default::default()
     };
     builder
+        .kvm
         .vm
         .set_clock(&clock)
         .map_err(|e| VmmError::host("KVM_SET_CLOCK", e))?;
@@ -134,18 +139,6 @@ fn check_config(shape: &MachineShape) -> Result<(), VmmError> {
         "snapshot state is damaged: {} vCPUs and {} MiB",
         shape.vcpus, shape.memory_mib
     )))
-}
-
-fn create_vcpus(vm: &VmFd, state: &MachineState) -> Result<Vec<VcpuFd>, VmmError> {
-    let vcpus = (0u64..).zip(&state.vcpus).map(|(id, _)| {
-        vm.create_vcpu(id)
-            .map_err(|e| VmmError::host("KVM_CREATE_VCPU", e))
-    });
-    let vcpus = vcpus.collect::<Result<Vec<_>, _>>()?;
-    for (vcpu, state) in vcpus.iter().zip(&state.vcpus) {
-        state.restore(vcpu)?;
-    }
-    Ok(vcpus)
 }
 
 fn restore_devices(machine: &Machine, state: &MachineState) -> Result<(), VmmError> {

@@ -45,6 +45,14 @@ fn a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation() {
 }
 
 #[test]
+fn a_guest_with_three_vcpus_goes_on_in_the_middle_of_its_computation() {
+    check_restore(
+        "a_guest_with_three_vcpus_goes_on_in_the_middle_of_its_computation",
+        3,
+    );
+}
+
+#[test]
 fn an_idle_guest_wakes_up_when_it_is_restored() {
     let test = "an_idle_guest_wakes_up_when_it_is_restored";
     let Some(guest) = guest(test) else { return };

@@ -144,6 +144,12 @@ impl TestVm {
 
     fn start(snapshot: OpenSnapshot, base: &File, source: RestoreSource<'_>) -> Self {
         let (channel, child) = spawn();
+        if matches!(source, RestoreSource::Plain(MemorySource::Map)) {
+            // As a spare of the daemon, before it knows its guest.
+            let kvm = kvm();
+            let prepare = Request::Prepare { kvm: FdIndex(0) };
+            channel.send(&prepare, &[kvm.as_fd()]).unwrap();
+        }
         let console = ConsoleRing::create().unwrap();
         let (kvm, overlay) = (kvm(), file());
         let base = base.try_clone().unwrap();

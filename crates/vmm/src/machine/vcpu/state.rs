@@ -114,9 +114,7 @@ impl VcpuState {
             .map_err(failed("KVM_SET_DEBUGREGS"))?;
         vcpu.set_lapic(&self.lapic)
             .map_err(failed("KVM_SET_LAPIC"))?;
-        for msr in &self.msrs {
-            set_msr(vcpu, msr)?;
-        }
+        restore_msrs(vcpu, &self.msrs)?;
         vcpu.set_vcpu_events(&self.events)
             .map_err(failed("KVM_SET_VCPU_EVENTS"))
     }
@@ -141,20 +139,27 @@ fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError
     Ok(saved)
 }
 
-fn set_msr(vcpu: &VcpuFd, msr: &kvm_msr_entry) -> Result<(), VmmError> {
-    let batch = Msrs::from_entries(std::slice::from_ref(msr))
-        .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
-    let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
-    // A register that cannot be written is ignored if its saved value is zero.
-    if count == 1 || msr.data == 0 {
-        Ok(())
-    } else {
-        Err(VmmError::host(
-            "KVM_SET_MSRS",
-            format!(
-                "this host refuses register {:#x} = {:#x}",
-                msr.index, msr.data
-            ),
-        ))
+fn restore_msrs(vcpu: &VcpuFd, mut left: &[kvm_msr_entry]) -> Result<(), VmmError> {
+    while !left.is_empty() {
+        let batch = Msrs::from_entries(left)
+            .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
+        let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
+        left = left.get(count..).unwrap_or_default();
+        // KVM stops at the first register that it cannot write. It is ignored if its saved value
+        // is zero.
+        let Some((refused, others)) = left.split_first() else {
+            return Ok(());
+        };
+        if refused.data != 0 {
+            return Err(VmmError::host(
+                "KVM_SET_MSRS",
+                format!(
+                    "this host refuses register {:#x} = {:#x}",
+                    refused.index, refused.data
+                ),
+            ));
+        }
+        left = others;
     }
+    Ok(())
 }
