@@ -6,7 +6,6 @@
 use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::thread_cpu;
 use crate::fault::RequestFault;
-use crate::kept_pages::RequestWindow;
 use crate::memory_limiter::MemoryLimiter;
 use crate::world::{self, CORE_FUNCTIONS, CORE_MEMORY};
 use bytes::Bytes;
@@ -148,13 +147,10 @@ impl CoreFunction {
         max_response: u64,
     ) -> wasmtime::Result<Answer> {
         state.stack = GuestStack::Try;
-        // Dropped after the store.
-        let window = RequestWindow::open();
         let mut store = store(engine, state);
         store.set_epoch_deadline(TRY_EPOCHS);
         let instance = self.pre.instantiate(&mut store)?;
         let calls = self.calls(&mut store, &instance)?;
-        window.of_memory(calls.memory.data_ptr(&store));
         let at = calls.buf.call(&mut store, u32::try_from(message.len())?)?;
         calls.write(&mut store, at, message)?;
         let range = (at, u32::try_from(message.len())?);

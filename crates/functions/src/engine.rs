@@ -16,7 +16,8 @@ const MEMSET_BYTES: usize = 64 << 10;
 /// Bytes of a memory, and of a table, that the reset `fast` keeps; what a request wrote beyond is
 /// given back.
 const FAST_MEMORY_BYTES: usize = 4 << 20;
-const FAST_TABLE_BYTES: usize = 256 << 10;
+/// Fewer pages than a memory has, by which [`kept_pages`] tells them apart.
+const FAST_TABLE_BYTES: usize = (kept_pages::MIN_MEMORY_PAGES as usize - 1) * 4096;
 /// Largest table in elements.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 /// Core instances, memories and tables that the parts of one component may have.

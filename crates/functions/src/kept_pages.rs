@@ -6,23 +6,38 @@
 //! has had no fault since, the set is that of the slot's last scan, and the kernel need not be
 //! asked, which costs more than many a request:
 //!
-//! - [`RequestWindow`] spans a request that runs on one thread from its instance's beginning to its
-//!   end. Others are scanned for, and their scans replace what was known.
+//! - Windows ([`within_windows`]) span the polls of a request, each on its thread, from its
+//!   instance's beginning to its end. Between polls nothing touches its memory. A request that is
+//!   dropped while it waits is scanned for.
 //! - The kernel counts all faults of a thread, also those of its own accesses on its behalf.
 //! - Huge pages would appear without a fault, as the kernel collapses small ones in the background:
 //!   the process has none (`PR_SET_THP_DISABLE`), or nothing is known ([`enable`]).
-//! - Memories only: Wasmtime sets small tables to zero without a scan, which brings pages.
+//! - Memories only: Wasmtime sets small tables to zero without a scan, which brings pages. A table
+//!   keeps fewer than [`MIN_MEMORY_PAGES`], no memory has fewer.
 //!
 //! Pages that the kernel swaps out or migrates, and slots that get another image, leave the set as
 //! it is, or smaller.
+//!
+//! Wasmtime has room for 32 regions, and gives back everything behind the last: a program that
+//! writes here and there would have most of its pages brought anew in each request. The answer is
+//! therefore put elsewhere, where there is more room: Wasmtime reads it where the scan's argument
+//! says.
 
 use crate::page_scan::PageScan;
 use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+/// Pages that a scan of a memory may keep at least, one page of WebAssembly.
+pub(crate) const MIN_MEMORY_PAGES: u64 = 16;
+/// Room for regions.
+const MAX_REGIONS: usize = 2048;
 
 /// Region of a scan's answer, `struct page_region`: start, end, categories.
 type Region = [u64; 3];
@@ -43,8 +58,6 @@ static ANSWERS: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone, Copy)]
 struct WindowState {
     is_open: bool,
-    /// Address of the request's memory, 0 before it is known.
-    memory: u64,
     /// Faults of the thread at the last reading.
     faults: Option<i64>,
 }
@@ -53,10 +66,10 @@ thread_local! {
     static WINDOW: Cell<WindowState> = const {
         Cell::new(WindowState {
             is_open: false,
-            memory: 0,
             faults: None,
         })
     };
+    static FOUND: RefCell<Vec<Region>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Turns huge pages off for this process, and uses this module if they are.
@@ -79,17 +92,15 @@ fn faults() -> Option<i64> {
         .checked_add(usage.major_page_faults())
 }
 
-/// Request on this thread, from before its instance is made until after it is gone.
-pub(crate) struct RequestWindow(());
+/// Window of a request on this thread. Only one may be open on a thread.
+struct RequestWindow(());
 
 impl RequestWindow {
-    /// Opens the window. Only one may be open on a thread.
-    pub(crate) fn open() -> Self {
+    fn open() -> Self {
         if ENABLED.load(Ordering::Relaxed) {
             let before = WINDOW.get();
             WINDOW.set(WindowState {
                 is_open: true,
-                memory: 0,
                 // The reading at the end of an earlier request does: faults since then count, too.
                 faults: before.faults.or_else(faults),
             });
@@ -97,13 +108,15 @@ impl RequestWindow {
         Self(())
     }
 
-    /// Notes the address of the request's memory.
-    pub(crate) fn of_memory(&self, start: *const u8) {
+    /// Returns true if the thread had a fault since, or may have had one.
+    fn had_fault(&self) -> bool {
         let state = WINDOW.get();
+        let now = faults();
         WINDOW.set(WindowState {
-            memory: start.addr() as u64,
+            faults: now,
             ..state
         });
+        !state.is_open || now.is_none() || state.faults != now
     }
 }
 
@@ -112,67 +125,103 @@ impl Drop for RequestWindow {
         let state = WINDOW.get();
         WINDOW.set(WindowState {
             is_open: false,
-            memory: 0,
             ..state
         });
     }
 }
 
-/// Answers a scan as the kernel would; None if it has to be asked.
-pub(crate) fn answer(scan: &mut PageScan) -> Option<usize> {
+/// Guest whose polls are windows as long as it has no fault. It must not have begun.
+pub(crate) struct WindowedGuest<'a, F> {
+    guest: Pin<&'a mut F>,
+    had_fault: bool,
+}
+
+/// Opens windows for a guest that makes its instance when it is polled.
+pub(crate) fn within_windows<F>(guest: Pin<&mut F>) -> WindowedGuest<'_, F> {
+    WindowedGuest {
+        guest,
+        had_fault: false,
+    }
+}
+
+impl<F: Future> Future for WindowedGuest<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let window = (!self.had_fault).then(RequestWindow::open);
+        let polled = self.guest.as_mut().poll(context);
+        if let (Some(window), Poll::Pending) = (window, &polled) {
+            self.had_fault = window.had_fault();
+        }
+        polled
+    }
+}
+
+/// Answers a scan from what is known, or with what the kernel answers to `ask`. The regions lie in
+/// memory of this thread until its next scan.
+pub(crate) fn scan(scan: &mut PageScan, ask: impl FnOnce(&mut PageScan) -> c_int) -> c_int {
+    let is_memory = scan.max_pages >= MIN_MEMORY_PAGES;
+    // A thread that ends has no memory of its own any more.
+    let has_room = FOUND.try_with(|_| ()).is_ok();
+    if !is_memory || !has_room || !ENABLED.load(Ordering::Relaxed) {
+        return ask(scan);
+    }
+    FOUND.with_borrow_mut(|regions| {
+        regions.resize(MAX_REGIONS, Region::default());
+        scan.vec = regions.as_mut_ptr().expose_provenance() as u64;
+        scan.vec_len = MAX_REGIONS as u64;
+        if let Some(found) = known_answer(scan, regions) {
+            return found;
+        }
+        // Until the answer is there, and if it is a failure, nothing is known.
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let former = kept.remove(&scan.start);
+        drop(kept);
+        let answer = ask(scan);
+        // A full list, or an end before that of the memory, may leave pages out.
+        let found = usize::try_from(answer).ok();
+        let found = found.filter(|found| *found < MAX_REGIONS && scan.walk_end == scan.end);
+        if let Some(found) = found.and_then(|found| regions.get(..found)) {
+            let mut known = former.map_or_else(Vec::new, |former| former.regions);
+            known.clear();
+            known.extend_from_slice(found);
+            let known = KeptPages {
+                end: scan.end,
+                max_pages: scan.max_pages,
+                regions: known,
+            };
+            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.insert(scan.start, known);
+        }
+        answer
+    })
+}
+
+fn known_answer(scan: &mut PageScan, into: &mut [Region]) -> Option<c_int> {
     let state = WINDOW.try_with(Cell::get).ok()?;
-    if !state.is_open || state.memory == 0 || scan.start != state.memory {
+    if !state.is_open {
         return None;
     }
     let now = faults()?;
+    let had_fault = state.faults != Some(now);
     WINDOW.set(WindowState {
+        // Another memory of the request may be the one that it was in.
+        is_open: !had_fault,
         faults: Some(now),
-        ..state
     });
-    if state.faults != Some(now) {
+    if had_fault {
         return None;
     }
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let known = kept.get(&scan.start)?;
-    let room = usize::try_from(scan.vec_len).unwrap_or(0);
-    if known.end != scan.end || known.max_pages != scan.max_pages || known.regions.len() > room {
+    if known.end != scan.end || known.max_pages != scan.max_pages {
         return None;
     }
-    let into = scan.regions();
-    // SAFETY: the caller of a scan has room for `vec_len` regions there.
-    unsafe { into.copy_from_nonoverlapping(known.regions.as_ptr(), known.regions.len()) };
+    into.get_mut(..known.regions.len())?
+        .copy_from_slice(&known.regions);
     scan.walk_end = scan.end;
     ANSWERS.fetch_add(1, Ordering::Relaxed);
-    Some(known.regions.len())
-}
-
-/// Notes what the kernel answered, None for a failure.
-pub(crate) fn note(scan: &PageScan, found: Option<usize>) {
-    if !ENABLED.load(Ordering::Relaxed) {
-        return;
-    }
-    let is_memory = WINDOW
-        .try_with(Cell::get)
-        .is_ok_and(|state| state.is_open && state.memory != 0 && state.memory == scan.start);
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let room = usize::try_from(scan.vec_len).unwrap_or(0);
-    // A full list, or an end before that of the memory, may leave pages out.
-    let complete = found.filter(|found| *found < room && scan.walk_end == scan.end);
-    let Some(found) = complete.filter(|_| is_memory || kept.contains_key(&scan.start)) else {
-        kept.remove(&scan.start);
-        return;
-    };
-    let known = kept.entry(scan.start).or_insert(KeptPages {
-        end: 0,
-        max_pages: 0,
-        regions: Vec::new(),
-    });
-    known.end = scan.end;
-    known.max_pages = scan.max_pages;
-    known.regions.clear();
-    // SAFETY: the kernel has written so many regions there.
-    let regions = unsafe { std::slice::from_raw_parts(scan.regions(), found) };
-    known.regions.extend_from_slice(regions);
+    c_int::try_from(known.regions.len()).ok()
 }
 
 #[cfg(test)]
@@ -185,7 +234,7 @@ mod tests {
     use crate::memory_limiter::{MemoryBudget, MemoryLimiter};
     use jiffy_proto::function::{SlotReset, TenantLimits};
     use std::sync::Arc;
-    use wasmtime::{Engine, Module};
+    use wasmtime::{Engine, Instance, Module, Store};
 
     /// Looks for a mark at the beginning of each page but the first, then leaves one in the page
     /// that the request names.
@@ -241,8 +290,8 @@ mod tests {
                         CoreState::new(MemoryLimiter::new(&budget, usage, 1 << 30), None)
                     };
                     let message = page.to_le_bytes();
-                    let answer = function.call(&engine, state, &message, 100);
-                    let answer = answer.await.unwrap().unwrap();
+                    let answer = std::pin::pin!(function.call(&engine, state, &message, 100));
+                    let answer = within_windows(answer).await.unwrap().unwrap();
                     assert_eq!(answer.body(), "clean", "request {number}");
                     tokio::task::yield_now().await;
                 }
@@ -253,5 +302,96 @@ mod tests {
         }
         let answered = answers() - before;
         assert!(answered > 6000, "{answered} of 12,000");
+    }
+
+    /// Makes two instances, each with a memory, and writes to a page of one of them. Returns the
+    /// pages that were not of zeros before.
+    fn write_page(engine: &Engine, module: &Module, memory: usize, page: usize) -> Vec<usize> {
+        let mut store = Store::new(engine, ());
+        let memories = [(); 2].map(|()| {
+            let instance = Instance::new(&mut store, module, &[]).unwrap();
+            instance.get_memory(&mut store, "memory").unwrap()
+        });
+        let mut dirty = Vec::new();
+        for memory in memories {
+            for (page, bytes) in memory.data(&store).chunks(4096).enumerate() {
+                if bytes.first() != Some(&0) {
+                    dirty.push(page);
+                }
+            }
+        }
+        let written = memories[memory].data_mut(&mut store);
+        written[page * 4096] = 1;
+        dirty
+    }
+
+    #[tokio::test]
+    async fn a_fault_in_one_of_two_memories_or_before_a_wait_is_one_of_the_request() {
+        // Room for the two memories of a request, and no others.
+        let engine = engine(1);
+        assert!(ENABLED.load(Ordering::Relaxed), "huge pages cannot be off");
+        let binary = wat::parse_str(r#"(module (memory (export "memory") 4))"#).unwrap();
+        let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
+        let code = code.serialize().unwrap();
+        // SAFETY: it was compiled on the line above.
+        let module = unsafe { Module::deserialize(&engine, code) }.unwrap();
+        for waits in [false, true] {
+            let before = answers();
+            for number in 0..400usize {
+                // Most requests write where others did; every eighth to a page of its own.
+                let page = match number % 8 {
+                    7 => 8 + number / 8,
+                    _ => 1,
+                };
+                let (engine, module) = (&engine, &module);
+                let request = std::pin::pin!(async move {
+                    let mut store = Store::new(engine, ());
+                    if waits {
+                        let memory = Instance::new(&mut store, module, &[]).unwrap();
+                        let memory = memory.get_memory(&mut store, "memory").unwrap();
+                        assert!(memory.data(&store).iter().all(|byte| *byte == 0));
+                        memory.data_mut(&mut store)[page * 4096] = 1;
+                        tokio::task::yield_now().await;
+                        return Vec::new();
+                    }
+                    write_page(engine, module, number / 8 % 2, page)
+                });
+                let dirty = within_windows(request).await;
+                assert_eq!(dirty, Vec::<usize>::new(), "request {number}");
+            }
+            let answered = answers() - before;
+            assert!(answered > 100, "{answered}, waits: {waits}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_memory_with_more_written_regions_than_a_scan_has_room_for_is_reset() {
+        let engine = engine(1);
+        let binary = wat::parse_str(r#"(module (memory (export "memory") 64))"#).unwrap();
+        let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
+        let code = code.serialize().unwrap();
+        // SAFETY: it was compiled on the line above.
+        let module = unsafe { Module::deserialize(&engine, code) }.unwrap();
+        let before = answers();
+        for number in 0..100u8 {
+            let request = std::pin::pin!(async {
+                let mut store = Store::new(&engine, ());
+                let instance = Instance::new(&mut store, &module, &[]).unwrap();
+                let memory = instance.get_memory(&mut store, "memory").unwrap();
+                assert!(
+                    memory.data(&store).iter().all(|byte| *byte == 0),
+                    "request {number}"
+                );
+                // 200 regions, with gaps of 1 to 7 pages.
+                let mut page = 0;
+                for region in 0..200 {
+                    memory.data_mut(&mut store)[page * 4096 + usize::from(number)] = 1;
+                    page += 2 + region % 7;
+                }
+            });
+            within_windows(request).await;
+        }
+        let answered = answers() - before;
+        assert!(answered > 50, "{answered} of 100");
     }
 }

@@ -63,11 +63,6 @@ pub struct PageScan {
 static SCANS: AtomicU64 = AtomicU64::new(0);
 
 impl PageScan {
-    /// Address of the regions that are found.
-    pub(crate) fn regions(&self) -> *mut [u64; 3] {
-        std::ptr::with_exposed_provenance_mut(usize::try_from(self.vec).unwrap_or(0))
-    }
-
     /// Corrects the mask of Wasmtime's scan. False for a scan that is not known.
     pub fn correct(&mut self) -> bool {
         if self.start == self.end {
@@ -104,39 +99,32 @@ unsafe extern "C" fn __wrap_ioctl(
     request: c_ulong,
     argument: *mut c_void,
 ) -> c_int {
-    let mut marker = 0;
-    let mut scan = match request {
-        // SAFETY: the caller of this request passes a structure of this shape, as the size that is
-        // part of the request's number demands.
-        PAGEMAP_SCAN => unsafe { argument.cast::<PageScan>().as_mut() },
-        _ => None,
+    let pass = |argument: *mut c_void, marker: u32| {
+        // SAFETY: the caller's request, which is libc's to pass on in the same way.
+        let done: c_long = unsafe {
+            libc::syscall(
+                libc::SYS_ioctl,
+                descriptor,
+                request,
+                argument,
+                c_ulong::from(marker),
+            )
+        };
+        c_int::try_from(done).unwrap_or(-1)
     };
-    if request == PAGEMAP_SCAN {
-        if !scan.as_mut().is_some_and(|scan| scan.correct()) {
-            // SAFETY: the address of the thread's own errno.
-            unsafe { *libc::__errno_location() = libc::EINVAL };
-            return -1;
-        }
-        SCANS.fetch_add(1, Ordering::SeqCst);
-        if let Some(found) = scan.as_mut().and_then(|scan| kept_pages::answer(scan)) {
-            return c_int::try_from(found).unwrap_or(-1);
-        }
-        marker = MARKER;
+    if request != PAGEMAP_SCAN {
+        return pass(argument, 0);
     }
-    // SAFETY: the caller's request, which is libc's to pass on in the same way.
-    let done: c_long = unsafe {
-        libc::syscall(
-            libc::SYS_ioctl,
-            descriptor,
-            request,
-            argument,
-            c_ulong::from(marker),
-        )
+    // SAFETY: the caller of this request passes a structure of this shape, as the size that is part
+    // of the request's number demands.
+    let scan = unsafe { argument.cast::<PageScan>().as_mut() };
+    let Some(scan) = scan.and_then(|scan| scan.correct().then_some(scan)) else {
+        // SAFETY: the address of the thread's own errno.
+        unsafe { *libc::__errno_location() = libc::EINVAL };
+        return -1;
     };
-    if let Some(scan) = scan {
-        kept_pages::note(scan, usize::try_from(done).ok());
-    }
-    c_int::try_from(done).unwrap_or(-1)
+    SCANS.fetch_add(1, Ordering::SeqCst);
+    kept_pages::scan(scan, |scan| pass((&raw mut *scan).cast(), MARKER))
 }
 
 #[cfg(test)]
