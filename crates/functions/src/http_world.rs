@@ -39,6 +39,9 @@ const MAX_CALL_BYTES: usize = 16 << 20;
 /// Bytes of a response that lie in memory before the guest has to wait.
 const BODY_CHUNK_BYTES: usize = 64 << 10;
 
+/// Ends of epochs at which a guest first yields.
+const FIRST_EPOCHS: u64 = 2;
+
 /// Component that is ready to be instantiated.
 pub(crate) struct HttpFunction(ProxyPre<HttpState>);
 
@@ -216,7 +219,8 @@ fn store(engine: &Engine, state: HttpState) -> Store<HttpState> {
     let mut store = Store::new(engine, state);
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
-    store.set_epoch_deadline(1);
+    // The first one is over at any time: most guests end within a whole one.
+    store.set_epoch_deadline(FIRST_EPOCHS);
     store.epoch_deadline_async_yield_and_update(1);
     store
 }
