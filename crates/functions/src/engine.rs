@@ -25,6 +25,10 @@ pub(crate) const MAX_CORE_INSTANCES: u32 = 32;
 pub(crate) const MAX_MEMORIES: u32 = 4;
 pub(crate) const MAX_TABLES: u32 = 16;
 
+/// Number that changes with what this package does to modules before and after their compilation,
+/// so that functions are compiled anew.
+const CODE_REVISION: u8 = 1;
+
 /// Settings that decide about machine code; equal in both engines.
 fn common() -> Config {
     let mut config = Config::new();
@@ -128,6 +132,7 @@ impl Hasher for DigestHasher {
 pub fn fingerprint(compiling: &Engine) -> Digest {
     let mut hasher = DigestHasher::default();
     compiling.precompile_compatibility_hash().hash(&mut hasher);
+    hasher.write_u8(CODE_REVISION);
     *hasher.0.finalize().as_bytes()
 }
 

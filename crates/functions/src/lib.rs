@@ -24,6 +24,7 @@ pub mod world;
 mod core_wasi;
 mod core_world;
 mod cpu_meter;
+mod data_segments;
 mod egress;
 mod head_timeout;
 mod http_world;

@@ -1,0 +1,337 @@
+//! Data segments of modules, fewer of them.
+//!
+//! Each instance has a record of each segment, which is written when it is made. A program that was
+//! started at build time has tens of thousands: one for every few zeros that its memory has. The
+//! memory of an instance is of zeros before, so that segments with zeros between them are as well
+//! one segment, and passive ones that no instruction names are none.
+
+use std::borrow::Cow;
+use wasmparser::{
+    BinaryReader, CodeSectionReader, Data, DataKind, DataSectionReader, ImportSectionReader,
+    Operator, Result, TypeRef,
+};
+
+/// Zeros that may come between segments.
+const MAX_GAP_BYTES: u64 = 1024;
+/// Zeros that a module may get.
+const MAX_ZEROS: u64 = 4 << 20;
+/// Components within components.
+const MAX_DEPTH: usize = 8;
+
+const MODULE_HEAD: &[u8] = b"\0asm\x01\0\0\0";
+const COMPONENT_HEAD: &[u8] = b"\0asm\x0d\0\x01\0";
+/// Sections of a module.
+const IMPORTS: u8 = 2;
+const CODE: u8 = 10;
+const DATA: u8 = 11;
+const DATA_COUNT: u8 = 12;
+/// Sections of a component.
+const CORE_MODULE: u8 = 1;
+const COMPONENT: u8 = 4;
+
+type Section<'a> = (u8, Cow<'a, [u8]>);
+
+/// Returns a module or component that does the same with fewer segments. One that cannot be read
+/// stays as it is.
+pub(crate) fn merge(binary: &[u8]) -> Cow<'_, [u8]> {
+    let merged = merge_within(binary, MAX_DEPTH).ok().flatten();
+    merged.map_or(Cow::Borrowed(binary), Cow::Owned)
+}
+
+/// None where nothing is to be changed.
+fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
+    if let Some(body) = binary.strip_prefix(MODULE_HEAD) {
+        let mut sections = sections(body)?;
+        let is_merged = merge_module(&mut sections)?;
+        return Ok(is_merged.then(|| written(MODULE_HEAD, &sections)));
+    }
+    let (Some(body), Some(depth)) = (binary.strip_prefix(COMPONENT_HEAD), depth.checked_sub(1))
+    else {
+        return Ok(None);
+    };
+    let mut sections = sections(body)?;
+    let mut is_merged = false;
+    for (id, content) in &mut sections {
+        if matches!(*id, CORE_MODULE | COMPONENT)
+            && let Some(merged) = merge_within(content, depth)?
+        {
+            *content = Cow::Owned(merged);
+            is_merged = true;
+        }
+    }
+    Ok(is_merged.then(|| written(COMPONENT_HEAD, &sections)))
+}
+
+fn sections(body: &[u8]) -> Result<Vec<Section<'_>>> {
+    let mut reader = BinaryReader::new(body, 0);
+    let mut sections = Vec::new();
+    while !reader.eof() {
+        let id = reader.read_u8()?;
+        let length = usize::try_from(reader.read_var_u32()?).unwrap_or(usize::MAX);
+        sections.push((id, Cow::Borrowed(reader.read_bytes(length)?)));
+    }
+    Ok(sections)
+}
+
+fn written(head: &[u8], sections: &[Section<'_>]) -> Vec<u8> {
+    let mut binary = head.to_vec();
+    for (id, content) in sections {
+        binary.push(*id);
+        write_bytes(&mut binary, content);
+    }
+    binary
+}
+
+/// LEB128.
+fn write_number(into: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        into.extend(number.to_le_bytes().first().map(|low| low | 0x80));
+        number >>= 7;
+    }
+    into.extend(number.to_le_bytes().first());
+}
+
+/// Signed LEB128.
+fn write_signed(into: &mut Vec<u8>, mut number: i64) {
+    while !(-0x40..0x40).contains(&number) {
+        into.extend(number.to_le_bytes().first().map(|low| low | 0x80));
+        number >>= 7;
+    }
+    into.extend(number.to_le_bytes().first().map(|low| low & 0x7f));
+}
+
+fn write_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
+    write_number(into, bytes.len() as u64);
+    into.extend_from_slice(bytes);
+}
+
+fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {
+    let find = |id| sections.iter().position(|(other, _)| *other == id);
+    let content = |at: usize| sections.get(at).map_or(&[][..], |(_, content)| content);
+    let Some(data) = find(DATA) else {
+        return Ok(false);
+    };
+    // An imported memory may not be of zeros.
+    if let Some(imports) = find(IMPORTS) {
+        let reader = ImportSectionReader::new(BinaryReader::new(content(imports), 0))?;
+        for import in reader.into_imports() {
+            if matches!(import?.ty, TypeRef::Memory(_)) {
+                return Ok(false);
+            }
+        }
+    }
+    // Without a count no instruction may name a segment.
+    if find(DATA_COUNT).is_some()
+        && let Some(code) = find(CODE)
+        && names_segments(content(code))?
+    {
+        return Ok(false);
+    }
+    let reader = DataSectionReader::new(BinaryReader::new(content(data), 0))?;
+    let before = usize::try_from(reader.count()).unwrap_or(usize::MAX);
+    let Some(merged) = merge_data(reader)? else {
+        return Ok(false);
+    };
+    if merged.len() == before {
+        return Ok(false);
+    }
+    let mut bytes = Vec::new();
+    write_number(&mut bytes, merged.len() as u64);
+    for segment in &merged {
+        // Active, in memory 0, at a constant.
+        bytes.extend_from_slice(&[0, 0x41]);
+        let at = u32::try_from(segment.start).unwrap_or(u32::MAX);
+        write_signed(&mut bytes, i64::from(at.cast_signed()));
+        bytes.push(0x0b);
+        write_bytes(&mut bytes, &segment.bytes);
+    }
+    if let Some((_, content)) = sections.get_mut(data) {
+        *content = Cow::Owned(bytes);
+    }
+    sections.retain(|(id, _)| *id != DATA_COUNT);
+    Ok(true)
+}
+
+fn names_segments(code: &[u8]) -> Result<bool> {
+    for body in CodeSectionReader::new(BinaryReader::new(code, 0))? {
+        for operator in body?.get_operators_reader()? {
+            if matches!(
+                operator?,
+                Operator::MemoryInit { .. }
+                    | Operator::DataDrop { .. }
+                    | Operator::ArrayNewData { .. }
+                    | Operator::ArrayInitData { .. }
+            ) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Active segment of memory 0.
+struct Segment {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// Segments in the same order; none if one is somewhere that is not known.
+fn merge_data(reader: DataSectionReader<'_>) -> Result<Option<Vec<Segment>>> {
+    let mut merged: Vec<Segment> = Vec::new();
+    let mut zeros_left = MAX_ZEROS;
+    let mut highest_end = 0;
+    for data in reader {
+        let data = data?;
+        if matches!(data.kind, DataKind::Passive) {
+            continue;
+        }
+        let Some(start) = constant_start(&data)? else {
+            return Ok(None);
+        };
+        let gap = merged.last().and_then(|last| {
+            let end = last.start + last.bytes.len() as u64;
+            let gap = start.checked_sub(end)?;
+            // Zeros must not come upon what an earlier segment wrote.
+            (end >= highest_end && gap <= MAX_GAP_BYTES.min(zeros_left)).then_some(gap)
+        });
+        highest_end = highest_end.max(start + data.data.len() as u64);
+        match (gap, merged.last_mut()) {
+            (Some(gap), Some(last)) => {
+                zeros_left -= gap;
+                let length = last.bytes.len() + usize::try_from(gap).unwrap_or(0);
+                last.bytes.resize(length, 0);
+                last.bytes.extend_from_slice(data.data);
+            }
+            _ => merged.push(Segment {
+                start,
+                bytes: data.data.to_vec(),
+            }),
+        }
+    }
+    Ok(Some(merged))
+}
+
+fn constant_start(data: &Data<'_>) -> Result<Option<u64>> {
+    let DataKind::Active {
+        memory_index: 0,
+        offset_expr,
+    } = &data.kind
+    else {
+        return Ok(None);
+    };
+    let mut operators = offset_expr.get_operators_reader();
+    let first = operators.read()?;
+    let second = operators.read()?;
+    Ok(match (first, second) {
+        (Operator::I32Const { value }, Operator::End) => Some(u64::from(value.cast_unsigned())),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wasmtime::{Engine, Instance, Module, Store};
+
+    /// Segments and memory of a module.
+    fn effect(binary: &[u8]) -> (usize, Vec<u8>) {
+        let body = binary.strip_prefix(MODULE_HEAD).unwrap();
+        let sections = sections(body).unwrap();
+        let data = sections.iter().find(|(id, _)| *id == DATA).unwrap();
+        let reader = DataSectionReader::new(BinaryReader::new(&data.1, 0)).unwrap();
+        let engine = Engine::default();
+        let module = Module::new(&engine, binary).unwrap();
+        let mut store = Store::new(&engine, ());
+        let instance = Instance::new(&mut store, &module, &[]).unwrap();
+        let memory = instance.get_memory(&mut store, "memory").unwrap();
+        (reader.count() as usize, memory.data(&store).to_vec())
+    }
+
+    fn module(fields: &str) -> Vec<u8> {
+        let text = format!(r#"(module (memory (export "memory") 2) {fields})"#);
+        wat::parse_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_merged_module_has_fewer_segments_and_the_same_memory() {
+        for (fields, before, after) in [
+            (
+                r#"(data (i32.const 8) "a") (data (i32.const 12) "b") (data "p")"#,
+                3,
+                1,
+            ),
+            (
+                r#"(data (i32.const 8) "abc") (data (i32.const 9) "d")"#,
+                2,
+                2,
+            ),
+            (
+                r#"(data (i32.const 99) "a") (data (i32.const 7) "b") (data (i32.const 9) "")"#,
+                3,
+                3,
+            ),
+            (
+                r#"(data (i32.const 12) "a") (data (i32.const 1) "b") (data (i32.const 20) "c")
+                   (data (i32.const 25) "d")"#,
+                4,
+                3,
+            ),
+            (
+                r#"(data (i32.const 9) "a") (data (i32.const 70000) "b") (data "")"#,
+                3,
+                2,
+            ),
+            (
+                r#"(data (i32.const 9) "a") (data (i32.const 12) "b") (data "p")
+                   (func (data.drop 2))"#,
+                3,
+                3,
+            ),
+            (
+                r#"(data (i32.const 9) "a") (data (i32.const 12) "b") (data "p")
+                   (func (memory.copy (i32.const 1) (i32.const 2) (i32.const 3)))"#,
+                3,
+                1,
+            ),
+            (
+                r#"(global i32 (i32.const 9)) (data (i32.const 1) "a") (data (global.get 0) "b")"#,
+                2,
+                2,
+            ),
+        ] {
+            let binary = module(fields);
+            let merged = merge(&binary);
+            let (count, memory) = effect(&binary);
+            let (fewer, same) = effect(&merged);
+            assert_eq!((count, fewer), (before, after), "{fields}");
+            assert!(memory == same, "{fields}");
+        }
+    }
+
+    #[test]
+    fn modules_with_an_imported_memory_and_broken_ones_stay_as_they_are() {
+        let imported = wat::parse_str(
+            r#"(module (import "a" "b" (memory 1))
+                (data (i32.const 8) "a") (data (i32.const 12) "b"))"#,
+        );
+        let imported = imported.unwrap();
+        assert_eq!(merge(&imported), imported);
+        let binary = module(r#"(data (i32.const 8) "a") (data (i32.const 12) "b")"#);
+        for length in 0..binary.len() {
+            let cut = &binary[..length];
+            assert!(merge(cut).len() <= length);
+        }
+    }
+
+    #[test]
+    fn modules_within_components_are_merged() {
+        let component = wat::parse_str(
+            r#"(component (component (core module (memory 1)
+                (data (i32.const 8) "a") (data (i32.const 12) "b"))))"#,
+        );
+        let component = component.unwrap();
+        let merged = merge(&component);
+        assert_ne!(merged, component);
+        wasmtime::component::Component::new(&Engine::default(), &merged).unwrap();
+    }
+}
