@@ -4,7 +4,7 @@ use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};
 use crate::seccomp;
 use crate::world::{self, WorldError};
-use crate::{core_world, data_segments, engine, http_world};
+use crate::{core_world, data_segments, engine, http_world, symbol_table};
 use jiffy_proto::function::{MAX_MODULE_BYTES, World};
 use std::io::Read;
 use wasmtime::component::Component;
@@ -90,5 +90,5 @@ pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, C
         owner: artifact::owner_digest(owner),
         module: *blake3::hash(module).as_bytes(),
     };
-    Ok(artifact::seal(&header, &code))
+    Ok(artifact::seal(&header, &symbol_table::strip(code)))
 }

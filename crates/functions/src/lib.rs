@@ -33,4 +33,5 @@ mod outgoing;
 mod request_body;
 mod seccomp;
 pub mod server;
+mod symbol_table;
 mod write_timeout;
