@@ -6,7 +6,7 @@ mod support;
 use jiffy_proto::function::{FunctionLimits, SlotReset, TenantLimits};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
-use support::{SetOnDrop, TRACES, TestTenant};
+use support::{HTTP, SetOnDrop, TRACES, TestTenant};
 
 const REQUESTS: u32 = 10_000;
 const COMPACTION_INTERVAL: Duration = Duration::from_millis(20);
@@ -46,6 +46,36 @@ fn the_fast_reset_leaves_no_mark_while_memory_is_compacted() {
         kept > given_back + 400,
         "{kept} KiB, strict {given_back} KiB"
     );
+}
+
+/// Most requests write to pages that others wrote to, so that their reset knows them; new pages come
+/// again and again.
+#[test]
+fn no_request_of_a_component_finds_a_mark_of_another() {
+    for reset in [SlotReset::Strict, SlotReset::Fast] {
+        let tenant = TestTenant::with_limits(&TenantLimits {
+            reset,
+            slots: 4,
+            ..TenantLimits::default()
+        });
+        for name in ["one", "two"] {
+            tenant.deploy(name, HTTP, FunctionLimits::default());
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let tenant = &tenant;
+                scope.spawn(move || {
+                    let mut client = tenant.connect();
+                    for number in 0..1000 {
+                        let name = ["one", "two"][number / 250 % 2];
+                        let path = format!("/m{}", (number / 40 + thread) % 6);
+                        let answer = client.get(name, &path);
+                        assert_eq!(answer.text(), "hello from a component", "{number}");
+                    }
+                });
+            }
+        });
+    }
 }
 
 fn anonymous_kib(process: u32) -> u64 {

@@ -1,7 +1,8 @@
 ;; Component of wasi:http/proxy@0.2. What it does is told by the first byte of the path:
 ;; t trap, n no response, s spin, l endless response, e a request to elsewhere that is not denied
 ;; traps, f a request to the authority behind it, whose answer is R and the first digit of a status,
-;; or E and a letter, A for the first case of error-code; otherwise it logs a line and says hello.
+;; or E and a letter, A for the first case of error-code, m looks for marks in six pages and leaves
+;; one in the page behind it, 0 to 5; otherwise it logs a line and says hello.
 (component $C
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))
@@ -226,6 +227,17 @@
           (i32.store8 (i32.const 1024) (i32.const 82))
           (i32.store8 (i32.const 1025) (i32.add (i32.const 48)
             (i32.div_u (call $status (i32.load (i32.const 216))) (i32.const 100)))))))
+    ;; Traps if one of six pages has a mark, and leaves one in the page that is named at an address.
+    (func $marks (param $at i32) (local $i i32)
+      (local.set $i (i32.const 40960))
+      (loop $next
+        (if (i32.load (local.get $i)) (then (unreachable)))
+        (local.set $i (i32.add (local.get $i) (i32.const 4096)))
+        (br_if $next (i32.lt_u (local.get $i) (i32.const 65536))))
+      (i32.store
+        (i32.add (i32.const 40960) (i32.mul (i32.const 4096)
+          (i32.sub (i32.load8_u (local.get $at)) (i32.const 48))))
+        (i32.const 1)))
     (data (i32.const 1024) "hello from a component")
     (data (i32.const 1056) "a line of output\n")
     (func (export "handle") (param $request i32) (param $out i32)
@@ -236,6 +248,8 @@
       (if (i32.eq (local.get $what) (i32.const 110)) (then (return)))
       (if (i32.eq (local.get $what) (i32.const 115)) (then (loop $forever (br $forever))))
       (if (i32.eq (local.get $what) (i32.const 101)) (then (call $denied)))
+      (if (i32.eq (local.get $what) (i32.const 109)) (then
+        (call $marks (i32.add (i32.load (i32.const 4)) (i32.const 2)))))
       (if (i32.eq (local.get $what) (i32.const 102)) (then
         (call $fetch (i32.add (i32.load (i32.const 4)) (i32.const 2))
           (i32.sub (i32.load (i32.const 8)) (i32.const 2)))))
