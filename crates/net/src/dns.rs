@@ -34,6 +34,10 @@ const INTERVALS: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(500),
 ];
+/// Time between two questions of one guest that are read, after a burst of as many: what comes
+/// faster stays in the kernel's buffer, which drops what it has no room for, and takes no processor
+/// time that others want.
+const READ_INTERVAL: Duration = Duration::from_millis(2);
 /// Most TCP connections of one guest at the same time.
 const MAX_CONNECTIONS: usize = 16;
 /// Time for which a connection may be idle (RFC 7766 6.2.3).
@@ -69,6 +73,7 @@ struct DnsRules {
     host: Arc<Upstreams>,
     record: Arc<ConnectionRecorder>,
     pace: RateLimiter,
+    intake: RateLimiter,
 }
 
 /// The server of one slot; it ends with this.
@@ -99,6 +104,7 @@ impl DnsServer {
             host,
             record,
             pace: RateLimiter::new(BURST),
+            intake: RateLimiter::new(BURST),
         });
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
@@ -115,6 +121,14 @@ impl DnsServer {
 }
 
 impl DnsRules {
+    /// Waits until the next question may be read.
+    async fn wait_for_intake(&self) {
+        let delay = self.intake.delay(Instant::now(), READ_INTERVAL);
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+
     /// Name servers for `name`, and whether it can be reached over IPv6; none: it is refused.
     fn upstreams(&self, name: &str) -> (Vec<SocketAddr>, bool) {
         let policy = self.policy.borrow().clone();
@@ -199,6 +213,7 @@ async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
     let permits = Arc::new(Semaphore::new(MAX_QUESTIONS));
     let mut buffer = vec![0; MAX_QUESTION_BYTES];
     loop {
+        rules.wait_for_intake().await;
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             // An error of the socket from the guest's reaction to an earlier answer.
             tokio::task::yield_now().await;
@@ -243,6 +258,7 @@ async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
 /// Answers one question after the other (RFC 1035 4.2.2).
 async fn connection(mut stream: TcpStream, rules: &DnsRules) -> io::Result<()> {
     loop {
+        rules.wait_for_intake().await;
         let length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut question = vec![0; usize::from(length)];
         tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut question)).await??;

@@ -3,7 +3,7 @@ use super::*;
 use crate::policy::HostReachability;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
-use jiffy_engine::NetworkRules;
+use jiffy_engine::{ConnectionLog, NetworkRules};
 
 fn record() -> Arc<ConnectionRecorder> {
     let sockets = Arc::new(crate::connections::ConnectionSockets::none());
@@ -138,4 +138,30 @@ async fn the_control_planes_name_is_answered_here_and_only_where_rules_name_it()
         let answer = ask(at, &api(RecordType::AAAA)).await;
         assert!(answer.answers.is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_flood_of_questions_is_read_no_faster_than_others_can_bear() {
+    let (server, at) = server("", None).await;
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let question = question();
+    let flood = async {
+        loop {
+            let _ = socket.send_to(&question, at).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    let time = Duration::from_millis(500);
+    let _ = tokio::time::timeout(time, flood).await;
+    let asked: u64 = server
+        .rules
+        .record
+        .read()
+        .list
+        .iter()
+        .map(|q| q.times)
+        .sum();
+    // The burst, and one each 2 ms; some were read before a late timer.
+    let most = u64::from(BURST) + 500 / 2 + 100;
+    assert!((10..=most).contains(&asked), "{asked}");
 }
