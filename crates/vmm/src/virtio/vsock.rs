@@ -7,7 +7,8 @@
 //! was given (256 KiB, `credit::BUF_ALLOC_BYTES`). Bytes that the guest sent before it closed still
 //! reach the host, for as long as the host keeps its end open. A guest can therefore make the
 //! process keep at most [`MAX_CONNECTIONS`] times that much, and only of what the host does not
-//! read.
+//! read. A guest that sends packets of no connection without end is not read from meanwhile
+//! (`stray_limit`).
 //!
 //! ```text
 //! queues <-> device (rings, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
@@ -20,6 +21,7 @@ mod header;
 mod host_backlog;
 mod muxer;
 mod socket;
+mod stray_limit;
 #[cfg(test)]
 mod tests;
 mod timer;

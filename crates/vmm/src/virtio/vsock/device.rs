@@ -3,6 +3,7 @@
 use super::connection::MAX_PACKET_BYTES;
 use super::header::{HEADER_BYTES, VsockHeader};
 use super::muxer::Muxer;
+use super::stray_limit::StrayLimit;
 use super::timer::{TIMER_TOKEN, VsockTimer};
 use super::{GuestConnect, VsockConfig, VsockConnectError};
 use crate::GuestMemory;
@@ -59,8 +60,9 @@ struct ActiveVsock {
     muxer: Muxer,
     /// True while a transport reset waits for an event buffer.
     reset_due: bool,
-    /// True if transmit packets remain because the batch was full.
+    /// True if transmit packets remain because the batch was full, or may because the queue rests.
     tx_left: bool,
+    strays: StrayLimit,
     untold: UntoldPackets,
 }
 
@@ -111,8 +113,16 @@ impl Vsock {
         if let Some(active) = &mut self.active {
             active.muxer.clear();
             active.reset_due = true;
+            active.strays = StrayLimit::default();
         }
         self.run(false)
+    }
+
+    #[cfg(test)]
+    pub(super) fn allow_strays(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.strays = StrayLimit::new(u32::MAX);
+        }
     }
 
     #[cfg(test)]
@@ -282,13 +292,15 @@ impl ActiveVsock {
             muxer: Muxer::new(config.guest_cid, config.host_ports.clone(), poller),
             reset_due: false,
             tx_left: false,
+            strays: StrayLimit::default(),
             untold: UntoldPackets::default(),
         })
     }
 
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
-        if transmit {
-            self.untold.count += self.drain_tx(listener)?;
+        match self.strays.rests_until() {
+            None if transmit => self.untold.count += self.drain_tx(listener)?,
+            _ => self.tx_left |= transmit,
         }
         let (used_rx, rx_left) = self.fill_rx()?;
         let used_event = self.send_reset()?;
@@ -300,11 +312,12 @@ impl ActiveVsock {
         if interrupt {
             self.interrupt.queue();
         }
-        let at = if rx_left || self.tx_left {
+        let resting = self.strays.rests_until();
+        let at = if rx_left || (self.tx_left && resting.is_none()) {
             Some(Instant::now())
         } else {
             let times = self.muxer.wake_at().into_iter().chain(self.untold.until);
-            times.min()
+            times.chain(resting).min()
         };
         self.timer.fire_by(at)
     }
@@ -352,6 +365,10 @@ impl ActiveVsock {
                 .add_used(&self.memory, chain.head, 0)
                 .map_err(ring)?;
             used += 1;
+            if self.muxer.last_was_stray && self.strays.count(Instant::now()) {
+                self.tx.disable_notification(&self.memory).map_err(ring)?;
+                break;
+            }
         }
         self.tx_left = true;
         Ok(used)

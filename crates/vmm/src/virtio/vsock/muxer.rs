@@ -45,6 +45,8 @@ pub struct Muxer {
     last_token: u32,
     last_port: u32,
     wake_at: Option<Instant>,
+    /// True if the packet that was received last opened a connection or was of none.
+    pub last_was_stray: bool,
     pub timeouts: VsockTimeouts,
 }
 
@@ -63,6 +65,7 @@ impl Muxer {
             // port is random.
             last_port: u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0),
             wake_at: None,
+            last_was_stray: false,
             timeouts: VsockTimeouts::default(),
         }
     }
@@ -99,6 +102,7 @@ impl Muxer {
         data: &mut GuestBuffers<'_>,
         listener: &mut dyn GuestConnect,
     ) {
+        self.last_was_stray = true;
         if header.src_cid != self.guest_cid || header.dst_cid != HOST_CID {
             return;
         }
@@ -117,6 +121,7 @@ impl Muxer {
         let connection = token.and_then(|token| self.connections.get_mut(&token));
         match (token.zip(connection), op) {
             (Some((token, connection)), Some(op)) => {
+                self.last_was_stray = false;
                 let action = connection.receive(op, header, data);
                 self.apply(token, action);
             }
