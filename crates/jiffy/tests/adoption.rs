@@ -170,8 +170,12 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     test_home.ok(&["snapshot", &dead, "--name", "kept"]);
     test_home.ok(&["pause", &asleep]);
     let names = |id: &str| -> u32 {
-        // The one VMM that goes when this sandbox does.
+        // The one VMM that goes when this sandbox does. Its end is behind the answer.
+        let sockets = test_home.sockets();
         test_home.ok(&["pause", id]);
+        wait_for("the VMM that was paused to go", || {
+            (test_home.sockets() < sockets).then_some(())
+        });
         let before = test_home.vmms();
         test_home.ok(&["resume", id]);
         let news: Vec<u32> = test_home.vmms().difference(&before).copied().collect();
