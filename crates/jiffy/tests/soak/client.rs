@@ -130,7 +130,7 @@ fn live(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Result
         Operation::Reach => held.reach(),
         Operation::Write => held.write(),
         Operation::WriteAsleep => held.write_asleep(),
-        Operation::Snapshot => held.snapshot(),
+        Operation::Snapshot => held.snapshot(random.pick(&[(1, "captured"), (1, "stored")])),
         Operation::Rollback => match held.relative(random) {
             Some(snapshot) => {
                 held.rollback(&snapshot)?;

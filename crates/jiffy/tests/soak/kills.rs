@@ -190,7 +190,7 @@ fn run(test_home: &TestHome, seed: u64, time: Duration) {
         sandbox: &first,
         model: &mut model,
     };
-    held.snapshot().unwrap();
+    held.snapshot("stored").unwrap();
     drop(model);
     std::thread::scope(|scope| {
         for number in 0..CLIENTS {

@@ -214,6 +214,19 @@ impl SoakModel {
         Ok(all.into_iter().map(|s| s["jiffy"].clone()).collect())
     }
 
+    /// True if there is a snapshot of that name, once it is no longer being stored.
+    pub fn is_stored(&self, name: &str) -> Result<bool, String> {
+        self.settled("a captured snapshot to be stored", || {
+            let path = format!("/snapshots?name={name}");
+            let reply = self.api.call("GET", &path, &Value::Null);
+            let all = reply
+                .is_done()
+                .then(|| reply.body().as_array().cloned())??;
+            let is_storing = |s: &Value| s["status"] == "storing";
+            (!all.iter().any(is_storing)).then_some(!all.is_empty())
+        })
+    }
+
     pub fn settled<T>(
         &self,
         what: &str,

@@ -147,13 +147,21 @@ impl LockedSandbox<'_> {
         refused.then_some(()).ok_or("a sleeping guest wrote".into())
     }
 
-    pub fn snapshot(&mut self) -> Result<(), String> {
+    /// Takes a snapshot that is acknowledged when it is `ack`: captured or stored.
+    pub fn snapshot(&mut self, ack: &str) -> Result<(), String> {
         let before = self.soak.kill_count();
         let name = format!("s-{}", self.soak.number());
-        let reply = self
-            .soak
-            .post(self.sandbox, "snapshots", &json!({ "name": name }));
+        let body = json!({ "name": name, "ack": ack });
+        let reply = self.soak.post(self.sandbox, "snapshots", &body);
         let numbers = self.model.numbers.clone();
+        if !self.soak.is_stored(&name)? && reply.is_done() {
+            self.note("captured and lost", &reply);
+            // With the process that held its memory.
+            let killed = self.soak.killed_since(before);
+            return killed
+                .then_some(())
+                .ok_or("an acknowledged snapshot is lost".into());
+        }
         self.took(&name, &reply, numbers)?;
         let was = self.model.state;
         match reply.is_done() {
