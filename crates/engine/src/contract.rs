@@ -10,9 +10,9 @@
 //! ([`Engine::adopt`]). Kept guests that are not adopted must be ended ([`Engine::end_unadopted`]).
 
 use crate::{
-    BootReport, ConnectionLog, EngineDescription, EngineError, ExistingSnapshot, ExitReason,
-    GuestStream, ImportedFiles, NetworkRules, RollbackFailure, SandboxSize, SnapshotImport,
-    SnapshotParts, Startup,
+    AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineDescription, EngineError,
+    ExistingSnapshot, ExitReason, GuestStream, ImportedFiles, NetworkRules, RollbackFailure,
+    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -59,51 +59,6 @@ pub struct KeptGuest {
     pub network: NetworkRules,
     /// Snapshot of it that the former process captured and did not complete.
     pub captured: Option<String>,
-}
-
-/// Action of a guest after its snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterSnapshot {
-    /// Run on.
-    Resume,
-    /// End; its memory is free when the call returns.
-    Stop,
-}
-
-/// Is told, once the memory of a snapshot is frozen in a process that survives this one, for how
-/// many microseconds the guest was paused.
-pub type CaptureNotice = tokio::sync::oneshot::Sender<u64>;
-
-/// Durations of a completed snapshot in microseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SnapshotTimes {
-    /// Time that the guest was paused.
-    pub stopped_us: u64,
-    /// From the request to the last byte written (to files, not to storage).
-    pub total_us: u64,
-}
-
-/// Result of comparing a snapshot with its checksums.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerifiedSnapshot {
-    /// Id of the snapshot.
-    pub id: String,
-    /// True if it has checksums; without them nothing is known.
-    pub sealed: bool,
-    /// Chunks and files that differ.
-    pub damaged: Vec<DamagedChunk>,
-    /// True if it was damaged and has been fetched anew from the store: it is as it was written.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub mended: bool,
-}
-
-/// Chunk or file of a snapshot that differs from its checksum.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DamagedChunk {
-    /// File of the snapshot.
-    pub file: String,
-    /// Number of the 64 KiB chunk; none if the file is damaged as a whole.
-    pub chunk: Option<u64>,
 }
 
 /// Resource usage of a guest on its host.

@@ -17,6 +17,7 @@ mod reserved_names;
 mod size;
 mod snapshot_import;
 mod snapshot_parts;
+mod snapshot_types;
 mod startup;
 
 pub use boot::{BootMode, BootReport};
@@ -27,8 +28,8 @@ pub use connections::{
     RefusalReason,
 };
 pub use contract::{
-    AfterSnapshot, CaptureNotice, DamagedChunk, Engine, Guest, GuestHandle, GuestUsage, KeptGuest,
-    SandboxIdentity, SnapshotTimes, SnapshotWalk, UnassignedGuest, VerifiedSnapshot,
+    Engine, Guest, GuestHandle, GuestUsage, KeptGuest, SandboxIdentity, SnapshotWalk,
+    UnassignedGuest,
 };
 pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};
@@ -45,4 +46,7 @@ pub use reserved_names::{
 pub use size::{SandboxSize, SizeError};
 pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
 pub use snapshot_parts::{PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
+pub use snapshot_types::{
+    AfterSnapshot, CaptureNotice, DamagedChunk, SnapshotTimes, VerifiedSnapshot,
+};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

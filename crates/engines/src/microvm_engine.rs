@@ -5,6 +5,7 @@ mod import;
 mod lazy_restore;
 mod parts;
 mod rollback;
+mod take_snapshot;
 mod unassigned;
 mod verification;
 mod working_set;
@@ -21,19 +22,16 @@ use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
-    AfterSnapshot, BootMode, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
+    AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
     ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
     ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
     SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
-use jiffy_microvm::{
-    AdoptSpec, CapturedSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec, host_kvm,
-};
+use jiffy_microvm::{AdoptSpec, CapturedSpec, MemoryPolicy, MicroVm, RestoreSpec, host_kvm};
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
-use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
-use jiffy_snapshot::{Durability, Lineage, Snapshot, Store};
+use jiffy_snapshot::{Lineage, Store};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use unassigned::{BootStage, boot_error};
@@ -143,25 +141,6 @@ impl MicroVmEngine {
             lease,
         })
     }
-}
-
-fn snapshot_times(
-    guest: &MicroVmGuest,
-    saved: Result<(Snapshot, SnapshotReport), SaveError>,
-    max_bytes: Option<u64>,
-) -> Result<SnapshotTimes, EngineError> {
-    let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
-        (SaveError::Gone, Some(end)) => EngineError::Ended { end },
-        (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
-            needed,
-            most: max_bytes.unwrap_or(u64::MAX),
-        },
-        (e, _) => EngineError::failed(e),
-    })?;
-    Ok(SnapshotTimes {
-        stopped_us: report.stopped_us,
-        total_us: report.total_us,
-    })
 }
 
 impl Engine for MicroVmEngine {
@@ -297,27 +276,11 @@ impl Engine for MicroVmEngine {
         max_bytes: Option<u64>,
         notice: Option<CaptureNotice>,
     ) -> Result<SnapshotTimes, EngineError> {
-        let spec = SnapshotSpec {
-            id: id.to_owned(),
-            template: guest.image.clone(),
-            then: match then {
-                AfterSnapshot::Resume => Then::Resume,
-                AfterSnapshot::Stop => Then::Stop,
-            },
-            durability: Durability::PageCache,
-            max_bytes,
-            working_set: then == AfterSnapshot::Stop
-                && self.policy.policy == RestorePolicy::Map
-                && guest.vm.report().mode != BootMode::Cold,
-        };
-        let saved = guest.vm.snapshot_with_notice(&self.store, &spec, notice);
-        let saved = saved.await;
-        snapshot_times(guest, saved, max_bytes)
+        self.take_snapshot(guest, id, then, max_bytes, notice).await
     }
 
     async fn finish_captured(&self, guest: &MicroVmGuest) -> Result<SnapshotTimes, EngineError> {
-        let saved = guest.vm.finish_captured(&self.store).await;
-        snapshot_times(guest, saved, None)
+        self.complete_captured(guest).await
     }
 
     fn discard_captured(&self, id: &str) {

@@ -48,8 +48,8 @@ fn the_fast_reset_leaves_no_mark_while_memory_is_compacted() {
     );
 }
 
-/// Most requests write to pages that others wrote to, so that their reset knows them; new pages come
-/// again and again.
+/// Most requests write to pages that others wrote to, so that their reset knows them; new pages
+/// come again and again.
 #[test]
 fn no_request_of_a_component_finds_a_mark_of_another() {
     for reset in [SlotReset::Strict, SlotReset::Fast] {

@@ -210,7 +210,7 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
     let mut reattached = reattach(&link).await?;
     let mut captured = expected_capture(&reattached, spec);
     if captured.is_none() && reattached.captured.is_some() {
-        // Nobody was told of it.
+        // The earlier process did not acknowledge it.
         link.send(&Request::AbortCapture, &[])?;
         reattached = reattach(&link).await?;
     }

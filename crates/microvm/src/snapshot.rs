@@ -219,7 +219,7 @@ impl SnapshotTask {
                     };
                     let overlays = std::slice::from_ref(&context.overlay);
                     match self.store.keep_captured(&self.spec.id, draft, overlays) {
-                        // Whoever asked may be gone.
+                        // The caller may be gone.
                         Ok(()) => drop(notice.send(stopped_us)),
                         Err(e) => {
                             let id = &self.spec.id;

@@ -2,6 +2,7 @@
 //! end.
 
 mod batch;
+mod captured;
 mod disk_thread;
 mod reattach;
 mod rollback;

@@ -5,6 +5,7 @@
 mod access;
 mod builds;
 mod callers;
+mod captures;
 mod create;
 mod document;
 mod function_keys;

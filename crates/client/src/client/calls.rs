@@ -143,9 +143,9 @@ pub struct Sandbox {
 }
 
 #[derive(Debug, Deserialize)]
-struct Snapshot {
+pub(super) struct Snapshot {
     #[serde(rename = "jiffy")]
-    record: SnapshotRecord,
+    pub record: SnapshotRecord,
 }
 
 /// Outcome for one child of a fork.
@@ -221,18 +221,6 @@ impl From<SandboxRecord> for Sandbox {
         let token = record.agent_token.clone();
         Self { record, token }
     }
-}
-
-/// When a call to take a snapshot returns.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum SnapshotAck {
-    /// Once its memory is frozen in a process that survives the daemon.
-    Captured,
-    /// Once its files are complete on the host.
-    #[default]
-    Stored,
-    /// Once the store that hosts share has it.
-    Durable,
 }
 
 impl Client {
@@ -318,7 +306,7 @@ impl Client {
         self.call(Method::POST, "/v2/sandboxes", wanted).await
     }
 
-    async fn call_sandbox<T: serde::de::DeserializeOwned>(
+    pub(super) async fn call_sandbox<T: serde::de::DeserializeOwned>(
         &self,
         id: &str,
         operation: &str,
@@ -394,22 +382,6 @@ impl Client {
         );
         let answer: RecordsAnswer<_> = self.call(Method::GET, &path, &()).await?;
         Ok(answer.records)
-    }
-
-    /// Takes a snapshot, until `ack`.
-    pub async fn snapshot_sandbox(
-        &self,
-        id: &str,
-        name: Option<&str>,
-        ack: SnapshotAck,
-    ) -> anyhow::Result<SnapshotRecord> {
-        let body = match ack {
-            SnapshotAck::Captured => json!({ "name": name, "ack": "captured" }),
-            SnapshotAck::Stored => json!({ "name": name }),
-            SnapshotAck::Durable => json!({ "name": name, "durable": true }),
-        };
-        let taken: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
-        Ok(taken.record)
     }
 
     /// Ends a sandbox, and forgets it if `forget`; tells what it was, as ended.

@@ -74,7 +74,7 @@ impl<E: Engine> Snapshots<'_, E> {
         }
         self.0.snapshot_index.lock().insert(record.clone());
         drop(order);
-        // Whoever asked may be gone.
+        // The client may be gone.
         let _ = acknowledgement.send(record);
         Some(guard)
     }

@@ -34,7 +34,7 @@ impl<E: Engine> Sandboxes<E> {
         tokio::select! {
             biased;
             taken = self.take_snapshot(id, name, Some(acknowledgement)) => taken,
-            // What is under way runs to its end.
+            // The snapshot that is under way is completed.
             Ok(captured) = captured => Ok(captured),
         }
     }
@@ -237,7 +237,7 @@ impl<E: Engine> Snapshots<'_, E> {
             .snapshot(guest, id, parent, then, most, notice);
         let acknowledging = OptionFuture::from(acknowledging);
         let (taken, storing) = tokio::join!(taking, acknowledging);
-        // Whoever waits for it goes on when this returns.
+        // Waiters for the snapshot go on when this returns.
         let storing = storing.flatten();
         let failure = match taken {
             Ok(times) => return Ok(self.complete(guest, draft, times, with)),

@@ -25,8 +25,8 @@ use kvm_bindings::kvm_clock_data;
 use std::fs::File;
 
 /// Builds the machine. Opens no file: all descriptors come from `fds`. `ahead` is used if it was
-/// made and fits. `on_memory_failure` is called on another thread if memory that has not arrived cannot be got; it must end the process,
-/// because any thread may wait for that memory.
+/// made and fits. `on_memory_failure` is called on another thread if memory that has not arrived
+/// cannot be got; it must end the process, because any thread may wait for that memory.
 pub fn restore(
     config: &RestoreConfig,
     fds: &mut ReceivedFds,

@@ -7,7 +7,6 @@ use crate::machine::ReceivedFds;
 use crate::machine::bus::lock;
 use crate::virtio::blk::Block;
 use jiffy_proto::channel::Channel;
-use jiffy_proto::snapshot::CapturedSnapshot;
 use jiffy_proto::vm::{CONTROL_PROTOCOL_VERSION, Event, FdIndex, StopCause};
 use nix::errno::Errno;
 use nix::sys::socket::{SockFlag, accept4};
@@ -112,16 +111,6 @@ impl Vm {
             }
             Err(e) => self.cause = Some(VmmError::host("handing out overlays", e).into()),
         }
-    }
-
-    fn captured_snapshot(&self) -> Option<Box<CapturedSnapshot>> {
-        let writing = self.background_copy.as_ref().map(|copy| (&copy.id, None));
-        let prepared = self.prepared.as_ref();
-        let prepared = prepared.and_then(|s| Some((&s.id, Some(s.report.clone()?))));
-        writing.or(prepared).map(|(id, report)| {
-            let id = id.clone();
-            Box::new(CapturedSnapshot { id, report })
-        })
     }
 
     fn overlays(&self) -> io::Result<Vec<OwnedFd>> {

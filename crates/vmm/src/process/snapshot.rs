@@ -410,29 +410,6 @@ impl Vm {
         self.cause = self.cause.take().or_else(|| self.ended_cause.take());
     }
 
-    /// Aborts a captured snapshot that is being written.
-    pub(super) fn abort_capture(&mut self) {
-        if let Some(copy) = &mut self.background_copy {
-            copy.captured = false;
-            copy.cancel();
-        }
-    }
-
-    /// The cause with which the VM ends now; none: it goes on. The process writes a captured
-    /// snapshot to its end first, with its guest stopped.
-    pub(super) fn ending(&mut self) -> Option<StopCause> {
-        let cause = self.cause.take()?;
-        if !self.background_copy.as_ref().is_some_and(|c| c.captured) {
-            return Some(cause);
-        }
-        if self.ended_cause.is_none() {
-            self.halt();
-            self.link.send(&Event::Stopped(cause.clone()), &[]);
-            self.ended_cause = Some(cause);
-        }
-        None
-    }
-
     /// Commits the last snapshot, or aborts it. If aborting fails, the memory layers are as before
     /// the snapshot, and the disks are thawed before the next one.
     pub(super) fn commit_or_abort(&mut self, decision: SnapshotDecision) -> Result<(), VmmError> {

@@ -74,7 +74,7 @@ fn a_guest_that_opens_connections_without_end_is_not_read_from_for_a_while() {
         assert!(answered < 5000, "it is always read from");
     }
     assert!(answered >= 250, "{answered}");
-    // What follows waits behind it, and none of it is lost.
+    // Later packets wait behind it, and none is lost.
     let header = link.data(3);
     guest.send(header, b"abc");
     assert_eq!(guest.op(), VsockOp::Rst as u16);

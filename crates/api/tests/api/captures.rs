@@ -1,0 +1,58 @@
+//! Snapshots that are acknowledged when they are captured.
+
+use crate::support;
+
+use serde_json::json;
+use support::Api;
+
+#[tokio::test]
+async fn a_snapshot_that_is_acknowledged_when_captured_is_storing_until_it_is_ready() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.bench.world.write(&id, "captured");
+    api.bench.world.storing_waits.send_replace(true);
+    let take_at = format!("/sandboxes/{id}/snapshots");
+    let take = |body| api.post(&take_at, body);
+    let taken = take(json!({ "ack": "captured", "name": "early" })).await;
+    let taken = taken.expect(201);
+    assert_eq!(taken.text("status"), "storing");
+    assert_eq!(taken.body["stoppedMs"], json!(7.0));
+    let snapshot = taken.text("snapshotID");
+    let one = format!("/snapshots/{snapshot}");
+    assert_eq!(api.get(&one).await.expect(200).text("status"), "storing");
+    let in_use = api.delete(&format!("/templates/{snapshot}")).await;
+    assert!(in_use.expect(409).text("message").contains("storing"));
+    api.bench.world.storing_waits.send_replace(false);
+    let body = json!({ "templateID": "early" });
+    let made = api.post("/v2/sandboxes", body).await.expect(201);
+    assert_eq!(api.bench.world.read(&made.id()), "captured");
+    assert_eq!(api.get(&one).await.expect(200).text("status"), "ready");
+
+    take(json!({ "ack": "maybe" })).await.expect(400);
+    let both = json!({ "ack": "captured", "durable": true });
+    take(both).await.expect(400);
+    let stored = take(json!({ "ack": "stored" })).await.expect(201);
+    assert_eq!(stored.text("status"), "ready");
+}
+
+#[tokio::test]
+async fn a_captured_snapshot_that_could_not_be_stored_is_not_found_with_the_reason() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.bench.world.storing_waits.send_replace(true);
+    let body = json!({ "ack": "captured" });
+    let taken = api
+        .post(&format!("/sandboxes/{id}/snapshots"), body)
+        .await
+        .expect(201);
+    api.bench.world.fail("store");
+    api.bench.world.storing_waits.send_replace(false);
+    let snapshot = taken.text("snapshotID");
+    let body = json!({ "templateID": snapshot });
+    let refused = api.post("/v2/sandboxes", body.clone()).await.expect(404);
+    assert!(refused.text("message").contains("made to fail"));
+    let one = api.get(&format!("/snapshots/{snapshot}")).await.expect(404);
+    assert!(one.text("message").contains("made to fail"));
+    let refused = api.post("/v2/sandboxes", body).await.expect(404);
+    assert!(refused.text("message").contains("made to fail"));
+}

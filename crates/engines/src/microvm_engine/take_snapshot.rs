@@ -1,0 +1,63 @@
+//! Snapshots of running guests.
+
+use super::{MicroVmEngine, MicroVmGuest};
+use crate::restore_policy::RestorePolicy;
+use jiffy_engine::{AfterSnapshot, BootMode, CaptureNotice, EngineError, SnapshotTimes};
+use jiffy_microvm::{SaveError, SnapshotSpec};
+use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
+use jiffy_snapshot::{Durability, Snapshot};
+
+impl MicroVmEngine {
+    pub(super) async fn take_snapshot(
+        &self,
+        guest: &MicroVmGuest,
+        id: &str,
+        then: AfterSnapshot,
+        max_bytes: Option<u64>,
+        notice: Option<CaptureNotice>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        let spec = SnapshotSpec {
+            id: id.to_owned(),
+            template: guest.image.clone(),
+            then: match then {
+                AfterSnapshot::Resume => Then::Resume,
+                AfterSnapshot::Stop => Then::Stop,
+            },
+            durability: Durability::PageCache,
+            max_bytes,
+            working_set: then == AfterSnapshot::Stop
+                && self.policy.policy == RestorePolicy::Map
+                && guest.vm.report().mode != BootMode::Cold,
+        };
+        let saved = guest.vm.snapshot_with_notice(&self.store, &spec, notice);
+        let saved = saved.await;
+        snapshot_times(guest, saved, max_bytes)
+    }
+
+    pub(super) async fn complete_captured(
+        &self,
+        guest: &MicroVmGuest,
+    ) -> Result<SnapshotTimes, EngineError> {
+        let saved = guest.vm.finish_captured(&self.store).await;
+        snapshot_times(guest, saved, None)
+    }
+}
+
+fn snapshot_times(
+    guest: &MicroVmGuest,
+    saved: Result<(Snapshot, SnapshotReport), SaveError>,
+    max_bytes: Option<u64>,
+) -> Result<SnapshotTimes, EngineError> {
+    let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
+        (SaveError::Gone, Some(end)) => EngineError::Ended { end },
+        (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
+            needed,
+            most: max_bytes.unwrap_or(u64::MAX),
+        },
+        (e, _) => EngineError::failed(e),
+    })?;
+    Ok(SnapshotTimes {
+        stopped_us: report.stopped_us,
+        total_us: report.total_us,
+    })
+}

@@ -1,0 +1,41 @@
+//! Captured snapshots: written to the end without a controller, and after the guest has ended.
+
+use super::Vm;
+use jiffy_proto::snapshot::CapturedSnapshot;
+use jiffy_proto::vm::{Event, StopCause};
+
+impl Vm {
+    /// Captured snapshot that no controller has decided about.
+    pub(super) fn captured_snapshot(&self) -> Option<Box<CapturedSnapshot>> {
+        let writing = self.background_copy.as_ref().map(|copy| (&copy.id, None));
+        let prepared = self.prepared.as_ref();
+        let prepared = prepared.and_then(|s| Some((&s.id, Some(s.report.clone()?))));
+        writing.or(prepared).map(|(id, report)| {
+            let id = id.clone();
+            Box::new(CapturedSnapshot { id, report })
+        })
+    }
+
+    /// Aborts a captured snapshot that is being written.
+    pub(super) fn abort_capture(&mut self) {
+        if let Some(copy) = &mut self.background_copy {
+            copy.captured = false;
+            copy.cancel();
+        }
+    }
+
+    /// The cause with which the VM ends now; none: it goes on. The process writes a captured
+    /// snapshot to its end first, with its guest stopped.
+    pub(super) fn ending(&mut self) -> Option<StopCause> {
+        let cause = self.cause.take()?;
+        if !self.background_copy.as_ref().is_some_and(|c| c.captured) {
+            return Some(cause);
+        }
+        if self.ended_cause.is_none() {
+            self.halt();
+            self.link.send(&Event::Stopped(cause.clone()), &[]);
+            self.ended_cause = Some(cause);
+        }
+        None
+    }
+}
