@@ -280,7 +280,8 @@ impl Engine for MicroVmEngine {
     }
 
     async fn finish_captured(&self, guest: &MicroVmGuest) -> Result<SnapshotTimes, EngineError> {
-        self.complete_captured(guest).await
+        let saved = guest.vm.finish_captured(&self.store).await;
+        take_snapshot::times(guest, saved, None)
     }
 
     fn discard_captured(&self, id: &str) {

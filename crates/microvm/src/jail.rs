@@ -165,6 +165,7 @@ impl Vmm {
     /// Starts a process that is in its control groups, without limits yet, and has it make KVM's
     /// objects. Blocks while the kernel moves it. Must be called inside a tokio runtime.
     pub(crate) fn spawn_spare(&self) -> Result<(Channel, Child), BootError> {
+        let kvm = host_kvm::open()?;
         let (channel, theirs) = Channel::pair()?;
         let mut child = self.spawn_unlimited(theirs)?;
         if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
@@ -173,7 +174,6 @@ impl Vmm {
             let _ = child.start_kill();
             return Err(e.into());
         }
-        let kvm = host_kvm::open()?;
         let prepare = Request::Prepare { kvm: FdIndex(0) };
         if let Err(e) = channel.send(&prepare, &[kvm.as_fd()]) {
             let _ = child.start_kill();

@@ -10,6 +10,7 @@ pub mod net;
 pub mod rng;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod token_bucket;
 pub mod vsock;
 
 pub use device::{Activation, DeviceError, Interrupt, VirtioDevice};

@@ -31,19 +31,11 @@ impl MicroVmEngine {
         };
         let saved = guest.vm.snapshot_with_notice(&self.store, &spec, notice);
         let saved = saved.await;
-        snapshot_times(guest, saved, max_bytes)
-    }
-
-    pub(super) async fn complete_captured(
-        &self,
-        guest: &MicroVmGuest,
-    ) -> Result<SnapshotTimes, EngineError> {
-        let saved = guest.vm.finish_captured(&self.store).await;
-        snapshot_times(guest, saved, None)
+        times(guest, saved, max_bytes)
     }
 }
 
-fn snapshot_times(
+pub(super) fn times(
     guest: &MicroVmGuest,
     saved: Result<(Snapshot, SnapshotReport), SaveError>,
     max_bytes: Option<u64>,

@@ -175,7 +175,11 @@ impl<E: Engine> Sandboxes<E> {
                     });
                     entry.set_record(descended(&entry, &complete));
                 }
-                Err(e) => snapshots.lose(&record, &e.to_string()),
+                Err(e) => {
+                    snapshots.lose(&record, &e.to_string());
+                    // The process may have given it up while there was no daemon.
+                    this.0.engine.discard_captured(&record.id);
+                }
             }
             drop((storing, under_way));
         });

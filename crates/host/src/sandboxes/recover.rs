@@ -83,7 +83,8 @@ pub(super) fn recover<E: Engine>(
             captured.push(record);
             continue;
         }
-        record.storing = false;
+        // It was acknowledged, whatever its sandbox is by now.
+        let is_kept = std::mem::take(&mut record.storing);
         // Few were under way: each of them looks through all sandboxes.
         let under_way = there && !found.complete;
         let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
@@ -97,6 +98,10 @@ pub(super) fn recover<E: Engine>(
                     sandbox.changed_ms = now_ms();
                 }
                 changes.push(JournalChange::Sandbox((**sandbox).clone()));
+                changes.push(JournalChange::Snapshot((*record).clone()));
+                snapshots.push(record);
+            }
+            None if is_kept => {
                 changes.push(JournalChange::Snapshot((*record).clone()));
                 snapshots.push(record);
             }

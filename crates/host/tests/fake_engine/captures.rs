@@ -155,6 +155,57 @@ fn the_next_daemon_completes_what_the_one_before_captured() {
 }
 
 #[test]
+fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was_killed() {
+    let bench = Bench::new();
+    let taken = Arc::new(Mutex::new(None));
+    bench.doomed(async {
+        let host = bench.open().await;
+        let (id, snapshot) = capture(&bench, &host).await;
+        let kill = {
+            let (host, id) = (host.clone(), id.clone());
+            async move { host.kill(&id).await }
+        };
+        tokio::spawn(kill);
+        until("its guest has ended", || {
+            !bench.world.running().contains(&id)
+        })
+        .await;
+        bench.world.hang("snapshot-named");
+        bench.world.storing_waits.send_replace(false);
+        until("its files are there", || {
+            bench.world.is_stuck("snapshot-named")
+        })
+        .await;
+        *taken.lock().unwrap() = Some(snapshot);
+    });
+    bench.world.mend();
+    let snapshot = taken.lock().unwrap().take().unwrap();
+    bench.doomed(async {
+        let host = bench.open().await;
+        assert!(!shown(&host, &snapshot.id).unwrap().storing);
+        let child = host.create(of(&snapshot)).await.unwrap().id;
+        assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
+    });
+}
+
+#[test]
+fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
+    let (bench, id, snapshot) = killed_while_storing();
+    *bench.world.body(&id).captured.lock().unwrap() = None;
+    bench.world.storing_waits.send_replace(false);
+    bench.doomed(async {
+        let host = bench.open().await;
+        until("it is lost", || shown(&host, &snapshot.id).is_none()).await;
+        until("its files go", || {
+            *bench.world.discarded.lock().unwrap() == [snapshot.id.clone()]
+        })
+        .await;
+        // The sandbox goes on.
+        host.snapshot(&id, None).await.unwrap();
+    });
+}
+
+#[test]
 fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
     let (bench, id, snapshot) = killed_while_storing();
     bench.world.body(&id).stop();

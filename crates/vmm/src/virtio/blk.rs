@@ -2,10 +2,10 @@
 //! between guest memory and the page cache.
 
 mod disk;
+mod disk_limiter;
 mod overlay;
 mod request;
 mod throttle;
-mod token_bucket;
 
 pub use disk::{DiskBackend, DiskLayers};
 pub use throttle::SharedDiskLimiter;
@@ -15,6 +15,7 @@ use super::device::chain::{DeferredKick, DrainStatus, check_queue, drain_throttl
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
 use disk::{BLOCK_BYTES, Disk, SECTOR_BYTES};
+use disk_limiter::DiskWork;
 use jiffy_proto::layer::LayerIndex;
 use nix::sys::epoll::EpollFlags;
 use request::RequestServer;
@@ -23,7 +24,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use throttle::DiskThrottle;
-use token_bucket::DiskWork;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,

@@ -7,13 +7,14 @@
 //! was given (256 KiB, `credit::BUF_ALLOC_BYTES`). Bytes that the guest sent before it closed still
 //! reach the host, for as long as the host keeps its end open. A guest can therefore make the
 //! process keep at most [`MAX_CONNECTIONS`] times that much, and only of what the host does not
-//! read. A guest that sends packets of no connection without end is not read from meanwhile
-//! (`stray_limit`).
+//! read. A guest that asks for connections without end is not read from meanwhile
+//! (`connect_limit`).
 //!
 //! ```text
 //! queues <-> device (rings, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
 //! ```
 
+mod connect_limit;
 mod connection;
 mod credit;
 mod device;
@@ -21,7 +22,6 @@ mod header;
 mod host_backlog;
 mod muxer;
 mod socket;
-mod stray_limit;
 #[cfg(test)]
 mod tests;
 mod timer;

@@ -3,7 +3,7 @@
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
 use super::test_vm::TestVm;
-use jiffy_proto::snapshot::{AfterSnapshot, MemorySource, SnapshotDecision};
+use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 use jiffy_proto::vm::{Event, Request, StopCause};
 
 /// VM with 128 MiB of changes in memory and one on its disk.
@@ -39,13 +39,9 @@ fn a_captured_snapshot_is_completed_for_the_next_controller() {
     vm.adopt_snapshot(target);
     assert_eq!(vm.ask("mark two"), "ok");
     vm.verify();
-    let mut restored = TestVm::restore(vm.origin.share(), &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "one one");
-    restored.verify();
+    vm.assert_restores(vm.origin.share(), "one one");
     let next = vm.snapshot(AfterSnapshot::Resume);
-    let mut restored = TestVm::restore(next, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "two two");
-    restored.verify();
+    vm.assert_restores(next, "two two");
 }
 
 #[test]
@@ -57,13 +53,7 @@ fn a_captured_snapshot_that_nobody_was_told_of_is_aborted() {
     if vm.outcome().is_ok() {
         vm.commit_or_abort(SnapshotDecision::Abort);
     }
-    assert_eq!(vm.ask("mark two"), "ok");
-    vm.verify();
-    let snapshot = vm.snapshot(AfterSnapshot::Resume);
-    assert_eq!(snapshot.memory.len(), 1);
-    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "two two");
-    restored.verify();
+    vm.assert_no_snapshot_left();
 }
 
 #[test]
@@ -87,7 +77,5 @@ fn a_captured_snapshot_is_completed_after_its_guest_was_ended() {
     snapshot.memory.push((target.memory, target.index));
     let frozen = vm.overlay.try_clone().unwrap();
     snapshot.disk.push((frozen, target.disk_index));
-    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "one one");
-    restored.verify();
+    vm.assert_restores(snapshot, "one one");
 }

@@ -3,7 +3,7 @@
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
 use super::test_vm::TestVm;
-use jiffy_proto::snapshot::{AfterSnapshot, MemorySource, SnapshotDecision};
+use jiffy_proto::snapshot::{AfterSnapshot, SnapshotDecision};
 
 /// Kept VM with changes in memory and on its disk, and the directory of its socket.
 fn kept(test: &str) -> Option<(TestVm, tempfile::TempDir)> {
@@ -32,9 +32,7 @@ fn a_guest_does_not_notice_that_its_controller_was_replaced() {
     // The overlay that the next controller received takes the guest's writes.
     assert_eq!(vm.ask("mark two"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
-    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "two two");
-    restored.verify();
+    vm.assert_restores(snapshot, "two two");
 }
 
 #[test]
@@ -52,13 +50,7 @@ fn a_snapshot_that_its_controller_abandoned_is_aborted() {
     if prepared_snapshot.is_some() {
         vm.commit_or_abort(SnapshotDecision::Abort);
     }
-    assert_eq!(vm.ask("mark two"), "ok");
-    vm.verify();
-    let snapshot = vm.snapshot(AfterSnapshot::Resume);
-    assert_eq!(snapshot.memory.len(), 1);
-    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
-    assert_eq!(restored.ask("marks"), "two two");
-    restored.verify();
+    vm.assert_no_snapshot_left();
 }
 
 #[test]
@@ -93,9 +85,7 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
             assert_eq!(vm.ask("mark three"), "ok");
             let last = vm.snapshot(AfterSnapshot::Resume);
             assert_eq!(last.memory.len(), layers + 1);
-            let mut restored = TestVm::restore(last, &vm.base(), MemorySource::Map);
-            assert_eq!(restored.ask("marks"), "three three");
-            restored.verify();
+            vm.assert_restores(last, "three three");
         }
     }
 }

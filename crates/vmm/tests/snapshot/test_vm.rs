@@ -428,6 +428,22 @@ impl TestVm {
         Ok(snapshot)
     }
 
+    /// Asserts that a VM that is restored from `snapshot` has these marks, and verifies.
+    pub fn assert_restores(&self, snapshot: OpenSnapshot, marks: &str) {
+        let mut restored = Self::restore(snapshot, &self.base(), MemorySource::Map);
+        assert_eq!(restored.ask("marks"), marks);
+        restored.verify();
+    }
+
+    /// Asserts that the VM goes on as if there had been no snapshot, and its next one is whole.
+    pub fn assert_no_snapshot_left(&mut self) {
+        assert_eq!(self.ask("mark two"), "ok");
+        self.verify();
+        let snapshot = self.snapshot(AfterSnapshot::Resume);
+        assert_eq!(snapshot.memory.len(), 1);
+        self.assert_restores(snapshot, "two two");
+    }
+
     pub fn snapshot(&mut self, then: AfterSnapshot) -> OpenSnapshot {
         self.snapshot_to(SnapshotTarget::new(), then).unwrap()
     }

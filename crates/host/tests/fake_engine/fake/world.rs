@@ -76,7 +76,7 @@ pub struct Body {
     /// Snapshot of it that is complete, or was to be, when its daemon died.
     pub(super) undecided: Mutex<Option<String>>,
     /// Captured snapshot that is not stored, and its text.
-    pub(super) captured: Mutex<Option<(String, String)>>,
+    pub captured: Mutex<Option<(String, String)>>,
     pub(super) kept: AtomicBool,
     pub(super) end: watch::Sender<Option<ExitReason>>,
 }

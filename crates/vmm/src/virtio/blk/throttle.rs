@@ -1,10 +1,11 @@
 //! Rate limit of one disk: the token buckets that the guest's disks share, and the timer that wakes
 //! the disk when tokens are available.
 
-use super::token_bucket::{BURST_WINDOW, DiskLimiter, DiskWork};
+use super::disk_limiter::{DiskLimiter, DiskWork};
 use crate::machine::bus::lock;
 use crate::poll::SlotPoller;
 use crate::virtio::DeviceError;
+use crate::virtio::token_bucket::BURST_WINDOW;
 use jiffy_proto::vm::DiskLimits;
 use nix::sys::epoll::EpollFlags;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,9 +1,9 @@
 //! Vsock device: rings, interrupts and the timer.
 
+use super::connect_limit::ConnectLimit;
 use super::connection::MAX_PACKET_BYTES;
-use super::header::{HEADER_BYTES, VsockHeader};
+use super::header::{HEADER_BYTES, VsockHeader, VsockOp};
 use super::muxer::Muxer;
-use super::stray_limit::StrayLimit;
 use super::timer::{TIMER_TOKEN, VsockTimer};
 use super::{GuestConnect, VsockConfig, VsockConnectError};
 use crate::GuestMemory;
@@ -62,7 +62,7 @@ struct ActiveVsock {
     reset_due: bool,
     /// True if transmit packets remain because the batch was full, or may because the queue rests.
     tx_left: bool,
-    strays: StrayLimit,
+    connects: ConnectLimit,
     untold: UntoldPackets,
 }
 
@@ -113,15 +113,15 @@ impl Vsock {
         if let Some(active) = &mut self.active {
             active.muxer.clear();
             active.reset_due = true;
-            active.strays = StrayLimit::default();
+            active.connects = ConnectLimit::default();
         }
         self.run(false)
     }
 
     #[cfg(test)]
-    pub(super) fn allow_strays(&mut self) {
+    pub(super) fn allow_all_connects(&mut self) {
         if let Some(active) = &mut self.active {
-            active.strays = StrayLimit::new(u32::MAX);
+            active.connects = ConnectLimit::new(std::num::NonZeroU64::MAX);
         }
     }
 
@@ -292,13 +292,13 @@ impl ActiveVsock {
             muxer: Muxer::new(config.guest_cid, config.host_ports.clone(), poller),
             reset_due: false,
             tx_left: false,
-            strays: StrayLimit::default(),
+            connects: ConnectLimit::default(),
             untold: UntoldPackets::default(),
         })
     }
 
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
-        match self.strays.rests_until() {
+        match self.connects.rests_until() {
             None if transmit => self.untold.count += self.drain_tx(listener)?,
             _ => self.tx_left |= transmit,
         }
@@ -312,7 +312,7 @@ impl ActiveVsock {
         if interrupt {
             self.interrupt.queue();
         }
-        let resting = self.strays.rests_until();
+        let resting = self.connects.rests_until();
         let at = if rx_left || (self.tx_left && resting.is_none()) {
             Some(Instant::now())
         } else {
@@ -365,7 +365,8 @@ impl ActiveVsock {
                 .add_used(&self.memory, chain.head, 0)
                 .map_err(ring)?;
             used += 1;
-            if self.muxer.last_was_stray && self.strays.count(Instant::now()) {
+            let is_request = header.op == VsockOp::Request as u16;
+            if is_request && self.connects.count(Instant::now()) {
                 self.tx.disable_notification(&self.memory).map_err(ring)?;
                 break;
             }

@@ -45,8 +45,6 @@ pub struct Muxer {
     last_token: u32,
     last_port: u32,
     wake_at: Option<Instant>,
-    /// True if the packet that was received last opened a connection or was of none.
-    pub last_was_stray: bool,
     pub timeouts: VsockTimeouts,
 }
 
@@ -65,7 +63,6 @@ impl Muxer {
             // port is random.
             last_port: u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0),
             wake_at: None,
-            last_was_stray: false,
             timeouts: VsockTimeouts::default(),
         }
     }
@@ -102,7 +99,6 @@ impl Muxer {
         data: &mut GuestBuffers<'_>,
         listener: &mut dyn GuestConnect,
     ) {
-        self.last_was_stray = true;
         if header.src_cid != self.guest_cid || header.dst_cid != HOST_CID {
             return;
         }
@@ -121,7 +117,6 @@ impl Muxer {
         let connection = token.and_then(|token| self.connections.get_mut(&token));
         match (token.zip(connection), op) {
             (Some((token, connection)), Some(op)) => {
-                self.last_was_stray = false;
                 let action = connection.receive(op, header, data);
                 self.apply(token, action);
             }

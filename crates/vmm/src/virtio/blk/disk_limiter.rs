@@ -1,17 +1,13 @@
 //! Rate limiter of a guest's disks: two token buckets, for bytes and for requests, that all its
 //! disks share.
 //!
-//! A bucket is stored as the time up to which its work is paid for. Work advances that time by its
-//! duration at the bucket's rate. The time lags behind by at most [`BURST_WINDOW`], the tokens that
-//! an idle guest saves up. A request starts when everything before it is paid for, whatever its own
-//! cost, so at most one request is ahead of the rate.
+//! A request starts when everything before it is paid for, whatever its own cost, so at most one
+//! request is ahead of the rate.
 
+use crate::virtio::token_bucket::TokenBucket;
 use jiffy_proto::vm::DiskLimits;
-use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Capacity of a bucket, as the time in which it fills.
-pub const BURST_WINDOW: Duration = Duration::from_secs(1);
 /// Shortest wait: the requests of this time are served together, by one wakeup of the event loop.
 const MIN_WAIT: Duration = Duration::from_millis(5);
 
@@ -24,27 +20,8 @@ pub struct DiskWork {
     pub requests: u64,
 }
 
-#[derive(Debug)]
-struct TokenBucket {
-    per_s: NonZeroU64,
-    paid: Duration,
-}
-
-impl TokenBucket {
-    fn wait(&self, now: Duration) -> Duration {
-        self.paid.saturating_sub(now)
-    }
-
-    fn take(&mut self, amount: u64, now: Duration) {
-        let nanos = (u128::from(amount) * 1_000_000_000).div_ceil(u128::from(self.per_s.get()));
-        let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        let oldest = now.saturating_sub(BURST_WINDOW);
-        self.paid = self.paid.max(oldest).saturating_add(cost);
-    }
-}
-
-/// Token buckets of one guest. Times are relative to a fixed origin, which lies [`BURST_WINDOW`] or
-/// more before the first call.
+/// Token buckets of one guest. Times are relative to a fixed origin, as those of a
+/// [`TokenBucket`] are.
 #[derive(Debug)]
 pub struct DiskLimiter {
     bytes: Option<TokenBucket>,
@@ -58,14 +35,10 @@ pub struct DiskLimiter {
 impl DiskLimiter {
     /// Creates full buckets; none if nothing is limited.
     pub fn new(limits: DiskLimits) -> Option<Self> {
-        let bucket = |per_s| TokenBucket {
-            per_s,
-            paid: Duration::ZERO,
-        };
         let (bytes, requests) = (limits.bytes_per_s, limits.requests_per_s);
         (bytes.is_some() || requests.is_some()).then(|| Self {
-            bytes: bytes.map(bucket),
-            requests: requests.map(bucket),
+            bytes: bytes.map(TokenBucket::new),
+            requests: requests.map(TokenBucket::new),
             waiting: 0,
             last: None,
         })
@@ -106,6 +79,8 @@ impl DiskLimiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::virtio::token_bucket::BURST_WINDOW;
+    use std::num::NonZeroU64;
 
     const MIB: u64 = 1 << 20;
 

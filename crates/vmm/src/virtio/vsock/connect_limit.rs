@@ -1,0 +1,73 @@
+//! Limit of connections that a guest asks for. They are cheap for it and cost the host a message or
+//! a reset, and time that its other guests want. Connections of the host do not count.
+
+use super::MAX_CONNECTIONS;
+use crate::virtio::token_bucket::{BURST_WINDOW, TokenBucket};
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+/// Requests in a second, and at once after a pause: as many as there can be connections. An agent
+/// makes one to greet.
+const PER_S: NonZeroU64 = NonZeroU64::MIN.saturating_add(MAX_CONNECTIONS as u64 - 1);
+/// Time for which the transmit queue rests once there are too many.
+const REST: Duration = Duration::from_millis(10);
+
+#[derive(Debug)]
+pub struct ConnectLimit {
+    bucket: TokenBucket,
+    began: Instant,
+    rests_until: Option<Instant>,
+}
+
+impl Default for ConnectLimit {
+    fn default() -> Self {
+        Self::new(PER_S)
+    }
+}
+
+impl ConnectLimit {
+    pub fn new(per_s: NonZeroU64) -> Self {
+        Self {
+            bucket: TokenBucket::new(per_s),
+            began: Instant::now(),
+            rests_until: None,
+        }
+    }
+
+    /// Counts a request at `now`; returns true if the queue is to rest.
+    pub fn count(&mut self, now: Instant) -> bool {
+        let since = now.duration_since(self.began) + BURST_WINDOW;
+        self.bucket.take(1, since);
+        let is_over = !self.bucket.wait(since).is_zero();
+        self.rests_until = is_over.then(|| now + REST);
+        is_over
+    }
+
+    /// End of a rest that is not over.
+    pub fn rests_until(&mut self) -> Option<Instant> {
+        self.rests_until = self.rests_until.filter(|until| *until > Instant::now());
+        self.rests_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_taken_at_once_and_then_one_in_each_interval() {
+        let mut limit = ConnectLimit::default();
+        let now = limit.began;
+        // Costs are rounded up to nanoseconds.
+        let (burst, interval) = (PER_S.get() - 1, Duration::from_secs(1) / 1000);
+        assert!((0..burst).all(|_| !limit.count(now)));
+        assert!((0..2).any(|_| limit.count(now)));
+        assert!(limit.rests_until().is_some());
+        let later = now + interval * 3;
+        let free = (0..10).take_while(|_| !limit.count(later)).count();
+        assert!((1..=3).contains(&free), "{free}");
+        let after_a_pause = now + Duration::from_secs(3);
+        assert!((0..burst).all(|_| !limit.count(after_a_pause)));
+        assert!((0..2).any(|_| limit.count(after_a_pause)));
+    }
+}
