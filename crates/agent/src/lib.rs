@@ -14,6 +14,7 @@ pub mod boot;
 pub mod calendar;
 pub mod cpu_sample;
 pub mod filesystem;
+pub mod huge_text;
 pub mod link_socket;
 pub mod modprobe;
 pub mod port_forward;

@@ -5,7 +5,7 @@ use crate::process::{oom_log, reaper};
 use crate::settings::AgentSettings;
 use crate::state::Agent;
 use crate::vsock::{self, VsockListener};
-use crate::{port_forward, runtime, server, sys};
+use crate::{huge_text, port_forward, runtime, server, sys};
 use jiffy_proto::agent::{ENVD_PORT, HELLO_PORT, TCP_PORT};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,6 +19,8 @@ pub fn run(began_us: u64) -> i32 {
     // The connection stands by the time the file systems do.
     let early = vsock::begin_connect(HELLO_PORT).ok();
     let outcome = root::microvm::enter().and_then(|()| {
+        // Without huge pages everything works as well.
+        let _ = huge_text::adopt();
         runtime::block_on(serve(began_us, early)).map_err(|e| format!("cannot run: {e}"))
     });
     if let Err(reason) = outcome {

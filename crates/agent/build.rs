@@ -1,0 +1,7 @@
+//! Lays the program out for huge pages: see `src/huge_text.rs`.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    // One segment of code and constants, and none beside it in its last huge page.
+    println!("cargo::rustc-link-arg-bins=-Wl,-z,max-page-size=0x200000,--no-rosegment");
+}

@@ -1,0 +1,203 @@
+//! Code and constants of this program in huge pages.
+//!
+//! A restored guest that runs without nested page tables costs its host an exit for each page that
+//! it touches first, and most of the user pages that a new sandbox touches were this program's. In
+//! huge pages they take one exit for 2 MiB.
+
+use crate::sys;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::ptr;
+
+const HUGE_PAGE: usize = 2 << 20;
+/// Whose memory the kernel gives huge pages: nobody's, as it is started.
+const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled";
+/// Breakpoint instruction. Not zero: the host keeps no zeroes of a snapshot, and maps a huge page
+/// only where it keeps all of it.
+const FILLER: u8 = 0xcc;
+
+/// Moves what of this program is never written to huge pages, at the same addresses. Returns false
+/// where it is not laid out for that. Must be called while there is no other thread.
+pub fn adopt() -> io::Result<bool> {
+    let before = fs::read_to_string(SETTING)?;
+    fs::write(SETTING, "madvise")?;
+    let moved = move_text();
+    // With a setting of its own the kernel would look for memory to make huge every 10 s.
+    fs::write(SETTING, chosen(&before))?;
+    moved
+}
+
+/// The word of a setting that is in force: the one in brackets.
+fn chosen(setting: &str) -> &str {
+    let inner = setting
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'));
+    inner.map_or("never", |(word, _)| word)
+}
+
+fn move_text() -> io::Result<bool> {
+    let Some(text) = read_only_range(&program_headers()) else {
+        return Ok(false);
+    };
+    let length = text.len().next_multiple_of(HUGE_PAGE);
+    let copy = reserve(length)?;
+    let old = ptr::with_exposed_provenance::<u8>(text.start);
+    // SAFETY: the copy has `length` writable bytes that are nobody else's; the text is mapped
+    // readable as a whole, as its program headers say. The call that puts the copy in the text's
+    // place lets the same bytes follow at the same addresses, and nothing else lies up to `length`
+    // (`read_only_range`).
+    unsafe {
+        // Memory that a failed call leaves is never used.
+        let _ = libc::madvise(copy.cast(), length, libc::MADV_HUGEPAGE);
+        ptr::copy_nonoverlapping(old, copy, text.len());
+        ptr::write_bytes(copy.add(text.len()), FILLER, length - text.len());
+        let rights = libc::PROT_READ | libc::PROT_EXEC;
+        sys::check(libc::mprotect(copy.cast(), length, rights))?;
+        let place = ptr::with_exposed_provenance_mut::<libc::c_void>(text.start);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let moved = libc::mremap(copy.cast(), length, length, flags, place);
+        if moved == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(true)
+}
+
+/// Fresh memory of `length` bytes that begins with a huge page.
+fn reserve(length: usize) -> io::Result<*mut u8> {
+    let around = length + HUGE_PAGE;
+    // SAFETY: a new mapping, of which the parts before and behind are given back.
+    unsafe {
+        let (rights, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        let start = libc::mmap(ptr::null_mut(), around, rights, kind, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let before = start.align_offset(HUGE_PAGE);
+        if before > 0 {
+            sys::check(libc::munmap(start, before))?;
+        }
+        let aligned = start.byte_add(before);
+        sys::check(libc::munmap(aligned.byte_add(length), HUGE_PAGE - before))?;
+        Ok(aligned.cast())
+    }
+}
+
+/// Part of a program that is loaded.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    start: usize,
+    end: usize,
+    writable: bool,
+}
+
+/// Loaded segments of this program.
+fn program_headers() -> Vec<Segment> {
+    // SAFETY: the kernel tells where the program headers lie, and how many there are; they stay.
+    let headers: &[libc::Elf64_Phdr] = unsafe {
+        let first = libc::getauxval(libc::AT_PHDR) as usize;
+        let count = libc::getauxval(libc::AT_PHNUM) as usize;
+        if first == 0 {
+            return Vec::new();
+        }
+        std::slice::from_raw_parts(ptr::with_exposed_provenance(first), count)
+    };
+    let of = |kind| headers.iter().find(move |header| header.p_type == kind);
+    let Some(own) = of(libc::PT_PHDR) else {
+        return Vec::new();
+    };
+    // Distance at which the program was loaded from the addresses that it was linked for.
+    let bias = headers.as_ptr().addr().wrapping_sub(own.p_vaddr as usize);
+    let loaded = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+    loaded
+        .map(|header| {
+            let start = bias.wrapping_add(header.p_vaddr as usize);
+            Segment {
+                start,
+                end: start.saturating_add(header.p_memsz as usize),
+                writable: header.p_flags & libc::PF_W != 0,
+            }
+        })
+        .collect()
+}
+
+/// The first segment, if it is never written, begins with a huge page, and no other one begins in
+/// its last.
+fn read_only_range(segments: &[Segment]) -> Option<Range<usize>> {
+    let first = segments.first().filter(|segment| !segment.writable)?;
+    let end = first.end.checked_next_multiple_of(HUGE_PAGE)?;
+    let is_apart = |segment: &Segment| segment.start >= end;
+    let fits = first.start.is_multiple_of(HUGE_PAGE)
+        && first.start < first.end
+        && segments.iter().skip(1).all(is_apart);
+    fits.then_some(first.start..first.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(start: usize, end: usize, writable: bool) -> Segment {
+        Segment {
+            start,
+            end,
+            writable,
+        }
+    }
+
+    #[test]
+    fn only_a_first_segment_that_shares_no_huge_page_is_moved() {
+        let text = segment(HUGE_PAGE, 2 * HUGE_PAGE + 5, false);
+        let data = segment(3 * HUGE_PAGE, 3 * HUGE_PAGE + 1, true);
+        assert_eq!(read_only_range(&[text, data]), Some(text.start..text.end));
+        assert_eq!(read_only_range(&[text]), Some(text.start..text.end));
+        let writable = Segment {
+            writable: true,
+            ..text
+        };
+        let unaligned = segment(HUGE_PAGE + 4096, 2 * HUGE_PAGE, false);
+        let near = segment(3 * HUGE_PAGE - 4096, 3 * HUGE_PAGE, true);
+        let empty = segment(HUGE_PAGE, HUGE_PAGE, false);
+        let refused: [&[Segment]; 5] = [
+            &[],
+            &[writable, data],
+            &[unaligned, data],
+            &[text, near],
+            &[empty],
+        ];
+        for segments in refused {
+            assert_eq!(read_only_range(segments), None, "{segments:?}");
+        }
+    }
+
+    #[test]
+    fn the_segments_of_this_program_hold_its_code() {
+        let code = adopt as fn() -> io::Result<bool> as usize;
+        let holds = |segment: &Segment| (segment.start..segment.end).contains(&code);
+        let segments = program_headers();
+        let found = segments.iter().find(|segment| holds(segment)).unwrap();
+        assert!(!found.writable);
+    }
+
+    #[test]
+    fn the_word_in_brackets_is_the_one_in_force() {
+        assert_eq!(chosen("always inherit [madvise] never\n"), "madvise");
+        assert_eq!(chosen(""), "never");
+    }
+
+    #[test]
+    fn reserved_memory_begins_with_a_huge_page_and_is_writable() {
+        let start = reserve(HUGE_PAGE).unwrap();
+        assert!(start.addr().is_multiple_of(HUGE_PAGE));
+        // SAFETY: `reserve` returned as many bytes, which are ours.
+        unsafe {
+            start.write_bytes(7, HUGE_PAGE);
+            assert_eq!(start.add(HUGE_PAGE - 1).read(), 7);
+            libc::munmap(start.cast(), HUGE_PAGE);
+        }
+    }
+}
