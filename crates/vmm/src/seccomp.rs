@@ -146,6 +146,7 @@ pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_getpid,
     SYS_getrandom,
     SYS_ioctl,
+    SYS_lseek,
     SYS_madvise,
     SYS_mmap: REASON_ALLOCATOR,
     SYS_mprotect: REASON_ALLOCATOR,

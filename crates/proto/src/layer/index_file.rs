@@ -2,13 +2,17 @@
 //! 10 GiB, of which a sandbox that slept for a moment has written a few blocks.
 
 use super::{HEADER_BYTES, IndexError, LayerIndex, UnitSet};
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// Bytes read at once: below what the allocator maps on its own, so that the memory of one index
 /// serves for the next.
 const READ_BYTES: usize = 64 << 10;
+const WORD_BYTES: usize = 8;
 /// Bytes of a part that is skipped if it is zero.
 const PART_BYTES: usize = 4 << 10;
 
@@ -54,13 +58,18 @@ impl IndexDecoder {
         Ok(Self { index, words: 0 })
     }
 
+    /// Passes over words that are zero.
+    fn skip(&mut self, words: usize) {
+        self.words += words;
+    }
+
     /// Decodes further words. Memory of the maps in which all are zero is not touched.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), IndexError> {
         let count = self.index.stored.words.len();
         for part in bytes.chunks(PART_BYTES) {
             let words = part.as_chunks().0;
             if is_zero(part) {
-                self.words += words.len();
+                self.skip(words.len());
                 continue;
             }
             for &word in words {
@@ -94,13 +103,40 @@ impl IndexDecoder {
     }
 }
 
+/// The first part of `range` that is no hole, in whole words; empty at its end if there is none.
+fn next_data(file: &File, range: Range<u64>) -> io::Result<Range<u64>> {
+    let seek = |from: u64, whence| {
+        let found = lseek(
+            file,
+            i64::try_from(from).map_err(|_| Errno::EOVERFLOW)?,
+            whence,
+        )?;
+        u64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+    };
+    let start = match seek(range.start, Whence::SeekData) {
+        Ok(start) => start.min(range.end),
+        // There is none up to the end of the file.
+        Err(Errno::ENXIO) => range.end,
+        // A file system that knows no holes.
+        Err(Errno::EINVAL) => return Ok(range),
+        Err(e) => return Err(e.into()),
+    };
+    if start == range.end {
+        return Ok(start..start);
+    }
+    let end = seek(start, Whence::SeekHole)?.min(range.end);
+    let word = WORD_BYTES as u64;
+    let start = start / word * word;
+    Ok(start..end.next_multiple_of(word).clamp(start + word, range.end))
+}
+
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |or, &byte| or | byte) == 0
 }
 
 impl LayerIndex {
-    /// Reads an index of any unit and size from the start of a file of at most `limit` bytes. The
-    /// file's offset is not used.
+    /// Reads an index of any unit and size from the start of a file of at most `limit` bytes; holes
+    /// are not read. The file's offset is not used, and changes.
     pub fn read(file: &File, limit: u64) -> Result<Self, IndexFileError> {
         let length = file.metadata()?.len();
         if length > limit {
@@ -115,11 +151,16 @@ impl LayerIndex {
         let mut buffer = vec![0; READ_BYTES];
         let mut at = HEADER_BYTES as u64;
         while at < length {
-            let bytes = (length - at).min(READ_BYTES as u64);
-            let part = buffer.get_mut(..bytes as usize).unwrap_or_default();
-            file.read_exact_at(part, at)?;
-            decoder.push(part)?;
-            at += bytes;
+            let data = next_data(file, at..length)?;
+            decoder.skip((data.start - at) as usize / WORD_BYTES);
+            at = data.start;
+            while at < data.end {
+                let bytes = (data.end - at).min(READ_BYTES as u64);
+                let part = buffer.get_mut(..bytes as usize).unwrap_or_default();
+                file.read_exact_at(part, at)?;
+                decoder.push(part)?;
+                at += bytes;
+            }
         }
         Ok(decoder.finish())
     }
@@ -131,8 +172,8 @@ impl LayerIndex {
         file.write_all_at(&Self::header(self.unit, self.units()), 0)?;
         let mut bytes = Vec::with_capacity(PART_BYTES);
         for map in [&self.stored, &self.zero] {
-            for words in map.words.chunks(PART_BYTES / 8) {
-                let end = at + (words.len() * 8) as u64;
+            for words in map.words.chunks(PART_BYTES / WORD_BYTES) {
+                let end = at + (words.len() * WORD_BYTES) as u64;
                 // The last part is the length of the file.
                 if end == length || words.iter().any(|&word| word != 0) {
                     bytes.clear();
