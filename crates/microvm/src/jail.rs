@@ -164,7 +164,7 @@ impl Vmm {
 
     /// Starts a process that is in its control groups, without limits yet, and has it make KVM's
     /// objects. Blocks while the kernel moves it. Must be called inside a tokio runtime.
-    pub(crate) fn spawn_spare(&self) -> Result<(Channel, Child), BootError> {
+    pub(crate) fn spawn_spare(&self, memory_mib: u32) -> Result<(Channel, Child), BootError> {
         let kvm = host_kvm::open()?;
         let (channel, theirs) = Channel::pair()?;
         let mut child = self.spawn_unlimited(theirs)?;
@@ -174,7 +174,10 @@ impl Vmm {
             let _ = child.start_kill();
             return Err(e.into());
         }
-        let prepare = Request::Prepare { kvm: FdIndex(0) };
+        let prepare = Request::Prepare {
+            kvm: FdIndex(0),
+            memory_mib,
+        };
         if let Err(e) = channel.send(&prepare, &[kvm.as_fd()]) {
             let _ = child.start_kill();
             return Err(e.into());

@@ -39,6 +39,8 @@ pub(crate) struct SpareVmms {
 struct SpareState {
     ready: Vec<(Channel, Child)>,
     last_start: Option<Instant>,
+    /// Memory of the guest that was started last, in MiB: the next is likely to have as much.
+    last_memory_mib: u32,
     /// A task makes spares.
     refilling: bool,
     closed: bool,
@@ -52,10 +54,11 @@ impl SpareVmms {
         }
     }
 
-    /// Takes one that lives.
-    fn take(&self) -> Option<(Channel, Child)> {
+    /// Takes one that lives, for a guest with `memory` bytes of memory.
+    fn take(&self, memory: u64) -> Option<(Channel, Child)> {
         let mut state = self.state.lock();
         state.last_start = Some(Instant::now());
+        state.last_memory_mib = u32::try_from(memory >> 20).unwrap_or(0);
         while let Some((channel, mut child)) = state.ready.pop() {
             if matches!(child.try_wait(), Ok(None)) {
                 return Some((channel, child));
@@ -94,6 +97,11 @@ impl SpareVmms {
         state.refilling
     }
 
+    /// Memory that the guest of the next spare is likely to have, in MiB; 0: not known.
+    fn likely_memory_mib(&self) -> u32 {
+        self.state.lock().last_memory_mib
+    }
+
     /// Time until work that was asked for at `asked` is due.
     fn deferral(&self, asked: Instant) -> Duration {
         let last = self.state.lock().last_start;
@@ -105,7 +113,7 @@ impl SpareVmms {
 impl Vmm {
     /// Returns a spare process, or starts one. Must be called inside a tokio runtime.
     pub(crate) fn fresh(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
-        let spare = self.spares().and_then(|spares| spares.take());
+        let spare = self.spares().and_then(|spares| spares.take(limits.memory));
         let fresh = match spare {
             Some((channel, child)) => FreshVmm {
                 limit_task: self.limit_spare(&child, limits),
@@ -142,9 +150,9 @@ impl Vmm {
                     tokio::time::sleep(deferral).await;
                     continue;
                 }
-                let maker = vmm.clone();
+                let (maker, memory_mib) = (vmm.clone(), spares.likely_memory_mib());
                 // It blocks while the kernel moves the process.
-                let made = Handle::current().spawn_blocking(move || maker.spawn_spare());
+                let made = Handle::current().spawn_blocking(move || maker.spawn_spare(memory_mib));
                 let made = match made.await {
                     Ok(Ok(made)) => Some(made),
                     Ok(Err(e)) => {

@@ -135,6 +135,16 @@ impl UnitSet {
         }
     }
 
+    /// The units of this set that are not in `other`.
+    pub fn without(&self, other: &Self) -> Self {
+        let others = other.words.iter().chain(std::iter::repeat(&0));
+        let words = self.words.iter().zip(others);
+        Self {
+            units: self.units,
+            words: words.map(|(word, other)| word & !other).collect(),
+        }
+    }
+
     /// Number of units in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()
@@ -283,6 +293,16 @@ mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), [64, 65, 66, 67, 68, 69]);
         set.insert_word(0, u64::MAX);
         assert_eq!(set, UnitSet::full(70));
+    }
+
+    #[test]
+    fn a_set_without_another_has_the_units_of_the_first_alone() {
+        let mut set = UnitSet::full(130);
+        let other = UnitSet::full(70);
+        assert_eq!(set.without(&other).iter().next(), Some(70));
+        assert_eq!(other.without(&set), UnitSet::empty(70));
+        set.remove(129);
+        assert_eq!(set.without(&other).count(), 59);
     }
 
     fn sample() -> LayerIndex {

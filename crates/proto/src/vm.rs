@@ -59,6 +59,9 @@ pub enum Request {
     Prepare {
         /// `/dev/kvm`, opened for reading and writing.
         kvm: FdIndex,
+        /// Memory that the VM is likely to have, in MiB; 0: not known.
+        #[serde(default)]
+        memory_mib: u32,
     },
     /// Builds and boots the VM. Accepted once; answered by [`Event::Started`] or
     /// [`Event::Stopped`].

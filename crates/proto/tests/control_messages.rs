@@ -202,8 +202,11 @@ fn requests_keep_their_serialized_forms() {
             r#"{"op":"settle","happened":false}"#,
         ),
         (
-            Request::Prepare { kvm: FdIndex(0) },
-            r#"{"op":"prepare","kvm":0}"#,
+            Request::Prepare {
+                kvm: FdIndex(0),
+                memory_mib: 512,
+            },
+            r#"{"op":"prepare","kvm":0,"memory_mib":512}"#,
         ),
         (Request::AbortCapture, r#"{"op":"abort_capture"}"#),
         (Request::Stop, r#"{"op":"stop"}"#),

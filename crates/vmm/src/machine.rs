@@ -3,6 +3,7 @@
 pub mod bus;
 pub mod ioapic;
 pub mod legacy_ports;
+mod memory_slots;
 pub mod vcpu;
 
 mod builder;

@@ -3,6 +3,7 @@
 //! ```text
 //! 0 ............ 3 GiB   RAM (as much as there is)
 //! 0xd000_0000 .. +4 KiB  virtio-mmio devices, one page each
+//! 0xe000_0000            page that guests never see
 //! 0xfec0_0000            I/O APIC
 //! 0xfee0_0000            local APIC
 //! 4 GiB ...              RAM beyond the first 3 GiB
@@ -23,6 +24,8 @@ pub const HIGH_RAM_START: u64 = 4 << 30;
 pub const MMIO_START: u64 = 0xd000_0000;
 /// Bytes of each virtio-mmio device.
 pub const MMIO_STRIDE: u64 = 0x1000;
+/// Page that KVM is told of for moments in which no guest runs.
+pub const UNSEEN_PAGE_START: u64 = 0xe000_0000;
 /// I/O APIC registers (Intel 82093AA).
 pub const IOAPIC_START: u64 = 0xfec0_0000;
 /// Local APIC registers.

@@ -76,9 +76,9 @@ pub fn run() -> ExitCode {
     name(SPARE_NAME);
     let mut first = control.recv::<Request>();
     let mut ahead = None;
-    if let Ok((Request::Prepare { kvm }, fds)) = first {
+    if let Ok((Request::Prepare { kvm, memory_mib }, fds)) = first {
         let kvm = ReceivedFds::new(fds).take(kvm, "/dev/kvm");
-        ahead = kvm.and_then(KvmVm::ahead).ok();
+        ahead = kvm.and_then(|kvm| KvmVm::ahead(kvm, memory_mib)).ok();
         first = control.recv::<Request>();
     }
     name(NAME);

@@ -5,13 +5,13 @@ use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_even
 use super::ioapic::{IoApic, IoApicState, KvmRoutes};
 use super::kvm_vm::KvmVm;
 use super::legacy_ports::{COM1_IRQ, LegacyPorts};
+use super::memory_slots;
 use super::received_fds::ReceivedFds;
 use super::vcpu;
 use super::{cpu_features, cpu_level};
 use crate::GuestMemory;
 use crate::boot;
 use crate::error::VmmError;
-use crate::memory;
 use crate::poll::Poller;
 use crate::snapshot::lazy_memory::LazyMemory;
 use crate::snapshot::machine_state::MachineShape;
@@ -20,12 +20,10 @@ use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{FdIndex, VmConfig, limits};
-use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{VcpuFd, VmFd};
 use std::fs::File;
 use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Machine before its first instruction.
@@ -77,14 +75,10 @@ impl Machine {
         }
     }
 
-    /// Takes guest memory away from KVM and gives it back: KVM forgets all that it derived from
-    /// its contents. No vCPU may be running.
-    ///
-    /// Without hardware support for nested page tables, KVM shadows the guest's, and learns of
-    /// changes by the guest's own writes only.
-    pub fn renew_memory_slots(&self) -> Result<(), VmmError> {
-        set_memory_slots(&self.vm, &self.memory, false)?;
-        set_memory_slots(&self.vm, &self.memory, true)
+    /// Has KVM forget all that it derived from the contents of guest memory, which then may change
+    /// until a vCPU runs again. No vCPU may be running.
+    pub fn forget_shadows(&self) -> Result<(), VmmError> {
+        memory_slots::drop_shadows(&self.vm, &self.memory)
     }
 }
 
@@ -102,13 +96,13 @@ pub(super) struct MachineBuilder {
 impl MachineBuilder {
     /// Gives KVM the memory, and creates the devices.
     pub fn new(
-        kvm: KvmVm,
+        mut kvm: KvmVm,
         memory: GuestMemory,
         devices: &DeviceSet<'_>,
         fds: &mut ReceivedFds,
         guest_connect: Box<dyn GuestConnect>,
     ) -> Result<Self, VmmError> {
-        set_memory_slots(&kvm.vm, &memory, true)?;
+        kvm.give_memory(&memory)?;
         let new_poller = || Poller::new().map_err(|e| VmmError::host("epoll", e));
         let (poller, disk_poller) = (new_poller()?, new_poller()?);
         let mut kicks = Vec::new();
@@ -200,7 +194,6 @@ pub fn build(
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Machine, VmmError> {
     check_config(config)?;
-    let memory = memory::allocate(config.memory_mib)?;
     let devices = DeviceSet {
         disks: &config.disks,
         disk_limits: config.disk_limits,
@@ -211,7 +204,8 @@ pub fn build(
         lazy: None,
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
-    let (kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, config.vcpus.into())?;
+    let (mut kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, config.vcpus.into())?;
+    let memory = kvm.take_memory(config.memory_mib)?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
 
     let kernel = File::from(fds.take(config.kernel, "kernel")?);
@@ -277,26 +271,6 @@ fn check_config(config: &VmConfig) -> Result<(), VmmError> {
     }
     if config.vsock.as_ref().is_some_and(|v| v.guest_cid < 3) {
         return refuse("vsock context ids below 3 are reserved".to_owned());
-    }
-    Ok(())
-}
-
-/// Adds the memory slots of `memory`, or removes them.
-fn set_memory_slots(vm: &VmFd, memory: &GuestMemory, present: bool) -> Result<(), VmmError> {
-    for (slot, region) in (0u32..).zip(memory.iter()) {
-        let host = region
-            .get_host_address(vm_memory::MemoryRegionAddress(0))
-            .map_err(|e| VmmError::host("guest memory", e))?;
-        let slot = kvm_userspace_memory_region {
-            slot,
-            guest_phys_addr: region.start_addr().0,
-            memory_size: if present { region.len() } else { 0 },
-            userspace_addr: u64::try_from(host.addr()).unwrap_or(0),
-            flags: 0,
-        };
-        // SAFETY: the region is mapped for as long as the process lives, and so longer than the VM.
-        unsafe { vm.set_user_memory_region(slot) }
-            .map_err(|e| VmmError::host("KVM_SET_USER_MEMORY_REGION", e))?;
     }
     Ok(())
 }

@@ -1,17 +1,22 @@
 //! KVM's objects of a VM: made with its configuration, or before there is one.
 
 use super::ioapic::IOAPIC_PINS;
-use super::vcpu;
+use super::{memory_slots, vcpu};
+use crate::GuestMemory;
 use crate::error::VmmError;
-use crate::memory::{KVM_IDENTITY_MAP_START, KVM_TSS_START};
+use crate::memory::{self, KVM_IDENTITY_MAP_START, KVM_TSS_START, layout};
+use jiffy_proto::vm::limits;
 use kvm_bindings::{CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// vCPUs that are made ahead: as many as sandboxes have unless they ask for others.
 const VCPUS_AHEAD: u64 = 2;
+/// Most memory that a VM is given ahead: the kernel's tables for it take a 400th of it.
+const MAX_MEMORY_AHEAD_MIB: u32 = 4096;
 
-/// VM without memory, whose vCPUs have no state.
+/// VM whose memory is empty, if it has any, and whose vCPUs have no state.
 pub struct KvmVm {
     pub vm: VmFd,
     /// Features that KVM can give a vCPU.
@@ -19,15 +24,49 @@ pub struct KvmVm {
     /// MSRs that are part of a vCPU's state.
     pub msrs: Vec<u32>,
     vcpus: Vec<VcpuFd>,
+    /// Memory that it has and nobody uses yet.
+    unused_memory: Option<GuestMemory>,
+    has_memory: bool,
 }
 
 impl KvmVm {
-    /// Makes one for a guest that is not known yet. What it takes, an exit for each leaf of CPUID
-    /// of a host that is itself a VM for example, is not on the way of that guest then.
-    pub fn ahead(kvm: OwnedFd) -> Result<Self, VmmError> {
+    /// Makes one for a guest that is not known yet, but is likely to have `memory_mib` MiB of
+    /// memory (0: any). What it takes, an exit for each leaf of CPUID of a host that is itself a VM
+    /// for example, is not on the way of that guest then.
+    pub fn ahead(kvm: OwnedFd, memory_mib: u32) -> Result<Self, VmmError> {
         let mut made = Self::new(kvm)?;
         made.add_vcpus(VCPUS_AHEAD)?;
+        if (limits::MIN_MEMORY_MIB..=MAX_MEMORY_AHEAD_MIB).contains(&memory_mib) {
+            let memory = memory::allocate(memory_mib)?;
+            made.give_memory(&memory)?;
+            made.unused_memory = Some(memory);
+        }
         Ok(made)
+    }
+
+    /// Returns empty memory of `mib` MiB for its guest.
+    pub fn take_memory(&mut self, mib: u32) -> Result<GuestMemory, VmmError> {
+        let Some(memory) = self.unused_memory.take() else {
+            return memory::allocate(mib);
+        };
+        let found = memory
+            .iter()
+            .map(|region| (region.start_addr().0, region.len()));
+        if found.eq(layout(mib)) {
+            return Ok(memory);
+        }
+        memory_slots::take(&self.vm, &memory)?;
+        self.has_memory = false;
+        memory::allocate(mib)
+    }
+
+    /// Gives it the memory that [`Self::take_memory`] returned, unless it has it.
+    pub fn give_memory(&mut self, memory: &GuestMemory) -> Result<(), VmmError> {
+        if !self.has_memory {
+            memory_slots::give(&self.vm, memory)?;
+            self.has_memory = true;
+        }
+        Ok(())
     }
 
     /// Returns `ahead` with `vcpus` vCPUs, or a new one if it has more.
@@ -79,6 +118,8 @@ impl KvmVm {
             cpuid: cpuid.map_err(|e| VmmError::host("reading the CPU's features from KVM", e))?,
             msrs: vcpu::msr_list(&kvm)?,
             vcpus: Vec::new(),
+            unused_memory: None,
+            has_memory: false,
         })
     }
 
@@ -89,5 +130,48 @@ impl KvmVm {
             self.vcpus.push(vcpu);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Write;
+    use vm_memory::{Bytes, GuestAddress};
+
+    fn skip(test: &str, reason: &dyn std::fmt::Display) {
+        if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
+            let mut log = File::options().create(true).append(true).open(log).unwrap();
+            writeln!(log, "{test}: {reason}").unwrap();
+        }
+    }
+
+    #[test]
+    fn memory_that_was_made_ahead_is_used_by_a_guest_of_its_size_and_no_other() {
+        let opened = File::options().read(true).write(true).open("/dev/kvm");
+        let Ok(kvm) = opened.map_err(|e| skip("memory_that_was_made_ahead", &e)) else {
+            return;
+        };
+        let ahead = || KvmVm::ahead(kvm.try_clone().unwrap().into(), 128).unwrap();
+        let place = |memory: &GuestMemory| memory.get_host_address(GuestAddress(0)).unwrap();
+
+        let mut fits = ahead();
+        let made = place(fits.unused_memory.as_ref().unwrap());
+        let memory = fits.take_memory(128).unwrap();
+        assert_eq!(place(&memory), made);
+        assert_eq!(memory.read_obj::<u64>(GuestAddress(0)).unwrap(), 0);
+        fits.give_memory(&memory).unwrap();
+
+        let mut other = ahead();
+        let memory = other.take_memory(256).unwrap();
+        assert_eq!(
+            memory.iter().map(|region| region.len()).sum::<u64>(),
+            256 << 20
+        );
+        other.give_memory(&memory).unwrap();
+        // KVM refuses a slot of another size in the place of one that it has.
+        let wrong = memory::allocate(128).unwrap();
+        assert!(memory_slots::give(&other.vm, &wrong).is_err());
     }
 }

@@ -9,7 +9,6 @@ use super::legacy_ports::LegacyPorts;
 use super::received_fds::ReceivedFds;
 use super::{Machine, cpu_features};
 use crate::error::VmmError;
-use crate::memory;
 use crate::snapshot::huge_mappings::advise_huge_pages;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
@@ -36,7 +35,9 @@ pub fn restore(
 ) -> Result<Machine, VmmError> {
     let state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
     check_config(&state.shape)?;
-    let memory = memory::allocate(state.shape.memory_mib)?;
+    let kvm = fds.take(config.kvm, "/dev/kvm")?;
+    let (mut kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, state.vcpus.len())?;
+    let memory = kvm.take_memory(state.shape.memory_mib)?;
     let linear = LinearMemory::new(&memory)?;
     let layers = take_memory_layers(&config.memory, linear.bytes(), fds)?;
     let eager = take_eager_chunks(config.source, linear.chunks(), fds)?;
@@ -47,7 +48,7 @@ pub fn restore(
     let lazy = lazy.map(&plan, &layers, &linear, on_memory_failure)?;
     let mapped = MappedFiles::of(&plan, &layers)?;
     if let Some(pages) = config.populate {
-        // Before KVM knows the memory, so that it is told of no page that changes.
+        // KVM is told of no page that changes: it does not know the memory, or has mapped none.
         let pages = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
         advise_huge_pages(&plan, &pages.stored, &linear);
         populate(&plan, &pages.stored, &linear);
@@ -63,8 +64,6 @@ pub fn restore(
         balloon: has("balloon"),
         lazy: lazy.clone(),
     };
-    let kvm = fds.take(config.kvm, "/dev/kvm")?;
-    let (kvm, vcpus) = KvmVm::with_vcpus(ahead, kvm, state.vcpus.len())?;
     cpu_features::check(&state.shape.cpu, &kvm.cpuid)?;
     let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
     for (vcpu, state) in vcpus.iter().zip(&state.vcpus) {

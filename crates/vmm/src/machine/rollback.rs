@@ -132,13 +132,16 @@ impl Machine {
     ) -> Result<(), VmmError> {
         let linear = LinearMemory::new(&self.memory)?;
         let (plan, layers) = (&target.plan, &target.layers);
-        self.mapped = revert_memory(&self.mapped, plan, layers, &linear, private)?;
+        self.forget_shadows()?;
+        let wanted = target.populate.as_ref();
+        let (mapped, stayed) = revert_memory(&self.mapped, plan, layers, &linear, private, wanted)?;
+        self.mapped = mapped;
         self.layers = std::mem::take(&mut target.layers);
         if let Some(pages) = &target.populate {
             advise_huge_pages(&target.plan, pages, &linear);
-            populate(&target.plan, pages, &linear);
+            populate(&target.plan, &pages.without(&stayed), &linear);
         }
-        self.renew_memory_slots()
+        Ok(())
     }
 
     /// Puts vCPUs and devices back, after memory; a network interface drops all frames from then

@@ -239,7 +239,8 @@ fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno>
     Ok(())
 }
 
-fn read(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
+/// Reads `bytes` bytes of a layer to `host`, which must lie in guest memory that is not in use.
+pub(super) fn read(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes {
         let length = usize::try_from(bytes - done).map_err(|_| Errno::EOVERFLOW)?;

@@ -1,12 +1,12 @@
 //! Guest memory put back to the layers of a snapshot in the process that runs the guest.
 //!
 //! A chunk that the same file lies behind before and after loses only the pages that are the
-//! guest's own; the others are mapped anew. A failure half-way leaves memory of no moment: the
-//! guest must not run again.
+//! guest's own, or has them read anew if a restored guest writes them first; the others are mapped
+//! anew. A failure half-way leaves memory of no moment: the guest must not run again.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
-use super::map_layers::{MappingPlan, map_layers};
+use super::map_layers::{MappingPlan, map_layers, read};
 use super::memory_layers::MemoryLayers;
 use super::populate::runs;
 use crate::error::VmmError;
@@ -110,25 +110,34 @@ impl RevertPlan {
 }
 
 /// Puts memory back to what `plan` makes of `layers` on fresh memory. `from` are the files behind
-/// it now, and `private` the pages ([`MEMORY_PAGE`]) that are the guest's own. No vCPU or device
-/// may be running. Returns the files behind it afterwards.
+/// it now, and `private` the pages ([`MEMORY_PAGE`]) that are the guest's own; those of `kept_own`
+/// may stay so. No vCPU or device may be running. Returns the files behind it afterwards, and the
+/// pages that stayed.
 pub fn revert_memory(
     from: &MappedFiles,
     plan: &MappingPlan,
     layers: &MemoryLayers,
     linear: &LinearMemory,
     private: &UnitSet,
-) -> Result<MappedFiles, VmmError> {
+    kept_own: Option<&UnitSet>,
+) -> Result<(MappedFiles, UnitSet), VmmError> {
     let chunks = linear.chunks();
     let to = MappedFiles::of(plan, layers)?;
     let revert = RevertPlan::new(from, &to, plan, chunks);
     let dropping = failed("dropping written memory");
     let mut own = UnitSet::empty(chunks * CHUNK_PAGES);
+    let mut read_anew = UnitSet::empty(chunks * CHUNK_PAGES);
+    let stays = |page| kept_own.is_some_and(|pages| pages.contains(page));
     for pages in runs(private, 0..chunks * CHUNK_PAGES) {
         for page in pages {
             let chunk = page / CHUNK_PAGES;
             if revert.kept.contains(chunk) {
-                own.insert(page);
+                let set = if stays(page) {
+                    &mut read_anew
+                } else {
+                    &mut own
+                };
+                set.insert(page);
             } else if revert.anonymous.contains(chunk) {
                 // Whole chunks: fewer calls, and huge pages are split less.
                 own.insert_range(chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES);
@@ -138,25 +147,46 @@ pub fn revert_memory(
     for run in runs(&own, 0..chunks * CHUNK_PAGES) {
         drop_pages(linear, run).map_err(&dropping)?;
     }
+    for (layer, run) in &plan.map {
+        let file = layers.file(*layer).ok_or(Errno::ENOENT);
+        let file = file.map_err(failed("reading a memory layer"))?;
+        for pages in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
+            each_extent(linear, pages, |offset, bytes, host| {
+                read(file, offset, bytes as u64, host)
+            })
+            .map_err(failed("reading a memory layer"))?;
+        }
+    }
     for run in runs(&revert.unmapped, 0..chunks) {
         make_anonymous(linear, run).map_err(failed("unmapping a memory layer"))?;
     }
     map_layers(&revert.remaining, layers, linear)?;
-    Ok(to)
+    Ok((to, read_anew))
 }
 
 /// Drops private pages: what lies below them shows again, a file or zeroes.
 fn drop_pages(linear: &LinearMemory, pages: Range<u64>) -> Result<(), Errno> {
+    each_extent(linear, pages, |_, bytes, host| {
+        // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now.
+        let done = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_DONTNEED) };
+        Errno::result(done).map(drop)
+    })
+}
+
+/// Does `work` with each contiguous part of `pages`: its offset in memory, its bytes, its place.
+fn each_extent(
+    linear: &LinearMemory,
+    pages: Range<u64>,
+    mut work: impl FnMut(u64, usize, *mut u8) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     let around = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
     for (first, chunks, host) in linear.extents(around) {
         let start = pages.start.max(first * CHUNK_PAGES);
         let end = pages.end.min((first + chunks) * CHUNK_PAGES);
         let skip = usize::try_from((start - first * CHUNK_PAGES) * PAGE);
-        let length = usize::try_from((end - start) * PAGE).map_err(|_| Errno::EOVERFLOW)?;
+        let bytes = usize::try_from((end - start) * PAGE).map_err(|_| Errno::EOVERFLOW)?;
         let skip = skip.map_err(|_| Errno::EOVERFLOW)?;
-        // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now.
-        let done = unsafe { libc::madvise(host.add(skip).cast(), length, libc::MADV_DONTNEED) };
-        Errno::result(done)?;
+        work(start * PAGE, bytes, host.wrapping_add(skip))?;
     }
     Ok(())
 }

@@ -143,7 +143,11 @@ impl TestVm {
         if matches!(source, RestoreSource::Plain(MemorySource::Map)) {
             // As a spare of the daemon, before it knows its guest.
             let kvm = kvm();
-            let prepare = Request::Prepare { kvm: FdIndex(0) };
+            let prepare = Request::Prepare {
+                kvm: FdIndex(0),
+                // As most guests here have.
+                memory_mib: 256,
+            };
             channel.send(&prepare, &[kvm.as_fd()]).unwrap();
         }
         let console = ConsoleRing::create().unwrap();
