@@ -4,6 +4,9 @@
 //! A process takes some 4 ms from fork to its first request, and moving it to control groups of
 //! version 1 takes up to 15: neither is on the way of a guest that gets a spare. They are made in
 //! pauses between starts of guests, whose processors they would take.
+//!
+//! Whoever starts many at once, as forks do, is likely to do so again: after a burst there are as
+//! many for some minutes as it would have taken.
 
 use crate::jail::{LimitTask, Vmm};
 use crate::vm::BootError;
@@ -19,6 +22,13 @@ const QUIET_TIME: Duration = Duration::from_millis(30);
 /// Longest time that this is deferred.
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 
+/// Starts that follow each other faster belong to one burst.
+const BURST_GAP: Duration = Duration::from_millis(250);
+/// Most spares after a burst: each takes some 4 MiB.
+const MAX_AFTER_BURST: usize = 20;
+/// Time for which a burst is remembered.
+const BURST_MEMORY: Duration = Duration::from_mins(5);
+
 /// VMM process that has had no request yet.
 #[derive(Debug)]
 pub(crate) struct FreshVmm {
@@ -31,6 +41,7 @@ pub(crate) struct FreshVmm {
 /// Spare processes of one daemon.
 #[derive(Debug)]
 pub(crate) struct SpareVmms {
+    /// Number of them at all times.
     wanted: usize,
     state: Mutex<SpareState>,
 }
@@ -43,7 +54,45 @@ struct SpareState {
     last_memory_mib: u32,
     /// A task makes spares.
     refilling: bool,
+    /// A task waits for the end of a burst's memory.
+    trimming: bool,
     closed: bool,
+    /// Starts of the current burst that found no spare.
+    missed: usize,
+    /// Number of them while a burst is remembered, and when it was last of use.
+    after_burst: Option<(usize, Instant)>,
+}
+
+impl SpareState {
+    /// Notes a start for which there was a spare or none. `wanted` are there at all times.
+    fn note_start(&mut self, now: Instant, wanted: usize, found: bool) {
+        let goes_on = self.last_start.is_some_and(|last| now < last + BURST_GAP);
+        self.last_start = Some(now);
+        if !goes_on {
+            self.missed = 0;
+        }
+        if found {
+            // Without the burst before there would have been none.
+            if let Some((many, last)) = &mut self.after_burst
+                && self.ready.len() + wanted < *many
+            {
+                *last = now;
+            }
+            return;
+        }
+        self.missed += 1;
+        let many = (wanted + self.missed).min(MAX_AFTER_BURST);
+        let known = self.after_burst.map_or(0, |(known, _)| known);
+        self.after_burst = Some((many.max(known), now));
+    }
+
+    /// Number of spares that there should be now.
+    fn target(&self, now: Instant, wanted: usize) -> usize {
+        match self.after_burst {
+            Some((many, last)) if now < last + BURST_MEMORY => many.max(wanted),
+            _ => wanted,
+        }
+    }
 }
 
 impl SpareVmms {
@@ -57,14 +106,17 @@ impl SpareVmms {
     /// Takes one that lives, for a guest with `memory` bytes of memory.
     fn take(&self, memory: u64) -> Option<(Channel, Child)> {
         let mut state = self.state.lock();
-        state.last_start = Some(Instant::now());
         state.last_memory_mib = u32::try_from(memory >> 20).unwrap_or(0);
-        while let Some((channel, mut child)) = state.ready.pop() {
-            if matches!(child.try_wait(), Ok(None)) {
-                return Some((channel, child));
-            }
+        let mut found = None;
+        while found.is_none()
+            && let Some((channel, mut child)) = state.ready.pop()
+        {
+            found = matches!(child.try_wait(), Ok(None)).then_some((channel, child));
         }
-        None
+        if self.wanted > 0 {
+            state.note_start(Instant::now(), self.wanted, found.is_some());
+        }
+        found
     }
 
     /// Ends all, and has no more made.
@@ -79,7 +131,8 @@ impl SpareVmms {
     /// True if one is to be made, and the caller is to make it.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
-        let begins = !state.closed && !state.refilling && state.ready.len() < self.wanted;
+        let target = state.target(Instant::now(), self.wanted);
+        let begins = !state.closed && !state.refilling && state.ready.len() < target;
         state.refilling |= begins;
         begins
     }
@@ -93,8 +146,39 @@ impl SpareVmms {
             Some(spare) => state.ready.push(spare),
             None => {}
         }
-        state.refilling = able && !state.closed && state.ready.len() < self.wanted;
+        let target = state.target(Instant::now(), self.wanted);
+        state.refilling = able && !state.closed && state.ready.len() < target;
         state.refilling
+    }
+
+    /// Time until a burst is forgotten, if the caller is to end what is too much then.
+    fn begin_trim(&self) -> Option<Duration> {
+        let mut state = self.state.lock();
+        let (_, last) = state
+            .after_burst
+            .filter(|_| !state.closed && !state.trimming)?;
+        state.trimming = true;
+        Some((last + BURST_MEMORY).saturating_duration_since(Instant::now()))
+    }
+
+    /// Ends spares of a burst that is forgotten. Returns the time until then, if there is more.
+    fn trim(&self) -> Option<Duration> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        if let Some((_, last)) = state.after_burst
+            && now < last + BURST_MEMORY
+            && !state.closed
+        {
+            return Some(last + BURST_MEMORY - now);
+        }
+        state.after_burst = None;
+        state.trimming = false;
+        while state.ready.len() > self.wanted
+            && let Some((_, mut child)) = state.ready.pop()
+        {
+            let _ = child.start_kill();
+        }
+        None
     }
 
     /// Memory that the guest of the next spare is likely to have, in MiB; 0: not known.
@@ -134,9 +218,31 @@ impl Vmm {
         Ok(fresh)
     }
 
+    /// Ends the spares of a burst when it is forgotten.
+    fn trim_spares_later(&self) {
+        let Some(mut rest) = self.spares().and_then(|spares| spares.begin_trim()) else {
+            return;
+        };
+        let vmm = self.clone();
+        tokio::spawn(async move {
+            let Some(spares) = vmm.spares() else { return };
+            loop {
+                tokio::time::sleep(rest).await;
+                match spares.trim() {
+                    Some(more) => rest = more,
+                    None => break,
+                }
+            }
+            // Their control groups are empty once they have ended.
+            tokio::time::sleep(QUIET_TIME).await;
+            let _ = Handle::current().spawn_blocking(move || vmm.gc()).await;
+        });
+    }
+
     /// Has the missing spare processes made, in a pause between starts.
     pub fn make_spares(&self) {
         let Some(spares) = self.spares() else { return };
+        self.trim_spares_later();
         if !spares.begin() {
             return;
         }
@@ -167,5 +273,48 @@ impl Vmm {
                 asked = Instant::now();
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Notes starts that find no spare, `gap` apart from each other, and returns the last moment.
+    fn starts(state: &mut SpareState, from: Instant, count: u32, gap: Duration) -> Instant {
+        for n in 0..count {
+            state.note_start(from + gap * n, 2, false);
+        }
+        from + gap * (count - 1)
+    }
+
+    #[test]
+    fn after_a_burst_there_are_as_many_spares_as_it_would_have_taken() {
+        let mut state = SpareState::default();
+        let begin = Instant::now();
+        assert_eq!(state.target(begin, 2), 2);
+        let last = starts(&mut state, begin, 8, Duration::from_millis(5));
+        assert_eq!(state.target(last, 2), 10);
+        assert_eq!(state.target(last + BURST_MEMORY, 2), 2);
+        let last = starts(&mut state, last, 1000, Duration::from_millis(5));
+        assert_eq!(state.target(last, 2), MAX_AFTER_BURST);
+    }
+
+    #[test]
+    fn starts_one_after_the_other_are_no_burst() {
+        let mut state = SpareState::default();
+        let last = starts(&mut state, Instant::now(), 100, BURST_GAP);
+        assert_eq!(state.target(last, 2), 3);
+    }
+
+    #[test]
+    fn a_burst_is_remembered_while_its_spares_are_of_use() {
+        let mut state = SpareState::default();
+        let first = starts(&mut state, Instant::now(), 8, Duration::from_millis(5));
+        let second = first + BURST_MEMORY / 2;
+        // None of ten is left after this start.
+        state.note_start(second, 2, true);
+        assert_eq!(state.target(first + BURST_MEMORY, 2), 10);
+        assert_eq!(state.target(second + BURST_MEMORY, 2), 2);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::manifest::Manifest;
 use crate::{SnapshotError, VerifyResult, checksums, store_index};
-use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
+use jiffy_proto::layer::{DISK_BLOCK, IndexFileError, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -103,8 +103,12 @@ impl Snapshot {
             return Err(SnapshotError::damaged(&path, reason));
         }
         let path = self.path.join(index);
-        let data = read(&path, MAX_INDEX_BYTES)?;
-        LayerIndex::decode(&data, unit, bytes).map_err(SnapshotError::index(&path))
+        let file = File::open(&path).map_err(SnapshotError::io(&path))?;
+        let index = LayerIndex::read(&file, MAX_INDEX_BYTES).map_err(|e| match e {
+            IndexFileError::Io(e) => SnapshotError::io(&path)(e),
+            IndexFileError::Index(e) => SnapshotError::index(&path)(e),
+        })?;
+        index.of(unit, bytes).map_err(SnapshotError::index(&path))
     }
 
     /// Manifest.

@@ -17,7 +17,8 @@ pub struct ServeArgs {
     /// Restored sandboxes kept ready for the next create, per template and size in use
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
-    /// VMM processes started in advance: the next guests begin some milliseconds earlier
+    /// VMM processes started in advance: the next guests begin some milliseconds earlier. For
+    /// minutes after many starts at once there are up to 20
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
     pub spare_vmms: u8,
     /// Answer the API and reach sandboxes' ports at this address; port 0 takes any that is free
