@@ -8,7 +8,7 @@ use jiffy_api::Ending;
 use jiffy_client::local_daemon;
 use jiffy_engine::EngineName;
 use jiffy_engines::{EngineChoice, Host, HostEngine};
-use jiffy_host::{HostOptions, OpenedJournal, Sandboxes};
+use jiffy_host::{HostOptions, OpenedJournal, OperationError, Sandboxes};
 use jiffy_image::{Home, Reference};
 use jiffy_net::Network;
 use nix::fcntl::{Flock, FlockArg};
@@ -87,7 +87,11 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         host.keep_spare_vmms(options.spare_vmms);
     }
     let engine = HostEngine::open(host, network.clone(), engine, lazy).await?;
-    let sandboxes = Sandboxes::open_read(engine, journal.await??, host_options).await?;
+    let journal = async {
+        let read = journal.await;
+        Ok(read.map_err(|e| OperationError::Lost(e.to_string()))??)
+    };
+    let sandboxes = Sandboxes::open_read(engine, journal, host_options).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {

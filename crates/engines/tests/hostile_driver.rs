@@ -3,13 +3,11 @@
 
 mod support;
 
-use command_fds::{CommandFdExt, FdMapping};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_FD};
+use jiffy_proto::vm::jail::ENTER_ARGUMENT;
 use jiffy_proto::vm::{
-    CONTROL_FD, DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StopCause, VmConfig,
-    VsockConfig,
+    DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StopCause, VmConfig, VsockConfig,
 };
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
@@ -20,7 +18,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use support::script::{END, MEMORY_MIB, ramdisk};
 use support::{programs, skip, wire};
@@ -69,22 +67,14 @@ fn start() -> (Child, Channel) {
     let vmm = programs().vmm;
     let namespaces = vmm.namespaces().unwrap().unwrap();
     let (control, theirs) = Channel::pair().unwrap();
-    let mut mappings = vec![FdMapping {
-        parent_fd: theirs,
-        child_fd: CONTROL_FD,
-    }];
-    let numbered = (FIRST_FD..).zip(namespaces);
-    mappings.extend(numbered.map(|(child_fd, parent_fd)| FdMapping {
-        parent_fd,
-        child_fd,
-    }));
+    let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
+    control.send(&(), &namespaces).unwrap();
     let own = File::open("/proc/self/ns/pid").unwrap();
     unshare(CloneFlags::CLONE_NEWPID).unwrap();
     let child = Command::new(vmm.path())
         .arg(ENTER_ARGUMENT)
         .env_clear()
-        .fd_mappings(mappings)
-        .unwrap()
+        .stdin(Stdio::from(theirs))
         .spawn();
     setns(&own, CloneFlags::CLONE_NEWPID).unwrap();
     (child.unwrap(), control)

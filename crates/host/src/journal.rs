@@ -7,6 +7,8 @@
 //! A change that can be refused is refused when the disk is full ([`Journal::commit`]); one that
 //! has happened finds the room that is kept for it ([`Journal::commit_write_behind`]).
 
+mod tables;
+
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::private_database::keep_private;
 use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotRecord};
@@ -14,14 +16,11 @@ use crate::store_copies::StoreRetraction;
 use jiffy_engine::GuestHandle;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;
-use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags, Row, Transaction, params};
-use serde::de::DeserializeOwned;
+use rusqlite::{Connection, Transaction, params};
 use std::collections::HashMap;
 use std::io;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::thread;
+use tables::{ALL_ROWS, TableReader};
 
 /// Version of the tables; another one is refused.
 const SCHEMA_VERSION: i64 = 3;
@@ -127,22 +126,14 @@ pub struct OpenedJournal {
 }
 
 impl OpenedJournal {
-    /// Opens or creates the journal in `file` and reads its tables, beside each other. Blocks.
+    /// Opens or creates the journal in `file` and reads its tables, on all processors. Blocks.
     pub fn read(file: &Path) -> Result<Self, JournalError> {
         let journal = Journal::open(file)?;
-        let (sandboxes, snapshots) = thread::scope(|threads| {
-            let snapshots = threads.spawn(|| journal.snapshots());
-            let sandboxes = journal.boxed_sandboxes();
-            let snapshots = snapshots.join();
-            (
-                sandboxes,
-                snapshots.unwrap_or_else(|panic| resume_unwind(panic)),
-            )
-        });
+        let (sandboxes, snapshots) = tables::read_all(&journal)?;
         Ok(Self {
             path: file.to_owned(),
-            sandboxes: sandboxes?,
-            snapshots: snapshots?,
+            sandboxes,
+            snapshots,
             journal,
         })
     }
@@ -285,14 +276,8 @@ impl Journal {
 
     /// All sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<SandboxRecord>, JournalError> {
-        let query = "SELECT id, record, 1 FROM sandboxes ORDER BY rowid";
-        self.rows("sandbox", query, |record, _| record)
-    }
-
-    /// All sandboxes, each at the place in memory where it stays.
-    pub(crate) fn boxed_sandboxes(&self) -> Result<BoxedRecords<SandboxRecord>, JournalError> {
-        let query = "SELECT id, record, 1 FROM sandboxes ORDER BY rowid";
-        self.rows("sandbox", query, |record, _| record)
+        let rows = TableReader::open(self)?.sandboxes(&ALL_ROWS);
+        Ok(rows?.into_iter().map(|record| *record).collect())
     }
 
     /// The guests of running sandboxes, by sandbox.
@@ -311,54 +296,12 @@ impl Journal {
 
     /// All snapshots, also those that were never completed.
     pub fn snapshots(&self) -> Result<Vec<JournalledSnapshot>, JournalError> {
-        let query = "SELECT id, record, complete FROM snapshots ORDER BY rowid";
-        self.rows("snapshot", query, |record, complete| JournalledSnapshot {
-            record,
-            complete,
-        })
+        TableReader::open(self)?.snapshots(&ALL_ROWS)
     }
 
     /// Copies that are still to be removed from stores, the oldest first.
     pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
-        let query = "SELECT rowid, retraction, 1 FROM retractions ORDER BY rowid";
-        self.rows("removal", query, |retraction, _| retraction)
-    }
-
-    /// Reads one row (id, record, mark) after the other, with a connection of its own: tables are
-    /// read beside each other, and the text of all is never in memory.
-    fn rows<T: DeserializeOwned, R>(
-        &self,
-        what: &'static str,
-        query: &str,
-        made: impl Fn(T, bool) -> R,
-    ) -> Result<Vec<R>, JournalError> {
-        let failed = |e| self.failed(e);
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(&self.path, flags).map_err(failed)?;
-        let mut statement = connection.prepare(query).map_err(failed)?;
-        let mut rows = statement.query([]).map_err(failed)?;
-        let mut found = Vec::new();
-        while let Some(row) = rows.next().map_err(failed)? {
-            let text = row.get_ref(1).map_err(failed)?.as_bytes();
-            let text = text.map_err(|e| failed(e.into()))?;
-            let record = serde_json::from_slice(text).map_err(|e| JournalError::Record {
-                path: self.path.clone(),
-                what,
-                id: row_name(row),
-                problem: e.to_string(),
-            })?;
-            found.push(made(record, row.get(2).map_err(failed)?));
-        }
-        Ok(found)
-    }
-}
-
-/// The id of a row, for messages.
-fn row_name(row: &Row<'_>) -> String {
-    match row.get_ref(0) {
-        Ok(ValueRef::Integer(number)) => number.to_string(),
-        Ok(value) => value.as_str().unwrap_or_default().to_owned(),
-        Err(_) => String::new(),
+        TableReader::open(self)?.retractions()
     }
 }
 

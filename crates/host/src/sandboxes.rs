@@ -204,20 +204,23 @@ impl<E: Engine> Sandboxes<E> {
         file: &Path,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
-        Self::open_read(engine, OpenedJournal::read(file)?, options).await
+        let left = OpenedJournal::read(file)?;
+        Self::open_read(engine, async { Ok(left) }, options).await
     }
 
-    /// The same with a journal that was read while other things were prepared.
+    /// The same with a journal that is read while other things are prepared.
     pub async fn open_read(
         engine: E,
-        left: OpenedJournal,
+        left: impl Future<Output = Result<OpenedJournal, OperationError>>,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
+        let on_disk = recover::on_disk(&engine)?;
+        let left = left.await?;
         let reader = options.reader.unwrap_or_else(|| {
             let data = left.path.parent().unwrap_or(Path::new("/"));
             Arc::new(KernelReader::new(data))
         });
-        let recovered = recover::recover(&engine, left, options.remote.is_some())?;
+        let recovered = recover::recover(&engine, on_disk, left, options.remote.is_some())?;
         let journal = recovered.journal;
         let (upkeep, orders) = SnapshotUpkeep::new();
         let uploads = Uploads::new(
@@ -226,6 +229,8 @@ impl<E: Engine> Sandboxes<E> {
             journal.retractions()?,
         );
         let (file_remover, removals) = FileRemover::new();
+        let unkept = recovered.snapshots.iter().filter(|s| !s.kept);
+        let unkept: Vec<String> = unkept.map(|s| s.id.clone()).collect();
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
         let this = Self(Arc::new(SandboxesInner {
@@ -257,8 +262,11 @@ impl<E: Engine> Sandboxes<E> {
             site: options.site,
         }));
         file_remover::begin(Arc::downgrade(&this.0), removals);
-        this.snapshots().gc_all();
+        this.snapshots().gc(unkept);
         this.adopt(recovered.orphans, recovered.storing).await?;
+        if !recovered.unknown.is_empty() {
+            this.0.file_remover.remove(recovered.unknown);
+        }
         this.keep_time();
         this.keep_samples(options.sample);
         this.spawn_gc(options.gc_interval);

@@ -3,17 +3,16 @@
 
 mod support;
 
-use command_fds::{CommandFdExt, FdMapping};
 use jiffy_image::{Home, Initrd, Kernel};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::{CONTROL_FD, DiskLimits, Event, FdIndex, Request, StopCause, VmConfig};
+use jiffy_proto::vm::{DiskLimits, Event, FdIndex, Request, StopCause, VmConfig};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use support::{guests, programs, wait_for};
 
 struct Vmm {
@@ -26,11 +25,7 @@ impl Vmm {
         let (control, theirs) = Channel::pair().unwrap();
         let child = Command::new(programs().join("jiffy-vmm"))
             .env_clear()
-            .fd_mappings(vec![FdMapping {
-                parent_fd: theirs,
-                child_fd: CONTROL_FD,
-            }])
-            .unwrap()
+            .stdin(Stdio::from(theirs))
             .spawn()
             .unwrap();
         Self { child, control }

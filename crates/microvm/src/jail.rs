@@ -3,17 +3,14 @@
 //! A VMM then confines itself: `crates/vmm/src/jail.rs`.
 
 use crate::host_kvm;
-use crate::spare_vmms::SpareVmms;
+use crate::spare_vmms::{FreshVmm, SpareVmms};
 use crate::vm::BootError;
 use crate::vmm_limits::VmmLimits;
-use command_fds::{CommandFdExt, FdMapping};
 use jiffy_cgroup::{CgroupError, Cgroups};
 use jiffy_proto::channel::Channel;
 use jiffy_proto::cpu_level::CpuLevel;
-use jiffy_proto::vm::jail::{
-    ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
-};
-use jiffy_proto::vm::{CONTROL_FD, DiskLimits, FdIndex, Request};
+use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS};
+use jiffy_proto::vm::{DiskLimits, FdIndex, Request};
 use nix::sched::{CloneFlags, setns, unshare};
 use parking_lot::Mutex;
 use std::fs::{self, File};
@@ -147,27 +144,26 @@ impl Vmm {
         Ok(Some(duplicates.map_err(failed("duplicating descriptors"))?))
     }
 
-    /// Starts a process with its end of the control socket. Must be called inside a tokio runtime.
-    pub(crate) fn spawn(
-        &self,
-        control: OwnedFd,
-        limits: VmmLimits,
-    ) -> Result<(Child, Option<LimitTask>), BootError> {
-        let child = self.spawn_unlimited(control)?;
-        let (Some(cgroups), Some(pid)) = (self.cgroups.clone(), child.id()) else {
-            return Ok((child, None));
-        };
+    /// Starts a process and connects to it. Must be called inside a tokio runtime.
+    pub(crate) fn spawn(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
+        let (channel, child) = self.spawn_unlimited()?;
+        let cgroups = self.cgroups.clone().zip(child.id());
         // Moving a process takes some 15 ms in the kernel; the guest boots meanwhile.
-        let limit_task = tokio::task::spawn_blocking(move || cgroups.limit(pid, limits.into()));
-        Ok((child, Some(limit_task)))
+        let limit_task = cgroups.map(|(cgroups, pid)| {
+            tokio::task::spawn_blocking(move || cgroups.limit(pid, limits.into()))
+        });
+        Ok(FreshVmm {
+            channel,
+            child,
+            limit_task,
+        })
     }
 
     /// Starts a process that is in its control groups, without limits yet, and has it make KVM's
     /// objects. Blocks while the kernel moves it. Must be called inside a tokio runtime.
     pub(crate) fn spawn_spare(&self, memory_mib: u32) -> Result<(Channel, Child), BootError> {
         let kvm = host_kvm::open()?;
-        let (channel, theirs) = Channel::pair()?;
-        let mut child = self.spawn_unlimited(theirs)?;
+        let (channel, mut child) = self.spawn_unlimited()?;
         if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
             && let Err(e) = cgroups.enter(pid)
         {
@@ -223,44 +219,37 @@ impl Vmm {
         }
     }
 
-    fn spawn_unlimited(&self, control: OwnedFd) -> Result<Child, BootError> {
+    /// Starts a process whose control socket is its standard input. Nothing else is put to a number
+    /// of its own before it runs: that would take a fork, which copies the page tables of all our
+    /// memory and has us fault on each page again. The namespaces travel over the socket.
+    fn spawn_unlimited(&self) -> Result<(Channel, Child), BootError> {
         let failed = |source| BootError::Spawn {
             path: self.path.clone(),
             source,
         };
+        let (channel, theirs) = Channel::pair()?;
         let mut command = Command::new(&self.path);
         command
             .env_clear()
-            .stdin(Stdio::null())
+            .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::inherit());
-        let mut mappings = vec![FdMapping {
-            parent_fd: control,
-            child_fd: CONTROL_FD,
-        }];
         let namespaces = self.namespaces()?;
-        let jailed = namespaces.is_some();
-        for (child_fd, parent_fd) in (FIRST_FD..).zip(namespaces.unwrap_or_default()) {
-            mappings.push(FdMapping {
-                parent_fd,
-                child_fd,
-            });
-        }
-        if jailed {
+        if let Some(namespaces) = &namespaces {
             command.arg(ENTER_ARGUMENT);
+            let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
+            channel.send(&(), &namespaces)?;
         } else if jiffy_rootless::current().is_some() {
             // A guest that breaks out must not become root of an ordinary user's namespace.
             // SAFETY: only system calls between fork and exec.
             unsafe { command.pre_exec(jiffy_rootless::drop_privileges) };
         }
-        command
-            .fd_mappings(mappings)
-            .map_err(|e| failed(io::Error::other(e)))?;
         let start = || tokio::process::Command::from(command).spawn();
-        match jailed {
-            true => in_new_pid_namespace(start)?.map_err(failed),
-            false => start().map_err(failed),
-        }
+        let child = match namespaces.is_some() {
+            true => in_new_pid_namespace(start)?,
+            false => start(),
+        };
+        Ok((channel, child.map_err(failed)?))
     }
 }
 

@@ -204,15 +204,7 @@ impl Vmm {
                 channel,
                 child,
             },
-            None => {
-                let (channel, theirs) = Channel::pair()?;
-                let (child, limit_task) = self.spawn(theirs, limits)?;
-                FreshVmm {
-                    channel,
-                    child,
-                    limit_task,
-                }
-            }
+            None => self.spawn(limits)?,
         };
         self.make_spares();
         Ok(fresh)

@@ -19,7 +19,8 @@ pub struct FdIndex(pub u8);
 /// accepts no other.
 pub const CONTROL_PROTOCOL_VERSION: u32 = 1;
 
-/// Descriptor of a `jiffy-vmm` process that is its control socket.
+/// Descriptor to which a `jiffy-vmm` process moves its control socket. It is given that as standard
+/// input: a starter that puts others in place forks, and with much memory that takes milliseconds.
 pub const CONTROL_FD: i32 = 3;
 
 /// Name of a `jiffy-vmm` process that waits for its first request.
@@ -33,7 +34,8 @@ pub mod jail {
     /// standard input is closed.
     pub const MAKE_ARGUMENT: &str = "--make-namespaces";
     /// Argument of a VMM that enters them, and takes a user of its own there, before it reads any
-    /// message. They are the descriptors from [`FIRST_FD`] on, in the order of [`NAMESPACES`].
+    /// request. The first message has them, in the order of [`NAMESPACES`], and nothing else; they
+    /// become the descriptors from [`FIRST_FD`] on.
     pub const ENTER_ARGUMENT: &str = "--jailed";
     /// Byte that reports a completed step.
     pub const READY: u8 = b'+';

@@ -39,7 +39,7 @@ pub use usage::{BuildUsage, WeakBuilder};
 pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 
 use jiffy_engine::Engine;
-use jiffy_host::{ListOrder, OwnerQuota, SandboxRecord, Sandboxes};
+use jiffy_host::{OwnerQuota, SandboxRecord, Sandboxes};
 use jiffy_image::{Home, Templates, UnpackLimits};
 use jiffy_pull::{PullQueue, Registries};
 use log::BuildLog;
@@ -155,7 +155,7 @@ impl<E: Engine> Builder<E> {
         }));
         let of_build = |r: &SandboxRecord| r.settings.metadata.contains_key(BUILD_METADATA_KEY);
         let sandboxes = builder.0.sandboxes.index();
-        for left in sandboxes.in_order(&ListOrder::default(), usize::MAX, of_build) {
+        for left in sandboxes.all(of_build) {
             if let Err(e) = builder.0.sandboxes.remove(&left.id).await {
                 tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);
             }

@@ -14,6 +14,7 @@ macro_rules! frozen_layout {
 }
 
 pub mod boot;
+pub mod control_socket;
 pub mod error;
 pub mod jail;
 pub mod machine;

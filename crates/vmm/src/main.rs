@@ -1,5 +1,5 @@
-//! The `jiffy-vmm` process. It is started by Jiffy with its control socket on descriptor 3, not by
-//! hand.
+//! The `jiffy-vmm` process. Jiffy starts it with its control socket as standard input; it is not
+//! started by hand.
 
 fn main() -> std::process::ExitCode {
     jiffy_vmm::process::run()

@@ -8,6 +8,7 @@ mod reattach;
 mod rollback;
 mod snapshot;
 
+use crate::control_socket;
 use crate::error::VmmError;
 use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
@@ -24,7 +25,7 @@ use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
-use jiffy_proto::vm::jail::MAKE_ARGUMENT;
+use jiffy_proto::vm::jail::{ENTER_ARGUMENT, MAKE_ARGUMENT};
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, SPARE_NAME, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -58,15 +59,13 @@ pub fn run() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some(MAKE_ARGUMENT) {
         return jail::make_namespaces();
     }
-    // SAFETY: fcntl with F_GETFD reads nothing but the descriptor table.
-    if unsafe { libc::fcntl(CONTROL_FD, libc::F_GETFD) } < 0 {
-        eprintln!(
-            "jiffy-vmm: no control socket on descriptor {CONTROL_FD}; it is started by `jiffy`, not by hand"
-        );
+    let argument = std::env::args().nth(1);
+    if let Err(e) = control_socket::place(argument.as_deref() == Some(ENTER_ARGUMENT)) {
+        eprintln!("jiffy-vmm: {e}");
         return ExitCode::from(2);
     }
-    let confined = jail::confine(std::env::args().nth(1).as_deref());
-    // SAFETY: the descriptor is open (checked above) and nothing else in this process uses it.
+    let confined = jail::confine(argument.as_deref());
+    // SAFETY: the descriptor is open (placed above) and nothing else in this process uses it.
     let control = Channel::new(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
     if let Err(e) = confined {
         return finish(&control, &e.into());

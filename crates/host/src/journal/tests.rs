@@ -235,3 +235,29 @@ fn a_journal_of_another_version_is_refused_with_advice() {
     let message = Journal::open(&file).unwrap_err().to_string();
     assert!(message.contains("version 99"), "{message}");
 }
+
+#[test]
+fn a_table_that_is_read_in_parts_is_the_whole_one_in_its_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.db");
+    let journal = Journal::open(&file).unwrap();
+    let read = || {
+        let opened = OpenedJournal::read(&file).unwrap();
+        let ids = opened.sandboxes.iter().map(|r| r.id.clone());
+        (ids.collect::<Vec<_>>(), opened.snapshots.len())
+    };
+    assert_eq!(read(), (Vec::new(), 0));
+    // Ids that sort otherwise than their rows.
+    let ids: Vec<String> = (0..5000).rev().map(|n| format!("s{n}")).collect();
+    let changes = ids.iter().map(|id| JournalChange::Sandbox(sandbox(id)));
+    journal.commit(&changes.collect::<Vec<_>>()).unwrap();
+    journal
+        .commit(&[JournalChange::Snapshot(snapshot("only"))])
+        .unwrap();
+    assert_eq!(read(), (ids.clone(), 1));
+    // Parts without a row.
+    let gone = ids[1000..4990].iter().cloned();
+    let changes: Vec<_> = gone.map(JournalChange::NoSandbox).collect();
+    journal.commit(&changes).unwrap();
+    assert_eq!(read(), ([&ids[..1000], &ids[4990..]].concat(), 1));
+}

@@ -51,8 +51,30 @@ impl<'a> FromIterator<(Option<&'a str>, &'a SmolStr)> for IdGroups {
     fn from_iter<T: IntoIterator<Item = (Option<&'a str>, &'a SmolStr)>>(pairs: T) -> Self {
         let pairs = pairs.into_iter();
         let pairs = pairs.filter_map(|(word, id)| Some((grouped(word)?, id.clone())));
-        Self(pairs.collect())
+        let mut pairs: Vec<_> = pairs.collect();
+        sort_by_text(&mut pairs, |(word, _)| word);
+        Self(pairs.into_iter().collect())
     }
+}
+
+/// Sorts by text, for maps that are made of very many items: they compare whole texts, and find
+/// them sorted. The first bytes are compared as a number, which tells most apart.
+pub(super) fn sort_by_text<T>(items: &mut [T], text: impl Fn(&T) -> &str) {
+    items.sort_by(|one, other| {
+        let (one, other) = (text(one), text(other));
+        let first_bytes = leading_number(one).cmp(&leading_number(other));
+        first_bytes.then_with(|| one.cmp(other))
+    });
+}
+
+/// The first bytes of a text, in whose order texts are as far as they differ there.
+fn leading_number(text: &str) -> u128 {
+    if let Some(first) = text.as_bytes().first_chunk() {
+        return u128::from_be_bytes(*first);
+    }
+    let mut bytes = [0; 16];
+    bytes[..text.len()].copy_from_slice(text.as_bytes());
+    u128::from_be_bytes(bytes)
 }
 
 /// Sandboxes that are not killed, by the snapshot that they descend from.
@@ -92,6 +114,25 @@ impl SnapshotUsers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_are_sorted_as_they_are_compared() {
+        let long = "0123456789abcdef";
+        let mut texts = vec![
+            format!("{long}b"),
+            "b".to_owned(),
+            long.to_owned(),
+            "a\0".to_owned(),
+            "\u{e4}".to_owned(),
+            format!("{long}a"),
+            String::new(),
+            "a".to_owned(),
+        ];
+        let mut expected = texts.clone();
+        expected.sort();
+        sort_by_text(&mut texts, |text| text);
+        assert_eq!(texts, expected);
+    }
 
     #[test]
     fn groups_that_are_made_at_once_are_those_that_grow() {

@@ -58,6 +58,17 @@ impl<E: Engine> SandboxIndex<'_, E> {
     }
 }
 
+impl<E: Engine> SandboxIndex<'_, E> {
+    /// All sandboxes that are `wanted`, in no order. Looks at every one, and copies only what it
+    /// returns.
+    pub fn all(self, wanted: impl Fn(&SandboxRecord) -> bool) -> Vec<SandboxRecord> {
+        let entries = self.0.entries.lock();
+        let found = entries.values();
+        let found = found.filter_map(|entry| entry.look(|r| wanted(r).then(|| r.clone())));
+        found.collect()
+    }
+}
+
 impl<E: Engine> Snapshots<'_, E> {
     /// The first `limit` snapshots that are `wanted`. Looks at no more than that takes, and copies
     /// only what it returns.

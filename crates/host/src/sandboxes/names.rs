@@ -1,5 +1,6 @@
 //! Names that people give to sandboxes, each unique among those of one owner.
 
+use super::id_groups::sort_by_text;
 use super::{OperationError, SandboxIndex, Sandboxes};
 use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
@@ -30,7 +31,9 @@ impl<'a> FromIterator<(&'a str, &'a Owner, &'a SmolStr)> for SandboxNames {
     {
         let named = named.into_iter();
         let named = named.map(|(name, owner, id)| (key(owner, name), id.clone()));
-        Self(Mutex::new(named.collect()))
+        let mut named: Vec<_> = named.collect();
+        sort_by_text(&mut named, |((name, _), _)| name);
+        Self(Mutex::new(named.into_iter().collect()))
     }
 }
 

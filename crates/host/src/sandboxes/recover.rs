@@ -5,12 +5,13 @@
 use super::OperationError;
 use super::entry::SandboxEntry;
 use super::entry_indexes::EntryIndexes;
+use super::id_groups::sort_by_text;
 use super::snapshot_index::SnapshotIndex;
 use crate::journal::{Journal, JournalChange, OpenedJournal};
 use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::{Engine, Guest, KeptGuest, now_ms};
 use smol_str::SmolStr;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
@@ -25,6 +26,8 @@ pub(super) struct RecoveredState {
     pub snapshots: BoxedRecords<SnapshotRecord>,
     /// Guests that ran on, by sandbox.
     pub orphans: Vec<(String, KeptGuest)>,
+    /// Ids of snapshots on the disk that have no record.
+    pub unknown: Vec<String>,
     /// Captured snapshots that the processes of these guests may still hold.
     pub storing: Vec<SnapshotRecord>,
 }
@@ -46,7 +49,10 @@ pub(super) fn index<G: Guest>(
             let entry = SandboxEntry::indexed(id.clone(), record, indexes.clone());
             (id, Arc::new(entry))
         });
-        (entries.collect(), indexes.clone(), joined(snapshots))
+        let mut entries: Vec<_> = entries.collect();
+        sort_by_text(&mut entries, |(id, _)| id);
+        let entries = entries.into_iter().collect();
+        (entries, indexes.clone(), joined(snapshots))
     })
 }
 
@@ -54,10 +60,21 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
+/// Snapshots on the disk by id, and whether they have a record.
+pub(super) type SnapshotsOnDisk = HashMap<SmolStr, bool>;
+
+/// Reads the names of snapshots on the disk.
+pub(super) fn on_disk<E: Engine>(engine: &E) -> Result<SnapshotsOnDisk, OperationError> {
+    let ids = engine.snapshots();
+    let ids = ids.map_err(OperationError::engine("read the snapshots of this host"))?;
+    Ok(ids.into_iter().map(|id| (id.into(), false)).collect())
+}
+
 /// Decides for everything that was under way whether it happened or not, and has the journal say
 /// what the disk does. Files that belong to nothing are left to gc, which needs time.
 pub(super) fn recover<E: Engine>(
     engine: &E,
+    mut on_disk: SnapshotsOnDisk,
     left: OpenedJournal,
     has_store: bool,
 ) -> Result<RecoveredState, OperationError> {
@@ -67,18 +84,18 @@ pub(super) fn recover<E: Engine>(
         snapshots: journalled,
         ..
     } = left;
-    let on_disk = engine.snapshots();
-    let on_disk = on_disk.map_err(OperationError::engine("read the snapshots of this host"))?;
-    let on_disk: HashSet<String> = on_disk.into_iter().collect();
     let mut snapshots = Vec::with_capacity(journalled.len());
     let (mut changes, mut captured) = (Vec::new(), Vec::new());
     for found in journalled {
         let mut record = found.record;
-        let there = on_disk.contains(&record.id);
-        if found.complete && there {
-            snapshots.push(record);
-            continue;
-        }
+        let there = match on_disk.get_mut(&*record.id) {
+            Some(known) if found.complete => {
+                *known = true;
+                snapshots.push(record);
+                continue;
+            }
+            found => found.is_some(),
+        };
         if !there && record.storing {
             captured.push(record);
             continue;
@@ -99,10 +116,12 @@ pub(super) fn recover<E: Engine>(
                 }
                 changes.push(JournalChange::Sandbox((**sandbox).clone()));
                 changes.push(JournalChange::Snapshot((*record).clone()));
+                on_disk.insert(SmolStr::new(&*record.id), true);
                 snapshots.push(record);
             }
             None if is_kept => {
                 changes.push(JournalChange::Snapshot((*record).clone()));
+                on_disk.insert(SmolStr::new(&*record.id), true);
                 snapshots.push(record);
             }
             None => changes.push(JournalChange::NoSnapshot(record.id)),
@@ -118,9 +137,9 @@ pub(super) fn recover<E: Engine>(
     }
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
-    let known: HashSet<&String> = snapshots.iter().map(|s| &s.id).collect();
     for sandbox in &mut sandboxes {
-        let there = sandbox.snapshot.as_ref().is_some_and(|s| known.contains(s));
+        let there = |id: &String| on_disk.get(id.as_str()).copied() == Some(true);
+        let there = sandbox.snapshot.as_ref().is_some_and(there);
         let cause = match sandbox.state {
             SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
@@ -155,7 +174,10 @@ pub(super) fn recover<E: Engine>(
         changes.push(JournalChange::NoSnapshot(lost.id));
     }
     journal.commit_write_behind(&changes);
+    let unknown = on_disk.into_iter().filter(|(_, known)| !known);
+    let unknown = unknown.map(|(id, _)| id.into()).collect();
     Ok(RecoveredState {
+        unknown,
         journal,
         sandboxes,
         snapshots,

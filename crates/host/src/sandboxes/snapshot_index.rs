@@ -1,6 +1,6 @@
 //! Snapshots of a host in memory, found by everything that asks for them.
 
-use super::id_groups::IdGroups;
+use super::id_groups::{IdGroups, sort_by_text};
 use super::list_order::{ListOrder, SharedPosition};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use smol_str::SmolStr;
@@ -149,20 +149,18 @@ impl SnapshotIndex {
 }
 
 impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
-    /// Sorts once instead of looking for the place of each.
+    /// Snapshots of different ids. Looks at them in the order in which they come, which is that in
+    /// memory, and sorts once instead of looking for the place of each.
     fn from_iter<T: IntoIterator<Item = Box<SnapshotRecord>>>(records: T) -> Self {
         let records = records.into_iter();
-        let last = records.map(|record| (SmolStr::new(&*record.id), record));
-        let last: BTreeMap<_, _> = last.collect();
+        let mut records: Vec<_> = records.map(|r| (SmolStr::new(&*r.id), r)).collect();
         let group = |word: fn(&SnapshotRecord) -> Option<&str>| {
-            let pairs = last.iter().map(|(id, record)| (word(record), id));
+            let pairs = records.iter().map(|(id, record)| (word(record), id));
             pairs.collect::<IdGroups>()
         };
-        let ages = last
-            .iter()
-            .map(|(id, record)| (record.created_ms, id.clone()));
-        let bytes = last.values().map(|record| record.bytes);
-        Self {
+        let ages = records.iter().map(|(id, r)| (r.created_ms, id.clone()));
+        let bytes = records.iter().map(|(_, record)| record.bytes);
+        let mut this = Self {
             by_parent: group(|s| s.parent.as_deref()),
             by_name: group(|s| s.name.as_deref()),
             by_fingerprint: group(sought_fingerprint),
@@ -170,8 +168,11 @@ impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
             by_owner: group(|s| s.owner.as_deref()),
             by_age: ages.collect(),
             bytes: bytes.fold(0, u64::saturating_add),
-            records: last,
-        }
+            records: BTreeMap::new(),
+        };
+        sort_by_text(&mut records, |(id, _)| id);
+        this.records = records.into_iter().collect();
+        this
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Time given to whoever waits for the snapshot before it is read again for its seal.
+/// Time given to clients: to those that wait for a snapshot before it is read again for its
+/// checksums, and to the first ones of a daemon.
 const START_DELAY: Duration = Duration::from_secs(1);
 /// Snapshots of an earlier daemon that are looked at without a pause.
 const LOOKS: usize = 16;
@@ -62,7 +63,9 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
     yield_to_everybody();
     let mut next = Instant::now() + tend;
     // Position among the snapshots that were there at the start.
-    let (mut looked_at, mut look) = (Some(String::new()), Instant::now());
+    let mut looked_at = Some(String::new());
+    // Behind what the first clients ask for.
+    let mut look = Instant::now() + START_DELAY.min(tend);
     loop {
         let wanted = looked_at.as_ref().map_or(next, |_| next.min(look));
         match orders.recv_timeout(wanted.saturating_duration_since(Instant::now())) {

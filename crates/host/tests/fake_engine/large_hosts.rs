@@ -137,6 +137,17 @@ async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlie
 }
 
 #[tokio::test]
+async fn files_without_a_record_go_at_the_start_before_gc_looks_at_any() {
+    let bench = large();
+    let left = bench.files().join("left");
+    fs::write(&left, "no record").unwrap();
+    let _host = bench.open().await;
+    until("what was left to go", || !left.exists()).await;
+    assert_eq!(*bench.world.walked.lock().unwrap(), 0);
+    assert_eq!(bench.file_names().len() as u64, NUMBER);
+}
+
+#[tokio::test]
 async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers() {
     let bench = large();
     let host = bench.open().await;

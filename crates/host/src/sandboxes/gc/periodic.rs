@@ -15,6 +15,9 @@ pub(in super::super) const MAX_PER_ROUND: usize = 1000;
 /// Time between two rounds until all was looked at once.
 const FIRST_ROUNDS_PAUSE: Duration = Duration::from_millis(100);
 
+/// Time from the start to the first round, which the first clients do not share processors with.
+const START_DELAY: Duration = Duration::from_secs(1);
+
 /// Position of gc between two rounds.
 #[derive(Default)]
 pub(in super::super) struct GcPosition {
@@ -40,6 +43,7 @@ impl<E: Engine> Sandboxes<E> {
         let inner = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let mut position = GcPosition::default();
+            tokio::time::sleep(START_DELAY.min(every)).await;
             loop {
                 let Some(this) = inner.upgrade().map(Sandboxes) else {
                     return;

@@ -394,6 +394,8 @@ impl Engine for FakeEngine {
             parents.insert(import.id.clone(), parent.clone());
         }
         let memory = files.iter().find(|file| file.name() == MEMORY).unwrap();
+        // Engines name each draft anew: that of a killed daemon is not in the way.
+        let _ = fs::remove_file(&half);
         memory.place(&half).map_err(EngineError::failed)?;
         if let Err(e) = self.world.step("import").await {
             fs::remove_file(half).unwrap();

@@ -1,0 +1,180 @@
+//! Tables of a journal as they are read at a start: in parts, on all processors.
+
+use super::{Journal, JournalError, JournalledSnapshot};
+use crate::records::{BoxedRecords, SandboxRecord};
+use crate::store_copies::StoreRetraction;
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, Row, params};
+use serde::de::DeserializeOwned;
+use std::ops::RangeInclusive;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Parts that a large table is read in: several for each thread, as some take longer.
+const PARTS: i64 = 8;
+/// Row ids of a part, if the table has so many.
+const MIN_PART_ROWS: i64 = 500;
+/// Threads that read at most.
+const MAX_READERS: usize = 4;
+/// Bytes of the database that are read where the page cache has them, without a copy.
+const MAPPED_BYTES: i64 = 1 << 30;
+
+/// Ids of rows.
+type RowIds = RangeInclusive<i64>;
+
+/// Every row.
+pub(super) const ALL_ROWS: RowIds = i64::MIN..=i64::MAX;
+
+/// Part of a table.
+enum Part {
+    Sandboxes(RowIds),
+    Snapshots(RowIds),
+}
+
+/// Records of a part.
+enum Rows {
+    Sandboxes(BoxedRecords<SandboxRecord>),
+    Snapshots(Vec<JournalledSnapshot>),
+}
+
+/// Reads all sandboxes and snapshots, in the order in which they were made. Each sandbox is at the
+/// place in memory where it stays.
+pub(super) fn read_all(
+    journal: &Journal,
+) -> Result<(BoxedRecords<SandboxRecord>, Vec<JournalledSnapshot>), JournalError> {
+    let reader = TableReader::open(journal)?;
+    let snapshots = reader.parts("snapshots")?.into_iter().map(Part::Snapshots);
+    let sandboxes = reader.parts("sandboxes")?.into_iter().map(Part::Sandboxes);
+    let parts: Vec<Part> = snapshots.chain(sandboxes).collect();
+    let next = AtomicUsize::new(0);
+    let read_some = |reader: &TableReader| {
+        let mut read = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let rows = match parts.get(at) {
+                Some(Part::Sandboxes(ids)) => Rows::Sandboxes(reader.sandboxes(ids)?),
+                Some(Part::Snapshots(ids)) => Rows::Snapshots(reader.snapshots(ids)?),
+                None => return Ok(read),
+            };
+            read.push((at, rows));
+        }
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let readers = processors.min(MAX_READERS).min(parts.len());
+    let mut read: Vec<(usize, Rows)> = thread::scope(|threads| {
+        let others: Vec<_> = (1..readers)
+            .map(|_| threads.spawn(|| read_some(&TableReader::open(journal)?)))
+            .collect();
+        let mut all = read_some(&reader)?;
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        }
+        Ok(all)
+    })?;
+    read.sort_unstable_by_key(|(at, _)| *at);
+    let (mut sandboxes, mut snapshots) = (Vec::new(), Vec::new());
+    for (_, rows) in read {
+        match rows {
+            Rows::Sandboxes(rows) => sandboxes.extend(rows),
+            Rows::Snapshots(rows) => snapshots.extend(rows),
+        }
+    }
+    Ok((sandboxes, snapshots))
+}
+
+/// Connection of a thread that reads tables. The text of all rows is never in memory.
+pub(super) struct TableReader<'a> {
+    journal: &'a Journal,
+    connection: Connection,
+}
+
+impl<'a> TableReader<'a> {
+    pub fn open(journal: &'a Journal) -> Result<Self, JournalError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&journal.path, flags);
+        let connection = connection.map_err(|e| journal.failed(e))?;
+        let mapped = connection.pragma_update(None, "mmap_size", MAPPED_BYTES);
+        mapped.map_err(|e| journal.failed(e))?;
+        Ok(Self {
+            journal,
+            connection,
+        })
+    }
+
+    /// Ranges that have all rows of `table`.
+    fn parts(&self, table: &str) -> Result<Vec<RowIds>, JournalError> {
+        let query =
+            format!("SELECT (SELECT min(rowid) FROM {table}), (SELECT max(rowid) FROM {table})");
+        let ends = self
+            .connection
+            .query_row(&query, [], |row| Ok((row.get(0)?, row.get(1)?)));
+        let (Some(first), Some(last)): (Option<i64>, Option<i64>) =
+            ends.map_err(|e| self.journal.failed(e))?
+        else {
+            return Ok(Vec::new());
+        };
+        let rows = (last.saturating_sub(first) / PARTS + 1).max(MIN_PART_ROWS);
+        let end = |first: i64| first.saturating_add(rows - 1).min(last);
+        let next = |part: &RowIds| (*part.end() < last).then(|| part.end() + 1);
+        let parts = std::iter::successors(Some(first..=end(first)), |part| {
+            next(part).map(|first| first..=end(first))
+        });
+        Ok(parts.collect())
+    }
+
+    pub fn sandboxes(&self, ids: &RowIds) -> Result<BoxedRecords<SandboxRecord>, JournalError> {
+        let query = "SELECT id, record, 1 FROM sandboxes
+             WHERE rowid BETWEEN ?1 AND ?2 ORDER BY rowid";
+        self.rows("sandbox", query, ids, |record, _| record)
+    }
+
+    pub fn snapshots(&self, ids: &RowIds) -> Result<Vec<JournalledSnapshot>, JournalError> {
+        let query = "SELECT id, record, complete FROM snapshots
+             WHERE rowid BETWEEN ?1 AND ?2 ORDER BY rowid";
+        let made = |record, complete| JournalledSnapshot { record, complete };
+        self.rows("snapshot", query, ids, made)
+    }
+
+    pub fn retractions(&self) -> Result<Vec<StoreRetraction>, JournalError> {
+        let query = "SELECT rowid, retraction, 1 FROM retractions
+             WHERE rowid BETWEEN ?1 AND ?2 ORDER BY rowid";
+        self.rows("removal", query, &ALL_ROWS, |retraction, _| retraction)
+    }
+
+    /// Reads one row (id, record, mark) after the other.
+    fn rows<T: DeserializeOwned, R>(
+        &self,
+        what: &'static str,
+        query: &str,
+        ids: &RowIds,
+        made: impl Fn(T, bool) -> R,
+    ) -> Result<Vec<R>, JournalError> {
+        let failed = |e| self.journal.failed(e);
+        let mut statement = self.connection.prepare(query).map_err(failed)?;
+        let rows = statement.query(params![ids.start(), ids.end()]);
+        let mut rows = rows.map_err(failed)?;
+        let mut found = Vec::new();
+        while let Some(row) = rows.next().map_err(failed)? {
+            let text = row.get_ref(1).map_err(failed)?.as_bytes();
+            let text = text.map_err(|e| failed(e.into()))?;
+            let record = serde_json::from_slice(text).map_err(|e| JournalError::Record {
+                path: self.journal.path.clone(),
+                what,
+                id: row_name(row),
+                problem: e.to_string(),
+            })?;
+            found.push(made(record, row.get(2).map_err(failed)?));
+        }
+        Ok(found)
+    }
+}
+
+/// The id of a row, for messages.
+fn row_name(row: &Row<'_>) -> String {
+    match row.get_ref(0) {
+        Ok(ValueRef::Integer(number)) => number.to_string(),
+        Ok(value) => value.as_str().unwrap_or_default().to_owned(),
+        Err(_) => String::new(),
+    }
+}
