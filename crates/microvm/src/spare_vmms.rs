@@ -5,8 +5,8 @@
 //! version 1 takes up to 15: neither is on the way of a guest that gets a spare. They are made in
 //! pauses between starts of guests, whose processors they would take.
 //!
-//! Whoever starts many at once, as forks do, is likely to do so again: after a burst there are as
-//! many for some minutes as it would have taken.
+//! Many starts at once, as of a fork's children, are likely to come again: after a burst there are
+//! as many spares for some minutes as it would have taken.
 
 use crate::jail::{LimitTask, Vmm};
 use crate::vm::BootError;
