@@ -15,6 +15,16 @@ use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Manifests that are read without a pause: a lookup holds the directory's lock, for which others
+/// wait that publish snapshots.
+const MANIFESTS_WITHOUT_PAUSE: usize = 64;
+/// Pause after them, in times of how long they took, and the longest: on a busy host most of that
+/// is waiting.
+const SCAN_PAUSES: u32 = 3;
+const MAX_SCAN_PAUSE: Duration = Duration::from_millis(10);
 
 /// Device and inode of a directory.
 type DirId = (u64, u64);
@@ -176,11 +186,16 @@ fn names(
 /// removed.
 fn scan(root: &Path) -> Result<LineageTree, SnapshotError> {
     let mut lineages = LineageTree::default();
+    let mut began = Instant::now();
     // Not sorted: there may be very many.
-    for id in names(root)? {
+    for (at, id) in (1..).zip(names(root)?) {
         let id = id?;
         let manifest = manifest(root, &id).ok();
         lineages.insert(&id, manifest.and_then(|m| m.parent).as_deref());
+        if at % MANIFESTS_WITHOUT_PAUSE == 0 {
+            thread::sleep((began.elapsed() * SCAN_PAUSES).min(MAX_SCAN_PAUSE));
+            began = Instant::now();
+        }
     }
     Ok(lineages)
 }

@@ -12,6 +12,7 @@ use jiffy_image::{
 };
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
 use jiffy_snapshot::{Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
+use nix::unistd::syncfs;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -117,7 +118,9 @@ impl ScratchHome {
             population.free.push(snapshot);
         }
         journal.commit(&changes)?;
-        self.add_keys(first, number)
+        self.add_keys(first, number)?;
+        // Snapshots of guests would wait for the file system's journal, which is full of these.
+        syncfs(File::open(self.path())?).context("cannot write the data directory back")
     }
 
     /// Bytes of disk of each kind.

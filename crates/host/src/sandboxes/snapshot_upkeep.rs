@@ -127,7 +127,7 @@ fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
 }
 
 /// Of the calling thread, on Linux. Refused, it costs others a little time.
-pub(super) fn yield_to_everybody() {
+fn yield_to_everybody() {
     // SAFETY: system calls without pointers that concern this thread only.
     unsafe {
         let thread = libc::gettid();

@@ -1,7 +1,6 @@
 //! The thread that removes files of snapshots, so that no caller and no lock waits for them.
 
 use super::super::SandboxesInner;
-use super::super::snapshot_upkeep::yield_to_everybody;
 use jiffy_engine::Engine;
 use parking_lot::Mutex;
 use std::iter;
@@ -59,7 +58,7 @@ pub(in super::super) fn begin<E: Engine>(inner: Weak<SandboxesInner<E>>, orders:
 }
 
 fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
-    yield_to_everybody();
+    // At the priority of all others: it holds locks of directories that they wait for.
     let mut left = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
     loop {
