@@ -222,12 +222,10 @@ impl Vmm {
                 tokio::time::sleep(rest).await;
                 match spares.trim() {
                     Some(more) => rest = more,
-                    None => break,
+                    // The engine's gc finds their control groups.
+                    None => return,
                 }
             }
-            // Their control groups are empty once they have ended.
-            tokio::time::sleep(QUIET_TIME).await;
-            let _ = Handle::current().spawn_blocking(move || vmm.gc()).await;
         });
     }
 

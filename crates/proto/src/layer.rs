@@ -233,12 +233,6 @@ impl LayerIndex {
         header
     }
 
-    /// Decodes the output of [`Self::encode`], and checks that it is an index of units of `unit`
-    /// bytes over `bytes` bytes.
-    pub fn decode(data: &[u8], unit: u32, bytes: u64) -> Result<Self, IndexError> {
-        Self::decode_any(data)?.of(unit, bytes)
-    }
-
     /// Checks that it is an index of units of `unit` bytes over `bytes` bytes.
     pub fn of(self, unit: u32, bytes: u64) -> Result<Self, IndexError> {
         if self.unit != unit {
@@ -250,7 +244,7 @@ impl LayerIndex {
         Ok(self)
     }
 
-    /// Decodes an index of any unit and size.
+    /// Decodes the output of [`Self::encode`], of any unit and size.
     pub fn decode_any(data: &[u8]) -> Result<Self, IndexError> {
         let (header, maps) = data.split_at_checked(HEADER_BYTES).unwrap_or((data, &[]));
         let mut decoder = IndexDecoder::new(header, data.len() as u64)?;
@@ -321,12 +315,13 @@ mod tests {
         let bytes = index.encode();
         assert_eq!(bytes.len(), LayerIndex::encoded_len(100));
         let size = 100 * u64::from(MEMORY_CHUNK);
-        let read = LayerIndex::decode(&bytes, MEMORY_CHUNK, size).unwrap();
+        let decode = |unit, size| LayerIndex::decode_any(&bytes)?.of(unit, size);
+        let read = decode(MEMORY_CHUNK, size).unwrap();
         assert_eq!(read, index);
         assert_eq!(read.stored.iter().collect::<Vec<_>>(), [0, 64]);
         assert_eq!((read.stored.count(), read.zero.count()), (2, 1));
-        assert!(LayerIndex::decode(&bytes, MEMORY_CHUNK, size + 1).is_err());
-        assert!(LayerIndex::decode(&bytes, DISK_BLOCK, size).is_err());
+        assert!(decode(MEMORY_CHUNK, size + 1).is_err());
+        assert!(decode(DISK_BLOCK, size).is_err());
     }
 
     #[test]
@@ -339,10 +334,8 @@ mod tests {
             let mut bad = bytes.clone();
             bad[at] ^= 0x80;
             let size = 100 * u64::from(MEMORY_CHUNK);
-            assert!(
-                LayerIndex::decode(&bad, MEMORY_CHUNK, size).is_err(),
-                "{at}"
-            );
+            let read = LayerIndex::decode_any(&bad).and_then(|index| index.of(MEMORY_CHUNK, size));
+            assert!(read.is_err(), "{at}");
         }
         let mut beyond = bytes.clone();
         *beyond.last_mut().unwrap() = 0x80;

@@ -17,8 +17,6 @@ const PARTS: i64 = 8;
 const MIN_PART_ROWS: i64 = 500;
 /// Threads that read at most.
 const MAX_READERS: usize = 4;
-/// Bytes of the database that are read where the page cache has them, without a copy.
-const MAPPED_BYTES: i64 = 1 << 30;
 
 /// Ids of rows.
 type RowIds = RangeInclusive<i64>;
@@ -83,7 +81,8 @@ pub(super) fn read_all(
     Ok((sandboxes, snapshots))
 }
 
-/// Connection of a thread that reads tables. The text of all rows is never in memory.
+/// Connection of a thread that reads tables. The text of all rows is never in memory. Pages are
+/// read, not mapped: a bad block of the disk is an error then, and no signal.
 pub(super) struct TableReader<'a> {
     journal: &'a Journal,
     connection: Connection,
@@ -94,8 +93,6 @@ impl<'a> TableReader<'a> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(&journal.path, flags);
         let connection = connection.map_err(|e| journal.failed(e))?;
-        let mapped = connection.pragma_update(None, "mmap_size", MAPPED_BYTES);
-        mapped.map_err(|e| journal.failed(e))?;
         Ok(Self {
             journal,
             connection,
