@@ -130,9 +130,35 @@ impl UnitSet {
 
     /// Adds all units of `range` that exist.
     pub fn insert_range(&mut self, range: std::ops::Range<u64>) {
-        for unit in range.start..range.end.min(self.units) {
-            self.insert(unit);
+        let (mut start, end) = (range.start, range.end.min(self.units));
+        while start < end {
+            let bits = (end - start).min(64 - start % 64);
+            let word = u64::MAX >> (64 - bits) << (start % 64);
+            let to = usize::try_from(start / 64).ok();
+            if let Some(to) = to.and_then(|at| self.words.get_mut(at)) {
+                *to |= word;
+            }
+            start += bits;
         }
+    }
+
+    /// The units of `factor` of this set's that have at least one of it.
+    pub fn coarser(&self, factor: u64) -> Self {
+        let mut set = Self::empty(self.units.div_ceil(factor));
+        for (at, &word) in (0..).zip(&self.words) {
+            match word {
+                0 => {}
+                u64::MAX => {
+                    let first = at * 64;
+                    set.insert_range(first / factor..(first + 64).div_ceil(factor));
+                }
+                _ => {
+                    let units = self.iter_range(at * 64..(at + 1) * 64);
+                    units.for_each(|unit| set.insert(unit / factor));
+                }
+            }
+        }
+        set
     }
 
     /// The units of this set that are not in `other`.
@@ -287,6 +313,29 @@ mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), [64, 65, 66, 67, 68, 69]);
         set.insert_word(0, u64::MAX);
         assert_eq!(set, UnitSet::full(70));
+    }
+
+    #[test]
+    fn a_range_is_inserted_unit_by_unit_or_in_words_alike() {
+        for range in [0..0, 0..1, 3..64, 63..65, 5..200, 64..128, 100..500] {
+            let (mut set, mut expected) = (UnitSet::empty(200), UnitSet::empty(200));
+            set.insert_range(range.clone());
+            range.for_each(|unit| expected.insert(unit));
+            assert_eq!(set, expected);
+        }
+    }
+
+    #[test]
+    fn a_coarser_set_has_each_unit_that_any_of_the_finer_lies_in() {
+        let mut set = UnitSet::empty(330);
+        set.insert_range(64..128);
+        set.insert(17);
+        set.insert(329);
+        let coarse = |factor| set.coarser(factor).iter().collect::<Vec<_>>();
+        assert_eq!(coarse(16), [1, 4, 5, 6, 7, 20]);
+        assert_eq!(coarse(100), [0, 1, 3]);
+        assert_eq!(coarse(1), set.iter().collect::<Vec<_>>());
+        assert_eq!(set.coarser(16).units(), 21);
     }
 
     #[test]

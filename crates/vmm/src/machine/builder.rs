@@ -16,7 +16,7 @@ use crate::poll::Poller;
 use crate::snapshot::lazy_memory::LazyMemory;
 use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
-use crate::snapshot::revert_memory::MappedFiles;
+use crate::snapshot::revert_memory::{CapturedPages, MappedFiles};
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{FdIndex, VmConfig, limits};
@@ -48,6 +48,8 @@ pub struct Machine {
     pub layers: MemoryLayers,
     /// Files that the layers are mapped from.
     pub mapped: MappedFiles,
+    /// The guest's own pages when the newest of them was taken, if that was of this machine.
+    pub captured: Option<CapturedPages>,
     /// Memory, if it has not all arrived.
     pub lazy: Option<Arc<LazyMemory>>,
     /// Size and processor features, saved with its state.
@@ -176,6 +178,7 @@ impl MachineBuilder {
             memory: self.memory,
             layers,
             mapped: MappedFiles::default(),
+            captured: None,
             lazy: None,
             shape,
             msrs: Arc::new(self.kvm.msrs),

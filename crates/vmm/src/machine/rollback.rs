@@ -14,7 +14,7 @@ use crate::snapshot::machine_state::MachineState;
 use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_mappings};
 use crate::snapshot::memory_layers::MemoryLayers;
 use crate::snapshot::populate::populate;
-use crate::snapshot::revert_memory::revert_memory;
+use crate::snapshot::revert_memory::{OwnPages, revert_memory};
 use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::net::Net;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
@@ -133,8 +133,14 @@ impl Machine {
         let linear = LinearMemory::new(&self.memory)?;
         let (plan, layers) = (&target.plan, &target.layers);
         self.forget_shadows()?;
-        let wanted = target.populate.as_ref();
-        let (mapped, stayed) = revert_memory(&self.mapped, plan, layers, &linear, private, wanted)?;
+        let captured = self.captured.take();
+        self.captured = captured.filter(|captured| captured.are_of(layers));
+        let own = OwnPages {
+            now: private,
+            may_stay: target.populate.as_ref(),
+            captured: self.captured.as_ref(),
+        };
+        let (mapped, stayed) = revert_memory(&self.mapped, plan, layers, &linear, own)?;
         self.mapped = mapped;
         self.layers = std::mem::take(&mut target.layers);
         if let Some(pages) = &target.populate {

@@ -7,9 +7,10 @@ use crate::machine::bus::lock;
 use crate::snapshot::chunk_hashes::ChunkHashes;
 use crate::snapshot::layer_output::LayerOutput;
 use crate::snapshot::layer_writer::{LARGE_LAYER_CHUNKS, LayerSource, LayerWriter};
-use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::linear_memory::{CHUNK_SIZE, LinearMemory};
 use crate::snapshot::memory_layers::MemoryLayer;
 use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap, scan_pages};
+use crate::snapshot::revert_memory::CapturedPages;
 use crate::snapshot::writer_process::WriterProcess;
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
@@ -36,6 +37,8 @@ pub(super) struct BackgroundCopy {
     /// Failure outside the writer process.
     failure: Option<VmmError>,
     hashes: Option<ChunkHashes>,
+    /// The guest's own pages when it stood still.
+    own: Option<UnitSet>,
 }
 
 impl BackgroundCopy {
@@ -72,6 +75,9 @@ struct SnapshotOutputs {
 /// State of a paused machine.
 struct FrozenMachine {
     state: Vec<u8>,
+    /// The guest's own pages, if they were looked for.
+    own: Option<UnitSet>,
+    /// Chunks that may differ from the layers below.
     candidates: UnitSet,
     /// Disks by device number, with the index of their layer and its file.
     disks: Vec<(usize, LayerIndex, File)>,
@@ -218,6 +224,7 @@ impl Vm {
                 let stopped_us = report.stopped_us;
                 self.link.send(&Event::Captured { stopped_us }, &[]);
             }
+            let disks = frozen.devices();
             self.background_copy = Some(BackgroundCopy {
                 id: config.id.clone(),
                 captured: config.captured,
@@ -225,9 +232,10 @@ impl Vm {
                 files: files.memory,
                 report,
                 began,
-                disks: frozen.devices(),
+                disks,
                 failure,
                 hashes,
+                own: frozen.own,
             });
             return Ok(None);
         }
@@ -317,9 +325,11 @@ impl Vm {
         let state = self.machine.save(&self.vcpus)?.encode()?;
         phases.state_us = micros(reading);
         let scanning = Instant::now();
-        let mut candidates = match pagemap {
-            Some(file) => scan_pagemap(file, linear, PageFilter::Private)
-                .map_err(|e| VmmError::host("looking for written pages", e))?,
+        let own = pagemap.map(|file| scan_pages(file, linear, PageFilter::Private));
+        let own = own.transpose();
+        let own = own.map_err(|e| VmmError::host("looking for written pages", e))?;
+        let mut candidates = match &own {
+            Some(pages) => pages.coarser(CHUNK_SIZE / u64::from(MEMORY_PAGE)),
             None => UnitSet::full(linear.chunks()),
         };
         // After the search: what is missing now has no page that the search could have found. It is
@@ -332,6 +342,7 @@ impl Vm {
         phases.scan_us = micros(scanning);
         let mut frozen = FrozenMachine {
             state,
+            own,
             candidates,
             disks: Vec::new(),
         };
@@ -384,6 +395,9 @@ impl Vm {
         match index {
             Ok(index) => {
                 let (files, hashes) = (background_copy.files, background_copy.hashes);
+                let captured = |own| CapturedPages::new(&files.layer, own).ok();
+                // Without them a rollback maps more anew.
+                self.machine.captured = background_copy.own.and_then(captured);
                 let report = self.complete(
                     background_copy.report,
                     background_copy.began,
@@ -416,6 +430,7 @@ impl Vm {
         match self.prepared.take() {
             Some(snapshot) if decision == SnapshotDecision::Abort => {
                 self.machine.layers.pop();
+                self.machine.captured = None;
                 self.thaw(snapshot.disks)
             }
             _ => Ok(()),

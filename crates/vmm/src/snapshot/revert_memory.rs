@@ -1,8 +1,10 @@
 //! Guest memory put back to the layers of a snapshot in the process that runs the guest.
 //!
 //! A chunk that the same file lies behind before and after loses only the pages that are the
-//! guest's own, or has them read anew if a restored guest writes them first; the others are mapped
-//! anew. A failure half-way leaves memory of no moment: the guest must not run again.
+//! guest's own, or has them read anew if a restored guest writes them first. One of the snapshot
+//! that was taken of this very memory last is put back the same way, over what lay below it then.
+//! The others are mapped anew. A failure half-way leaves memory of no moment: the guest must not
+//! run again.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
@@ -12,11 +14,15 @@ use super::populate::runs;
 use crate::error::VmmError;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
 use nix::errno::Errno;
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
 const PAGE: u64 = MEMORY_PAGE as u64;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
+/// Most pages of a captured snapshot that are read anew, 16 MiB: more are better shared with its
+/// file.
+const MAX_CAPTURED_PAGES: u64 = 4096;
 
 /// Device and inode of a layer's file. No other file has them while it is mapped.
 type FileIdentity = (u64, u64);
@@ -26,15 +32,77 @@ type FileIdentity = (u64, u64);
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappedFiles(Vec<(FileIdentity, Range<u64>)>);
 
+/// Pages that were the guest's own when the newest layer was taken of this memory.
+#[derive(Debug)]
+pub struct CapturedPages {
+    layer: FileIdentity,
+    own: UnitSet,
+}
+
+impl CapturedPages {
+    /// Pages at the moment that `layer` holds.
+    pub fn new(layer: &File, own: UnitSet) -> Result<Self, VmmError> {
+        let layer = identity(Some(layer))?;
+        Ok(Self { layer, own })
+    }
+
+    /// True if `layers` end with the layer that was taken then.
+    pub fn are_of(&self, layers: &MemoryLayers) -> bool {
+        let newest = layers.len().checked_sub(1);
+        let newest = newest.and_then(|newest| layers.file(newest));
+        identity(newest).is_ok_and(|newest| newest == self.layer)
+    }
+}
+
+/// The guest's own pages, as sets of [`MEMORY_PAGE`]s.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnPages<'a> {
+    /// Those of now.
+    pub now: &'a UnitSet,
+    /// Those that may stay so, being written first.
+    pub may_stay: Option<&'a UnitSet>,
+    /// Those of the moment to which memory is put back, if it was taken of this very memory, and
+    /// memory was put back to no other since.
+    pub captured: Option<&'a CapturedPages>,
+}
+
+impl OwnPages<'_> {
+    /// Chunks that `to` maps from the captured layer, and whose content is in their own pages and
+    /// in what lies below: as all pages that were written until then are still the guest's own, the
+    /// others are as they were. One of which the guest gave pages back is not among them.
+    fn captured_chunks(&self, to: &MappedFiles, chunks: u64) -> UnitSet {
+        let mut set = UnitSet::empty(chunks);
+        let Some(captured) = self.captured else {
+            return set;
+        };
+        let mut left = MAX_CAPTURED_PAGES;
+        let runs = to.0.iter().filter(|(file, _)| *file == captured.layer);
+        for chunk in runs.flat_map(|(_, run)| run.clone()) {
+            let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
+            let mut before = captured.own.iter_range(pages.clone());
+            if before.all(|page| self.now.contains(page)) {
+                left = left.saturating_sub(self.now.iter_range(pages).count() as u64);
+                if left == 0 {
+                    break;
+                }
+                set.insert(chunk);
+            }
+        }
+        set
+    }
+}
+
+fn identity(file: Option<&File>) -> Result<FileIdentity, VmmError> {
+    let metadata = file.map(File::metadata);
+    let metadata = metadata.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));
+    let metadata = metadata.map_err(|e| VmmError::host("file of a memory layer", e))?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
 impl MappedFiles {
     /// Files that `plan` maps from `layers`.
     pub fn of(plan: &MappingPlan, layers: &MemoryLayers) -> Result<Self, VmmError> {
-        let identities = (0..layers.len()).map(|number| {
-            let file = layers.file(number).map(|file| file.metadata());
-            let metadata = file.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()));
-            let metadata = metadata.map_err(|e| VmmError::host("file of a memory layer", e))?;
-            Ok((metadata.dev(), metadata.ino()))
-        });
+        let identities = (0..layers.len()).map(|number| identity(layers.file(number)));
         let identities = identities.collect::<Result<Vec<FileIdentity>, VmmError>>()?;
         let mapped = plan.map.iter().filter_map(|(layer, run)| {
             let identity = identities.get(*layer)?;
@@ -67,12 +135,36 @@ impl MappedFiles {
         }
         set
     }
+
+    /// The same, but `chunks` lie before what `other` has there.
+    fn except(self, chunks: &UnitSet, other: &Self) -> Self {
+        let outside = complement(chunks);
+        let of = |files: &Self, set: &UnitSet| -> Vec<(FileIdentity, Range<u64>)> {
+            let parts = files.0.iter().flat_map(|(file, run)| {
+                let parts = runs(set, run.clone()).into_iter();
+                parts.map(|part| (*file, part))
+            });
+            parts.collect()
+        };
+        let mut files = of(&self, &outside);
+        files.extend(of(other, chunks));
+        files.sort_unstable_by_key(|(_, run)| run.start);
+        Self(files)
+    }
+}
+
+/// Units of a memory's size that are not in `set`.
+fn complement(set: &UnitSet) -> UnitSet {
+    let words: Vec<u64> = set.words().iter().map(|word| !word).collect();
+    UnitSet::from_words(set.units(), &words)
 }
 
 /// Changes that lead from one set of mapped files to another.
 struct RevertPlan {
     /// Mapped from the same file: private pages are dropped.
     kept: UnitSet,
+    /// As they were below the captured snapshot: private pages are read.
+    captured: UnitSet,
     /// Anonymous before and after: chunks with private pages are dropped.
     anonymous: UnitSet,
     /// Mapped from a file until now, and anonymous afterwards.
@@ -82,16 +174,22 @@ struct RevertPlan {
 }
 
 impl RevertPlan {
-    fn new(from: &MappedFiles, to: &MappedFiles, plan: &MappingPlan, chunks: u64) -> Self {
+    fn new(
+        from: &MappedFiles,
+        to: &MappedFiles,
+        plan: &MappingPlan,
+        own: &OwnPages<'_>,
+        chunks: u64,
+    ) -> Self {
         let (before, after) = (from.chunks(chunks), to.chunks(chunks));
         let kept = from.common(to, chunks);
+        let captured = own.captured_chunks(to, chunks).without(&kept);
         let combine = |word: fn(u64, u64) -> u64| {
             let words = before.words().iter().zip(after.words());
             let words: Vec<u64> = words.map(|(&a, &b)| word(a, b)).collect();
             UnitSet::from_words(chunks, &words)
         };
-        let changed: Vec<u64> = kept.words().iter().map(|kept| !kept).collect();
-        let changed = UnitSet::from_words(chunks, &changed);
+        let changed = complement(&kept).without(&captured);
         let remapped = plan.map.iter().flat_map(|(layer, run)| {
             let changed = runs(&changed, run.clone()).into_iter();
             changed.map(|run| (*layer, run))
@@ -105,33 +203,34 @@ impl RevertPlan {
                 ..MappingPlan::default()
             },
             kept,
+            captured,
         }
     }
 }
 
 /// Puts memory back to what `plan` makes of `layers` on fresh memory. `from` are the files behind
-/// it now, and `private` the pages ([`MEMORY_PAGE`]) that are the guest's own; those of `kept_own`
-/// may stay so. No vCPU or device may be running. Returns the files behind it afterwards, and the
-/// pages that stayed.
+/// it now, and `own` the pages that are the guest's own. No vCPU or device may be running. Returns
+/// the files behind it afterwards, and the pages that stayed its own.
 pub fn revert_memory(
     from: &MappedFiles,
     plan: &MappingPlan,
     layers: &MemoryLayers,
     linear: &LinearMemory,
-    private: &UnitSet,
-    kept_own: Option<&UnitSet>,
+    pages: OwnPages<'_>,
 ) -> Result<(MappedFiles, UnitSet), VmmError> {
     let chunks = linear.chunks();
     let to = MappedFiles::of(plan, layers)?;
-    let revert = RevertPlan::new(from, &to, plan, chunks);
+    let revert = RevertPlan::new(from, &to, plan, &pages, chunks);
     let dropping = failed("dropping written memory");
     let mut own = UnitSet::empty(chunks * CHUNK_PAGES);
     let mut read_anew = UnitSet::empty(chunks * CHUNK_PAGES);
-    let stays = |page| kept_own.is_some_and(|pages| pages.contains(page));
-    for pages in runs(private, 0..chunks * CHUNK_PAGES) {
-        for page in pages {
+    let stays = |page| pages.may_stay.is_some_and(|pages| pages.contains(page));
+    for run in runs(pages.now, 0..chunks * CHUNK_PAGES) {
+        for page in run {
             let chunk = page / CHUNK_PAGES;
-            if revert.kept.contains(chunk) {
+            if revert.captured.contains(chunk) {
+                read_anew.insert(page);
+            } else if revert.kept.contains(chunk) {
                 let set = if stays(page) {
                     &mut read_anew
                 } else {
@@ -152,6 +251,7 @@ pub fn revert_memory(
         let file = file.map_err(failed("reading a memory layer"))?;
         for pages in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
             each_extent(linear, pages, |offset, bytes, host| {
+                make_writable(host, bytes);
                 read(file, offset, bytes as u64, host)
             })
             .map_err(failed("reading a memory layer"))?;
@@ -161,7 +261,15 @@ pub fn revert_memory(
         make_anonymous(linear, run).map_err(failed("unmapping a memory layer"))?;
     }
     map_layers(&revert.remaining, layers, linear)?;
-    Ok((to, read_anew))
+    Ok((to.except(&revert.captured, from), read_anew))
+}
+
+/// Makes private pages writable in one go: the fork of a snapshot has protected them, and each
+/// would be a fault of the read otherwise. A hint.
+fn make_writable(host: *mut u8, bytes: usize) {
+    // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now; the
+    // content of its pages stays the same.
+    let _ = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_POPULATE_WRITE) };
 }
 
 /// Drops private pages: what lies below them shows again, a file or zeroes.

@@ -119,9 +119,13 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
         disturb(&memory, &linear, &mut numbers);
         let layers = layers(snapshots[at]);
         let plan = plan(&layers, budget);
-        let own = private(&linear);
         let kept_own = (numbers.below(2) == 0).then_some(&often_written);
-        let reverted = revert_memory(&mapped, &plan, &layers, &linear, &own, kept_own);
+        let own = OwnPages {
+            now: &private(&linear),
+            may_stay: kept_own,
+            captured: None,
+        };
+        let reverted = revert_memory(&mapped, &plan, &layers, &linear, own);
         mapped = reverted.unwrap().0;
         // Chunks that are read make huge pages, which reach beyond them.
         if plan.copy.is_empty() {
@@ -162,9 +166,14 @@ fn chunks_of_a_file_that_stays_keep_the_pages_that_were_only_read() {
         let pagemap = File::open("/proc/self/pagemap").unwrap();
         scan_pages(&pagemap, &linear, PageFilter::Present).unwrap()
     };
-    let own = private(&linear);
-    assert_eq!(own.iter().collect::<Vec<_>>(), [chunk * CHUNK_PAGES + 5]);
-    revert_memory(&mapped, &plan, &oldest, &linear, &own, None).unwrap();
+    let now = private(&linear);
+    assert_eq!(now.iter().collect::<Vec<_>>(), [chunk * CHUNK_PAGES + 5]);
+    let own = OwnPages {
+        now: &now,
+        may_stay: None,
+        captured: None,
+    };
+    revert_memory(&mapped, &plan, &oldest, &linear, own).unwrap();
     assert!(present().contains(chunk * CHUNK_PAGES));
     assert!(!present().contains(chunk * CHUNK_PAGES + 5));
     assert_eq!(memory.read_obj::<u8>(written).unwrap(), 1);
@@ -187,8 +196,12 @@ fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
     for page in first..first + 2 {
         memory.write_obj(9u8, at(page)).unwrap();
     }
-    let own = private(&linear);
-    let reverted = revert_memory(&mapped, &plan, &layers, &linear, &own, Some(&kept_own));
+    let own = OwnPages {
+        now: &private(&linear),
+        may_stay: Some(&kept_own),
+        captured: None,
+    };
+    let reverted = revert_memory(&mapped, &plan, &layers, &linear, own);
     let stayed = reverted.unwrap().1;
     assert_eq!(stayed.iter().collect::<Vec<_>>(), [first + 1]);
     let read: Vec<u8> = (first..first + 3)
@@ -196,4 +209,96 @@ fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
         .collect();
     assert_eq!(read, [1, 1, 1]);
     assert_eq!(private(&linear).iter().collect::<Vec<_>>(), [first + 1]);
+}
+
+/// Takes a snapshot of `memory`: it stores all chunks with pages of the guest's own.
+fn capture(memory: &GuestMemory, own: &UnitSet) -> (File, LayerIndex) {
+    let file = TempFile::new().unwrap().into_file();
+    file.set_len(CHUNKS * CHUNK_SIZE).unwrap();
+    let mut index = LayerIndex::empty(MEMORY_CHUNK, CHUNKS * CHUNK_SIZE);
+    for chunk in own.coarser(CHUNK_PAGES).iter() {
+        let mut content = vec![0; usize::try_from(CHUNK_SIZE).unwrap()];
+        let at = GuestAddress(chunk * CHUNK_SIZE);
+        memory.read_slice(&mut content, at).unwrap();
+        if content.iter().all(|byte| *byte == 0) {
+            index.zero.insert(chunk);
+        } else {
+            index.stored.insert(chunk);
+            file.write_all_at(&content, chunk * CHUNK_SIZE).unwrap();
+        }
+    }
+    (file, index)
+}
+
+#[test]
+fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapped_anew() {
+    let mut numbers = Numbers(11);
+    let base = [layer(&mut numbers, 1), layer(&mut numbers, 2)];
+    let memory = memory::allocate(MIB).unwrap();
+    let linear = LinearMemory::new(&memory).unwrap();
+    let below = layers(&[&base[0], &base[1]]);
+    let plan = plan_mappings(below.runs(CHUNKS), None, MAX_MAPPINGS);
+    map_layers(&plan, &below, &linear).unwrap();
+    let mut mapped = MappedFiles::of(&plan, &below).unwrap();
+    let original = bytes(&memory);
+
+    disturb(&memory, &linear, &mut numbers);
+    let own = private(&linear);
+    let first = capture(&memory, &own);
+    let captured = CapturedPages::new(&first.0, own).unwrap();
+    let expected = bytes(&memory);
+    let (mut over_what_lay_below, mut given_back) = (0, 0);
+    for round in 0..12 {
+        disturb(&memory, &linear, &mut numbers);
+        let top = layers(&[&base[0], &base[1], &first]);
+        assert!(captured.are_of(&top) && !captured.are_of(&below));
+        let plan = plan_mappings(top.runs(CHUNKS), None, MAX_MAPPINGS);
+        let now = private(&linear);
+        let own = OwnPages {
+            now: &now,
+            may_stay: None,
+            captured: Some(&captured),
+        };
+        let to = MappedFiles::of(&plan, &top).unwrap();
+        let before = mapped.clone();
+        let (after, stayed) = revert_memory(&mapped, &plan, &top, &linear, own).unwrap();
+        mapped = after;
+        assert!(bytes(&memory) == expected, "round {round}");
+        for (file, run) in &to.0 {
+            let is_captured = *file == captured.layer;
+            for chunk in run.clone().filter(|_| is_captured) {
+                let pages = chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES;
+                let all_there = captured.own.iter_range(pages.clone());
+                let all_there = all_there.into_iter().all(|page| now.contains(page));
+                let behind = |files: &MappedFiles| {
+                    let mut runs = files.0.iter();
+                    let run = runs.find(|(_, run)| run.contains(&chunk));
+                    run.map(|(file, _)| *file)
+                };
+                if behind(&before) == Some(*file) {
+                    assert_eq!(behind(&mapped), Some(*file));
+                } else if all_there {
+                    over_what_lay_below += 1;
+                    assert_eq!(behind(&mapped), behind(&before), "chunk {chunk}");
+                    let read = |page| !now.contains(page) || stayed.contains(page);
+                    assert!(pages.clone().all(read), "chunk {chunk}");
+                } else {
+                    given_back += 1;
+                    assert_eq!(behind(&mapped), Some(*file), "chunk {chunk}");
+                }
+            }
+        }
+    }
+    assert!(over_what_lay_below > 100 && given_back > 10);
+
+    // To another: what was noted is of no use afterwards.
+    disturb(&memory, &linear, &mut numbers);
+    let plan = plan_mappings(below.runs(CHUNKS), None, MAX_MAPPINGS);
+    let own = OwnPages {
+        now: &private(&linear),
+        may_stay: None,
+        captured: None,
+    };
+    revert_memory(&mapped, &plan, &below, &linear, own).unwrap();
+    assert!(bytes(&memory) == original);
 }
