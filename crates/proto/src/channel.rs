@@ -95,7 +95,7 @@ impl Channel {
 
     /// Waits for one message and returns it with its descriptors.
     pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
-        let mut buffer = vec![0u8; MAX_MESSAGE];
+        let mut buffer = vec![0u8; self.next_bytes()?.min(MAX_MESSAGE)];
         let mut space = cmsg_space!([RawFd; MAX_FDS]);
         let (len, fds, truncated) = loop {
             let mut data = [IoSliceMut::new(&mut buffer)];
@@ -134,6 +134,20 @@ impl Channel {
             return Err(ChannelError::TooLarge("the packet was cut".into()));
         }
         Ok((serde_json::from_slice(&buffer[..len])?, fds))
+    }
+
+    /// Waits for a message and returns its length: a buffer for the longest would have to be zeroed
+    /// for each.
+    fn next_bytes(&self) -> Result<usize, ChannelError> {
+        let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+        loop {
+            match recvmsg::<()>(self.socket.as_raw_fd(), &mut [], None, look) {
+                Ok(message) => return Ok(message.bytes),
+                Err(Errno::EINTR) => continue,
+                Err(Errno::ECONNRESET) => return Err(ChannelError::Closed),
+                Err(e) => return Err(e.into()),
+            }
+        }
     }
 }
 

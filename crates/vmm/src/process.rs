@@ -56,6 +56,7 @@ const SLOT_BACKGROUND_COPY: u32 = 4;
 /// Runs the program.
 pub fn run() -> ExitCode {
     let began = Instant::now();
+    keep_large_buffers_apart();
     if std::env::args().nth(1).as_deref() == Some(MAKE_ARGUMENT) {
         return jail::make_namespaces();
     }
@@ -113,6 +114,15 @@ pub fn run() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Has each large buffer come from the kernel, which zeroes only the pages of it that are touched.
+/// Sets of units of disks are large and nearly empty; by default the allocator keeps such buffers
+/// once they were freed, and zeroes all of one that is used again.
+fn keep_large_buffers_apart() {
+    const MMAP_THRESHOLD: libc::c_int = 128 << 10;
+    // SAFETY: sets a parameter of the allocator; refused, the default stays.
+    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };
 }
 
 /// Sets the name that lists of processes show.
