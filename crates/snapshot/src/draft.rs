@@ -181,7 +181,7 @@ impl SnapshotDraft {
     ) -> Result<Snapshot, SnapshotError> {
         crate::manifest::check_id(&manifest.id)?;
         if self.finished {
-            return Snapshot::open(&self.root, &manifest.id);
+            return Snapshot::open(&self.root, &manifest.id, &self.index.checked);
         }
         self.add_overlays(overlays)?;
         let path = self.dir.join(MANIFEST);
@@ -209,7 +209,7 @@ impl SnapshotDraft {
             let synced = File::open(&self.root).and_then(|root| root.sync_all());
             synced.map_err(SnapshotError::io(&self.root))?;
         }
-        Snapshot::open(&self.root, &manifest.id)
+        Snapshot::open(&self.root, &manifest.id, &self.index.checked)
     }
 }
 

@@ -17,6 +17,7 @@
 //! published when it is complete. A user of a snapshot holds it ([`Snapshot::hold`]). Its chain of
 //! parents is its [`Lineage`].
 
+mod checked_snapshots;
 mod checksums;
 mod damage;
 mod draft;

@@ -1,5 +1,6 @@
 //! Snapshot with its chain of parents.
 
+use crate::checked_snapshots::CheckedSnapshots;
 use crate::{Snapshot, SnapshotError, SnapshotLayer};
 use std::path::Path;
 
@@ -12,8 +13,12 @@ const MAX_LINEAGE: usize = 4096;
 pub struct Lineage(Vec<Snapshot>);
 
 impl Lineage {
-    pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
-        let mut row = vec![Snapshot::open(root, id)?];
+    pub(crate) fn open(
+        root: &Path,
+        id: &str,
+        checked: &CheckedSnapshots,
+    ) -> Result<Self, SnapshotError> {
+        let mut row = vec![Snapshot::open(root, id, checked)?];
         let problem = |problem: String| SnapshotError::Lineage {
             id: id.to_owned(),
             problem,
@@ -26,7 +31,7 @@ impl Lineage {
             if row.len() >= MAX_LINEAGE {
                 return Err(problem(format!("is longer than {MAX_LINEAGE} snapshots")));
             }
-            let below = match Snapshot::open(root, &parent) {
+            let below = match Snapshot::open(root, &parent, checked) {
                 Err(SnapshotError::Missing(parent)) => {
                     return Err(SnapshotError::Orphan { child, parent });
                 }

@@ -1,12 +1,14 @@
 //! Snapshot, checked when it is opened.
 
-use crate::manifest::Manifest;
+use crate::checked_snapshots::{CheckedSnapshots, FileStamp, SnapshotStamps};
+use crate::manifest::{Manifest, check_id};
 use crate::{SnapshotError, VerifyResult, checksums, store_index};
 use jiffy_proto::layer::{DISK_BLOCK, IndexFileError, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Longest manifest in bytes.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
@@ -22,7 +24,7 @@ pub(crate) const MEMORY_INDEX: &str = "memory.index";
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     path: PathBuf,
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
 }
 
 /// A layer file and its index, opened for reading.
@@ -47,16 +49,36 @@ pub(crate) fn disk_index(number: usize) -> String {
 }
 
 impl Snapshot {
-    /// Opens snapshot `id` in the directory `root` and checks its files against its manifest.
-    pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
+    /// Opens snapshot `id` in the directory `root` and checks its files against its manifest, if
+    /// they are not those that were checked before.
+    pub(crate) fn open(
+        root: &Path,
+        id: &str,
+        checked: &CheckedSnapshots,
+    ) -> Result<Self, SnapshotError> {
+        check_id(id)?;
+        let path = root.join(id);
+        if let Some(manifest) = checked.find(id, &path) {
+            return Ok(Self { path, manifest });
+        }
+        let before = FileStamp::of(&path.join(MANIFEST));
         let manifest = store_index::manifest(root, id)?;
-        Self::checked_at(&root.join(id), manifest)
+        let stamps = SnapshotStamps::of(&path, &manifest);
+        let snapshot = Self::checked_at(&path, manifest)?;
+        if let (Ok(before), Ok(stamps)) = (before, stamps)
+            && stamps.is_of_manifest(before)
+        {
+            checked.insert(snapshot.manifest.clone(), stamps);
+        }
+        Ok(snapshot)
     }
 
     /// Checks the files in the directory `path` against `manifest`.
     pub(crate) fn checked_at(path: &Path, manifest: Manifest) -> Result<Self, SnapshotError> {
-        let path = path.to_owned();
-        let snapshot = Self { path, manifest };
+        let snapshot = Self {
+            path: path.to_owned(),
+            manifest: Arc::new(manifest),
+        };
         snapshot.check()?;
         Ok(snapshot)
     }

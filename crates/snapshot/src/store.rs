@@ -103,12 +103,12 @@ impl Store {
 
     /// Opens and checks a snapshot.
     pub fn get(&self, id: &str) -> Result<Snapshot, SnapshotError> {
-        Snapshot::open(&self.root, id)
+        Snapshot::open(&self.root, id, &self.index.checked)
     }
 
     /// Opens and checks a snapshot and its ancestors.
     pub fn lineage(&self, id: &str) -> Result<Lineage, SnapshotError> {
-        Lineage::open(&self.root, id)
+        Lineage::open(&self.root, id, &self.index.checked)
     }
 
     /// Reads the manifest of a snapshot. Its files are not checked: see [`Self::get`].
@@ -164,6 +164,7 @@ impl Store {
             lineages.remove(id);
         }
         drop((index, lock));
+        self.index.checked.forget(id);
         let removed = match fs::remove_dir_all(&trash) {
             // A concurrent writer of checksums may have added its file, which happens at most once.
             Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(&trash),

@@ -5,6 +5,7 @@
 //! directory share one index.
 
 use crate::SnapshotError;
+use crate::checked_snapshots::CheckedSnapshots;
 use crate::manifest::{Manifest, check_id};
 use crate::snapshot::{MANIFEST, MAX_MANIFEST_BYTES, read};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -39,6 +40,8 @@ pub(crate) struct StoreIndex {
     state: Mutex<IndexState>,
     /// Told when the manifests were read, or could not be.
     scanned: Condvar,
+    /// Snapshots that were read and checked.
+    pub checked: CheckedSnapshots,
 }
 
 /// Lineages as far as they are known.
@@ -119,6 +122,7 @@ impl StoreIndex {
             root: root.to_owned(),
             state: Mutex::default(),
             scanned: Condvar::new(),
+            checked: CheckedSnapshots::default(),
         });
         all.insert(place, Arc::downgrade(&index));
         Ok(index)

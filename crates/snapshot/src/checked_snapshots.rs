@@ -1,0 +1,220 @@
+//! Snapshots that were read and checked, so that lineages that are used again are not read again.
+
+use crate::SnapshotError;
+use crate::manifest::Manifest;
+use crate::snapshot::{MANIFEST, MEMORY_INDEX, MEMORY_LAYER, STATE, disk_index, disk_layer};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Most snapshots that are remembered.
+const MAX_REMEMBERED: usize = 1024;
+
+/// Attributes that a file keeps until it is written to or another is put in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileStamp {
+    file: (u64, u64),
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    /// Stamp of a file.
+    pub fn of(path: &Path) -> Result<Self, SnapshotError> {
+        let metadata = fs::metadata(path).map_err(SnapshotError::io(path))?;
+        Ok(Self {
+            file: (metadata.dev(), metadata.ino()),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+/// Stamps of the files that make up a snapshot.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotStamps(Vec<FileStamp>);
+
+impl SnapshotStamps {
+    /// Stamps of the files that `manifest` has in the directory `path`.
+    pub fn of(path: &Path, manifest: &Manifest) -> Result<Self, SnapshotError> {
+        let stamp = |name: &str| FileStamp::of(&path.join(name));
+        let mut stamps = vec![
+            stamp(MANIFEST)?,
+            stamp(STATE)?,
+            stamp(MEMORY_LAYER)?,
+            stamp(MEMORY_INDEX)?,
+        ];
+        for number in 0..manifest.disks.len() {
+            stamps.push(stamp(&disk_layer(number))?);
+            stamps.push(stamp(&disk_index(number))?);
+        }
+        Ok(Self(stamps))
+    }
+
+    /// True if the manifest was not replaced since its stamp was `before`.
+    pub fn is_of_manifest(&self, before: FileStamp) -> bool {
+        self.0.first() == Some(&before)
+    }
+}
+
+#[derive(Debug)]
+struct CheckedSnapshot {
+    stamps: SnapshotStamps,
+    manifest: Arc<Manifest>,
+    last_use: u64,
+}
+
+/// Snapshots of one directory by id.
+#[derive(Debug, Default)]
+pub(crate) struct CheckedSnapshots(Mutex<Remembered>);
+
+#[derive(Debug, Default)]
+struct Remembered {
+    by_id: HashMap<String, CheckedSnapshot>,
+    uses: u64,
+}
+
+impl CheckedSnapshots {
+    /// Manifest of the snapshot `id` in the directory `path`, if its files are those that were
+    /// checked.
+    pub fn find(&self, id: &str, path: &Path) -> Option<Arc<Manifest>> {
+        let known = self.0.lock().by_id.get(id)?.manifest.clone();
+        let stamps = SnapshotStamps::of(path, &known).ok()?;
+        let mut remembered = self.0.lock();
+        remembered.uses += 1;
+        let now = remembered.uses;
+        let snapshot = remembered.by_id.get_mut(id)?;
+        if snapshot.stamps != stamps {
+            return None;
+        }
+        snapshot.last_use = now;
+        Some(snapshot.manifest.clone())
+    }
+
+    /// Remembers a snapshot whose files had `stamps` before they were read. Forgets the one that
+    /// was used longest ago if there are too many.
+    pub fn insert(&self, manifest: Arc<Manifest>, stamps: SnapshotStamps) {
+        let mut remembered = self.0.lock();
+        remembered.uses += 1;
+        let snapshot = CheckedSnapshot {
+            stamps,
+            last_use: remembered.uses,
+            manifest,
+        };
+        let id = snapshot.manifest.id.clone();
+        remembered.by_id.insert(id, snapshot);
+        if remembered.by_id.len() > MAX_REMEMBERED {
+            let all = remembered.by_id.iter();
+            let oldest = all.min_by_key(|(_, snapshot)| snapshot.last_use);
+            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
+                remembered.by_id.remove(&oldest);
+            }
+        }
+    }
+
+    /// Forgets a snapshot that is removed.
+    pub fn forget(&self, id: &str) {
+        self.0.lock().by_id.remove(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::{DiskSizes, MemorySizes, SNAPSHOT_FORMAT, Versions};
+
+    fn manifest(id: &str) -> Arc<Manifest> {
+        Arc::new(Manifest {
+            format: SNAPSHOT_FORMAT,
+            id: id.to_owned(),
+            parent: None,
+            template: "base".to_owned(),
+            created_ms: 0,
+            versions: Versions {
+                vmm: "0.1.0".to_owned(),
+                kernel: "6.12".to_owned(),
+                agent: "0.1.0".to_owned(),
+            },
+            cpu: "cpu".to_owned(),
+            vcpus: 1,
+            memory: MemorySizes {
+                bytes: 0,
+                stored: 0,
+                zero: 0,
+            },
+            disks: vec![DiskSizes {
+                bytes: 0,
+                stored: 0,
+            }],
+            net: false,
+            modules: None,
+        })
+    }
+
+    #[test]
+    fn a_snapshot_is_found_until_one_of_its_files_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        let names = ["memory.index", "disk0.layer", "disk0.index"];
+        let names = [MANIFEST, STATE, MEMORY_LAYER].into_iter().chain(names);
+        let names: Vec<&str> = names.collect();
+        for name in &names {
+            fs::write(path.join(name), b"a").unwrap();
+        }
+        let snapshots = CheckedSnapshots::default();
+        let known = manifest("s");
+        let remember = || {
+            let stamps = SnapshotStamps::of(path, &known).unwrap();
+            snapshots.insert(known.clone(), stamps);
+        };
+        for name in names {
+            remember();
+            assert_eq!(snapshots.find("s", path).as_deref(), Some(&*known));
+            assert_eq!(snapshots.find("other", path), None);
+            let file = path.join(name);
+            // Another file, of the same length.
+            fs::write(path.join("new"), b"b").unwrap();
+            fs::rename(path.join("new"), &file).unwrap();
+            assert_eq!(snapshots.find("s", path), None, "{name}");
+            remember();
+            fs::write(&file, b"longer").unwrap();
+            assert_eq!(snapshots.find("s", path), None, "{name}");
+            fs::remove_file(&file).unwrap();
+            assert_eq!(snapshots.find("s", path), None, "{name}");
+            fs::write(&file, b"a").unwrap();
+        }
+        remember();
+        snapshots.forget("s");
+        assert_eq!(snapshots.find("s", path), None);
+    }
+
+    #[test]
+    fn of_too_many_snapshots_the_one_that_was_used_longest_ago_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        for name in [MANIFEST, STATE, MEMORY_LAYER, MEMORY_INDEX] {
+            fs::write(path.join(name), b"a").unwrap();
+        }
+        for name in [disk_layer(0), disk_index(0)] {
+            fs::write(path.join(name), b"a").unwrap();
+        }
+        let snapshots = CheckedSnapshots::default();
+        let insert = |number: usize| {
+            let known = manifest(&format!("s{number}"));
+            let stamps = SnapshotStamps::of(path, &known).unwrap();
+            snapshots.insert(known, stamps);
+        };
+        (0..MAX_REMEMBERED).for_each(insert);
+        assert!(snapshots.find("s0", path).is_some());
+        insert(MAX_REMEMBERED);
+        assert!(snapshots.find("s0", path).is_some());
+        assert!(snapshots.find("s1", path).is_none());
+        assert!(snapshots.find("s2", path).is_some());
+        assert_eq!(snapshots.0.lock().by_id.len(), MAX_REMEMBERED);
+    }
+}
