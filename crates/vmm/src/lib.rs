@@ -13,7 +13,9 @@ macro_rules! frozen_layout {
     };
 }
 
+pub mod allocator;
 pub mod boot;
+pub mod confined_thread;
 pub mod control_socket;
 pub mod error;
 pub mod jail;

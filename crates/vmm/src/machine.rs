@@ -22,7 +22,7 @@ pub use builder::{Machine, build};
 pub use devices::EventSlot;
 pub(crate) use devices::{borrow_eventfd, new_eventfd, report_device};
 pub use exit_counters::ExitCounters;
-pub use kvm_vm::KvmVm;
+pub use kvm_vm::{KvmVm, VCPUS_AHEAD};
 pub use received_fds::ReceivedFds;
 pub use restore::restore;
 pub use rollback::RollbackTarget;

@@ -8,13 +8,16 @@ mod reattach;
 mod rollback;
 mod snapshot;
 
+use crate::allocator;
+use crate::confined_thread::ThreadsAhead;
 use crate::control_socket;
 use crate::error::VmmError;
 use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{
-    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, build, report_device, restore,
+    EventSlot, ExitCounters, KvmVm, Machine, ReceivedFds, VCPUS_AHEAD, build, report_device,
+    restore,
 };
 use crate::poll::ReadyEvent;
 use crate::seccomp;
@@ -56,7 +59,7 @@ const SLOT_BACKGROUND_COPY: u32 = 4;
 /// Runs the program.
 pub fn run() -> ExitCode {
     let began = Instant::now();
-    keep_large_buffers_apart();
+    allocator::keep_large_buffers_apart();
     if std::env::args().nth(1).as_deref() == Some(MAKE_ARGUMENT) {
         return jail::make_namespaces();
     }
@@ -75,10 +78,12 @@ pub fn run() -> ExitCode {
     // It may have been started long before a guest needs it.
     name(SPARE_NAME);
     let mut first = control.recv::<Request>();
-    let mut ahead = None;
+    let (mut ahead, mut threads) = (None, ThreadsAhead::default());
     if let Ok((Request::Prepare { kvm, memory_mib }, fds)) = first {
         let kvm = ReceivedFds::new(fds).take(kvm, "/dev/kvm");
         ahead = kvm.and_then(|kvm| KvmVm::ahead(kvm, memory_mib)).ok();
+        threads = ThreadsAhead::start(VCPUS_AHEAD);
+        seccomp::compile_main();
         first = control.recv::<Request>();
     }
     name(NAME);
@@ -98,7 +103,8 @@ pub fn run() -> ExitCode {
     };
     let config_us = micros(began);
     let link = ControlLink::new(control);
-    match start(&origin, fds, ahead, &link, began, config_us) {
+    let times = (began, config_us);
+    match start(&origin, fds, ahead, threads, &link, times) {
         Ok(mut vm) => {
             let cause = vm.serve();
             if cause == StopCause::Requested {
@@ -114,15 +120,6 @@ pub fn run() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
-}
-
-/// Has each large buffer come from the kernel, which zeroes only the pages of it that are touched.
-/// Sets of units of disks are large and nearly empty; by default the allocator keeps such buffers
-/// once they were freed, and zeroes all of one that is used again.
-fn keep_large_buffers_apart() {
-    const MMAP_THRESHOLD: libc::c_int = 128 << 10;
-    // SAFETY: sets a parameter of the allocator; refused, the default stays.
-    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };
 }
 
 /// Sets the name that lists of processes show.
@@ -204,9 +201,9 @@ fn start(
     origin: &VmOrigin,
     fds: Vec<OwnedFd>,
     ahead: Option<KvmVm>,
+    mut threads: ThreadsAhead,
     link: &ControlLink,
-    began: Instant,
-    config_us: u64,
+    (began, config_us): (Instant, u64),
 ) -> Result<Vm, VmmError> {
     let mut fds = ReceivedFds::new(fds);
     let guest_connect = Box::new(link.clone());
@@ -229,8 +226,10 @@ fn start(
 
     let vcpus = std::mem::take(&mut machine.vcpus);
     let exits = ExitCounters::new(&vcpus);
-    let vcpus = Vcpus::start(vcpus, &machine.bus, crate::machine::new_eventfd()?)?;
-    let disks = DiskThread::start(&machine, link.clone())?;
+    let ended = crate::machine::new_eventfd()?;
+    let of_vcpus = threads.take_vcpus(vcpus.len())?;
+    let vcpus = Vcpus::start(vcpus, of_vcpus, &machine.bus, ended)?;
+    let disks = DiskThread::start(&machine, threads.take_disks()?, link.clone());
     let vm = Vm {
         machine,
         link: link.clone(),

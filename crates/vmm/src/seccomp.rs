@@ -6,10 +6,11 @@ pub mod ioctl;
 use crate::error::VmmError;
 use ioctl::IoctlRequest;
 use seccompiler::{
-    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, apply_filter,
 };
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 /// System call that threads of one kind may make.
 #[derive(Debug, Clone, Copy)]
@@ -94,6 +95,7 @@ pub const DISK_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_read: "a queue with more work than a round has: `virtio::blk::tests`",
     SYS_restart_syscall: REASON_RESTARTED_WAIT,
     SYS_rt_sigprocmask: REASON_THREAD_END,
+    SYS_sched_yield: REASON_CHANNELS,
     SYS_sendmsg: "a driver that breaks the contract: `hostile_driver`",
     SYS_sigaltstack: REASON_THREAD_END,
     SYS_timerfd_settime,
@@ -206,9 +208,22 @@ pub fn confine_faults() -> Result<(), VmmError> {
     confine(FAULT_SYSCALLS, ioctl::FAULT_IOCTLS)
 }
 
+/// Filter of the event loop's thread, if it was compiled ahead.
+static MAIN_FILTER: OnceLock<BpfProgram> = OnceLock::new();
+
+/// Compiles the filter of the event loop's thread ahead.
+pub fn compile_main() {
+    if let Ok(program) = compile(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS) {
+        let _ = MAIN_FILTER.set(program);
+    }
+}
+
 /// Confines the event loop's thread.
 pub fn confine_main() -> Result<(), VmmError> {
-    confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS)
+    match MAIN_FILTER.get() {
+        Some(program) => apply_filter(program).map_err(failed),
+        None => confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS),
+    }
 }
 
 fn failed(e: impl std::fmt::Display) -> VmmError {
@@ -238,6 +253,10 @@ fn rules(call: libc::c_long, requests: &[IoctlRequest]) -> Result<Vec<SeccompRul
 }
 
 fn confine(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<(), VmmError> {
+    apply_filter(&compile(calls, requests)?).map_err(failed)
+}
+
+fn compile(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<BpfProgram, VmmError> {
     let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for call in calls {
         allowed.insert(call.number, rules(call.number, requests)?);
@@ -249,8 +268,7 @@ fn confine(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<(), Vm
         TargetArch::x86_64,
     )
     .map_err(failed)?;
-    let program: seccompiler::BpfProgram = filter.try_into().map_err(failed)?;
-    apply_filter(&program).map_err(failed)
+    filter.try_into().map_err(failed)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// vCPUs that are made ahead: as many as sandboxes have unless they ask for others.
-const VCPUS_AHEAD: u64 = 2;
+pub const VCPUS_AHEAD: usize = 2;
 /// Most memory that a VM is given ahead: the kernel's tables for it take a 400th of it.
 const MAX_MEMORY_AHEAD_MIB: u32 = 4096;
 
@@ -35,7 +35,7 @@ impl KvmVm {
     /// for example, is not on the way of that guest then.
     pub fn ahead(kvm: OwnedFd, memory_mib: u32) -> Result<Self, VmmError> {
         let mut made = Self::new(kvm)?;
-        made.add_vcpus(VCPUS_AHEAD)?;
+        made.add_vcpus(VCPUS_AHEAD as u64)?;
         if (limits::MIN_MEMORY_MIB..=MAX_MEMORY_AHEAD_MIB).contains(&memory_mib) {
             let memory = memory::allocate(memory_mib)?;
             made.give_memory(&memory)?;

@@ -2,16 +2,12 @@
 //! network and streams nor the control socket.
 
 use super::ControlLink;
-use crate::error::VmmError;
+use crate::confined_thread::ConfinedThread;
 use crate::machine::bus::lock;
 use crate::machine::{EventSlot, Machine, report_device};
 use crate::poll::ReadyEvent;
-use crate::seccomp;
 use nix::sys::epoll::EpollTimeout;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::Builder;
-
-const DISK_STACK_BYTES: usize = 256 << 10;
 
 /// Gate that keeps the thread from starting a request while the machine is read.
 #[derive(Default)]
@@ -68,8 +64,8 @@ impl Drop for DisksPaused {
 }
 
 impl DiskThread {
-    /// Starts the confined thread.
-    pub fn start(machine: &Machine, link: ControlLink) -> Result<Self, VmmError> {
+    /// Serves the disks of `machine` by `thread`.
+    pub fn start(machine: &Machine, thread: ConfinedThread, link: ControlLink) -> Self {
         let gate = Arc::new(DiskGate::default());
         let poller = machine.disk_poller.clone();
         let (devices, bus) = (machine.devices.clone(), machine.bus.clone());
@@ -95,20 +91,15 @@ impl DiskThread {
                 link.send(event, &[]);
             });
         };
-        let main = move || {
-            if seccomp::confine_disks().is_err() {
+        thread.run(move |confined| {
+            if confined.is_err() {
                 // An unconfined thread must not serve; the guest notices at once.
                 return;
             }
             // Fails only if the descriptor is no epoll set.
             while poller.wait(EpollTimeout::NONE, &serve).is_ok() {}
-        };
-        Builder::new()
-            .name("disks".to_owned())
-            .stack_size(DISK_STACK_BYTES)
-            .spawn(main)
-            .map_err(|e| VmmError::host("starting the disks' thread", e))?;
-        Ok(Self(gate))
+        });
+        Self(gate)
     }
 
     /// Waits for requests in flight and keeps further ones from starting.

@@ -2,9 +2,9 @@
 
 use super::run::{VcpuEnd, VcpuStep, run_once};
 use super::state::VcpuState;
+use crate::confined_thread::ConfinedThread;
 use crate::error::VmmError;
 use crate::machine::bus::Bus;
-use crate::seccomp;
 use kvm_ioctls::VcpuFd;
 use nix::sys::pthread::{Pthread, pthread_kill};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -13,12 +13,13 @@ use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 const KICK_SIGNAL: Signal = Signal::SIGUSR1;
-const VCPU_STACK_BYTES: usize = 256 * 1024;
+/// Stack of a thread that runs a vCPU.
+pub const VCPU_STACK_BYTES: usize = 256 * 1024;
 
 thread_local! {
     /// `immediate_exit` of the vCPU that this thread runs; null elsewhere.
@@ -71,8 +72,13 @@ pub struct Vcpus {
 }
 
 impl Vcpus {
-    /// Starts a confined, paused thread for each vCPU.
-    pub fn start(vcpus: Vec<VcpuFd>, bus: &Arc<Bus>, ended: EventFd) -> Result<Self, VmmError> {
+    /// Gives each vCPU, which is paused, to one of `threads`.
+    pub fn start(
+        vcpus: Vec<VcpuFd>,
+        threads: Vec<ConfinedThread>,
+        bus: &Arc<Bus>,
+        ended: EventFd,
+    ) -> Result<Self, VmmError> {
         let action = SigAction::new(
             SigHandler::Handler(on_kick),
             SaFlags::empty(),
@@ -81,8 +87,8 @@ impl Vcpus {
         // SAFETY: the handler only writes one byte through a thread-local pointer.
         unsafe { sigaction(KICK_SIGNAL, &action) }.map_err(|e| VmmError::host("sigaction", e))?;
         let (tell, ends) = channel();
-        let mut threads = Vec::with_capacity(vcpus.len());
-        for (id, vcpu) in vcpus.into_iter().enumerate() {
+        let mut running = Vec::with_capacity(vcpus.len());
+        for (vcpu, thread) in vcpus.into_iter().zip(threads) {
             let (commands, inbox) = channel();
             let worker = VcpuWorker {
                 vcpu,
@@ -93,15 +99,11 @@ impl Vcpus {
                     .try_clone()
                     .map_err(|e| VmmError::host("eventfd", e))?,
             };
-            let handle = Builder::new()
-                .name(format!("vcpu{id}"))
-                .stack_size(VCPU_STACK_BYTES)
-                .spawn(move || worker.main())
-                .map_err(|e| VmmError::host("starting a vCPU thread", e))?;
-            threads.push(VcpuThread { commands, handle });
+            let handle = thread.run(move |confined| worker.main(confined));
+            running.push(VcpuThread { commands, handle });
         }
         Ok(Self {
-            threads,
+            threads: running,
             ends,
             ended,
         })
@@ -189,9 +191,9 @@ struct VcpuWorker {
 }
 
 impl VcpuWorker {
-    fn main(mut self) {
+    fn main(mut self, confined: Result<(), VmmError>) {
         IMMEDIATE_EXIT.set(&raw mut self.vcpu.get_kvm_run().immediate_exit);
-        let end = match seccomp::confine_vcpu() {
+        let end = match confined {
             Ok(()) => self.run_commands(),
             Err(e) => Some(VcpuEnd::Failed(e)),
         };

@@ -1,0 +1,136 @@
+//! Threads that are started and confined before there is work for them: a filter of system calls is
+//! compiled by its thread and again by the kernel, which takes longer than anything else of a
+//! thread's start.
+
+use crate::error::VmmError;
+use crate::machine::vcpu::VCPU_STACK_BYTES;
+use crate::seccomp;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+/// Stack of the thread that serves the disks.
+const DISK_STACK_BYTES: usize = 256 * 1024;
+
+type Work = Box<dyn FnOnce(Result<(), VmmError>) + Send>;
+
+/// Thread that waits for its work. Dropped before it has any, it ends.
+pub struct ConfinedThread {
+    work: Sender<Work>,
+    handle: JoinHandle<()>,
+}
+
+impl ConfinedThread {
+    /// Starts one for vCPU `id`.
+    pub fn for_vcpu(id: usize) -> Result<Self, VmmError> {
+        let name = format!("vcpu{id}");
+        Self::start(name, VCPU_STACK_BYTES, seccomp::confine_vcpu)
+    }
+
+    /// Starts one for the disks.
+    pub fn for_disks() -> Result<Self, VmmError> {
+        Self::start("disks".to_owned(), DISK_STACK_BYTES, seccomp::confine_disks)
+    }
+
+    fn start(
+        name: String,
+        stack_bytes: usize,
+        confine: fn() -> Result<(), VmmError>,
+    ) -> Result<Self, VmmError> {
+        let (give, inbox) = channel::<Work>();
+        let main = move || {
+            let confined = confine();
+            if let Ok(work) = inbox.recv() {
+                work(confined);
+            }
+        };
+        let thread = Builder::new().name(name).stack_size(stack_bytes);
+        let handle = thread.spawn(main);
+        let handle = handle.map_err(|e| VmmError::host("starting a thread", e))?;
+        Ok(Self { work: give, handle })
+    }
+
+    /// Gives it its work, which is told whether the thread could be confined.
+    pub fn run(self, work: impl FnOnce(Result<(), VmmError>) + Send + 'static) -> JoinHandle<()> {
+        // The thread waits for it as long as `self` lives.
+        let _ = self.work.send(Box::new(work));
+        self.handle
+    }
+}
+
+/// Threads of a machine that is not known yet.
+#[derive(Default)]
+pub struct ThreadsAhead {
+    vcpus: Vec<ConfinedThread>,
+    disks: Option<ConfinedThread>,
+}
+
+impl ThreadsAhead {
+    /// Starts those of a machine with `vcpus` vCPUs, as far as they can be.
+    pub fn start(vcpus: usize) -> Self {
+        Self {
+            vcpus: (0..vcpus)
+                .map_while(|id| ConfinedThread::for_vcpu(id).ok())
+                .collect(),
+            disks: ConfinedThread::for_disks().ok(),
+        }
+    }
+
+    /// Takes the threads of `count` vCPUs; others end.
+    pub fn take_vcpus(&mut self, count: usize) -> Result<Vec<ConfinedThread>, VmmError> {
+        let mut threads = std::mem::take(&mut self.vcpus);
+        threads.truncate(count);
+        for id in threads.len()..count {
+            threads.push(ConfinedThread::for_vcpu(id)?);
+        }
+        Ok(threads)
+    }
+
+    /// Takes the thread of the disks.
+    pub fn take_disks(&mut self) -> Result<ConfinedThread, VmmError> {
+        self.disks.take().map_or_else(ConfinedThread::for_disks, Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_thread_that_was_started_ahead_does_its_work_confined_and_one_without_work_ends() {
+        let mut threads = ThreadsAhead::start(3);
+        let idle = threads.vcpus.pop().unwrap();
+        let ended = idle.handle;
+        drop(idle.work);
+        ended.join().unwrap();
+
+        let (tell, told) = channel();
+        let taken = threads.take_vcpus(3).unwrap();
+        let disks = threads.take_disks().unwrap();
+        for thread in taken.into_iter().chain([disks]) {
+            let (tell, (go, wait)) = (tell.clone(), channel::<()>());
+            let handle = thread.run(move |confined| {
+                let name = std::thread::current().name().unwrap().to_owned();
+                tell.send((name, confined.is_ok())).unwrap();
+                wait.recv().unwrap();
+            });
+            let (name, confined) = told.recv().unwrap();
+            assert!(confined, "{name}");
+            assert!(has_filter(&name), "{name}");
+            go.send(()).unwrap();
+            handle.join().unwrap();
+        }
+        assert_eq!(threads.take_vcpus(1).unwrap().len(), 1);
+    }
+
+    /// True if a thread of this process with that name has a filter of system calls.
+    fn has_filter(name: &str) -> bool {
+        let mut tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        tasks.any(|task| {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status"));
+            let status = status.unwrap_or_default();
+            let has = |line: &str| status.lines().any(|l| l == line);
+            has(&format!("Name:\t{name}")) && has("Seccomp:\t2")
+        })
+    }
+}
