@@ -2,9 +2,12 @@
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
+use parking_lot::Mutex;
 use std::fmt::Debug;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Share of time that tasks stalled for want of a resource, in percent of the last ten seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -45,11 +48,35 @@ pub trait HostReader: Debug + Send + Sync + 'static {
     fn read(&self) -> HostFigures;
 }
 
+/// Time for which a figure is good that the kernel itself changes every two seconds, or an
+/// administrator by hand.
+const SLOW_PERIOD: Duration = Duration::from_millis(500);
+
+/// Figures that change slowly.
+#[derive(Debug, Clone, Copy)]
+struct SlowFigures {
+    /// Most tasks that there may be.
+    max_tasks: Option<u64>,
+    pressure: Option<Pressure>,
+}
+
+impl SlowFigures {
+    fn read() -> Self {
+        let (ids, threads) = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max");
+        let [ids, threads] = [ids, threads].map(|file| number(&text(file)?));
+        Self {
+            max_tasks: ids.zip(threads).map(|(ids, threads)| ids.min(threads)),
+            pressure: pressure(),
+        }
+    }
+}
+
 /// Reads those of the machine this program runs on.
 #[derive(Debug)]
 pub struct KernelReader {
     data: PathBuf,
     group: Option<PathBuf>,
+    slow: Mutex<Option<(Instant, SlowFigures)>>,
 }
 
 impl KernelReader {
@@ -63,22 +90,33 @@ impl KernelReader {
         Self {
             data: data.to_owned(),
             group,
+            slow: Mutex::default(),
         }
     }
 
     /// A number of the control group; none if it has no limit.
     fn group(&self, file: &str) -> Option<u64> {
-        number(&fs::read_to_string(self.group.as_ref()?.join(file)).ok()?)
+        number(&text(self.group.as_ref()?.join(file))?)
     }
 
-    fn tasks_free(&self) -> Option<u64> {
+    fn slow(&self) -> SlowFigures {
+        let mut slow = self.slow.lock();
+        match *slow {
+            Some((read, figures)) if read.elapsed() < SLOW_PERIOD => figures,
+            _ => {
+                let figures = SlowFigures::read();
+                *slow = Some((Instant::now(), figures));
+                figures
+            }
+        }
+    }
+
+    fn tasks_free(&self, max_tasks: Option<u64>) -> Option<u64> {
         // 0.50 0.40 0.30 2/345 6789: runnable and existing tasks before the last process id.
-        let load = fs::read_to_string("/proc/loadavg").ok()?;
+        let load = text("/proc/loadavg")?;
         let existing = load.split_whitespace().nth(3)?.split_once('/')?.1;
         let existing: u64 = existing.parse().ok()?;
-        let read = |file| number(&fs::read_to_string(file).ok()?);
-        let most = read("/proc/sys/kernel/pid_max")?.min(read("/proc/sys/kernel/threads-max")?);
-        let free = most.saturating_sub(existing);
+        let free = max_tasks?.saturating_sub(existing);
         let left = self
             .group("pids.max")
             .map(|most| most.saturating_sub(self.group("pids.current").unwrap_or(0)));
@@ -88,7 +126,8 @@ impl KernelReader {
 
 impl HostReader for KernelReader {
     fn read(&self) -> HostFigures {
-        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let slow = self.slow();
+        let memory = text("/proc/meminfo").unwrap_or_default();
         let (mut total, mut available) = (mib(&memory, "MemTotal:"), mib(&memory, "MemAvailable:"));
         if let Some(most) = self.group("memory.max").map(|bytes| bytes >> 20) {
             let used = self.group("memory.current").unwrap_or(0) >> 20;
@@ -103,11 +142,18 @@ impl HostReader for KernelReader {
             memory_available_mib: available,
             disk_free_mib: disk.map(|d| disk_mib(d.blocks_available(), d.fragment_size())),
             disk_total_mib: disk.map(|d| disk_mib(d.blocks(), d.fragment_size())),
-            tasks_free: self.tasks_free(),
+            tasks_free: self.tasks_free(slow.max_tasks),
             descriptors_free: descriptors_free(),
-            pressure: pressure(),
+            pressure: slow.pressure,
         }
     }
+}
+
+/// Text of a file of the kernel, the first 4 KiB of it: more of these files is not looked at.
+fn text(file: impl AsRef<Path>) -> Option<String> {
+    let mut buffer = [0; 4096];
+    let read = File::open(file).ok()?.read(&mut buffer).ok()?;
+    String::from_utf8(buffer.get(..read)?.to_vec()).ok()
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -130,7 +176,7 @@ fn descriptors_free() -> Option<u64> {
 }
 
 fn pressure() -> Option<Pressure> {
-    let read = |what: &str| fs::read_to_string(format!("/proc/pressure/{what}")).ok();
+    let read = |what: &str| text(format!("/proc/pressure/{what}"));
     let (cpu, memory, io) = (read("cpu")?, read("memory")?, read("io")?);
     Some(Pressure {
         cpu_some: average(&cpu, "some")?,
