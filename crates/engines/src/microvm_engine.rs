@@ -35,6 +35,7 @@ use jiffy_snapshot::{Lineage, Store};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use unassigned::{BootStage, boot_error};
+use working_set::CachedWorkingSets;
 
 /// Directory of the snapshots in the data directory.
 const SNAPSHOTS: &str = "snapshots";
@@ -52,6 +53,7 @@ pub struct MicroVmEngine {
     merging: tokio::sync::Mutex<()>,
     /// Source of memory that has not arrived; none: all memory is here.
     lazy: Option<LazyStore>,
+    cached_working_sets: CachedWorkingSets,
 }
 
 impl MicroVmEngine {
@@ -81,6 +83,7 @@ impl MicroVmEngine {
             templates,
             merging: tokio::sync::Mutex::default(),
             lazy: None,
+            cached_working_sets: CachedWorkingSets::default(),
         })
     }
 
@@ -111,7 +114,7 @@ impl MicroVmEngine {
         memory: impl FnOnce(&Lineage) -> MemoryPolicy,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        working_set::read_ahead(&lineage);
+        self.cached_working_sets.read_ahead(&lineage);
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;

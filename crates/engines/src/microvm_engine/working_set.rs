@@ -6,16 +6,43 @@ use crate::restore_policy::RestorePolicy;
 use jiffy_engine::{Engine, EngineError, Guest, SandboxIdentity, UnassignedGuest};
 use jiffy_microvm::MemoryPolicy;
 use jiffy_proto::agent::SiteSettings;
-use jiffy_snapshot::Lineage;
+use jiffy_snapshot::{Lineage, Snapshot};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Has what a guest of `lineage` touches first read while its VMM starts, if it is on disk only.
-pub(super) fn read_ahead(lineage: &Lineage) {
-    let lineage = lineage.clone();
-    tokio::task::spawn_blocking(move || match lineage.read_ahead() {
-        Ok(0) => {}
-        Ok(bytes) => tracing::debug!(bytes, "reading a working set ahead"),
-        Err(e) => tracing::debug!("not reading a working set ahead: {e}"),
-    });
+/// Time for which a working set that was in the page cache is taken to be there still.
+const CACHED_FOR: Duration = Duration::from_secs(2);
+
+/// Snapshots whose working sets were in the page cache a moment ago, and when.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CachedWorkingSets(Arc<Mutex<HashMap<String, Instant>>>);
+
+impl CachedWorkingSets {
+    /// Has what a guest of `lineage` touches first read while its VMM starts, if it is on disk
+    /// only.
+    pub fn read_ahead(&self, lineage: &Lineage) {
+        let Some(id) = lineage.newest().map(Snapshot::id) else {
+            return;
+        };
+        let seen = self.0.lock().get(id).copied();
+        if seen.is_some_and(|seen| seen.elapsed() < CACHED_FOR) {
+            return;
+        }
+        let (cached, id, lineage) = (self.clone(), id.to_owned(), lineage.clone());
+        tokio::task::spawn_blocking(move || match lineage.read_ahead() {
+            Ok(0) => cached.insert(id),
+            Ok(bytes) => tracing::debug!(bytes, "reading a working set ahead"),
+            Err(e) => tracing::debug!("not reading a working set ahead: {e}"),
+        });
+    }
+
+    fn insert(&self, id: String) {
+        let mut cached = self.0.lock();
+        cached.retain(|_, seen| seen.elapsed() < CACHED_FOR);
+        cached.insert(id, Instant::now());
+    }
 }
 
 impl MicroVmEngine {
