@@ -76,6 +76,7 @@ use pool::Pool;
 use smol_str::SmolStr;
 use snapshot_index::SnapshotIndex;
 use snapshot_upkeep::SnapshotUpkeep;
+use start_pacer::StartPacer;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
@@ -142,6 +143,7 @@ struct SandboxesInner<E: Engine> {
     pins: Mutex<HashMap<String, usize>>,
     pool: Pool<E::UnassignedGuest>,
     admission: Admission,
+    start_pacer: StartPacer,
     metrics: Metrics,
     /// Further figures for the scrape.
     sources: Mutex<Vec<observe::FigureSource>>,
@@ -244,6 +246,7 @@ impl<E: Engine> Sandboxes<E> {
             pins: Mutex::default(),
             pool: Pool::new(options.warm),
             admission: Admission::new(options.limits, reader),
+            start_pacer: StartPacer::new(),
             metrics: Metrics::new(),
             sources: Mutex::default(),
             families: Mutex::default(),

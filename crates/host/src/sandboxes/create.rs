@@ -282,17 +282,17 @@ impl<E: Engine> Sandboxes<E> {
         // Its files may be gone from here, and the store have them.
         let owner = entry.record().settings.owner;
         let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
-        let origin = match here.await {
-            Ok(_pin) => self.snapshots().origin(template, snapshot, mode).await,
-            Err(e) => Err(e),
-        };
-        let result = match origin {
-            Ok(origin) => {
-                let origin = GuestOrigin {
-                    revive_reason: Some(revive_reason),
-                    ..origin
+        let result = match here.await {
+            Ok(_pin) => {
+                let start = async {
+                    let origin = self.snapshots().origin(template, snapshot, mode).await?;
+                    let origin = GuestOrigin {
+                        revive_reason: Some(revive_reason),
+                        ..origin
+                    };
+                    self.install(entry, asked, origin).await
                 };
-                self.install(entry, asked, origin).await
+                self.0.start_pacer.pace(owner.as_deref(), start).await
             }
             Err(e) => Err(e),
         };

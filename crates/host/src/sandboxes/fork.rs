@@ -1,11 +1,9 @@
 //! `fork`: children of a live sandbox.
 
 use super::create::NewSandboxEntry;
-use super::start_pacer::StartPacer;
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::{BootMode, Engine};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::Instrument;
@@ -57,11 +55,10 @@ impl<E: Engine> Sandboxes<E> {
                 sandbox.settings.timeout_s = timeout.map(|t| t.as_secs());
             }
             let mut work = JoinSet::new();
-            let pacer = Arc::new(StartPacer::new());
             for _ in 0..count {
                 let (this, sandbox) = (this.clone(), sandbox.clone());
-                let (snapshot, pacer) = (snapshot.id.clone(), pacer.clone());
-                let child = async move { this.child(&sandbox, &snapshot, &pacer).await };
+                let snapshot = snapshot.id.clone();
+                let child = async move { this.child(&sandbox, &snapshot).await };
                 let span = tracing::info_span!("child", sandbox = tracing::field::Empty);
                 work.spawn(child.instrument(span));
             }
@@ -75,8 +72,8 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// One child, counted.
-    async fn child(&self, parent: &SandboxRecord, snapshot: &str, pacer: &StartPacer) -> ForkChild {
-        let child = self.child_of(parent, snapshot, pacer).await;
+    async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
+        let child = self.child_of(parent, snapshot).await;
         if let Err(e) = &child {
             tracing::warn!(outcome = e.kind().name(), "a child: {e}");
             let mode = Some(BootMode::Fork);
@@ -86,12 +83,7 @@ impl<E: Engine> Sandboxes<E> {
         child
     }
 
-    async fn child_of(
-        &self,
-        parent: &SandboxRecord,
-        snapshot: &str,
-        pacer: &StartPacer,
-    ) -> ForkChild {
+    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
         let asked = Instant::now();
         let template = &parent.template;
         let settings = parent.settings.clone();
@@ -111,6 +103,7 @@ impl<E: Engine> Sandboxes<E> {
             let origin = snapshots.origin(template, snapshot, BootMode::Fork).await;
             self.bring_up(new, asked, origin).await
         };
-        pacer.pace(start).await
+        let owner = parent.settings.owner.as_deref();
+        self.0.start_pacer.pace(owner, start).await
     }
 }

@@ -1,9 +1,14 @@
-//! Starts of many guests at once, a few at a time: on processors that all of them share each takes
-//! longer, meets more ticks of its clock, and none is done before nearly all are.
+//! Wakes and children of many at once, a few at a time: on processors that all of them share each
+//! takes longer, meets more ticks of its clock, and none is done before nearly all are. Owners take
+//! turns. Creates are not paced: where guests have work to do meanwhile, that would only be done
+//! before them.
 
+use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 /// Starts at a time for each processor of the host: a guest waits now and then.
@@ -12,18 +17,95 @@ const STARTS_PER_PROCESSOR: usize = 2;
 /// processor, and does not hold up the others.
 const MAX_TURN: Duration = Duration::from_millis(100);
 
-/// Places of starts.
-pub(super) struct StartPacer(Semaphore);
+/// Places of starts on a host.
+pub(super) struct StartPacer(Arc<Mutex<Places>>);
+
+struct Places {
+    free: usize,
+    /// Owners with starts that wait. The first is next, and then last.
+    waiting: VecDeque<WaitingStarts>,
+}
+
+struct WaitingStarts {
+    owner: Option<String>,
+    starts: VecDeque<oneshot::Sender<Turn>>,
+}
+
+impl Places {
+    fn wait(&mut self, owner: Option<&str>) -> oneshot::Receiver<Turn> {
+        let (give, waits) = oneshot::channel();
+        let mut known = self.waiting.iter_mut();
+        match known.find(|waiting| waiting.owner.as_deref() == owner) {
+            Some(waiting) => waiting.starts.push_back(give),
+            None => self.waiting.push_back(WaitingStarts {
+                owner: owner.map(str::to_owned),
+                starts: VecDeque::from([give]),
+            }),
+        }
+        waits
+    }
+
+    /// Takes the start whose turn it is.
+    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+        let mut waiting = self.waiting.pop_front()?;
+        let next = waiting.starts.pop_front();
+        if !waiting.starts.is_empty() {
+            self.waiting.push_back(waiting);
+        }
+        next
+    }
+}
+
+/// Guard: a place is taken until it is dropped.
+struct Turn(Option<Arc<Mutex<Places>>>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some(places) = self.0.take() else {
+            return;
+        };
+        loop {
+            let mut locked = places.lock();
+            let Some(next) = locked.next() else {
+                locked.free += 1;
+                return;
+            };
+            // A turn that nobody takes is dropped, which locks again.
+            drop(locked);
+            match next.send(Self(Some(places.clone()))) {
+                Ok(()) => return,
+                // It waits no more.
+                Err(mut turn) => turn.0 = None,
+            }
+        }
+    }
+}
 
 impl StartPacer {
     pub fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self(Semaphore::new(processors * STARTS_PER_PROCESSOR))
+        Self(Arc::new(Mutex::new(Places {
+            free: processors * STARTS_PER_PROCESSOR,
+            waiting: VecDeque::new(),
+        })))
     }
 
-    /// Waits for a place, and starts a guest.
-    pub async fn pace<T>(&self, start: impl Future<Output = T>) -> T {
-        let mut turn = self.0.acquire().await.ok();
+    async fn turn(&self, owner: Option<&str>) -> Turn {
+        let waits = {
+            let mut places = self.0.lock();
+            if places.free > 0 {
+                places.free -= 1;
+                return Turn(Some(self.0.clone()));
+            }
+            places.wait(owner)
+        };
+        // The sender is dropped with the pacer only.
+        waits.await.unwrap_or(Turn(None))
+    }
+
+    /// Waits for a place, and starts a guest of `owner`.
+    pub async fn pace<T>(&self, owner: Option<&str>, start: impl Future<Output = T>) -> T {
+        let mut turn = Some(self.turn(owner).await);
         let (mut start, mut end) = (pin!(start), pin!(sleep(MAX_TURN)));
         loop {
             tokio::select! {
@@ -38,7 +120,6 @@ impl StartPacer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
     use tokio::sync::Notify;
@@ -46,7 +127,7 @@ mod tests {
     #[tokio::test]
     async fn a_start_that_waits_for_something_else_than_a_processor_holds_up_no_other() {
         let pacer = Arc::new(StartPacer::new());
-        let places = pacer.0.available_permits();
+        let places = pacer.0.lock().free;
         let (begun, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let began = Instant::now();
         let starts = (0..places * 2).map(|_| {
@@ -56,7 +137,7 @@ mod tests {
                     begun.fetch_add(1, Ordering::Relaxed);
                     over.notified().await;
                 };
-                pacer.pace(start).await;
+                pacer.pace(None, start).await;
             })
         });
         let starts: Vec<_> = starts.collect();
@@ -74,6 +155,54 @@ mod tests {
             start.await.unwrap();
         }
         // All places are there again.
-        assert_eq!(pacer.0.available_permits(), places);
+        assert_eq!(pacer.0.lock().free, places);
+    }
+
+    #[tokio::test]
+    async fn owners_take_turns_however_many_starts_one_of_them_has() {
+        let pacer = Arc::new(StartPacer::new());
+        let places = pacer.0.lock().free;
+        let mut taken = Vec::new();
+        for _ in 0..places {
+            taken.push(pacer.turn(Some("a")).await);
+        }
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let waiting = || -> usize {
+            let places = pacer.0.lock();
+            places.waiting.iter().map(|w| w.starts.len()).sum()
+        };
+        let owners = ["a", "a", "a", "a", "b", "b", "c"];
+        for (at, owner) in owners.into_iter().enumerate() {
+            let (pacer, tell) = (pacer.clone(), tell.clone());
+            let start = async move {
+                tell.send(owner).unwrap();
+                tokio::task::yield_now().await;
+            };
+            tokio::spawn(async move { pacer.pace(Some(owner), start).await });
+            while waiting() <= at {
+                tokio::task::yield_now().await;
+            }
+        }
+        // One that gives up is passed over.
+        let gives_up = tokio::spawn({
+            let pacer = pacer.clone();
+            async move { pacer.pace(Some("d"), async {}).await }
+        });
+        while waiting() <= owners.len() {
+            tokio::task::yield_now().await;
+        }
+        gives_up.abort();
+        assert!(gives_up.await.unwrap_err().is_cancelled());
+        drop(taken.pop());
+        let mut heard = Vec::new();
+        for _ in owners {
+            heard.push(told.recv().await.unwrap());
+        }
+        assert_eq!(heard, ["a", "b", "c", "a", "b", "a", "a"]);
+        drop(taken);
+        while pacer.0.lock().free < places {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(waiting(), 0);
     }
 }
