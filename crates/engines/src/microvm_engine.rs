@@ -3,6 +3,7 @@
 mod guest;
 mod import;
 mod lazy_restore;
+mod overlays;
 mod parts;
 mod rollback;
 mod take_snapshot;
@@ -32,6 +33,7 @@ use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_snapshot::{Lineage, Store};
+use overlays::OverlaysAhead;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use unassigned::{BootStage, boot_error};
@@ -54,6 +56,7 @@ pub struct MicroVmEngine {
     /// Source of memory that has not arrived; none: all memory is here.
     lazy: Option<LazyStore>,
     cached_working_sets: CachedWorkingSets,
+    overlays: OverlaysAhead,
 }
 
 impl MicroVmEngine {
@@ -84,6 +87,7 @@ impl MicroVmEngine {
             merging: tokio::sync::Mutex::default(),
             lazy: None,
             cached_working_sets: CachedWorkingSets::default(),
+            overlays: OverlaysAhead::default(),
         })
     }
 
@@ -121,7 +125,10 @@ impl MicroVmEngine {
         let manifest = newest.manifest();
         let prepared = self.templates.prepare_version(&manifest.template).await?;
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
-        let overlay = self.store.overlay().map_err(EngineError::failed)?;
+        let overlay = self
+            .overlays
+            .take(&self.store)
+            .map_err(EngineError::failed)?;
         let mut lease = match manifest.net {
             true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
             false => None,
@@ -227,7 +234,10 @@ impl Engine for MicroVmEngine {
         size: SandboxSize,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let prepared = self.templates.prepare(template).await?;
-        let overlay = self.store.overlay().map_err(EngineError::failed)?;
+        let overlay = self
+            .overlays
+            .take(&self.store)
+            .map_err(EngineError::failed)?;
         let mut spec = prepared
             .boot_spec(size, overlay, Identity::default())
             .map_err(chain)?;

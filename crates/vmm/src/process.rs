@@ -23,7 +23,7 @@ use crate::poll::ReadyEvent;
 use crate::seccomp;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::virtio::balloon::Balloon;
-use crate::virtio::blk::Block;
+use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -181,6 +181,8 @@ struct Vm {
     listener: Option<OwnedFd>,
     /// Connection of the agent's greeting; closing it would make the agent greet again.
     _greeting: Option<OwnedFd>,
+    /// Layers that a rollback has left, until it is finished.
+    former_disks: Vec<DiskLayers>,
     vcpus: Vcpus,
     disks: DiskThread,
     exits: ExitCounters,
@@ -236,6 +238,7 @@ fn start(
         console,
         listener: None,
         _greeting: None,
+        former_disks: Vec::new(),
         vcpus,
         disks,
         exits,

@@ -42,7 +42,7 @@ impl MicroVmEngine {
             .clone();
         let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
         let spec = RollbackSpec {
-            overlay: self.store.overlay().map_err(refused)?,
+            overlay: self.overlays.take(&self.store).map_err(refused)?,
             identity: assigned.clone(),
             memory: self.memory(&lineage),
             populate: lineage.written_pages().unwrap_or_default(),

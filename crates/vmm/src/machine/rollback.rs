@@ -151,9 +151,13 @@ impl Machine {
     }
 
     /// Puts vCPUs and devices back, after memory; a network interface drops all frames from then
-    /// on. Nothing may be running, and after an error
-    /// nothing may run any more.
-    pub fn revert_state(&self, target: RollbackTarget, vcpus: &Vcpus) -> Result<(), VmmError> {
+    /// on. Nothing may be running, and after an error nothing may run any more. Returns the disks'
+    /// former layers, which take some time to be dropped.
+    pub fn revert_state(
+        &self,
+        target: RollbackTarget,
+        vcpus: &Vcpus,
+    ) -> Result<Vec<DiskLayers>, VmmError> {
         let state = &target.state;
         vcpus.revert(&target.vcpus)?;
         let clock = kvm_clock_data {
@@ -163,9 +167,11 @@ impl Machine {
         let set = self.vm.set_clock(&clock);
         set.map_err(|e| VmmError::host("KVM_SET_CLOCK", e))?;
         self.bus.restore(&state.ioapic, &state.serial)?;
+        let mut former = Vec::new();
         for (at, layers) in target.disks {
             if let Some(device) = self.devices.get(at) {
-                lock(device).device_mut(|block: &mut Block| block.revert(layers));
+                let reverted = lock(device).device_mut(|block: &mut Block| block.revert(layers));
+                former.extend(reverted.flatten());
             }
         }
         for (device, state) in self.devices.iter().zip(&target.state.devices) {
@@ -176,6 +182,6 @@ impl Machine {
             device.interrupt();
         }
         self.ring_queues();
-        Ok(())
+        Ok(former)
     }
 }

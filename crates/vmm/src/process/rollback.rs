@@ -53,6 +53,7 @@ impl Vm {
         for device in self.machine.devices_of_event_loop() {
             lock(&device).device_mut(Net::open_gate);
         }
+        self.former_disks.clear();
     }
 
     /// Reads the snapshot and pauses the guest, which loses nothing.
@@ -105,7 +106,7 @@ impl Vm {
         self.machine.revert_memory(&mut target, &private)?;
         report.memory_us = micros(memory);
         let state = Instant::now();
-        self.machine.revert_state(target, &self.vcpus)?;
+        self.former_disks = self.machine.revert_state(target, &self.vcpus)?;
         report.state_us = micros(state);
         self.prepared = None;
         self.disks_to_thaw.clear();

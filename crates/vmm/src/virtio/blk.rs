@@ -162,11 +162,12 @@ impl Block {
         self.disk.open_layers(layers, overlay)
     }
 
-    /// Puts `layers` in the place of all that lies above the image. Needs a reset of the device.
-    pub fn revert(&mut self, layers: DiskLayers) {
-        self.disk.revert(layers);
+    /// Puts `layers` in the place of all that lies above the image, and returns that. Needs a reset
+    /// of the device.
+    pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
         self.warning = None;
         self.warned = false;
+        self.disk.revert(layers)
     }
 
     /// Size of the disk in bytes.

@@ -51,16 +51,25 @@ struct VcpuThread {
 }
 
 impl VcpuThread {
-    /// Sends a command and waits for its result.
-    fn call<T>(
+    /// Sends a command; its result comes from the receiver.
+    fn begin<T>(
         &self,
         command: impl FnOnce(Sender<Result<T, VmmError>>) -> VcpuCommand,
-    ) -> Result<T, VmmError> {
-        let gone = || VmmError::Guest("a vCPU had ended already".to_owned());
+    ) -> Receiver<Result<T, VmmError>> {
         let (tell, result) = channel();
-        self.commands.send(command(tell)).map_err(|_| gone())?;
-        result.recv().map_err(|_| gone())?
+        // A thread that has ended drops the sender.
+        let _ = self.commands.send(command(tell));
+        result
     }
+}
+
+/// Waits for the results of commands that were sent to all.
+fn results<T>(begun: Vec<Receiver<Result<T, VmmError>>>) -> Result<Vec<T>, VmmError> {
+    let gone = |_| VmmError::Guest("a vCPU had ended already".to_owned());
+    begun
+        .into_iter()
+        .map(|result| result.recv().map_err(gone)?)
+        .collect()
 }
 
 /// All vCPUs of a machine. They start paused.
@@ -148,9 +157,9 @@ impl Vcpus {
     /// Reads the state of all vCPUs, which must be paused.
     pub fn save(&self, msrs: &Arc<Vec<u32>>) -> Result<Vec<VcpuState>, VmmError> {
         let threads = self.threads.iter();
-        threads
-            .map(|thread| thread.call(|tell| VcpuCommand::Save(msrs.clone(), tell)))
-            .collect()
+        let saving =
+            threads.map(|thread| thread.begin(|tell| VcpuCommand::Save(msrs.clone(), tell)));
+        results(saving.collect())
     }
 
     /// Checks that all vCPUs, which must be paused, can be put back to `states`.
@@ -172,8 +181,10 @@ impl Vcpus {
         states: &[Arc<VcpuState>],
         command: fn(Arc<VcpuState>, Sender<Result<(), VmmError>>) -> VcpuCommand,
     ) -> Result<(), VmmError> {
-        let mut threads = self.threads.iter().zip(states);
-        threads.try_for_each(|(thread, state)| thread.call(|tell| command(state.clone(), tell)))
+        let threads = self.threads.iter().zip(states);
+        let begun =
+            threads.map(|(thread, state)| thread.begin(|tell| command(state.clone(), tell)));
+        results::<()>(begun.collect()).map(drop)
     }
 
     /// Reason that a vCPU ended, if one did.

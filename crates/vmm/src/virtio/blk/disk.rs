@@ -157,10 +157,14 @@ impl Disk {
         })
     }
 
-    /// Puts `layers` in the place of all that lies above the image.
-    pub fn revert(&mut self, layers: DiskLayers) {
-        self.layers = layers.layers;
-        self.overlay = Some(layers.overlay);
+    /// Puts `layers` in the place of all that lies above the image, and returns that.
+    pub fn revert(&mut self, layers: DiskLayers) -> Option<DiskLayers> {
+        let before = std::mem::replace(&mut self.layers, layers.layers);
+        let overlay = self.overlay.replace(layers.overlay)?;
+        Some(DiskLayers {
+            layers: before,
+            overlay,
+        })
     }
 
     /// Number of the layer below the overlay that holds `block`, from 1; 0 is the base.
