@@ -11,8 +11,9 @@
 
 use crate::{
     AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineDescription, EngineError,
-    ExistingSnapshot, ExitReason, GuestStream, ImportedFiles, NetworkRules, RollbackFailure,
-    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot,
+    ExistingSnapshot, ExitReason, GuestStream, ImportedFiles, LineageLimits, NetworkRules,
+    RollbackFailure, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup,
+    VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -270,17 +271,23 @@ pub trait Engine: Send + Sync + 'static {
         None
     }
 
+    /// True if the files of snapshot `id` lie on those of `ancestor`. Called under a lock: where
+    /// that is its parent it reads one small file at most.
+    fn lies_on(&self, id: &str, _ancestor: &str) -> bool {
+        !self.is_independent(id)
+    }
+
     /// Upper bound of the bytes by which snapshot `id` grows when it is merged with its lineage,
-    /// which keeps restores fast; none: its lineage has no more than `longest` snapshots.
-    fn merge_growth(&self, _id: &str, _longest: usize) -> Option<u64> {
+    /// which keeps restores fast; none: its lineage is within `limits`.
+    fn merge_growth(&self, _id: &str, _limits: LineageLimits) -> Option<u64> {
         None
     }
 
-    /// Merges snapshot `id` with its ancestors, if its lineage has more than `longest` snapshots.
+    /// Merges snapshot `id` with its ancestors, if its lineage is beyond `limits`.
     fn merge(
         &self,
         _id: &str,
-        _longest: usize,
+        _limits: LineageLimits,
     ) -> impl Future<Output = Result<(), EngineError>> + Send {
         std::future::ready(Ok(()))
     }

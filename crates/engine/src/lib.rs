@@ -11,6 +11,7 @@ mod exit_reason;
 mod first_use;
 mod guest_stream;
 mod identity;
+mod lineage_limits;
 mod network;
 mod process_instance;
 mod reserved_names;
@@ -37,6 +38,7 @@ pub use exit_reason::ExitReason;
 pub use first_use::{FirstUse, FirstUseAction};
 pub use guest_stream::GuestStream;
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
+pub use lineage_limits::LineageLimits;
 pub use network::NetworkRules;
 pub use process_instance::ProcessInstance;
 pub use reserved_names::{

@@ -11,9 +11,9 @@ use crate::microvm_engine::{LazyStore, MicroVmEngine};
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, CaptureNotice, Engine, EngineDescription, EngineError, EngineName,
-    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, NetworkRules, RollbackFailure,
-    SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk,
-    Startup, VerifiedSnapshot,
+    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, LineageLimits, NetworkRules,
+    RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes,
+    SnapshotWalk, Startup, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
@@ -378,17 +378,21 @@ impl Engine for HostEngine {
         }
     }
 
-    fn merge_growth(&self, id: &str, longest: usize) -> Option<u64> {
+    fn lies_on(&self, id: &str, ancestor: &str) -> bool {
+        !self.gvisor_store.has(id) && self.microvm.lies_on(id, ancestor)
+    }
+
+    fn merge_growth(&self, id: &str, limits: LineageLimits) -> Option<u64> {
         match self.gvisor_store.has(id) {
             true => None,
-            false => self.microvm.merge_growth(id, longest),
+            false => self.microvm.merge_growth(id, limits),
         }
     }
 
-    async fn merge(&self, id: &str, longest: usize) -> Result<(), EngineError> {
+    async fn merge(&self, id: &str, limits: LineageLimits) -> Result<(), EngineError> {
         match self.gvisor_store.has(id) {
             true => Ok(()),
-            false => self.microvm.merge(id, longest).await,
+            false => self.microvm.merge(id, limits).await,
         }
     }
 

@@ -3,6 +3,7 @@
 mod guest;
 mod import;
 mod lazy_restore;
+mod merging;
 mod overlays;
 mod parts;
 mod rollback;
@@ -24,7 +25,7 @@ use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
     AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
-    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, MICROVM, NetworkRules,
+    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, LineageLimits, MICROVM, NetworkRules,
     ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
     SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
@@ -418,32 +419,26 @@ impl Engine for MicroVmEngine {
         self.store.get(id).and_then(|s| s.bytes()).ok()
     }
 
-    fn merge_growth(&self, id: &str, longest: usize) -> Option<u64> {
-        let lineage = self.store.lineage(id).ok()?;
-        if lineage.snapshots().len() <= longest {
-            return None;
-        }
-        // All that the layers say together, each chunk once; a chunk that is in several makes it
-        // less.
-        let mut bytes = lineage.snapshots().iter().map(|s| s.bytes().unwrap_or(0));
-        let newest = lineage.newest()?.bytes().ok()?;
-        Some(
-            bytes
-                .try_fold(0u64, u64::checked_add)?
-                .saturating_sub(newest),
-        )
+    fn lies_on(&self, id: &str, ancestor: &str) -> bool {
+        merging::lies_on(&self.store, id, ancestor)
     }
 
-    async fn merge(&self, id: &str, longest: usize) -> Result<(), EngineError> {
+    fn merge_growth(&self, id: &str, limits: LineageLimits) -> Option<u64> {
+        let lineage = self.store.lineage(id).ok()?;
+        merging::growth(&lineage, merging::oldest(&lineage, limits)?)
+    }
+
+    async fn merge(&self, id: &str, limits: LineageLimits) -> Result<(), EngineError> {
         let _turn = self.merging.lock().await;
         // Another call may have merged it meanwhile.
-        if self.merge_growth(id, longest).is_none() {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let Some(oldest) = merging::oldest(&lineage, limits) else {
             return Ok(());
-        }
+        };
         // Boxed: it is deep, and rare.
         Box::pin(self.complete(id)).await?;
         let (store, owned) = (self.store.clone(), id.to_owned());
-        let merged = tokio::task::spawn_blocking(move || store.merge(&owned)).await;
+        let merged = tokio::task::spawn_blocking(move || store.merge(&owned, oldest)).await;
         let merged = merged.map_err(EngineError::failed)?;
         merged.map(drop).map_err(EngineError::failed)
     }

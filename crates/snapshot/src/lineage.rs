@@ -63,6 +63,24 @@ impl Lineage {
         self.0.last()
     }
 
+    /// Number of the oldest snapshot with which the newest can be merged so that at most
+    /// `max_bytes` are copied. The oldest of all stays: others lie on it, too.
+    pub fn oldest_to_merge(&self, max_bytes: u64) -> usize {
+        let mut left = max_bytes;
+        let mut oldest = self.0.len().saturating_sub(1);
+        for (at, snapshot) in self.0.iter().enumerate().skip(1).rev() {
+            match snapshot
+                .bytes()
+                .ok()
+                .and_then(|bytes| left.checked_sub(bytes))
+            {
+                Some(rest) => (left, oldest) = (rest, at),
+                None => break,
+            }
+        }
+        oldest
+    }
+
     /// Memory layers, oldest first.
     pub fn memory(&self) -> Result<Vec<SnapshotLayer>, SnapshotError> {
         self.0.iter().map(Snapshot::memory).collect()

@@ -1,8 +1,9 @@
-//! Merge of a snapshot with its ancestors.
+//! Merge of a snapshot with its ancestors, or with the nearest of them.
 //!
 //! A sandbox that is snapshotted often has a long lineage, and every layer slows a restore down. A
-//! merged snapshot holds the content of all its layers under the same id and has no parent. A
-//! sandbox that runs from the old files keeps them open; their content is the same.
+//! merged snapshot holds the content of several layers under the same id, and its parent is the
+//! ancestor below them, if there is one. A sandbox that runs from the old files keeps them open;
+//! their content is the same.
 
 use crate::draft::SnapshotDraft;
 use crate::manifest::Manifest;
@@ -20,17 +21,23 @@ use std::path::Path;
 const COPY_BYTES: u64 = 4 << 20;
 
 impl Store {
-    /// Makes snapshot `id` independent of its ancestors; does nothing if it has none. If the
-    /// process is killed meanwhile, either the old or the new snapshot remains.
-    pub fn merge(&self, id: &str) -> Result<Snapshot, SnapshotError> {
+    /// Merges snapshot `id` with its ancestors down to number `oldest` of its lineage, 0 being the
+    /// oldest of all; does nothing if there are none. If the process is killed meanwhile, either
+    /// the old or the new snapshot remains.
+    pub fn merge(&self, id: &str, oldest: usize) -> Result<Snapshot, SnapshotError> {
         let lineage = self.lineage(id)?;
         let newest = self.get(id)?;
-        if newest.manifest().parent.is_none() {
+        let merged_snapshots = lineage.snapshots().get(oldest..).unwrap_or_default();
+        if merged_snapshots.len() < 2 {
             return Ok(newest);
         }
-        for snapshot in lineage.snapshots() {
+        for snapshot in merged_snapshots {
             snapshot.check_complete()?;
         }
+        let below = oldest
+            .checked_sub(1)
+            .and_then(|at| lineage.snapshots().get(at));
+        let is_based = below.is_some();
         let mut manifest = newest.manifest().clone();
         let draft = self.draft(manifest.disks.len())?;
         let failed = |path: &Path| {
@@ -41,25 +48,26 @@ impl Store {
         let length = state.metadata().map_err(failed(newest.path()))?.len();
         copy(&state, &draft.state, 0, length).map_err(failed(draft.path()))?;
 
-        let layers = lineage.memory()?;
-        let memory = combine(&layers, &draft.memory, MEMORY_CHUNK, manifest.memory.bytes)
+        let bytes = manifest.memory.bytes;
+        let layers = lineage.memory()?.split_off(oldest);
+        let memory = combine(&layers, is_based, &draft.memory, MEMORY_CHUNK, bytes)
             .map_err(failed(newest.path()))?;
         write_index(&draft.memory_index, &memory).map_err(failed(draft.path()))?;
         manifest.memory.stored = memory.stored.count();
-        manifest.memory.zero = 0;
+        manifest.memory.zero = memory.zero.count();
         for (number, disk) in manifest.disks.iter_mut().enumerate() {
             let path = draft.path().join(disk_layer(number));
             let file = File::create_new(&path).map_err(SnapshotError::io(&path))?;
-            let layers = lineage.disk(number)?;
-            let merged =
-                combine(&layers, &file, DISK_BLOCK, disk.bytes).map_err(failed(newest.path()))?;
+            let layers = lineage.disk(number)?.split_off(oldest);
+            let merged = combine(&layers, is_based, &file, DISK_BLOCK, disk.bytes)
+                .map_err(failed(newest.path()))?;
             write_index(&draft.disk_indexes[number], &merged).map_err(failed(draft.path()))?;
             disk.stored = merged.stored.count();
         }
-        manifest.parent = None;
+        manifest.parent = below.map(|snapshot| snapshot.id().to_owned());
         lineage.copy_working_set(draft.path());
         replace(draft, &manifest, newest.path())?;
-        self.index.insert(id, None);
+        self.index.insert(id, manifest.parent.as_deref());
         self.get(id)
     }
 }
@@ -80,8 +88,15 @@ fn replace(draft: SnapshotDraft, manifest: &Manifest, place: &Path) -> Result<()
     // The draft's path now leads to the old files, which are removed with it.
 }
 
-/// Combines `layers`, oldest first, of `bytes` bytes into `to`, which has no layer below it.
-fn combine(layers: &[SnapshotLayer], to: &File, unit: u32, bytes: u64) -> io::Result<LayerIndex> {
+/// Combines `layers`, oldest first, of `bytes` bytes into `to`, which has layers below it if it
+/// `is_based`.
+fn combine(
+    layers: &[SnapshotLayer],
+    is_based: bool,
+    to: &File,
+    unit: u32,
+    bytes: u64,
+) -> io::Result<LayerIndex> {
     let indexes: Vec<LayerIndex> = layers
         .iter()
         .map(|layer| read_index(&layer.index))
@@ -106,8 +121,11 @@ fn combine(layers: &[SnapshotLayer], to: &File, unit: u32, bytes: u64) -> io::Re
         let top = (0..indexes.len())
             .rev()
             .find(|&at| indexes[at].decides(number));
-        // A zero unit is a hole, which reads as zero.
         let Some(layer) = top.filter(|&at| indexes[at].stored.contains(number)) else {
+            // Without layers below a zero unit is a hole, which reads as zero.
+            if is_based && top.is_some() {
+                merged.zero.insert(number);
+            }
             continue;
         };
         merged.stored.insert(number);

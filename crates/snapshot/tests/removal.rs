@@ -135,7 +135,7 @@ fn a_child_is_known_to_a_store_that_was_opened_before_it_was_made_and_after() {
     // Like the next process.
     let after = Store::open(dir.path()).unwrap();
     assert!(refused(&after));
-    after.merge("b").unwrap();
+    after.merge("b", 0).unwrap();
     assert!(after.is_independent("b").unwrap());
     after.remove("a").unwrap();
     assert!(after.is_independent("a").is_err());

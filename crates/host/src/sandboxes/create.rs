@@ -292,6 +292,8 @@ impl<E: Engine> Sandboxes<E> {
                     };
                     self.install(entry, asked, origin).await
                 };
+                // Boxed: it is deep.
+                let start = Box::pin(start);
                 self.0.start_pacer.pace(owner.as_deref(), start).await
             }
             Err(e) => Err(e),

@@ -2,29 +2,35 @@
 
 use super::{OperationError, OwnerBudgets, Snapshots};
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, LineageLimits};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest lineage of a snapshot that is restored.
-const MAX_LINEAGE: usize = 16;
-/// Longest one of a snapshot that a sandbox sleeps in.
-const MAX_ASLEEP_LINEAGE: usize = 10;
+/// Limits for a snapshot that is restored.
+const LIMITS: LineageLimits = LineageLimits {
+    cheap: 6,
+    longest: 16,
+};
+/// Limits for one that a sandbox sleeps in.
+const ASLEEP_LIMITS: LineageLimits = LineageLimits {
+    cheap: 3,
+    longest: 10,
+};
 /// Time for the sandbox to be woken again before its snapshot is merged.
 const ASLEEP_DELAY: Duration = Duration::from_secs(1);
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Makes a snapshot with a long lineage independent of it, so that it is restored fast, if its
+    /// Merges a snapshot with the nearest of a long lineage, so that it is restored fast, if its
     /// owner's budget has room for how much larger that makes it. Without room it is restored as it
     /// is.
     pub(super) async fn shorten_lineage(self, id: &str) -> Result<(), OperationError> {
-        self.shorten_to(MAX_LINEAGE, id).await
+        self.shorten_to(LIMITS, id).await
     }
 
     /// Does so for the snapshot that a sandbox sleeps in before a wake would have to, some time
     /// after the pause.
     pub(super) fn shorten_asleep(self, id: &str) {
-        if !self.may_be_longer(MAX_ASLEEP_LINEAGE, id) {
+        if !self.may_be_longer(ASLEEP_LIMITS, id) {
             return;
         }
         let (inner, id) = (Arc::downgrade(self.0), id.to_owned());
@@ -36,7 +42,7 @@ impl<E: Engine> Snapshots<'_, E> {
             let Ok((snapshot, pin)) = snapshots.pin(&id) else {
                 return;
             };
-            if let Err(e) = snapshots.shorten_to(MAX_ASLEEP_LINEAGE, &snapshot.id).await {
+            if let Err(e) = snapshots.shorten_to(ASLEEP_LIMITS, &snapshot.id).await {
                 tracing::debug!(id, "its lineage stays long: {e}");
             }
             // The sandbox may have been woken or removed meanwhile, and left it to whoever held it.
@@ -46,16 +52,16 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 
     /// False where the disk need not be asked: snapshots without a record are few in a lineage.
-    fn may_be_longer(self, longest: usize, id: &str) -> bool {
-        self.lineage(Some(id)).len() > longest / 2
+    fn may_be_longer(self, limits: LineageLimits, id: &str) -> bool {
+        self.lineage(Some(id)).len() > limits.cheap / 2
     }
 
-    async fn shorten_to(self, longest: usize, id: &str) -> Result<(), OperationError> {
-        if !self.may_be_longer(longest, id) {
+    async fn shorten_to(self, limits: LineageLimits, id: &str) -> Result<(), OperationError> {
+        if !self.may_be_longer(limits, id) {
             return Ok(());
         }
         let engine = &self.0.engine;
-        let Some(growth) = engine.merge_growth(id, longest) else {
+        let Some(growth) = engine.merge_growth(id, limits) else {
             return Ok(());
         };
         let owner = self
@@ -82,7 +88,7 @@ impl<E: Engine> Snapshots<'_, E> {
                 return Ok(());
             }
         };
-        let merged = engine.merge(id, longest).await;
+        let merged = engine.merge(id, limits).await;
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
         self.measure(id);
         // The snapshot below may have no owner now.

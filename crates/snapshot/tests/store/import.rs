@@ -146,7 +146,7 @@ fn a_snapshot_whose_memory_has_not_all_arrived_is_only_restored() {
     let a = here.get("a").unwrap();
     assert_eq!(a.missing().unwrap(), Some(missing));
     let incomplete = |e| matches!(e, SnapshotError::Incomplete(id) if id == "a");
-    assert!(incomplete(here.merge("b").unwrap_err()));
+    assert!(incomplete(here.merge("b", 0).unwrap_err()));
     assert!(incomplete(here.parts("a").unwrap_err()));
     assert!(incomplete(a.write_checksums().unwrap_err()));
     assert!(!here.lineage("b").unwrap().is_complete());
@@ -156,5 +156,5 @@ fn a_snapshot_whose_memory_has_not_all_arrived_is_only_restored() {
     a.set_complete().unwrap();
     assert!(here.lineage("b").unwrap().is_complete());
     assert!(!a.wants_all() && !a.pin().exists());
-    here.merge("b").unwrap();
+    here.merge("b", 0).unwrap();
 }

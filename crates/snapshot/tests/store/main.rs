@@ -314,7 +314,7 @@ fn a_snapshot_may_be_removed_or_merged_while_its_checksums_are_written() {
             start.wait();
             match round % 2 {
                 0 => store.remove("b").unwrap(),
-                _ => drop(store.merge("b").unwrap()),
+                _ => drop(store.merge("b", 0).unwrap()),
             }
         });
         if round % 2 == 1 {
@@ -399,7 +399,7 @@ fn a_merged_snapshot_has_the_same_content_without_its_ancestors() {
     put_chunk(&store, "c", Some("b"), (2, 3, 3));
     put_chunk(&store, "d", Some("c"), (1, 4, 3));
     let before = store.get("d").unwrap().memory().unwrap();
-    let merged = store.merge("d").unwrap();
+    let merged = store.merge("d", 0).unwrap();
     assert_eq!(merged.manifest().parent, None);
     assert_eq!(store.lineage("d").unwrap().snapshots().len(), 1);
     let byte = |file: &fs::File, at: u64| {
@@ -422,5 +422,55 @@ fn a_merged_snapshot_has_the_same_content_without_its_ancestors() {
         store.remove(id).unwrap();
     }
     assert_eq!(names(&store), ["d"]);
-    assert_eq!(store.merge("d").unwrap().manifest(), merged.manifest());
+    assert_eq!(store.merge("d", 0).unwrap().manifest(), merged.manifest());
+}
+
+#[test]
+fn a_snapshot_merged_with_the_nearest_of_its_ancestors_has_the_same_content_above_the_others() {
+    let (_dir, store) = store();
+    put_chunk(&store, "a", None, (0, 1, 3));
+    put_chunk(&store, "b", Some("a"), (1, 2, 0));
+    put_chunk(&store, "c", Some("b"), (2, 3, 3));
+    put_chunk(&store, "d", Some("c"), (1, 4, 3));
+    let lineage = store.lineage("d").unwrap();
+    let bytes = |id: &str| store.get(id).unwrap().bytes().unwrap();
+    let two = bytes("c") + bytes("d");
+    assert_eq!(lineage.oldest_to_merge(two), 2);
+    assert_eq!(lineage.oldest_to_merge(two - 1), 3);
+    assert_eq!(lineage.oldest_to_merge(0), 3);
+    assert_eq!(lineage.oldest_to_merge(u64::MAX), 1);
+
+    let merged = store.merge("d", 1).unwrap();
+    assert_eq!(merged.manifest().parent.as_deref(), Some("a"));
+    let ids = |id: &str| -> Vec<String> {
+        let lineage = store.lineage(id).unwrap();
+        lineage
+            .snapshots()
+            .iter()
+            .map(|s| s.id().to_owned())
+            .collect()
+    };
+    assert_eq!(ids("d"), ["a", "d"]);
+    // Chunk 0 was written by `a` and made zero by `b`: it must not show again.
+    let index = jiffy_snapshot::read_index(&merged.memory().unwrap().index).unwrap();
+    assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
+    assert!(index.zero.contains(0) && merged.manifest().memory.zero == index.zero.count());
+    let disk = merged.disk(0).unwrap();
+    let byte = |file: &fs::File, at: u64| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        byte[0]
+    };
+    assert_eq!([1, 2].map(|n| byte(&disk.file, n * 4096)), [4, 3]);
+    let index = jiffy_snapshot::read_index(&disk.index).unwrap();
+    assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
+    // What lay between can be removed, and what lies below cannot.
+    for id in ["c", "b"] {
+        store.remove(id).unwrap();
+    }
+    let held = store.remove("a");
+    assert!(matches!(held, Err(SnapshotError::HasChild { .. })));
+    assert_eq!(store.merge("d", 1).unwrap().manifest(), merged.manifest());
+    assert_eq!(store.merge("d", 0).unwrap().manifest().parent, None);
+    store.remove("a").unwrap();
 }

@@ -158,7 +158,7 @@ fn a_merged_snapshot_keeps_the_working_set_of_its_lineage() {
         .unwrap();
     root.put_written_pages(&recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES))
         .unwrap();
-    let merged = store.merge("child").unwrap();
+    let merged = store.merge("child", 0).unwrap();
     let (set, _) = merged.working_set().unwrap().unwrap();
     assert_eq!(set.iter().collect::<Vec<_>>(), [0, 1]);
     let lineage = store.lineage("child").unwrap();

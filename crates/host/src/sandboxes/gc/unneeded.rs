@@ -88,7 +88,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// True if a snapshot is kept, something is or is being made from it, or one that is there lies
     /// on its files.
     fn is_needed(self, snapshots: &SnapshotIndex, pins: &HashMap<String, usize>, id: &str) -> bool {
-        let lies_on_it = |child: &str| !self.0.engine.is_independent(child);
+        let lies_on_it = |child: &str| self.0.engine.lies_on(child, id);
         snapshots.get(id).is_some_and(|s| s.kept)
             || pins.contains_key(id)
             || self.0.indexes.users.has_any(id)

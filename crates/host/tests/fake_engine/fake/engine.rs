@@ -5,7 +5,7 @@ use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
-    ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, RollbackFailure,
+    ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, LineageLimits, RollbackFailure,
     SandboxIdentity, SandboxSize, SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts,
     SnapshotTimes, SnapshotWalk, VerifiedSnapshot,
 };
@@ -312,7 +312,7 @@ impl Engine for FakeEngine {
         self.world.merged.lock().unwrap().contains(id)
     }
 
-    fn merge_growth(&self, id: &str, longest: usize) -> Option<u64> {
+    fn merge_growth(&self, id: &str, limits: LineageLimits) -> Option<u64> {
         let parents = self.world.parents.lock().unwrap();
         let merged = self.world.merged.lock().unwrap();
         let mut length = 1;
@@ -321,11 +321,11 @@ impl Engine for FakeEngine {
             length += 1;
             at = parent;
         }
-        (length > longest).then_some(0)
+        (length > limits.longest).then_some(0)
     }
 
-    async fn merge(&self, id: &str, longest: usize) -> Result<(), EngineError> {
-        if self.merge_growth(id, longest).is_some() {
+    async fn merge(&self, id: &str, limits: LineageLimits) -> Result<(), EngineError> {
+        if self.merge_growth(id, limits).is_some() {
             self.world.merged.lock().unwrap().insert(id.to_owned());
         }
         Ok(())
