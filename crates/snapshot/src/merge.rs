@@ -9,7 +9,7 @@ use crate::draft::SnapshotDraft;
 use crate::manifest::Manifest;
 use crate::snapshot::{MANIFEST, disk_layer, read_index};
 use crate::{Snapshot, SnapshotError, SnapshotLayer, Store};
-use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs::{self, File};
 use std::io;
@@ -117,7 +117,7 @@ fn combine(
         }
         None => Ok(()),
     };
-    for number in 0..merged.units() {
+    for number in decided(&indexes, merged.units()).iter() {
         let top = (0..indexes.len())
             .rev()
             .find(|&at| indexes[at].decides(number));
@@ -141,6 +141,24 @@ fn combine(
     }
     flush(run_id)?;
     Ok(merged)
+}
+
+/// Units that any of `indexes` decides: few of a large disk.
+fn decided(indexes: &[LayerIndex], units: u64) -> UnitSet {
+    let mut all = UnitSet::empty(units);
+    for index in indexes {
+        for set in [&index.stored, &index.zero] {
+            for (at, &word) in set
+                .words()
+                .iter()
+                .enumerate()
+                .filter(|(_, word)| **word != 0)
+            {
+                all.insert_word(at, word);
+            }
+        }
+    }
+    all
 }
 
 /// Copies bytes `start..end` to the same offsets.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Limits for a snapshot that is restored.
 const LIMITS: LineageLimits = LineageLimits {
-    cheap: 6,
+    cheap: 12,
     longest: 16,
 };
 /// Limits for one that a sandbox sleeps in.
