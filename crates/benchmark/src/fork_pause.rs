@@ -5,6 +5,11 @@ use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
 use crate::{Measured, Series, goals};
 use jiffy_client::ServerOptions;
 use jiffy_engine::SandboxSize;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// Sleep of a sandbox whose pause is over: its guest is gone, and its snapshot merged.
+const ASLEEP: Duration = Duration::from_secs(2);
 
 /// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
 pub async fn fork(
@@ -119,6 +124,17 @@ pub async fn pause(
             woke_wall.push(resuming);
         }
     }
+    let [mut woke_late, mut woke_late_wall] = [const { Vec::new() }; 2];
+    for _ in 0..n {
+        together(false).await?;
+        sleep(ASLEEP).await;
+        let (resumes, resuming) = together(true).await?;
+        for id in &ids {
+            daemon.exec(id, "true").await?;
+        }
+        woke_late.extend(resumes.iter().map(|(_, took)| took));
+        woke_late_wall.push(resuming);
+    }
     for id in &ids {
         daemon.remove(id).await?;
     }
@@ -129,12 +145,27 @@ pub async fn pause(
         Series::new("resume", "ms", goals::if_sequential(goals::RESUME, c), woke),
         Series::new(format!("wall of {c} resumes"), "ms", None, woke_wall)
             .against(goals::resume_reference(c)),
+        Series::new(
+            "resume, asleep for 2 s",
+            "ms",
+            goals::if_sequential(goals::RESUME, c),
+            woke_late,
+        ),
+        Series::new(
+            format!("wall of {c} resumes, asleep for 2 s"),
+            "ms",
+            None,
+            woke_late_wall,
+        )
+        .against(goals::resume_reference(c)),
     ];
     let mut measured = Measured {
         method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no \
             memory; POST resume until their agents have answered; `true` in each in between, not \
-            timed; counters of the new VMM from its beginning to the answer",
-        limits: "storage that is synced; guests that have written much",
+            timed; counters of the new VMM from its beginning to the answer; then the same with 2 s \
+            between pause and resume",
+        limits: "storage that is synced; guests that have written much; before the resumes at once \
+            the guests before them are still ending",
         ..Measured::new("pause", series, &meter)
     };
     let ended = "counters of a pause: not available: the process ends with it";
