@@ -18,8 +18,10 @@ const BEGIN: &str = "cd /home/user && head -c 3000000 /dev/urandom > file && sha
     && (setsid sh -c 'n=0; while :; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.05; done' \
     >/dev/null 2>&1 &) && until [ -s /dev/shm/count ]; do sleep 0.01; done";
 
-/// Fails if a byte is wrong; prints how far the program has counted.
-const CHECK: &str = "cd /home/user && sha256sum -c sums > /dev/null && cat /dev/shm/count";
+/// Fails if a byte is wrong; prints how far the program has counted. The file is empty for a moment
+/// whenever it is written.
+const CHECK: &str = "cd /home/user && sha256sum -c sums > /dev/null \
+    && until n=$(cat /dev/shm/count) && [ \"$n\" ]; do :; done && echo $n";
 
 fn count(home: &TestHome, id: &str) -> u64 {
     home.sh(id, CHECK).parse().unwrap_or(0)

@@ -464,7 +464,7 @@ fn a_snapshot_merged_with_the_nearest_of_its_ancestors_has_the_same_content_abov
     assert_eq!([1, 2].map(|n| byte(&disk.file, n * 4096)), [4, 3]);
     let index = jiffy_snapshot::read_index(&disk.index).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
-    // What lay between can be removed, and what lies below cannot.
+    // The snapshots between them can be removed, and the one below cannot.
     for id in ["c", "b"] {
         store.remove(id).unwrap();
     }
