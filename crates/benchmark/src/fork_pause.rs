@@ -8,9 +8,6 @@ use jiffy_engine::SandboxSize;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Sleep of a sandbox whose pause is over: its guest is gone, and its snapshot merged.
-const ASLEEP: Duration = Duration::from_secs(2);
-
 /// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
 pub async fn fork(
     n: usize,
@@ -74,8 +71,10 @@ pub async fn fork(
     })
 }
 
-/// Sleep and waking of idle 2 GiB sandboxes, `c` at once.
+/// Sleep and waking of idle 2 GiB sandboxes, `c` at once, after they have been `asleep`.
 pub async fn pause(
+    task: &'static str,
+    asleep: Duration,
     n: usize,
     warm_up: usize,
     c: usize,
@@ -110,6 +109,7 @@ pub async fn pause(
     };
     for round in 0..warm_up + n {
         let (pauses, pausing) = together(false).await?;
+        sleep(asleep).await;
         let (resumes, resuming) = together(true).await?;
         for id in &ids {
             if round >= warm_up {
@@ -124,17 +124,6 @@ pub async fn pause(
             woke_wall.push(resuming);
         }
     }
-    let [mut woke_late, mut woke_late_wall] = [const { Vec::new() }; 2];
-    for _ in 0..n {
-        together(false).await?;
-        sleep(ASLEEP).await;
-        let (resumes, resuming) = together(true).await?;
-        for id in &ids {
-            daemon.exec(id, "true").await?;
-        }
-        woke_late.extend(resumes.iter().map(|(_, took)| took));
-        woke_late_wall.push(resuming);
-    }
     for id in &ids {
         daemon.remove(id).await?;
     }
@@ -145,28 +134,14 @@ pub async fn pause(
         Series::new("resume", "ms", goals::if_sequential(goals::RESUME, c), woke),
         Series::new(format!("wall of {c} resumes"), "ms", None, woke_wall)
             .against(goals::resume_reference(c)),
-        Series::new(
-            "resume, asleep for 2 s",
-            "ms",
-            goals::if_sequential(goals::RESUME, c),
-            woke_late,
-        ),
-        Series::new(
-            format!("wall of {c} resumes, asleep for 2 s"),
-            "ms",
-            None,
-            woke_late_wall,
-        )
-        .against(goals::resume_reference(c)),
     ];
     let mut measured = Measured {
         method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no \
-            memory; POST resume until their agents have answered; `true` in each in between, not \
-            timed; counters of the new VMM from its beginning to the answer; then the same with 2 s \
-            between pause and resume",
-        limits: "storage that is synced; guests that have written much; before the resumes at once \
-            the guests before them are still ending",
-        ..Measured::new("pause", series, &meter)
+            memory; POST resume, at once (pause) or 2 s later (sleep), until their agents have \
+            answered; `true` in each in between, not timed; counters of the new VMM from its \
+            beginning to the answer",
+        limits: "storage that is synced; guests that have written much",
+        ..Measured::new(task, series, &meter)
     };
     let ended = "counters of a pause: not available: the process ends with it";
     measured.not_available.push(ended.to_owned());

@@ -27,7 +27,10 @@ use jiffy_client::ServerOptions;
 use jiffy_image::Home;
 use serde::Serialize;
 use stats::Series;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Time after which the pause of a sandbox is over: its guest is gone, its snapshot merged.
+const ASLEEP: Duration = Duration::from_secs(2);
 
 /// Tasks that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub enum Task {
     Fork,
     /// Pause and resume.
     Pause,
+    /// The same of sandboxes that sleep for a moment.
+    Sleep,
     /// Memory of idle sandboxes.
     Density,
     /// Exec, files and silent streams through the gateway.
@@ -150,7 +155,8 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
         Task::Restore => restore::restore(n, w, c).await?,
         Task::Rollback => snapshots::rollback(n, w, c, server).await?,
         Task::Fork => fork_pause::fork(n, w, c, server).await?,
-        Task::Pause => fork_pause::pause(n, w, c, server).await?,
+        Task::Pause => fork_pause::pause("pause", Duration::ZERO, n, w, c, server).await?,
+        Task::Sleep => fork_pause::pause("sleep", ASLEEP, n, w, c, server).await?,
         Task::Gateway => gateway::gateway(n, w, server).await?,
         Task::Code => gateway::code(n, w, server).await?,
         Task::Density => create::density(n, server).await?,

@@ -62,6 +62,8 @@ pub enum BenchTask {
     Clone,
     /// Pause and resume, -c at a time
     Pause,
+    /// The same with 2 s in between
+    Sleep,
     /// Memory of -n idle sandboxes
     Density,
     /// Exec, files and silent streams through the gateway, and straight
@@ -93,6 +95,7 @@ impl From<BenchTask> for Task {
             BenchTask::Rollback => Self::Rollback,
             BenchTask::Clone => Self::Fork,
             BenchTask::Pause => Self::Pause,
+            BenchTask::Sleep => Self::Sleep,
             BenchTask::Density => Self::Density,
             BenchTask::Gateway => Self::Gateway,
             BenchTask::Code => Self::Code,
