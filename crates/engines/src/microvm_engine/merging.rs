@@ -3,8 +3,8 @@
 use jiffy_engine::LineageLimits;
 use jiffy_snapshot::{Lineage, Store};
 
-/// Most bytes that a merge copies which is made early: some milliseconds in the page cache.
-const MAX_CHEAP_BYTES: u64 = 32 << 20;
+/// Most bytes that a merge copies which is made early: some tens of milliseconds in the page cache.
+const MAX_CHEAP_BYTES: u64 = 64 << 20;
 
 /// Manifests that are read at most: a damaged one may lead in a circle.
 const MAX_LINEAGE: usize = 64;
