@@ -126,34 +126,16 @@ impl CheckedSnapshots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{DiskSizes, MemorySizes, SNAPSHOT_FORMAT, Versions};
+    use crate::manifest::SNAPSHOT_FORMAT;
+    use serde_json::json;
 
     fn manifest(id: &str) -> Arc<Manifest> {
-        Arc::new(Manifest {
-            format: SNAPSHOT_FORMAT,
-            id: id.to_owned(),
-            parent: None,
-            template: "base".to_owned(),
-            created_ms: 0,
-            versions: Versions {
-                vmm: "0.1.0".to_owned(),
-                kernel: "6.12".to_owned(),
-                agent: "0.1.0".to_owned(),
-            },
-            cpu: "cpu".to_owned(),
-            vcpus: 1,
-            memory: MemorySizes {
-                bytes: 0,
-                stored: 0,
-                zero: 0,
-            },
-            disks: vec![DiskSizes {
-                bytes: 0,
-                stored: 0,
-            }],
-            net: false,
-            modules: None,
-        })
+        let manifest = json!({
+            "format": SNAPSHOT_FORMAT, "id": id, "parent": null, "template": "base", "cpu": "",
+            "vcpus": 1, "created_ms": 0, "versions": { "vmm": "", "kernel": "", "agent": "" },
+            "memory": { "bytes": 0, "stored": 0, "zero": 0 }, "disks": [{ "bytes": 0, "stored": 0 }],
+        });
+        Arc::new(serde_json::from_value(manifest).unwrap())
     }
 
     #[test]

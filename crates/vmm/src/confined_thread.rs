@@ -3,13 +3,12 @@
 //! thread's start.
 
 use crate::error::VmmError;
-use crate::machine::vcpu::VCPU_STACK_BYTES;
 use crate::seccomp;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
-/// Stack of the thread that serves the disks.
-const DISK_STACK_BYTES: usize = 256 * 1024;
+/// Stack of each.
+const STACK_BYTES: usize = 256 * 1024;
 
 type Work = Box<dyn FnOnce(Result<(), VmmError>) + Send>;
 
@@ -22,20 +21,15 @@ pub struct ConfinedThread {
 impl ConfinedThread {
     /// Starts one for vCPU `id`.
     pub fn for_vcpu(id: usize) -> Result<Self, VmmError> {
-        let name = format!("vcpu{id}");
-        Self::start(name, VCPU_STACK_BYTES, seccomp::confine_vcpu)
+        Self::start(format!("vcpu{id}"), seccomp::confine_vcpu)
     }
 
     /// Starts one for the disks.
     pub fn for_disks() -> Result<Self, VmmError> {
-        Self::start("disks".to_owned(), DISK_STACK_BYTES, seccomp::confine_disks)
+        Self::start("disks".to_owned(), seccomp::confine_disks)
     }
 
-    fn start(
-        name: String,
-        stack_bytes: usize,
-        confine: fn() -> Result<(), VmmError>,
-    ) -> Result<Self, VmmError> {
+    fn start(name: String, confine: fn() -> Result<(), VmmError>) -> Result<Self, VmmError> {
         let (give, inbox) = channel::<Work>();
         let main = move || {
             let confined = confine();
@@ -43,7 +37,7 @@ impl ConfinedThread {
                 work(confined);
             }
         };
-        let thread = Builder::new().name(name).stack_size(stack_bytes);
+        let thread = Builder::new().name(name).stack_size(STACK_BYTES);
         let handle = thread.spawn(main);
         let handle = handle.map_err(|e| VmmError::host("starting a thread", e))?;
         Ok(Self { work: give, handle })

@@ -6,7 +6,7 @@ mod threads;
 
 pub use run::VcpuEnd;
 pub use state::{VcpuState, msr_list};
-pub use threads::{VCPU_STACK_BYTES, Vcpus};
+pub use threads::Vcpus;
 
 use crate::boot::{BOOT_GDT, BOOT_STACK, PML4_START, ZERO_PAGE_START};
 use crate::error::VmmError;

@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 const KICK_SIGNAL: Signal = Signal::SIGUSR1;
-/// Stack of a thread that runs a vCPU.
-pub const VCPU_STACK_BYTES: usize = 256 * 1024;
 
 thread_local! {
     /// `immediate_exit` of the vCPU that this thread runs; null elsewhere.
