@@ -4,7 +4,7 @@ use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};
 use crate::seccomp;
 use crate::world::{self, WorldError};
-use crate::{core_world, data_segments, engine, http_world, symbol_table};
+use crate::{component_merge, core_world, data_segments, engine, http_world, symbol_table};
 use jiffy_proto::function::{MAX_MODULE_BYTES, World};
 use std::io::Read;
 use wasmtime::component::Component;
@@ -65,19 +65,29 @@ pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
     }
 }
 
+fn compile_component(engine: &Engine, component: &[u8]) -> wasmtime::Result<Component> {
+    if let Some(merged) = component_merge::merge(component)
+        && let Ok(component) = Component::from_binary(engine, &data_segments::merge(&merged))
+    {
+        return Ok(component);
+    }
+    // As it came: what is wrong with it is told in its own names.
+    Component::from_binary(engine, &data_segments::merge(component))
+}
+
 /// Compiles a module of `owner` to a file for [`artifact::check`].
 pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, CompileError> {
     let world = world::detect(module)?;
-    let merged = data_segments::merge(module);
     let code = match world {
         World::Core => {
+            let merged = data_segments::merge(module);
             let module = Module::from_binary(engine, &merged).map_err(invalid)?;
             world::check_core(&module)?;
             core_world::prepare(&module).map_err(invalid)?;
             module.serialize().map_err(invalid)?
         }
         World::Http => {
-            let component = Component::from_binary(engine, &merged).map_err(invalid)?;
+            let component = compile_component(engine, module).map_err(invalid)?;
             world::check_http(&component)?;
             let linker = http_world::linker(engine).map_err(invalid)?;
             http_world::prepare(&linker, &component).map_err(invalid)?;

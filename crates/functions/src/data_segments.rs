@@ -5,6 +5,10 @@
 //! memory of an instance is of zeros before, so that segments with zeros between them are as well
 //! one segment, and passive ones that no instruction names are none.
 
+use crate::binary_sections::{
+    COMPONENT_HEAD, MODULE_HEAD, Section, sections, write_bytes, write_number, write_signed,
+    written,
+};
 use std::borrow::Cow;
 use wasmparser::{
     BinaryReader, CodeSectionReader, Data, DataKind, DataSectionReader, ImportSectionReader,
@@ -18,8 +22,6 @@ const MAX_ZEROS: u64 = 4 << 20;
 /// Components within components.
 const MAX_DEPTH: usize = 8;
 
-const MODULE_HEAD: &[u8] = b"\0asm\x01\0\0\0";
-const COMPONENT_HEAD: &[u8] = b"\0asm\x0d\0\x01\0";
 /// Sections of a module.
 const IMPORTS: u8 = 2;
 const CODE: u8 = 10;
@@ -28,8 +30,6 @@ const DATA_COUNT: u8 = 12;
 /// Sections of a component.
 const CORE_MODULE: u8 = 1;
 const COMPONENT: u8 = 4;
-
-type Section<'a> = (u8, Cow<'a, [u8]>);
 
 /// Returns a module or component that does the same with fewer segments. One that cannot be read
 /// stays as it is.
@@ -60,49 +60,6 @@ fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
         }
     }
     Ok(is_merged.then(|| written(COMPONENT_HEAD, &sections)))
-}
-
-fn sections(body: &[u8]) -> Result<Vec<Section<'_>>> {
-    let mut reader = BinaryReader::new(body, 0);
-    let mut sections = Vec::new();
-    while !reader.eof() {
-        let id = reader.read_u8()?;
-        let length = usize::try_from(reader.read_var_u32()?).unwrap_or(usize::MAX);
-        sections.push((id, Cow::Borrowed(reader.read_bytes(length)?)));
-    }
-    Ok(sections)
-}
-
-fn written(head: &[u8], sections: &[Section<'_>]) -> Vec<u8> {
-    let mut binary = head.to_vec();
-    for (id, content) in sections {
-        binary.push(*id);
-        write_bytes(&mut binary, content);
-    }
-    binary
-}
-
-/// LEB128.
-fn write_number(into: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        into.extend(number.to_le_bytes().first().map(|low| low | 0x80));
-        number >>= 7;
-    }
-    into.extend(number.to_le_bytes().first());
-}
-
-/// Signed LEB128.
-fn write_signed(into: &mut Vec<u8>, mut number: i64) {
-    while !(-0x40..0x40).contains(&number) {
-        into.extend(number.to_le_bytes().first().map(|low| low | 0x80));
-        number >>= 7;
-    }
-    into.extend(number.to_le_bytes().first().map(|low| low & 0x7f));
-}
-
-fn write_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
-    write_number(into, bytes.len() as u64);
-    into.extend_from_slice(bytes);
 }
 
 fn merge_module(sections: &mut Vec<Section<'_>>) -> Result<bool> {

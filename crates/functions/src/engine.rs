@@ -27,7 +27,7 @@ pub(crate) const MAX_TABLES: u32 = 16;
 
 /// Number that changes with what this package does to modules before and after their compilation,
 /// so that functions are compiled anew.
-const CODE_REVISION: u8 = 1;
+const CODE_REVISION: u8 = 2;
 
 /// Settings that decide about machine code; equal in both engines.
 fn common() -> Config {

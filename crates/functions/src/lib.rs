@@ -21,6 +21,8 @@ pub mod serve;
 pub mod tenant;
 pub mod world;
 
+mod binary_sections;
+mod component_merge;
 mod core_wasi;
 mod core_world;
 mod cpu_meter;

@@ -1,0 +1,161 @@
+//! Core modules, taken apart.
+
+use std::collections::HashMap;
+use wasm_encoder::reencode;
+use wasmparser::{
+    CompositeInnerType, DataSectionReader, ElementSectionReader, Export, ExternalKind, FuncType,
+    FunctionBody, Global, Import, KnownCustom, MemoryType, NameSectionReader, Parser, Payload,
+    RefType, Table, TypeRef, ValType,
+};
+
+/// Module or component that stays as it is.
+#[derive(Debug)]
+pub(super) struct Unmergeable;
+
+impl From<wasmparser::Error> for Unmergeable {
+    fn from(_: wasmparser::Error) -> Self {
+        Self
+    }
+}
+
+impl From<reencode::Error> for Unmergeable {
+    fn from(_: reencode::Error) -> Self {
+        Self
+    }
+}
+
+pub(super) type Result<T, E = Unmergeable> = std::result::Result<T, E>;
+
+/// Kinds of what modules import and export; their numbers index arrays.
+pub(super) const KINDS: usize = 4;
+
+/// Number of a kind. Tags are none of them: exceptions are not linked.
+pub(super) fn kind_number(kind: ExternalKind) -> Result<usize> {
+    match kind {
+        ExternalKind::Func | ExternalKind::FuncExact => Ok(0),
+        ExternalKind::Table => Ok(1),
+        ExternalKind::Memory => Ok(2),
+        ExternalKind::Global => Ok(3),
+        ExternalKind::Tag => Err(Unmergeable),
+    }
+}
+
+/// Number of an import's kind.
+pub(super) fn kind_of(import: &TypeRef) -> Result<usize> {
+    match import {
+        TypeRef::Func(_) => Ok(0),
+        TypeRef::Table(_) => Ok(1),
+        TypeRef::Memory(_) => Ok(2),
+        TypeRef::Global(_) => Ok(3),
+        TypeRef::Tag(_) | TypeRef::FuncExact(_) => Err(Unmergeable),
+    }
+}
+
+pub(super) fn narrow(number: usize) -> Result<u32> {
+    u32::try_from(number).map_err(|_| Unmergeable)
+}
+
+/// Core module, taken apart.
+#[derive(Default)]
+pub(super) struct CoreModule<'a> {
+    pub(super) types: Vec<FuncType>,
+    pub(super) imports: Vec<Import<'a>>,
+    pub(super) functions: Vec<u32>,
+    pub(super) tables: Vec<Table<'a>>,
+    pub(super) memories: Vec<MemoryType>,
+    pub(super) globals: Vec<Global<'a>>,
+    pub(super) exports: HashMap<&'a str, Export<'a>>,
+    pub(super) elements: Option<ElementSectionReader<'a>>,
+    pub(super) bodies: Vec<FunctionBody<'a>>,
+    pub(super) data: Option<DataSectionReader<'a>>,
+    pub(super) has_data_count: bool,
+    pub(super) names: Option<NameSectionReader<'a>>,
+}
+
+fn is_plain(value: ValType) -> bool {
+    match value {
+        ValType::Ref(reference) => reference == RefType::FUNCREF || reference == RefType::EXTERNREF,
+        _ => true,
+    }
+}
+
+impl<'a> CoreModule<'a> {
+    /// Takes a module apart. Fails for one that starts something when it is instantiated, and for
+    /// types beyond WebAssembly 2.0.
+    pub(super) fn parse(binary: &'a [u8]) -> Result<Self> {
+        let mut module = Self::default();
+        for payload in Parser::new(0).parse_all(binary) {
+            match payload? {
+                Payload::TypeSection(types) => {
+                    for ty in types.into_iter() {
+                        module.add_types(ty?)?;
+                    }
+                }
+                Payload::ImportSection(section) => {
+                    for import in section.into_imports() {
+                        module.imports.push(import?);
+                    }
+                }
+                Payload::FunctionSection(section) => {
+                    module.functions = section.into_iter().collect::<Result<_, _>>()?;
+                }
+                Payload::TableSection(section) => {
+                    module.tables = section.into_iter().collect::<Result<_, _>>()?;
+                }
+                Payload::MemorySection(section) => {
+                    module.memories = section.into_iter().collect::<Result<_, _>>()?;
+                }
+                Payload::GlobalSection(section) => {
+                    module.globals = section.into_iter().collect::<Result<_, _>>()?;
+                }
+                Payload::ExportSection(section) => {
+                    for export in section {
+                        let export = export?;
+                        module.exports.insert(export.name, export);
+                    }
+                }
+                Payload::ElementSection(section) => module.elements = Some(section),
+                Payload::DataCountSection { .. } => module.has_data_count = true,
+                Payload::DataSection(section) => module.data = Some(section),
+                Payload::CodeSectionEntry(body) => module.bodies.push(body),
+                Payload::CustomSection(custom) => {
+                    if let KnownCustom::Name(names) = custom.as_known() {
+                        module.names = Some(names);
+                    }
+                }
+                Payload::Version { .. } | Payload::CodeSectionStart { .. } | Payload::End(_) => {}
+                _ => return Err(Unmergeable),
+            }
+        }
+        Ok(module)
+    }
+
+    fn add_types(&mut self, group: wasmparser::RecGroup) -> Result<()> {
+        let is_group = group.is_explicit_rec_group();
+        for ty in group.into_types() {
+            let CompositeInnerType::Func(function) = ty.composite_type.inner else {
+                return Err(Unmergeable);
+            };
+            let mut values = function.params().iter().chain(function.results());
+            if is_group
+                || !ty.is_final
+                || ty.supertype_idx.is_some()
+                || ty.composite_type.shared
+                || !values.all(|value| is_plain(*value))
+            {
+                return Err(Unmergeable);
+            }
+            self.types.push(function);
+        }
+        Ok(())
+    }
+
+    pub(super) fn defined(&self) -> [usize; KINDS] {
+        [
+            self.functions.len(),
+            self.tables.len(),
+            self.memories.len(),
+            self.globals.len(),
+        ]
+    }
+}

@@ -1,0 +1,301 @@
+//! Items of a component one by one, with what each refers to.
+
+use super::core_module::{KINDS, Result, Unmergeable, kind_number};
+use crate::binary_sections::{COMPONENT_HEAD, borrowed_sections, write_number};
+use wasmparser::{
+    BinaryReader, CanonicalFunction, CanonicalOption, ComponentAlias, ComponentAliasSectionReader,
+    ComponentCanonicalSectionReader, ComponentExportSectionReader, ComponentExternalKind,
+    ComponentImportSectionReader, ComponentInstance, ComponentInstanceSectionReader,
+    ComponentOuterAliasKind, ComponentType, ComponentTypeRef, ComponentTypeSectionReader, Instance,
+    InstanceSectionReader,
+};
+
+pub(super) const CORE_MODULE: u8 = 1;
+const CORE_INSTANCE: u8 = 2;
+const COMPONENT: u8 = 4;
+pub(super) const COMPONENT_INSTANCE: u8 = 5;
+const ALIAS: u8 = 6;
+const TYPE: u8 = 7;
+const CANON: u8 = 8;
+const IMPORT: u8 = 10;
+const EXPORT: u8 = 11;
+/// Components within components.
+const MAX_DEPTH: usize = 8;
+
+/// Item of a component.
+pub(super) enum Item<'a> {
+    /// What refers to nothing that moves.
+    Other { section: u8, content: Vec<u8> },
+    /// Instances of components: from here on functions of this one may be called.
+    Instances(&'a [u8]),
+    /// Core module.
+    Module(&'a [u8]),
+    /// Core instance.
+    Instance(Instance<'a>),
+    /// Core item of a core instance.
+    Alias {
+        kind: usize,
+        instance: usize,
+        name: &'a str,
+    },
+    /// Core function, or one that is made of a core function.
+    Canon(CanonicalFunction),
+}
+
+/// What an item refers to.
+#[derive(Clone, Copy)]
+pub(super) enum Reference {
+    Instance(usize),
+    Core { kind: usize, index: usize },
+}
+
+pub(super) fn wide(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Place of an option's core item.
+pub(super) fn option_reference(option: CanonicalOption) -> Option<Reference> {
+    let (kind, index) = match option {
+        CanonicalOption::Memory(index) => (2, index),
+        CanonicalOption::Realloc(index)
+        | CanonicalOption::PostReturn(index)
+        | CanonicalOption::Callback(index) => (0, index),
+        _ => return None,
+    };
+    let index = wide(index);
+    Some(Reference::Core { kind, index })
+}
+
+impl Item<'_> {
+    /// Calls `visit` with each reference to a core instance or to one of its items.
+    pub(super) fn references(&self, mut visit: impl FnMut(Reference)) -> Result<()> {
+        match self {
+            Self::Other { .. } | Self::Instances(_) | Self::Module(_) => {}
+            Self::Instance(Instance::Instantiate { args, .. }) => {
+                for argument in args {
+                    visit(Reference::Instance(wide(argument.index)));
+                }
+            }
+            Self::Instance(Instance::FromExports(exports)) => {
+                for export in exports {
+                    let kind = kind_number(export.kind)?;
+                    let index = wide(export.index);
+                    visit(Reference::Core { kind, index });
+                }
+            }
+            Self::Alias { instance, .. } => visit(Reference::Instance(*instance)),
+            Self::Canon(canon) => {
+                let options = match canon {
+                    CanonicalFunction::Lift {
+                        core_func_index,
+                        options,
+                        ..
+                    } => {
+                        let index = wide(*core_func_index);
+                        visit(Reference::Core { kind: 0, index });
+                        options
+                    }
+                    CanonicalFunction::Lower { options, .. } => options,
+                    _ => return Ok(()),
+                };
+                for option in options {
+                    option_reference(*option).into_iter().for_each(&mut visit);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Items in order, and which of them are the core modules, instances, and items by their numbers.
+#[derive(Default)]
+pub(super) struct Items<'a> {
+    pub(super) list: Vec<Item<'a>>,
+    pub(super) modules: Vec<usize>,
+    pub(super) instances: Vec<usize>,
+    pub(super) core: [Vec<usize>; KINDS],
+}
+
+impl<'a> Items<'a> {
+    /// Takes a component apart. Fails for one whose core modules or core functions are referred to
+    /// in ways that are not known here.
+    pub(super) fn parse(binary: &'a [u8]) -> Result<Self> {
+        let body = binary.strip_prefix(COMPONENT_HEAD).ok_or(Unmergeable)?;
+        let mut items = Self::default();
+        for (section, content) in borrowed_sections(body)? {
+            items.add_section(section, content)?;
+        }
+        Ok(items)
+    }
+
+    fn push(&mut self, item: Item<'a>) {
+        self.list.push(item);
+    }
+
+    fn add_section(&mut self, section: u8, content: &'a [u8]) -> Result<()> {
+        let reader = BinaryReader::new(content, 0);
+        match section {
+            CORE_MODULE => {
+                self.modules.push(self.list.len());
+                self.push(Item::Module(content));
+            }
+            CORE_INSTANCE => {
+                for instance in InstanceSectionReader::new(reader)? {
+                    self.instances.push(self.list.len());
+                    self.push(Item::Instance(instance?));
+                }
+            }
+            ALIAS => self.add_aliases(content)?,
+            CANON => {
+                for canon in ComponentCanonicalSectionReader::new(reader)? {
+                    self.add_canon(canon?)?;
+                }
+            }
+            COMPONENT_INSTANCE => {
+                for instance in ComponentInstanceSectionReader::new(reader)? {
+                    check_instance(&instance?)?;
+                }
+                self.push(Item::Instances(content));
+            }
+            _ => {
+                check_section(section, content, MAX_DEPTH)?;
+                let content = content.to_vec();
+                self.push(Item::Other { section, content });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_aliases(&mut self, content: &'a [u8]) -> Result<()> {
+        let reader = ComponentAliasSectionReader::new(BinaryReader::new(content, 0))?;
+        let aliases: Vec<_> = reader.into_iter_with_offsets().collect::<Result<_, _>>()?;
+        let ends = aliases.iter().skip(1).map(|(start, _)| *start);
+        let ends: Vec<_> = ends.chain([content.len()]).collect();
+        for ((start, alias), end) in aliases.into_iter().zip(ends) {
+            check_alias(&alias)?;
+            if let ComponentAlias::CoreInstanceExport {
+                kind,
+                instance_index,
+                name,
+            } = alias
+            {
+                let kind = kind_number(kind)?;
+                let at = self.list.len();
+                self.core.get_mut(kind).ok_or(Unmergeable)?.push(at);
+                let instance = wide(instance_index);
+                self.push(Item::Alias {
+                    kind,
+                    instance,
+                    name,
+                });
+            } else {
+                // A section of one.
+                let mut one = Vec::new();
+                write_number(&mut one, 1);
+                one.extend_from_slice(content.get(start..end).ok_or(Unmergeable)?);
+                self.push(Item::Other {
+                    section: ALIAS,
+                    content: one,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_canon(&mut self, canon: CanonicalFunction) -> Result<()> {
+        match canon {
+            CanonicalFunction::Lift { .. } => {}
+            CanonicalFunction::Lower { .. }
+            | CanonicalFunction::ResourceNew { .. }
+            | CanonicalFunction::ResourceDrop { .. }
+            | CanonicalFunction::ResourceRep { .. } => {
+                let at = self.list.len();
+                self.core.first_mut().ok_or(Unmergeable)?.push(at);
+            }
+            _ => return Err(Unmergeable),
+        }
+        self.push(Item::Canon(canon));
+        Ok(())
+    }
+
+    /// Returns the number of the item that a reference is to.
+    pub(super) fn target(&self, reference: Reference) -> Result<usize> {
+        let found = match reference {
+            Reference::Instance(index) => self.instances.get(index),
+            Reference::Core { kind, index } => self.core.get(kind).and_then(|all| all.get(index)),
+        };
+        found.copied().ok_or(Unmergeable)
+    }
+}
+
+fn check_alias(alias: &ComponentAlias<'_>) -> Result<()> {
+    match alias {
+        ComponentAlias::InstanceExport {
+            kind: ComponentExternalKind::Module,
+            ..
+        }
+        | ComponentAlias::Outer {
+            kind: ComponentOuterAliasKind::CoreModule,
+            ..
+        } => Err(Unmergeable),
+        _ => Ok(()),
+    }
+}
+
+fn check_instance(instance: &ComponentInstance<'_>) -> Result<()> {
+    let is_module = match instance {
+        ComponentInstance::Instantiate { args, .. } => args
+            .iter()
+            .any(|argument| argument.kind == ComponentExternalKind::Module),
+        ComponentInstance::FromExports(exports) => exports
+            .iter()
+            .any(|export| export.kind == ComponentExternalKind::Module),
+    };
+    if is_module { Err(Unmergeable) } else { Ok(()) }
+}
+
+/// Fails for sections that refer to core modules or core functions, also from components within.
+fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
+    let reader = BinaryReader::new(content, 0);
+    match section {
+        COMPONENT => {
+            let depth = depth.checked_sub(1).ok_or(Unmergeable)?;
+            let body = content.strip_prefix(COMPONENT_HEAD).ok_or(Unmergeable)?;
+            for (section, content) in borrowed_sections(body)? {
+                match section {
+                    COMPONENT => check_section(section, content, depth)?,
+                    ALIAS => {
+                        let reader = BinaryReader::new(content, 0);
+                        for alias in ComponentAliasSectionReader::new(reader)? {
+                            check_alias(&alias?)?;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        TYPE => {
+            for ty in ComponentTypeSectionReader::new(reader)? {
+                if let ComponentType::Resource { dtor: Some(_), .. } = ty? {
+                    return Err(Unmergeable);
+                }
+            }
+        }
+        IMPORT => {
+            for import in ComponentImportSectionReader::new(reader)? {
+                if matches!(import?.ty, ComponentTypeRef::Module(_)) {
+                    return Err(Unmergeable);
+                }
+            }
+        }
+        EXPORT => {
+            for export in ComponentExportSectionReader::new(reader)? {
+                if export?.kind == ComponentExternalKind::Module {
+                    return Err(Unmergeable);
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}

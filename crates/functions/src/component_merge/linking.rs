@@ -1,0 +1,376 @@
+//! Several core modules made one: what one of them imports from another is a reference within.
+
+use super::core_module::{CoreModule, KINDS, Result, Unmergeable, kind_of, narrow};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use wasm_encoder::reencode::{self, Reencode};
+use wasmparser::{ConstExpr, FuncType, Name, Operator, TypeRef};
+
+type Reencoded<T> = Result<T, reencode::Error>;
+
+/// What an import of a member is.
+#[derive(Clone, Copy)]
+pub(super) enum ImportTarget {
+    /// Item of the list of what the linked module imports.
+    External(usize),
+    /// Item of an earlier member, by its index there.
+    Member {
+        member: usize,
+        kind: usize,
+        index: u32,
+    },
+}
+
+/// Module to be linked.
+pub(super) struct Member<'a> {
+    pub(super) module: &'a CoreModule<'a>,
+    /// For each import, in order.
+    pub(super) imports: Vec<ImportTarget>,
+}
+
+/// Export of the linked module: an item of a member by its index there.
+pub(super) struct LinkedExport {
+    pub(super) name: String,
+    pub(super) member: usize,
+    pub(super) kind: usize,
+    pub(super) index: u32,
+}
+
+/// Value of a global that does not change.
+#[derive(Clone, Copy)]
+enum Constant {
+    I32(i32),
+    I64(i64),
+}
+
+/// Numbers of a member's items in the linked module.
+#[derive(Default)]
+struct Numbers {
+    types: Vec<u32>,
+    items: [Vec<u32>; KINDS],
+    first_element: u32,
+    first_data: u32,
+}
+
+/// Reencoder of one member.
+struct Relocation<'a> {
+    numbers: &'a Numbers,
+    /// By number of the global in the linked module.
+    constants: &'a [Option<Constant>],
+}
+
+fn moved(numbers: &[u32], index: u32) -> Reencoded<u32> {
+    let found = usize::try_from(index).ok().and_then(|at| numbers.get(at));
+    found.copied().ok_or(reencode::Error::InvalidConstExpr)
+}
+
+impl Relocation<'_> {
+    fn item(&self, kind: usize, index: u32) -> Reencoded<u32> {
+        let numbers = self.numbers.items.get(kind).map_or(&[][..], Vec::as_slice);
+        moved(numbers, index)
+    }
+
+    /// Returns the constant value of an expression. Globals of another module may be read in one;
+    /// those of the module itself may not.
+    fn constant(&self, expression: &ConstExpr<'_>) -> Result<Option<Constant>> {
+        let mut stack = Vec::new();
+        for operator in expression.get_operators_reader() {
+            let top = |stack: &mut Vec<Constant>| stack.pop().ok_or(Unmergeable);
+            match operator? {
+                Operator::I32Const { value } => stack.push(Constant::I32(value)),
+                Operator::I64Const { value } => stack.push(Constant::I64(value)),
+                Operator::GlobalGet { global_index } => {
+                    let number = self.item(3, global_index)?;
+                    let at = usize::try_from(number).map_err(|_| Unmergeable)?;
+                    let Some(Some(value)) = self.constants.get(at) else {
+                        return Ok(None);
+                    };
+                    stack.push(*value);
+                }
+                Operator::I32Add => match (top(&mut stack)?, top(&mut stack)?) {
+                    (Constant::I32(a), Constant::I32(b)) => {
+                        stack.push(Constant::I32(a.wrapping_add(b)));
+                    }
+                    _ => return Err(Unmergeable),
+                },
+                Operator::End => {}
+                _ => return Ok(None),
+            }
+        }
+        Ok(stack.pop())
+    }
+}
+
+impl Reencode for Relocation<'_> {
+    type Error = Infallible;
+
+    fn type_index(&mut self, index: u32) -> Reencoded<u32> {
+        moved(&self.numbers.types, index)
+    }
+
+    fn function_index(&mut self, index: u32) -> Reencoded<u32> {
+        self.item(0, index)
+    }
+
+    fn table_index(&mut self, index: u32) -> Reencoded<u32> {
+        self.item(1, index)
+    }
+
+    fn memory_index(&mut self, index: u32) -> Reencoded<u32> {
+        self.item(2, index)
+    }
+
+    fn global_index(&mut self, index: u32) -> Reencoded<u32> {
+        self.item(3, index)
+    }
+
+    fn element_index(&mut self, index: u32) -> Reencoded<u32> {
+        Ok(index.wrapping_add(self.numbers.first_element))
+    }
+
+    fn data_index(&mut self, index: u32) -> Reencoded<u32> {
+        Ok(index.wrapping_add(self.numbers.first_data))
+    }
+
+    fn const_expr(&mut self, expression: ConstExpr<'_>) -> Reencoded<wasm_encoder::ConstExpr> {
+        match self.constant(&expression) {
+            Ok(Some(Constant::I32(value))) => Ok(wasm_encoder::ConstExpr::i32_const(value)),
+            Ok(Some(Constant::I64(value))) => Ok(wasm_encoder::ConstExpr::i64_const(value)),
+            Ok(None) => reencode::utils::const_expr(self, expression),
+            Err(Unmergeable) => Err(reencode::Error::InvalidConstExpr),
+        }
+    }
+}
+
+/// Links `members` to one module, which imports `externals` from the module "" under their numbers.
+/// Segments are applied in the order of the members, those of tables before those of memories.
+pub(super) fn link(
+    members: &[Member<'_>],
+    externals: usize,
+    exports: &[LinkedExport],
+) -> Result<Vec<u8>> {
+    Linker::default().link(members, externals, exports)
+}
+
+/// Sections of the linked module.
+#[derive(Default)]
+struct Linker {
+    numbers: Vec<Numbers>,
+    constants: Vec<Option<Constant>>,
+    known_types: HashMap<FuncType, u32>,
+    types: wasm_encoder::TypeSection,
+    imports: wasm_encoder::ImportSection,
+    functions: wasm_encoder::FunctionSection,
+    tables: wasm_encoder::TableSection,
+    memories: wasm_encoder::MemorySection,
+    globals: wasm_encoder::GlobalSection,
+    elements: wasm_encoder::ElementSection,
+    code: wasm_encoder::CodeSection,
+    data: wasm_encoder::DataSection,
+    names: wasm_encoder::NameMap,
+}
+
+impl Linker {
+    fn link(
+        mut self,
+        members: &[Member<'_>],
+        externals: usize,
+        exports: &[LinkedExport],
+    ) -> Result<Vec<u8>> {
+        self.add_types(members)?;
+        let imported = self.import(members, externals)?;
+        self.number(members, &imported)?;
+        let mut has_data_count = false;
+        for (at, member) in members.iter().enumerate() {
+            self.add(at, member.module)?;
+            has_data_count |= member.module.has_data_count;
+        }
+        let mut export_section = wasm_encoder::ExportSection::new();
+        for export in exports {
+            let number = self.number_of(export.member, export.kind, export.index)?;
+            let kind = match export.kind {
+                0 => wasm_encoder::ExportKind::Func,
+                1 => wasm_encoder::ExportKind::Table,
+                2 => wasm_encoder::ExportKind::Memory,
+                _ => wasm_encoder::ExportKind::Global,
+            };
+            export_section.export(&export.name, kind, number);
+        }
+        let mut module = wasm_encoder::Module::new();
+        module
+            .section(&self.types)
+            .section(&self.imports)
+            .section(&self.functions)
+            .section(&self.tables)
+            .section(&self.memories)
+            .section(&self.globals)
+            .section(&export_section)
+            .section(&self.elements);
+        if has_data_count {
+            let count = self.data.len();
+            module.section(&wasm_encoder::DataCountSection { count });
+        }
+        module.section(&self.code).section(&self.data);
+        if !self.names.is_empty() {
+            let mut names = wasm_encoder::NameSection::new();
+            names.functions(&self.names);
+            module.section(&names);
+        }
+        Ok(module.finish())
+    }
+
+    fn add_types(&mut self, members: &[Member<'_>]) -> Result<()> {
+        for member in members {
+            let mut numbers = Numbers::default();
+            for ty in &member.module.types {
+                let number = match self.known_types.get(ty) {
+                    Some(number) => *number,
+                    None => {
+                        let number = narrow(self.known_types.len())?;
+                        let ty = self.known_types.entry(ty.clone()).insert_entry(number);
+                        let plain = reencode::RoundtripReencoder.func_type(ty.key().clone())?;
+                        self.types.ty().func_type(&plain);
+                        number
+                    }
+                };
+                numbers.types.push(number);
+            }
+            self.numbers.push(numbers);
+        }
+        Ok(())
+    }
+
+    /// Imports what no member has. Returns kind and number of each.
+    fn import(&mut self, members: &[Member<'_>], externals: usize) -> Result<Vec<(usize, u32)>> {
+        // The first that imports it says its type.
+        let mut found = vec![None; externals];
+        for (at, member) in members.iter().enumerate() {
+            for (import, target) in member.module.imports.iter().zip(&member.imports) {
+                if let ImportTarget::External(external) = target {
+                    let place = found.get_mut(*external).ok_or(Unmergeable)?;
+                    place.get_or_insert((at, import.ty));
+                }
+            }
+        }
+        let mut counts = [0; KINDS];
+        let mut imported = Vec::new();
+        for (external, place) in found.into_iter().enumerate() {
+            let (at, ty) = place.ok_or(Unmergeable)?;
+            let kind = kind_of(&ty)?;
+            let mut relocation = Relocation {
+                numbers: self.numbers.get(at).ok_or(Unmergeable)?,
+                constants: &[],
+            };
+            let entity = relocation.entity_type(ty)?;
+            self.imports.import("", &external.to_string(), entity);
+            let count = counts.get_mut(kind).ok_or(Unmergeable)?;
+            imported.push((kind, *count));
+            *count += 1;
+            if kind == 3 {
+                self.constants.push(None);
+            }
+        }
+        Ok(imported)
+    }
+
+    fn number_of(&self, member: usize, kind: usize, index: u32) -> Result<u32> {
+        let numbers = self.numbers.get(member).ok_or(Unmergeable)?;
+        let items = numbers.items.get(kind).ok_or(Unmergeable)?;
+        Ok(moved(items, index)?)
+    }
+
+    /// Gives all items of all members their numbers: imports first, then members in order.
+    fn number(&mut self, members: &[Member<'_>], imported: &[(usize, u32)]) -> Result<()> {
+        let mut next = [0_u32; KINDS];
+        for (kind, _) in imported {
+            *next.get_mut(*kind).ok_or(Unmergeable)? += 1;
+        }
+        for (at, member) in members.iter().enumerate() {
+            let mut items: [Vec<u32>; KINDS] = Default::default();
+            for (import, target) in member.module.imports.iter().zip(&member.imports) {
+                let (kind, number) = match *target {
+                    ImportTarget::External(external) => {
+                        *imported.get(external).ok_or(Unmergeable)?
+                    }
+                    ImportTarget::Member {
+                        member,
+                        kind,
+                        index,
+                    } => (kind, self.number_of(member, kind, index)?),
+                };
+                if kind != kind_of(&import.ty)? {
+                    return Err(Unmergeable);
+                }
+                items.get_mut(kind).ok_or(Unmergeable)?.push(number);
+            }
+            for ((items, next), defined) in
+                items.iter_mut().zip(&mut next).zip(member.module.defined())
+            {
+                let end = next.checked_add(narrow(defined)?).ok_or(Unmergeable)?;
+                items.extend(*next..end);
+                *next = end;
+            }
+            self.numbers.get_mut(at).ok_or(Unmergeable)?.items = items;
+        }
+        Ok(())
+    }
+
+    /// Adds what a member defines.
+    fn add(&mut self, at: usize, module: &CoreModule<'_>) -> Result<()> {
+        let numbers = self.numbers.get_mut(at).ok_or(Unmergeable)?;
+        numbers.first_element = self.elements.len();
+        numbers.first_data = self.data.len();
+        let numbers = &*numbers;
+        for global in &module.globals {
+            let mut relocation = Relocation {
+                numbers,
+                constants: &self.constants,
+            };
+            relocation.parse_global(&mut self.globals, global.clone())?;
+            let value = match global.ty.mutable {
+                true => None,
+                false => relocation.constant(&global.init_expr)?,
+            };
+            self.constants.push(value);
+        }
+        let mut relocation = Relocation {
+            numbers,
+            constants: &self.constants,
+        };
+        for ty in &module.functions {
+            self.functions.function(relocation.type_index(*ty)?);
+        }
+        for table in &module.tables {
+            relocation.parse_table(&mut self.tables, table.clone())?;
+        }
+        for memory in &module.memories {
+            self.memories.memory(relocation.memory_type(*memory)?);
+        }
+        if let Some(elements) = &module.elements {
+            relocation.parse_element_section(&mut self.elements, elements.clone())?;
+        }
+        for body in &module.bodies {
+            relocation.parse_function_body(&mut self.code, body.clone())?;
+        }
+        if let Some(data) = &module.data {
+            relocation.parse_data_section(&mut self.data, data.clone())?;
+        }
+        let imported = module.imports.iter();
+        let imported = imported.filter(|import| matches!(import.ty, TypeRef::Func(_)));
+        let imported = narrow(imported.count())?;
+        for subsection in module.names.clone().into_iter().flatten() {
+            // Names are for people: what cannot be read has none.
+            let Ok(Name::Function(names)) = subsection else {
+                continue;
+            };
+            for name in names.into_iter().map_while(Result::ok) {
+                if name.index >= imported
+                    && let Ok(number) = relocation.function_index(name.index)
+                {
+                    self.names.append(number, name.name);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,284 @@
+//! The component with its merged module.
+
+use super::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
+use super::items::{COMPONENT_INSTANCE, CORE_MODULE, Item, Reference, option_reference, wide};
+use super::linking::link;
+use super::plan::{External, Plan, Standing, imports_from};
+use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
+use std::collections::{HashMap, HashSet};
+use wasm_encoder::{
+    Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentSection, ExportKind,
+    InstanceSection, ModuleArg,
+};
+use wasmparser::{CanonicalFunction, CanonicalOption, Instance};
+
+/// Name of a member's export among those of the merged module.
+pub(super) fn export_name(member: usize, name: &str) -> String {
+    format!("{member} {name}")
+}
+
+const EXPORT_KINDS: [ExportKind; KINDS] = [
+    ExportKind::Func,
+    ExportKind::Table,
+    ExportKind::Memory,
+    ExportKind::Global,
+];
+
+fn export_kind(kind: usize) -> Result<ExportKind> {
+    EXPORT_KINDS.get(kind).copied().ok_or(Unmergeable)
+}
+
+/// Component that is written.
+pub(super) struct Output<'p, 'a> {
+    plan: &'p Plan<'p, 'a>,
+    binary: Vec<u8>,
+    /// New numbers of core instances and of their items, by the item that defines them.
+    numbers: HashMap<usize, u32>,
+    next_instance: u32,
+    next_core: [u32; KINDS],
+    merged_instance: u32,
+}
+
+impl<'p, 'a: 'p> Output<'p, 'a> {
+    pub(super) fn write(plan: &'p Plan<'p, 'a>) -> Result<Vec<u8>> {
+        let mut output = Self {
+            plan,
+            binary: COMPONENT_HEAD.to_vec(),
+            numbers: HashMap::new(),
+            next_instance: 0,
+            next_core: [0; KINDS],
+            merged_instance: 0,
+        };
+        let is_written = plan.written_items()?;
+        let (members, externals) = plan.resolved_members()?;
+        let merged = link(&members, externals.len(), &plan.exports(&is_written)?)?;
+        let (last_instance, slot) = *plan.members.last().ok_or(Unmergeable)?;
+        let last = plan.items.target(Reference::Instance(last_instance))?;
+        let replaced: HashSet<_> = plan.members.iter().map(|(_, module)| *module).collect();
+        let mut modules = 0;
+        let mut late = Vec::new();
+        for (at, item) in plan.items.list.iter().enumerate() {
+            if let Item::Module(binary) = item {
+                // The numbers of modules stay: the last place has the merged one.
+                let binary = match (modules == slot, replaced.contains(&modules)) {
+                    (true, _) => &merged,
+                    (false, true) => MODULE_HEAD,
+                    (false, false) => binary,
+                };
+                write_section(&mut output.binary, CORE_MODULE, binary);
+                modules += 1;
+            } else if is_written.get(at) == Some(&true) {
+                let is_late = at < last && plan.standings.get(at) > Some(&Standing::Before);
+                match is_late {
+                    true => late.push((at, item)),
+                    false => output.item(at, item)?,
+                }
+            } else if at == last {
+                output.instantiate(slot, &externals)?;
+                for (at, item) in late.drain(..) {
+                    output.item(at, item)?;
+                }
+            }
+        }
+        Ok(output.binary)
+    }
+
+    fn section(&mut self, section: &impl ComponentSection) {
+        section.append_to_component(&mut self.binary);
+    }
+
+    fn new_number(&self, reference: Reference) -> Result<u32> {
+        let at = self.plan.items.target(reference)?;
+        self.numbers.get(&at).copied().ok_or(Unmergeable)
+    }
+
+    fn count_instance(&mut self) -> u32 {
+        let number = self.next_instance;
+        self.next_instance += 1;
+        number
+    }
+
+    fn count_core(&mut self, kind: usize) -> Result<u32> {
+        let next = self.next_core.get_mut(kind).ok_or(Unmergeable)?;
+        *next += 1;
+        Ok(*next - 1)
+    }
+
+    /// Writes an alias of a core instance's export, and returns its number.
+    fn alias(&mut self, instance: u32, kind: usize, name: &str) -> Result<u32> {
+        let mut section = ComponentAliasSection::new();
+        section.alias(Alias::CoreInstanceExport {
+            instance,
+            kind: export_kind(kind)?,
+            name,
+        });
+        self.section(&section);
+        self.count_core(kind)
+    }
+
+    /// Writes an instance of items, and returns its number.
+    fn bag(&mut self, exports: &[(String, ExportKind, u32)]) -> u32 {
+        let mut section = InstanceSection::new();
+        section.export_items(
+            exports
+                .iter()
+                .map(|(name, kind, index)| (name, *kind, *index)),
+        );
+        self.section(&section);
+        self.count_instance()
+    }
+
+    fn instantiate(&mut self, slot: usize, externals: &[External<'a>]) -> Result<()> {
+        let mut exports = Vec::new();
+        for (number, external) in externals.iter().enumerate() {
+            let (kind, index) = match *external {
+                External::Core { kind, index } => {
+                    (kind, self.new_number(Reference::Core { kind, index })?)
+                }
+                External::OfInstance {
+                    instance,
+                    kind,
+                    name,
+                } => {
+                    let instance = self.new_number(Reference::Instance(instance))?;
+                    (kind, self.alias(instance, kind, name)?)
+                }
+            };
+            exports.push((number.to_string(), export_kind(kind)?, index));
+        }
+        let bag = self.bag(&exports);
+        let mut section = InstanceSection::new();
+        section.instantiate(narrow(slot)?, [("", ModuleArg::Instance(bag))]);
+        self.section(&section);
+        self.merged_instance = self.count_instance();
+        Ok(())
+    }
+
+    /// Writes an item with new numbers.
+    fn item(&mut self, at: usize, item: &Item<'a>) -> Result<()> {
+        let number = match item {
+            Item::Other { section, content } => {
+                write_section(&mut self.binary, *section, content);
+                return Ok(());
+            }
+            Item::Instances(content) => {
+                write_section(&mut self.binary, COMPONENT_INSTANCE, content);
+                return Ok(());
+            }
+            Item::Module(_) => return Err(Unmergeable),
+            Item::Instance(Instance::FromExports(exports)) => {
+                let mut renumbered = Vec::new();
+                for export in exports {
+                    let kind = kind_number(export.kind)?;
+                    let index = wide(export.index);
+                    let number = self.new_number(Reference::Core { kind, index })?;
+                    renumbered.push((export.name.to_owned(), export_kind(kind)?, number));
+                }
+                self.bag(&renumbered)
+            }
+            Item::Instance(Instance::Instantiate { module_index, args }) => {
+                let mut arguments = Vec::new();
+                for argument in args {
+                    let instance = wide(argument.index);
+                    let number = match self.plan.member_of.get(&instance) {
+                        Some(member) => {
+                            self.member_bag(*member, wide(*module_index), argument.name)?
+                        }
+                        None => self.new_number(Reference::Instance(instance))?,
+                    };
+                    arguments.push((argument.name, ModuleArg::Instance(number)));
+                }
+                let mut section = InstanceSection::new();
+                section.instantiate(*module_index, arguments);
+                self.section(&section);
+                self.count_instance()
+            }
+            Item::Alias {
+                kind,
+                instance,
+                name,
+            } => match self.plan.member_of.get(instance) {
+                Some(member) => {
+                    let name = export_name(*member, name);
+                    self.alias(self.merged_instance, *kind, &name)?
+                }
+                None => {
+                    let instance = self.new_number(Reference::Instance(*instance))?;
+                    self.alias(instance, *kind, name)?
+                }
+            },
+            Item::Canon(canon) => {
+                self.canon(canon)?;
+                if matches!(canon, CanonicalFunction::Lift { .. }) {
+                    return Ok(());
+                }
+                self.count_core(0)?
+            }
+        };
+        self.numbers.insert(at, number);
+        Ok(())
+    }
+
+    /// Writes an instance of what a module imports under `from` from a member.
+    fn member_bag(&mut self, member: usize, module: usize, from: &str) -> Result<u32> {
+        let mut exports = Vec::new();
+        for (kind, name) in imports_from(self.plan.module(module)?, from)? {
+            let number = self.alias(self.merged_instance, kind, &export_name(member, name))?;
+            exports.push((name.to_owned(), export_kind(kind)?, number));
+        }
+        Ok(self.bag(&exports))
+    }
+
+    fn canon(&mut self, canon: &CanonicalFunction) -> Result<()> {
+        let mut section = CanonicalFunctionSection::new();
+        match canon {
+            CanonicalFunction::Lift {
+                core_func_index,
+                type_index,
+                options,
+            } => {
+                let index = wide(*core_func_index);
+                let function = self.new_number(Reference::Core { kind: 0, index })?;
+                section.lift(function, *type_index, self.options(options)?);
+            }
+            CanonicalFunction::Lower {
+                func_index,
+                options,
+            } => {
+                section.lower(*func_index, self.options(options)?);
+            }
+            CanonicalFunction::ResourceNew { resource } => {
+                section.resource_new(*resource);
+            }
+            CanonicalFunction::ResourceDrop { resource } => {
+                section.resource_drop(*resource);
+            }
+            CanonicalFunction::ResourceRep { resource } => {
+                section.resource_rep(*resource);
+            }
+            _ => return Err(Unmergeable),
+        }
+        self.section(&section);
+        Ok(())
+    }
+
+    fn options(&self, options: &[CanonicalOption]) -> Result<Vec<wasm_encoder::CanonicalOption>> {
+        let renumbered = |option: &CanonicalOption| {
+            let number = match option_reference(*option) {
+                Some(reference) => self.new_number(reference)?,
+                None => 0,
+            };
+            Ok(match option {
+                CanonicalOption::Memory(_) => wasm_encoder::CanonicalOption::Memory(number),
+                CanonicalOption::Realloc(_) => wasm_encoder::CanonicalOption::Realloc(number),
+                CanonicalOption::PostReturn(_) => wasm_encoder::CanonicalOption::PostReturn(number),
+                CanonicalOption::Callback(_) => wasm_encoder::CanonicalOption::Callback(number),
+                CanonicalOption::UTF8 => wasm_encoder::CanonicalOption::UTF8,
+                CanonicalOption::UTF16 => wasm_encoder::CanonicalOption::UTF16,
+                CanonicalOption::CompactUTF16 => wasm_encoder::CanonicalOption::CompactUTF16,
+                _ => return Err(Unmergeable),
+            })
+        };
+        options.iter().map(renumbered).collect()
+    }
+}

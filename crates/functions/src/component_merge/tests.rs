@@ -1,0 +1,252 @@
+use super::merge;
+use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, sections};
+use wasmtime::component::{Component, Linker};
+use wasmtime::{Engine, Store};
+
+/// One in so many changed components is compiled, which takes some milliseconds.
+const COMPILED_SHARE: usize = 31;
+
+/// Component as linkers of languages with libraries make it: `env` has memory, table, and globals
+/// that say where each library lies; `lib` puts its functions into the table; `app` finds them there
+/// and by name; the host's function writes to memory, so that it comes by way of a table that is
+/// filled last.
+const LIBRARIES: &str = r#"(component
+  (type $named (func (param "name" string) (result u32)))
+  (import "named" (func $named (type $named)))
+  (import "twice" (func $twice (param "n" u32) (result u32)))
+  (core module $shim
+    (type $two (func (param i32 i32) (result i32)))
+    (table (export "$imports") 1 1 funcref)
+    (func (export "0") (type $two)
+      (call_indirect (type $two) (local.get 0) (local.get 1) (i32.const 0))))
+  (core module $env
+    (memory (export "memory") 1)
+    (table (export "__indirect_function_table") 8 funcref)
+    (global (export "base") i32 (i32.const 2))
+    (global (export "data") i32 (i32.const 1024))
+    (global (export "got") (mut i32) (i32.const 0))
+    (global $free (mut i32) (i32.const 4096))
+    (func (export "realloc") (param i32 i32 i32 i32) (result i32)
+      (global.set $free (i32.add (global.get $free) (local.get 3)))
+      (i32.sub (global.get $free) (local.get 3))))
+  (core module $lib
+    (type $one (func (param i32) (result i32)))
+    (type $none (func))
+    (import "env" "memory" (memory 1))
+    (import "env" "__indirect_function_table" (table 0 funcref))
+    (import "env" "base" (global $base i32))
+    (import "env" "data" (global $data i32))
+    (import "env" "got" (global $got (mut i32)))
+    (import "host" "twice" (func $twice (type $one)))
+    (elem (global.get $base) func $none $doubled)
+    (data (offset (i32.add (global.get $data) (i32.const 4))) "\05")
+    (func $none (type $none))
+    (func $doubled (type $one)
+      (global.set $got (i32.add (global.get $got) (i32.const 1)))
+      (call $twice (i32.add (local.get 0) (i32.load (i32.const 1028)))))
+    (func (export "doubled") (type $one) (call $doubled (local.get 0))))
+  (core module $app
+    (type $pair (func (param i32 i32) (result i32)))
+    (type $one (func (param i32) (result i32)))
+    (import "env" "memory" (memory 1))
+    (import "env" "__indirect_function_table" (table 0 funcref))
+    (import "env" "base" (global $base i32))
+    (import "got" "got" (global $got (mut i32)))
+    (import "lib" "doubled" (func $doubled (type $one)))
+    (import "named" "named" (func $named (type $pair)))
+    (data (i32.const 64) "four")
+    (func (export "run") (type $one)
+      (i32.add
+        (i32.add
+          (call $doubled (local.get 0))
+          (call_indirect (type $one) (local.get 0) (i32.add (global.get $base) (i32.const 1))))
+        (i32.add
+          (i32.mul (global.get $got) (i32.const 1000))
+          (i32.mul (call $named (i32.const 64) (i32.const 4)) (i32.const 100000))))))
+  (core module $fixups
+    (import "" "$imports" (table 1 1 funcref))
+    (import "" "0" (func $named (param i32 i32) (result i32)))
+    (elem (i32.const 0) func $named))
+  (core instance $shim (instantiate $shim))
+  (core instance $env (instantiate $env))
+  (alias core export $env "memory" (core memory $memory))
+  (core func $twice (canon lower (func $twice)))
+  (core instance $host (export "twice" (func $twice)))
+  (core instance $lib (instantiate $lib
+    (with "env" (instance $env)) (with "host" (instance $host))))
+  (alias core export $env "got" (core global $got))
+  (core instance $got (export "got" (global $got)))
+  (alias core export $shim "0" (core func $indirect))
+  (core instance $named (export "named" (func $indirect)))
+  (core instance $app (instantiate $app
+    (with "env" (instance $env)) (with "got" (instance $got)) (with "lib" (instance $lib))
+    (with "named" (instance $named))))
+  (alias core export $env "realloc" (core func $realloc))
+  (alias core export $shim "$imports" (core table $imports))
+  (core func $lowered (canon lower (func $named)
+    (memory $memory) (realloc (func $realloc)) string-encoding=utf8))
+  (core instance $fixed (export "$imports" (table $imports)) (export "0" (func $lowered)))
+  (core instance (instantiate $fixups (with "" (instance $fixed))))
+  (func (export "run") (param "n" u32) (result u32) (canon lift (core func $app "run"))))"#;
+
+/// What `run` returns for 7.
+fn run(component: &[u8]) -> wasmtime::Result<u32> {
+    let engine = Engine::default();
+    let component = Component::from_binary(&engine, component)?;
+    let mut linker = Linker::<()>::new(&engine);
+    let mut root = linker.root();
+    root.func_wrap("named", |_, (name,): (String,)| Ok((name.len() as u32,)))?;
+    root.func_wrap("twice", |_, (n,): (u32,)| Ok((n * 2,)))?;
+    let mut store = Store::new(&engine, ());
+    let instance = linker.instantiate(&mut store, &component)?;
+    let run = instance.get_typed_func::<(u32,), (u32,)>(&mut store, "run")?;
+    Ok(run.call(&mut store, (7,))?.0)
+}
+
+/// Core modules that have something in them.
+fn modules(component: &[u8]) -> usize {
+    let body = component.strip_prefix(COMPONENT_HEAD).unwrap();
+    let sections = sections(body).unwrap().into_iter();
+    sections
+        .filter(|(id, content)| *id == 1 && content.as_ref() != MODULE_HEAD)
+        .count()
+}
+
+fn parsed(text: &str) -> Vec<u8> {
+    wat::parse_str(text).unwrap()
+}
+
+#[test]
+fn libraries_are_one_module_that_does_the_same() {
+    let component = parsed(LIBRARIES);
+    let merged = merge(&component).unwrap();
+    // (7 + 5) * 2 by name and by the table, two calls, a name of four.
+    assert_eq!(run(&component).unwrap(), 402_048);
+    assert_eq!(run(&merged).unwrap(), 402_048);
+    assert_eq!((modules(&component), modules(&merged)), (5, 2));
+    let again = merge(&merged);
+    assert!(again.is_none(), "what is one module is merged again");
+}
+
+#[test]
+fn a_table_of_merged_modules_is_filled_from_constants() {
+    let merged = merge(&parsed(LIBRARIES)).unwrap();
+    let body = merged.strip_prefix(COMPONENT_HEAD).unwrap();
+    let sections = sections(body).unwrap();
+    let largest = sections
+        .iter()
+        .filter(|(id, _)| *id == 1)
+        .max_by_key(|(_, content)| content.len());
+    let mut starts = Vec::new();
+    for payload in wasmparser::Parser::new(0).parse_all(&largest.unwrap().1) {
+        if let wasmparser::Payload::ElementSection(elements) = payload.unwrap() {
+            for element in elements {
+                let wasmparser::ElementKind::Active { offset_expr, .. } = element.unwrap().kind
+                else {
+                    panic!("an element segment is not active");
+                };
+                starts.push(offset_expr.get_operators_reader().read().unwrap());
+            }
+        }
+    }
+    assert!(
+        matches!(starts[..], [wasmparser::Operator::I32Const { value: 2 }]),
+        "{starts:?}"
+    );
+}
+
+/// Two modules, of which the second imports `item` of the first, within a component.
+fn two(first: &str, second: &str, more: &str) -> Vec<u8> {
+    parsed(&format!(
+        r#"(component
+            (core module $a {first})
+            (core module $b {second})
+            (core instance $a (instantiate $a))
+            (core instance $b (instantiate $b (with "a" (instance $a))))
+            {more}
+            (func (export "run") (param "n" u32) (result u32) (canon lift (core func $b "run"))))"#
+    ))
+}
+
+const FIRST: &str = r#"(func (export "f") (param i32) (result i32)
+    (i32.mul (local.get 0) (i32.const 3)))"#;
+const SECOND: &str = r#"(import "a" "f" (func $f (param i32) (result i32)))
+    (func (export "run") (param i32) (result i32) (call $f (local.get 0)))"#;
+
+#[test]
+fn what_cannot_be_merged_stays_as_it_is() {
+    assert_eq!(run(&merge(&two(FIRST, SECOND, "")).unwrap()).unwrap(), 21);
+    let start = format!("{FIRST} (func $s) (start $s)");
+    for (first, more) in [
+        (start.as_str(), ""),
+        (&format!("{FIRST} (rec (type (func)) (type (func)))"), ""),
+        (&format!("{FIRST} (type (struct))"), ""),
+        (FIRST, "(core instance (instantiate $a))"),
+        (FIRST, r#"(export "a" (core module $a))"#),
+        (
+            FIRST,
+            r#"(component (alias outer 1 $a (core module $outer))
+                (core instance (instantiate $outer)))"#,
+        ),
+        (
+            FIRST,
+            r#"(component $inner (import "m" (core module $m)) (core instance (instantiate $m)))
+               (instance (instantiate $inner (with "m" (core module $a))))"#,
+        ),
+        (
+            FIRST,
+            r#"(core module $d (func (export "drop") (param i32)))
+               (core instance $d (instantiate $d))
+               (type (resource (rep i32) (dtor (func $d "drop"))))"#,
+        ),
+    ] {
+        let component = two(first, SECOND, more);
+        assert!(merge(&component).is_none(), "{more} {first}");
+    }
+    // Core modules as such.
+    assert!(merge(&parsed("(module (memory 1))")).is_none());
+}
+
+#[test]
+fn a_module_behind_a_function_of_the_component_keeps_its_place() {
+    let third = format!("(core module $c {SECOND})");
+    let component = two(
+        FIRST,
+        SECOND,
+        &format!(
+            r#"{third}
+            (func $lifted (param "n" u32) (result u32) (canon lift (core func $a "f")))
+            (core func $lowered (canon lower (func $lifted)))
+            (core instance $f (export "f" (func $lowered)))
+            (core instance $c (instantiate $c (with "a" (instance $f))))"#
+        ),
+    );
+    let merged = merge(&component).unwrap();
+    assert_eq!((modules(&component), modules(&merged)), (3, 2));
+    assert_eq!(run(&merged).unwrap(), 21);
+}
+
+#[test]
+fn broken_components_are_left_to_the_compiler() {
+    let component = parsed(LIBRARIES);
+    for length in 0..component.len() {
+        merge(&component[..length]);
+    }
+    let mut changed = component.clone();
+    for at in 0..changed.len() {
+        let flipped = component[at] ^ 1;
+        for value in [0, 1, 0x7f, 0xff, component[at].wrapping_add(1), flipped] {
+            changed[at] = value;
+            let merged = merge(&changed);
+            // Some are compiled, too: the same as before, or refused.
+            if at % COMPILED_SHARE == 0
+                && value == flipped
+                && let Some(merged) = merged
+                && let (Ok(before), Ok(after)) = (run(&changed), run(&merged))
+            {
+                assert_eq!(before, after, "byte {at} is {value}");
+            }
+        }
+        changed[at] = component[at];
+    }
+}
