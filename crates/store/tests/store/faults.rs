@@ -1,14 +1,11 @@
 //! Faults of the store, of the network and of hosts: each is survived, or told in words.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::*;
 
 fn cache(dir: &std::path::Path) -> Arc<LayerCache> {
     Arc::new(LayerCache::open(dir.join("cache"), u64::MAX).unwrap())
@@ -407,7 +404,7 @@ async fn a_pull_that_is_killed_leaves_nothing_present_that_is_not() {
     let mut killed = 0;
     for least in [1, 60, 120] {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "pull_in_a_child_process"])
+            .args(["--exact", "faults::pull_in_a_child_process"])
             .env(CHILD_DIR, dir.path())
             .stdout(std::process::Stdio::null())
             .spawn()

@@ -1,14 +1,11 @@
 //! Chunks that a guest waits for, beside fills of whole layers, and what a host's end leaves.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::*;
 
 const CHUNKS: u64 = 100;
 

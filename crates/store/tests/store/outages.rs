@@ -1,13 +1,10 @@
 //! Stores that are slow, stop in the middle, or are not there.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::*;
 
 fn cache(dir: &std::path::Path) -> Arc<LayerCache> {
     Arc::new(LayerCache::open(dir.join("cache"), u64::MAX).unwrap())

@@ -1,14 +1,11 @@
 //! A file system of the cache that is full, or cannot be written.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use support::*;
 
 /// A file system of its own, unmounted at the end.
 struct Mount(PathBuf);

@@ -1,5 +1,4 @@
 //! Formats: golden files keep loading, and nothing that was changed does.
-#![allow(clippy::unwrap_used)]
 
 use jiffy_store::envelope::Header;
 use jiffy_store::pack::{PackWriter, TRAILER_BYTES, Trailer, decode_frame, encode_frame};

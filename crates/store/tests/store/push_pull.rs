@@ -1,13 +1,10 @@
 //! Push and pull: only what is lacking is moved, and what arrives is what was pushed.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::collections::HashSet;
 use std::fs;
 use std::sync::Arc;
-use support::*;
 
 #[tokio::test]
 async fn a_snapshot_comes_back_as_it_was_pushed() {

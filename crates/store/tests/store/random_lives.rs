@@ -1,15 +1,12 @@
 //! Hosts that push, pull, remove and collect at random on one store that fails at random: a
 //! snapshot that was pushed and not removed is always whole. Longer with
 //! `JIFFY_STORE_SOAK_SECONDS`.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::*;
 
 /// Numbers that look random, the same for one seed.
 struct Dice(u64);

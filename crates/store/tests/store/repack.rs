@@ -1,12 +1,9 @@
 //! Packs that are mostly dead are rewritten, and what is in use stays readable at every step.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::sync::Arc;
 use std::time::Duration;
-use support::*;
 
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,

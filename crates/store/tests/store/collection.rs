@@ -1,12 +1,9 @@
 //! Collection: what is not needed goes, what is needed stays, whatever happens meanwhile.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::sync::Arc;
 use std::time::Duration;
-use support::*;
 
 /// No grace: two collections remove what is not needed.
 const AT_ONCE: GcOptions = GcOptions {

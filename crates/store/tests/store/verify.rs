@@ -1,15 +1,12 @@
 //! Verification names what is not as it was written, in chunks, indexes, locations and manifests,
 //! and repair mends what a copy has.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::*;
 use jiffy_store::*;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use support::*;
 
 const SILENT: OnProgress<'static> = &|_, _, _| {};
 

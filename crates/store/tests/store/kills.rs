@@ -1,17 +1,14 @@
 //! Processes that push or collect are killed with SIGKILL at each of their requests. The clock of
 //! the store is an hour off that of the hosts, both ways.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::shifted::ShiftedStore;
+use crate::support::*;
 use jiffy_store::*;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::shifted::ShiftedStore;
-use support::*;
 
 /// Directory, work and number of the request at which the child is killed.
 const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_WORK", "JIFFY_KILL_AT"];
@@ -75,7 +72,7 @@ async fn work_in_a_child_process() {
 fn child(dir: &Path, work: &str, at: u64) -> bool {
     let values = [dir.to_str().unwrap(), work, &at.to_string()].map(str::to_owned);
     let ended = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "work_in_a_child_process"])
+        .args(["--exact", "kills::work_in_a_child_process"])
         .envs(CHILD.into_iter().zip(values))
         .stdout(Stdio::null())
         .status()

@@ -1,8 +1,6 @@
 //! Tenants: nothing of one can be read by another or by the owner of the bucket; keys can change.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
+use crate::support::{Fault, FaultyStore, quick};
 use jiffy_store::{Backend, BackendSettings, Keyring, SharedStore, StoreError, StoreUrl};
 use object_store::ObjectStore;
 use object_store::path::Path as Key;
@@ -11,7 +9,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Fault, FaultyStore, quick};
 
 fn keys(current: &str) -> Keyring {
     keys_of(current, &["k1", "k2"])
