@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 8;
 
 /// Item of a component.
 pub(super) enum Item<'a> {
-    /// What refers to nothing that moves.
+    /// Item that refers to nothing that moves.
     Other { section: u8, content: Vec<u8> },
     /// Instances of components: from here on functions of this one may be called.
     Instances(&'a [u8]),
@@ -42,7 +42,7 @@ pub(super) enum Item<'a> {
     Canon(CanonicalFunction),
 }
 
-/// What an item refers to.
+/// Reference of an item.
 #[derive(Clone, Copy)]
 pub(super) enum Reference {
     Instance(usize),

@@ -8,7 +8,7 @@ use wasmparser::{ConstExpr, FuncType, Name, Operator, TypeRef};
 
 type Reencoded<T> = Result<T, reencode::Error>;
 
-/// What an import of a member is.
+/// Target of a member's import.
 #[derive(Clone, Copy)]
 pub(super) enum ImportTarget {
     /// Item of the list of what the linked module imports.

@@ -1,4 +1,4 @@
-//! Which core modules are merged, and what comes before and behind them.
+//! Choice of the core modules that are merged, and order of all around them.
 
 use super::core_module::{CoreModule, Result, Unmergeable, kind_number, kind_of};
 use super::items::{Item, Items, Reference, wide};
@@ -10,7 +10,7 @@ use wasmparser::{CanonicalFunction, Instance};
 /// Steps that finding what imports are may take, for all of them together.
 const MAX_STEPS: usize = 10_000_000;
 
-/// Where an item stands to the merged modules.
+/// Place of an item beside the merged modules.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
     /// Needs none of them.

@@ -7,8 +7,8 @@ use wasmtime::{Engine, Store};
 const COMPILED_SHARE: usize = 31;
 
 /// Component as linkers of languages with libraries make it: `env` has memory, table, and globals
-/// that say where each library lies; `lib` puts its functions into the table; `app` finds them there
-/// and by name; the host's function writes to memory, so that it comes by way of a table that is
+/// that say where each library lies; `lib` puts its functions into the table; `app` finds them
+/// there and by name; the host's function writes to memory, so that it comes by way of a table that is
 /// filled last.
 const LIBRARIES: &str = r#"(component
   (type $named (func (param "name" string) (result u32)))
@@ -89,7 +89,7 @@ const LIBRARIES: &str = r#"(component
   (core instance (instantiate $fixups (with "" (instance $fixed))))
   (func (export "run") (param "n" u32) (result u32) (canon lift (core func $app "run"))))"#;
 
-/// What `run` returns for 7.
+/// Returns the answer of `run` to 7.
 fn run(component: &[u8]) -> wasmtime::Result<u32> {
     let engine = Engine::default();
     let component = Component::from_binary(&engine, component)?;

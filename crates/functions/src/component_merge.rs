@@ -28,7 +28,7 @@ use plan::Plan;
 /// Returns a component that does the same with fewer core modules, or none where there are no two
 /// that can be merged.
 pub(crate) fn merge(component: &[u8]) -> Option<Vec<u8>> {
-    // What is not understood stays as it is: the compiler tells what is wrong with it.
+    // One that is not understood stays as it is: the compiler tells what is wrong with it.
     let items = Items::parse(component).ok()?;
     let modules = parsed_modules(&items);
     let plan = Plan::make(&items, &modules).ok().flatten()?;
