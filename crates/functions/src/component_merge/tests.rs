@@ -8,8 +8,8 @@ const COMPILED_SHARE: usize = 31;
 
 /// Component as linkers of languages with libraries make it: `env` has memory, table, and globals
 /// that say where each library lies; `lib` puts its functions into the table; `app` finds them
-/// there and by name; the host's function writes to memory, so that it comes by way of a table that is
-/// filled last.
+/// there and by name; the host's function writes to memory, so that it comes by way of a table that
+/// is filled last.
 const LIBRARIES: &str = r#"(component
   (type $named (func (param "name" string) (result u32)))
   (import "named" (func $named (type $named)))
