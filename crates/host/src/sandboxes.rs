@@ -24,6 +24,7 @@ mod list_order;
 mod lookup;
 mod names;
 mod observe;
+mod owner_ages;
 mod owner_usage;
 mod pause_resume;
 mod pool;
@@ -49,7 +50,7 @@ pub use concerns::{
 pub use create::{CreateSpec, Prefetch, SandboxSource};
 pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
-pub use list_order::{ListOrder, ListPosition};
+pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
 pub use restart::MAX_RESTART_GRACE;
@@ -425,7 +426,7 @@ impl<E: Engine> SandboxIndex<'_, E> {
     /// Ids of the sandboxes of a key that were not killed.
     pub fn of_owner(self, owner: &str) -> Vec<String> {
         let owners = self.0.indexes.owners.lock();
-        owners.of(owner).map(str::to_owned).collect()
+        owners.of(owner).map(SmolStr::to_string).collect()
     }
 
     /// The sandbox, alive, whose agent's token fits. Looks at every one.

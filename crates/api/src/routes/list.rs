@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
-use jiffy_host::{ListOrder, SandboxRecord};
+use jiffy_host::{ListOrder, ListedSandboxes, SandboxRecord};
 use std::collections::BTreeMap;
 
 /// States that can be asked for.
@@ -71,7 +71,16 @@ fn found<E: Engine>(
             named.retain(|r| wanted(r));
             named
         }
-        _ => app.sandboxes.index().in_order(order, limit, wanted),
+        _ => {
+            let is_of = |state| filter.states.contains(&state);
+            let listed = match caller.bounds() {
+                _ if filter.states == ["running"] => ListedSandboxes::Running,
+                Some(owner) if !is_of("killed") => ListedSandboxes::OfOwner(owner),
+                _ => ListedSandboxes::All,
+            };
+            let index = app.sandboxes.index();
+            index.in_order(listed, order, limit, wanted)
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::{Engine, is_reserved};
-use jiffy_host::{ListOrder, SnapshotRecord};
+use jiffy_host::{ListOrder, ListedSnapshots, SnapshotRecord};
 use serde::Deserialize;
 
 /// Longest name.
@@ -105,7 +105,12 @@ fn of_sandbox<E: Engine>(
         // The beginning of an id, to a caller who knows no more of it.
         Err(_) if caller.only_reads() => {
             let of_it = |s: &SnapshotRecord| caller.shown_id(&s.sandbox) == caller.shown_id(id);
-            Ok(snapshots.in_order(&ListOrder::default(), usize::MAX, of_it))
+            Ok(snapshots.in_order(
+                ListedSnapshots::All,
+                &ListOrder::default(),
+                usize::MAX,
+                of_it,
+            ))
         }
         Err(_) => Ok(snapshots.taken_of(id)),
     }
@@ -140,7 +145,14 @@ pub(super) async fn list<E: Engine>(
             found.retain(wanted);
             found
         }
-        (None, None) => snapshots.in_order(&page.order(), page.needed(), wanted),
+        (None, None) => {
+            let listed = match (everything, caller.bounds()) {
+                (true, _) => ListedSnapshots::All,
+                (false, Some(owner)) => ListedSnapshots::AskedBy(owner),
+                (false, None) => ListedSnapshots::Asked,
+            };
+            snapshots.in_order(listed, &page.order(), page.needed(), wanted)
+        }
     };
     let (found, next) = page.cut(found, place);
     let shown = found.iter().map(|s| Snapshot::new(&app, &caller, s));

@@ -3,6 +3,7 @@
 use super::id_groups::{IdGroups, SnapshotUsers};
 use super::list_order::SharedPosition;
 use super::names::SandboxNames;
+use super::owner_ages::OwnerAges;
 use crate::records::{SandboxRecord, SandboxState};
 use parking_lot::Mutex;
 use smol_str::SmolStr;
@@ -24,8 +25,8 @@ pub(crate) struct EntryIndexes {
     pub killed: Mutex<BTreeSet<SharedPosition>>,
     /// Those that run.
     pub running: Mutex<BTreeSet<SmolStr>>,
-    /// Those that are not killed, by their owner, if they have one.
-    pub owners: Mutex<IdGroups>,
+    /// Those that are not killed, by their owner, if they have one, and age.
+    pub owners: Mutex<OwnerAges>,
     /// Numbers of them by the word for their state.
     pub states: Mutex<BTreeMap<&'static str, usize>>,
 }
@@ -44,6 +45,8 @@ impl EntryIndexes {
         let named = records.clone();
         let named = named.filter_map(|(id, r)| Some((held_by(r)?, &r.settings.owner, id)));
         let running = records.clone().filter(|(_, r)| runs(r));
+        let owned = records.clone();
+        let owned = owned.map(|(id, r)| (owned_by(r), r.created_ms, id));
         let mut states = BTreeMap::new();
         for (_, record) in records.clone() {
             *states.entry(record.state.name()).or_insert(0) += 1;
@@ -55,7 +58,7 @@ impl EntryIndexes {
             deadlines: positions(ends_at),
             killed: positions(killed_at),
             running: Mutex::new(running.map(|(id, _)| id.clone()).collect()),
-            owners: Mutex::new(groups(owned_by)),
+            owners: Mutex::new(owned.collect()),
             states: Mutex::new(states),
         }
     }
@@ -69,7 +72,9 @@ impl EntryIndexes {
         if runs(record) {
             self.running.lock().insert(id.clone());
         }
-        self.owners.lock().add(owned_by(record), id);
+        let mut owners = self.owners.lock();
+        owners.add(owned_by(record), record.created_ms, id);
+        drop(owners);
         self.count_state(None, Some(record.state.name()));
     }
 
@@ -89,8 +94,8 @@ impl EntryIndexes {
         }
         if owned_by(before) != owned_by(now) {
             let mut owners = self.owners.lock();
-            owners.take(owned_by(before), id);
-            owners.add(owned_by(now), id);
+            owners.take(owned_by(before), before.created_ms, id);
+            owners.add(owned_by(now), now.created_ms, id);
         }
         self.count_state(Some(before.state.name()), Some(now.state.name()));
     }
@@ -107,7 +112,9 @@ impl EntryIndexes {
         if runs(record) {
             self.running.lock().remove(id);
         }
-        self.owners.lock().take(owned_by(record), id);
+        let mut owners = self.owners.lock();
+        owners.take(owned_by(record), record.created_ms, id);
+        drop(owners);
         self.count_state(Some(record.state.name()), None);
     }
 

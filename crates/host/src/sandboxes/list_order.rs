@@ -7,6 +7,9 @@ use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+/// Items of an owner's list that are looked at together.
+const LIST_PART: usize = 64;
+
 /// Position of an item in a list: the moment of its creation, in milliseconds since 1970, and its
 /// id.
 pub type ListPosition = (u64, String);
@@ -40,21 +43,79 @@ impl ListOrder {
     }
 }
 
+/// Sandboxes that a list is made of. What comes from an index of few costs little on a host that
+/// has many.
+#[derive(Debug, Clone, Copy)]
+pub enum ListedSandboxes<'a> {
+    /// All, also those that were killed.
+    All,
+    /// Those that run.
+    Running,
+    /// Those of an owner that were not killed.
+    OfOwner(&'a str),
+}
+
+/// Snapshots that a list is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum ListedSnapshots<'a> {
+    /// All, also those of templates and of sandboxes that sleep.
+    All,
+    /// Those that were asked for.
+    Asked,
+    /// Those that an owner asked for.
+    AskedBy(&'a str),
+}
+
 impl<E: Engine> SandboxIndex<'_, E> {
-    /// The first `limit` sandboxes that are `wanted`, also of those that were killed. Looks at no
-    /// more than that takes, and copies only what it returns.
+    /// The first `limit` sandboxes that are `wanted`. Looks at no more than that takes, and copies
+    /// only what it returns.
     pub fn in_order(
         self,
+        listed: ListedSandboxes<'_>,
         order: &ListOrder,
         limit: usize,
         wanted: impl Fn(&SandboxRecord) -> bool,
     ) -> Vec<SandboxRecord> {
+        let indexes = &self.0.indexes;
         let entries = self.0.entries.lock();
-        let ages = self.0.indexes.ages.lock();
         // One that is being made or removed has no entry.
-        let found = order.of(&ages).filter_map(|(_, id)| entries.get(id));
-        let found = found.filter_map(|entry| entry.look(|r| wanted(r).then(|| r.clone())));
-        found.take(limit).collect()
+        let look = |id: &SmolStr| {
+            let entry = entries.get(id)?;
+            entry.look(|r| wanted(r).then(|| r.clone()))
+        };
+        let first = |positions: &BTreeSet<SharedPosition>| {
+            let found = order.of(positions).filter_map(|(_, id)| look(id));
+            found.take(limit).collect()
+        };
+        match listed {
+            ListedSandboxes::All => first(&indexes.ages.lock()),
+            ListedSandboxes::Running => {
+                let running = indexes.running.lock().clone();
+                let positions = running.into_iter().filter_map(|id| {
+                    let created_ms = entries.get(&id)?.look(|r| r.created_ms);
+                    Some((created_ms, id))
+                });
+                first(&positions.collect())
+            }
+            ListedSandboxes::OfOwner(owner) => {
+                let mut order = order.clone();
+                let mut found = Vec::new();
+                // In parts: a record changes under its own lock, and the index under that.
+                while found.len() < limit {
+                    let owners = indexes.owners.lock();
+                    let part = owners.in_order(owner, &order).take(LIST_PART);
+                    let part: Vec<_> = part.map(|(ms, id)| (ms, id.clone())).collect();
+                    drop(owners);
+                    let Some((ms, id)) = part.last() else {
+                        break;
+                    };
+                    order.after = Some((*ms, id.to_string()));
+                    let wanted = part.iter().filter_map(|(_, id)| look(id));
+                    found.extend(wanted.take(limit - found.len()));
+                }
+                found
+            }
+        }
     }
 }
 
@@ -74,12 +135,13 @@ impl<E: Engine> Snapshots<'_, E> {
     /// only what it returns.
     pub fn in_order(
         self,
+        listed: ListedSnapshots<'_>,
         order: &ListOrder,
         limit: usize,
         wanted: impl Fn(&SnapshotRecord) -> bool,
     ) -> Vec<SnapshotRecord> {
         let snapshots = self.0.snapshot_index.lock();
-        let found = snapshots.in_order(order).filter(|s| wanted(s));
+        let found = snapshots.in_order(listed, order).filter(|s| wanted(s));
         found.take(limit).cloned().collect()
     }
 }

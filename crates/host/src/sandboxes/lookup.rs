@@ -1,7 +1,7 @@
 //! Finding sandboxes and snapshots by id, and holding on to snapshots.
 
 use super::entry::SandboxEntry;
-use super::list_order::ListOrder;
+use super::list_order::{ListOrder, ListedSnapshots};
 use super::{OperationError, SandboxesInner, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
 use jiffy_engine::Engine;
@@ -103,7 +103,12 @@ impl<E: Engine> Snapshots<'_, E> {
     /// from, at a cost of their number.
     pub fn list(self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
         let Some(id) = sandbox else {
-            return Ok(self.in_order(&ListOrder::default(), usize::MAX, |_| true));
+            return Ok(self.in_order(
+                ListedSnapshots::All,
+                &ListOrder::default(),
+                usize::MAX,
+                |_| true,
+            ));
         };
         let record = self.0.entry(id)?.record();
         let lineage = self.lineage(record.snapshot.as_deref());

@@ -1,7 +1,8 @@
 //! Snapshots of a host in memory, found by everything that asks for them.
 
 use super::id_groups::{IdGroups, sort_by_text};
-use super::list_order::{ListOrder, SharedPosition};
+use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};
+use super::owner_ages::OwnerAges;
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,9 @@ pub(crate) struct SnapshotIndex {
     /// Those that have an owner.
     by_owner: IdGroups,
     by_age: BTreeSet<SharedPosition>,
+    /// Those of them that lists show: many more are of templates and of sandboxes that sleep.
+    asked_by_age: BTreeSet<SharedPosition>,
+    asked_by_owner: OwnerAges,
     /// Disk space of all together.
     bytes: u64,
 }
@@ -28,6 +32,10 @@ fn sought_fingerprint(record: &SnapshotRecord) -> Option<&str> {
     let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
     let sought = purposes.contains(&record.purpose);
     sought.then_some(&*record.fingerprint)
+}
+
+fn is_asked(record: &SnapshotRecord) -> bool {
+    record.purpose == SnapshotPurpose::Asked && record.kept
 }
 
 impl SnapshotIndex {
@@ -46,6 +54,11 @@ impl SnapshotIndex {
         self.by_sandbox.add(Some(&record.sandbox), &id);
         self.by_owner.add(record.owner.as_deref(), &id);
         self.by_age.insert((record.created_ms, id.clone()));
+        if is_asked(&record) {
+            self.asked_by_age.insert((record.created_ms, id.clone()));
+            let owner = record.owner.as_deref();
+            self.asked_by_owner.add(owner, record.created_ms, &id);
+        }
         self.bytes = self.bytes.saturating_add(record.bytes);
         self.records.insert(id, Box::new(record));
     }
@@ -59,7 +72,11 @@ impl SnapshotIndex {
         self.by_sandbox.take(Some(&record.sandbox), &id);
         self.by_owner.take(record.owner.as_deref(), &id);
         self.bytes = self.bytes.saturating_sub(record.bytes);
-        self.by_age.remove(&(record.created_ms, id));
+        let owner = record.owner.as_deref();
+        self.asked_by_owner.take(owner, record.created_ms, &id);
+        let position = (record.created_ms, id);
+        self.asked_by_age.remove(&position);
+        self.by_age.remove(&position);
         Some(*record)
     }
 
@@ -102,12 +119,18 @@ impl SnapshotIndex {
         ids.filter_map(|id| self.get(id))
     }
 
-    /// All of them by age and id, from a position on.
+    /// Those of a list by age and id, from a position on.
     pub fn in_order<'a>(
         &'a self,
+        listed: ListedSnapshots<'_>,
         order: &'a ListOrder,
     ) -> impl Iterator<Item = &'a SnapshotRecord> {
-        let positions = order.of(&self.by_age);
+        let of = |positions| order.of(positions).map(|(ms, id)| (*ms, id));
+        let positions: Box<dyn Iterator<Item = (u64, &SmolStr)>> = match listed {
+            ListedSnapshots::All => Box::new(of(&self.by_age)),
+            ListedSnapshots::Asked => Box::new(of(&self.asked_by_age)),
+            ListedSnapshots::AskedBy(owner) => self.asked_by_owner.in_order(owner, order),
+        };
         positions.filter_map(|(_, id)| self.get(id))
     }
 
@@ -159,6 +182,9 @@ impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
             pairs.collect::<IdGroups>()
         };
         let ages = records.iter().map(|(id, r)| (r.created_ms, id.clone()));
+        let asked = records.iter().filter(|(_, r)| is_asked(r));
+        let asked_ages = asked.clone().map(|(id, r)| (r.created_ms, id.clone()));
+        let asked_by_owner = asked.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
         let bytes = records.iter().map(|(_, record)| record.bytes);
         let mut this = Self {
             by_parent: group(|s| s.parent.as_deref()),
@@ -167,6 +193,8 @@ impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
             by_sandbox: group(|s| Some(&s.sandbox)),
             by_owner: group(|s| s.owner.as_deref()),
             by_age: ages.collect(),
+            asked_by_age: asked_ages.collect(),
+            asked_by_owner: asked_by_owner.collect(),
             bytes: bytes.fold(0, u64::saturating_add),
             records: BTreeMap::new(),
         };

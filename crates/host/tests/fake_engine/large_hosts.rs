@@ -6,8 +6,8 @@ use crate::fake;
 use fake::{Bench, until};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{
-    HostOptions, Journal, JournalChange, ListOrder, SandboxRecord, SandboxSettings, SandboxState,
-    SnapshotPurpose, SnapshotRecord,
+    HostOptions, Journal, JournalChange, ListOrder, ListedSandboxes, ListedSnapshots,
+    SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose, SnapshotRecord,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,6 +18,13 @@ use std::time::Duration;
 const NUMBER: u64 = 2000;
 /// Items of a page.
 const PAGE: usize = 10;
+/// Key that has one in so many of them.
+const OWNER: &str = "few";
+const OWNER_SHARE: u64 = 100;
+
+fn owner_of(at: u64) -> Option<String> {
+    at.is_multiple_of(OWNER_SHARE).then(|| OWNER.to_owned())
+}
 
 fn snapshot(at: u64) -> SnapshotRecord {
     SnapshotRecord {
@@ -25,7 +32,7 @@ fn snapshot(at: u64) -> SnapshotRecord {
         name: None,
         purpose: SnapshotPurpose::Asked,
         sandbox: format!("sandbox{at}"),
-        owner: None,
+        owner: owner_of(at),
         env: BTreeMap::new(),
         site: Default::default(),
         template: "base".to_owned(),
@@ -51,7 +58,10 @@ fn sandbox(at: u64) -> SandboxRecord {
         template: "base".to_owned(),
         size: SandboxSize::default(),
         env: BTreeMap::new(),
-        settings: SandboxSettings::default(),
+        settings: SandboxSettings {
+            owner: owner_of(at),
+            ..SandboxSettings::default()
+        },
         deadline_ms: None,
         agent_token: None,
         traffic_token: None,
@@ -90,14 +100,18 @@ async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
             let order = ListOrder { descending, after };
             let looks = Cell::new(0);
             let count = || looks.set(looks.get() + 1);
-            let sandboxes = host.index().in_order(&order, PAGE, |_| {
-                count();
-                true
-            });
-            let snapshots = host.snapshots().in_order(&order, PAGE, |_| {
-                count();
-                true
-            });
+            let sandboxes = host
+                .index()
+                .in_order(ListedSandboxes::All, &order, PAGE, |_| {
+                    count();
+                    true
+                });
+            let snapshots = host
+                .snapshots()
+                .in_order(ListedSnapshots::All, &order, PAGE, |_| {
+                    count();
+                    true
+                });
             assert_eq!((sandboxes.len(), snapshots.len()), (PAGE, PAGE));
             assert_eq!(looks.get(), 2 * PAGE);
             let first = match (descending, &order.after) {
@@ -111,6 +125,53 @@ async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
     }
     let of_one = host.snapshots().list(Some("sandbox7")).unwrap();
     assert_eq!(of_one, [snapshot(7)]);
+}
+
+#[tokio::test]
+async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
+    let host = large().open().await;
+    let looks = Cell::new(0);
+    let count = || looks.set(looks.get() + 1);
+    for descending in [false, true] {
+        let (mut after, mut behind) = (None, None);
+        let mut seen = Vec::new();
+        for length in [PAGE, PAGE, 0] {
+            let order = ListOrder { descending, after };
+            let of_owner = ListedSandboxes::OfOwner(OWNER);
+            let sandboxes = host.index().in_order(of_owner, &order, PAGE, |_| {
+                count();
+                true
+            });
+            after = sandboxes.last().map(|s| (s.created_ms, s.id.clone()));
+            let asked = ListedSnapshots::AskedBy(OWNER);
+            let order = ListOrder {
+                descending,
+                after: behind,
+            };
+            let snapshots = host.snapshots().in_order(asked, &order, PAGE, |_| {
+                count();
+                true
+            });
+            assert_eq!((sandboxes.len(), snapshots.len()), (length, length));
+            assert_eq!(looks.take(), 2 * length);
+            let ages = sandboxes.iter().map(|s| s.created_ms);
+            assert!(ages.eq(snapshots.iter().map(|s| s.created_ms)));
+            seen.extend(snapshots.iter().map(|s| s.created_ms));
+            behind = snapshots.last().map(|s| (s.created_ms, s.id.clone()));
+        }
+        if descending {
+            seen.reverse();
+        }
+        let own = (0..NUMBER).filter(|at| owner_of(*at).is_some());
+        assert!(seen.into_iter().eq(own));
+    }
+    let order = ListOrder::default();
+    let running = ListedSandboxes::Running;
+    let found = host.index().in_order(running, &order, usize::MAX, |_| {
+        count();
+        true
+    });
+    assert_eq!((found.len(), looks.get()), (0, 0));
 }
 
 #[tokio::test]

@@ -1,0 +1,115 @@
+//! Ids of each owner by age.
+
+use super::list_order::{ListOrder, ListPosition};
+use smol_str::SmolStr;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+/// Owner, moment of creation in milliseconds since 1970, id.
+type OwnedPosition = (SmolStr, u64, SmolStr);
+
+/// Ids by their owner, and of each in the order of their creation, so that a page of one owner's
+/// list costs the same whatever others have.
+#[derive(Debug, Default)]
+pub(crate) struct OwnerAges(BTreeSet<OwnedPosition>);
+
+fn position(owner: Option<&str>, created_ms: u64, id: &SmolStr) -> Option<OwnedPosition> {
+    let owner = owner.filter(|owner| !owner.is_empty())?;
+    Some((SmolStr::new(owner), created_ms, id.clone()))
+}
+
+impl OwnerAges {
+    /// Adds an id, if it has an owner.
+    pub fn add(&mut self, owner: Option<&str>, created_ms: u64, id: &SmolStr) {
+        self.0.extend(position(owner, created_ms, id));
+    }
+
+    pub fn take(&mut self, owner: Option<&str>, created_ms: u64, id: &SmolStr) {
+        if let Some(position) = position(owner, created_ms, id) {
+            self.0.remove(&position);
+        }
+    }
+
+    /// Ids of `owner`, oldest first.
+    pub fn of(&self, owner: &str) -> impl Iterator<Item = &SmolStr> {
+        let all = self.0.range(range(owner, false, None));
+        all.map(|(_, _, id)| id)
+    }
+
+    /// Moments and ids of `owner` in this order. Costs as much as is taken of them.
+    pub fn in_order<'a>(
+        &'a self,
+        owner: &str,
+        order: &ListOrder,
+    ) -> Box<dyn Iterator<Item = (u64, &'a SmolStr)> + 'a> {
+        let range = self
+            .0
+            .range(range(owner, order.descending, order.after.as_ref()));
+        let found = range.map(|(_, created_ms, id)| (*created_ms, id));
+        match order.descending {
+            true => Box::new(found.rev()),
+            false => Box::new(found),
+        }
+    }
+}
+
+/// Range of an owner, without what comes before `after` in the order of the list.
+fn range(
+    owner: &str,
+    descending: bool,
+    after: Option<&ListPosition>,
+) -> (Bound<OwnedPosition>, Bound<OwnedPosition>) {
+    let edge = |owner: &str| (SmolStr::new(owner), 0, SmolStr::default());
+    // The next text in order.
+    let following = format!("{owner}\0");
+    let all = (
+        Bound::Included(edge(owner)),
+        Bound::Excluded(edge(&following)),
+    );
+    let after = after.map(|(ms, id)| Bound::Excluded((SmolStr::new(owner), *ms, SmolStr::new(id))));
+    match (after, descending) {
+        (None, _) => all,
+        (Some(after), true) => (all.0, after),
+        (Some(after), false) => (after, all.1),
+    }
+}
+
+impl<'a> FromIterator<(Option<&'a str>, u64, &'a SmolStr)> for OwnerAges {
+    fn from_iter<T: IntoIterator<Item = (Option<&'a str>, u64, &'a SmolStr)>>(all: T) -> Self {
+        let all = all.into_iter();
+        Self(
+            all.filter_map(|(owner, ms, id)| position(owner, ms, id))
+                .collect(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_an_owner_has_its_own_in_either_order_from_a_position_on() {
+        let ids = ["a", "b", "c", "d"].map(SmolStr::new);
+        let owners = [Some("k"), Some("k\0"), Some("k"), None];
+        let mut ages: OwnerAges = (1..)
+            .zip(owners.iter().zip(&ids))
+            .map(|(ms, (owner, id))| (*owner, ms, id))
+            .collect();
+        ages.add(Some("k"), 3, &SmolStr::new("e"));
+        ages.add(Some("j"), 3, &SmolStr::new("f"));
+        let listed = |ages: &OwnerAges, descending, after: Option<(u64, &str)>| -> String {
+            let after = after.map(|(ms, id)| (ms, id.to_owned()));
+            let order = ListOrder { descending, after };
+            ages.in_order("k", &order).map(|(_, id)| &**id).collect()
+        };
+        assert_eq!(listed(&ages, false, None), "ace");
+        assert_eq!(listed(&ages, true, None), "eca");
+        assert_eq!(listed(&ages, false, Some((3, "c"))), "e");
+        assert_eq!(listed(&ages, true, Some((3, "c"))), "a");
+        assert_eq!(listed(&ages, true, Some((0, ""))), "");
+        ages.take(Some("k"), 3, &SmolStr::new("c"));
+        assert_eq!(listed(&ages, false, None), "ae");
+        assert_eq!(ages.of("k").count(), 2);
+    }
+}
