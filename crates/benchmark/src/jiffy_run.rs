@@ -10,6 +10,8 @@ use tokio::process::Command;
 
 /// Time between two looks at a warm pool that fills.
 const POOL_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time before each run, as nobody types faster: removals and refills of the one before are over.
+const PAUSE: Duration = Duration::from_secs(1);
 /// Sandboxes in the warm pool.
 const POOL_SIZE: u64 = 2;
 
@@ -59,7 +61,8 @@ pub async fn run(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::Re
         name: "run",
         method: "the command `jiffy run -- echo hello`, from before its process is created to \
             after it has exited; a sandbox of the daemon, and the network of one that has none, \
-            are removed behind the answer; before a run out of the warm pool (2) one waits there",
+            are removed behind the answer; a second between runs; before a run out of the warm pool \
+            (2) both wait there",
         limits: "the first run on a host, which unpacks the kernel and builds the template; several at once",
         not_available: vec![
             "KVM exits and page faults of a run: not available: the process ends with it (`boot`, \
@@ -89,6 +92,7 @@ async fn samples(
             while origin == GuestOrigin::WarmPool && daemon.pool_ready().await? < POOL_SIZE {
                 tokio::time::sleep(POOL_POLL_INTERVAL).await;
             }
+            tokio::time::sleep(PAUSE).await;
             let took = once(origin).await?;
             if round >= warm_up {
                 samples.push(took);

@@ -25,6 +25,7 @@ mod push;
 mod readers;
 mod remote;
 mod repair;
+mod s3;
 mod snapshot_names;
 mod source;
 mod stall_clock;

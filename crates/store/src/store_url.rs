@@ -1,17 +1,12 @@
 //! Address of a store.
 
 use crate::directory_store::DirectoryStore;
-use crate::{Backend, BackendSettings, StoreError};
-use object_store::aws::AmazonS3Builder;
+use crate::{Backend, BackendSettings, StoreError, s3};
 use object_store::path::Path;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Address of a store: `s3://BUCKET/PREFIX` or `file:///PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,35 +90,9 @@ impl StoreUrl {
             Self::S3 { bucket, prefix } => {
                 let url = format!("s3://{bucket}/{prefix}");
                 let prefix = Path::parse(prefix).map_err(|e| refused(url.clone(), &e))?;
-                let store = s3(bucket).map_err(|e| refused(url, &e))?;
+                let store = s3::open(bucket).map_err(|e| refused(url, &e))?;
                 Ok(Backend::new(store, prefix, settings))
             }
         }
     }
-}
-
-fn s3(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
-    // An error means that another provider is installed, which serves as well.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = ClientOptions::new()
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        // The backend has its own: a slow answer may take its time while bytes arrive.
-        .with_timeout_disabled();
-    // Options go first: what the environment says of them (AWS_ALLOW_HTTP) holds.
-    let mut builder = AmazonS3Builder::new().with_client_options(client);
-    for (name, value) in std::env::vars() {
-        let key = name
-            .strip_prefix("AWS_")
-            .and_then(|_| name.to_ascii_lowercase().parse().ok());
-        if let Some(key) = key {
-            builder = builder.with_config(key, value);
-        }
-    }
-    // The backend makes requests again itself: it counts them, and knows the deadline.
-    let retry = RetryConfig {
-        max_retries: 0,
-        ..RetryConfig::default()
-    };
-    let store = builder.with_bucket_name(bucket).with_retry(retry).build()?;
-    Ok(Arc::new(store))
 }

@@ -1,0 +1,44 @@
+//! Client of an S3 server.
+
+use object_store::ObjectStore;
+use std::sync::Arc;
+
+#[cfg(feature = "s3")]
+pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+    use object_store::aws::AmazonS3Builder;
+    use object_store::{ClientOptions, RetryConfig};
+
+    const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+    // An error means that another provider is installed, which serves as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = ClientOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        // The backend has its own: a slow answer may take its time while bytes arrive.
+        .with_timeout_disabled();
+    // Options go first: what the environment says of them (AWS_ALLOW_HTTP) holds.
+    let mut builder = AmazonS3Builder::new().with_client_options(client);
+    for (name, value) in std::env::vars() {
+        let key = name
+            .strip_prefix("AWS_")
+            .and_then(|_| name.to_ascii_lowercase().parse().ok());
+        if let Some(key) = key {
+            builder = builder.with_config(key, value);
+        }
+    }
+    // The backend makes requests again itself: it counts them, and knows the deadline.
+    let retry = RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    };
+    let store = builder.with_bucket_name(bucket).with_retry(retry).build()?;
+    Ok(Arc::new(store))
+}
+
+/// Refuses: what only reads the formats of a store is compiled without its client.
+#[cfg(not(feature = "s3"))]
+pub(crate) fn open(_bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+    Err(object_store::Error::NotImplemented {
+        operation: "S3".to_owned(),
+        implementer: "a build without the feature `s3`".to_owned(),
+    })
+}
