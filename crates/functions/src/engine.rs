@@ -24,6 +24,11 @@ pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 pub(crate) const MAX_CORE_INSTANCES: u32 = 32;
 pub(crate) const MAX_MEMORIES: u32 = 4;
 pub(crate) const MAX_TABLES: u32 = 16;
+/// Memories and tables that one core module may define.
+pub(crate) const MAX_MODULE_MEMORIES: u32 = 1;
+pub(crate) const MAX_MODULE_TABLES: u32 = 4;
+/// Largest record of a core instance in bytes, beside its memory and tables.
+pub(crate) const MAX_INSTANCE_BYTES: usize = 1 << 20;
 
 /// Number that changes with what this package does to modules before and after their compilation,
 /// so that functions are compiled anew.
@@ -97,8 +102,9 @@ fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
         .max_core_instances_per_component(MAX_CORE_INSTANCES)
         .max_memories_per_component(MAX_MEMORIES)
         .max_tables_per_component(MAX_TABLES)
-        .max_memories_per_module(1)
-        .max_tables_per_module(4)
+        .max_memories_per_module(MAX_MODULE_MEMORIES)
+        .max_tables_per_module(MAX_MODULE_TABLES)
+        .max_core_instance_size(MAX_INSTANCE_BYTES)
         .table_elements(MAX_TABLE_ELEMENTS)
         .max_memory_size(usize::try_from(MAX_FUNCTION_MEMORY_MIB).unwrap_or(512) << 20);
     pool

@@ -1,10 +1,18 @@
 //! Several core modules made one: what one of them imports from another is a reference within.
 
 use super::core_module::{CoreModule, KINDS, Result, Unmergeable, kind_of, narrow};
+use super::items::wide;
+use crate::engine::{MAX_INSTANCE_BYTES, MAX_MODULE_MEMORIES, MAX_MODULE_TABLES};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use wasm_encoder::reencode::{self, Reencode};
-use wasmparser::{ConstExpr, FuncType, Name, Operator, TypeRef};
+use wasmparser::{ConstExpr, ElementItems, FuncType, Name, Operator, TypeRef};
+
+/// At most what Wasmtime keeps in an instance for each function that is imported, exported or in an
+/// element segment, for each global, and for the rest.
+const REFERENCE_BYTES: usize = 32;
+const GLOBAL_BYTES: usize = 16;
+const OTHER_INSTANCE_BYTES: usize = 64 << 10;
 
 type Reencoded<T> = Result<T, reencode::Error>;
 
@@ -185,6 +193,7 @@ impl Linker {
             self.add(at, member.module)?;
             has_data_count |= member.module.has_data_count;
         }
+        self.check_limits(members, externals, exports.len())?;
         let mut export_section = wasm_encoder::ExportSection::new();
         for export in exports {
             let number = self.number_of(export.member, export.kind, export.index)?;
@@ -217,6 +226,27 @@ impl Linker {
             module.section(&names);
         }
         Ok(module.finish())
+    }
+
+    /// Fails where the members are within limits that they would exceed together.
+    fn check_limits(&self, members: &[Member<'_>], externals: usize, exports: usize) -> Result<()> {
+        let mut references = externals + exports;
+        for elements in members
+            .iter()
+            .filter_map(|member| member.module.elements.as_ref())
+        {
+            for element in elements.clone() {
+                references += match element?.items {
+                    ElementItems::Functions(functions) => wide(functions.count()),
+                    ElementItems::Expressions(_, expressions) => wide(expressions.count()),
+                };
+            }
+        }
+        let bytes = references * REFERENCE_BYTES + self.constants.len() * GLOBAL_BYTES;
+        let is_within = self.memories.len() <= MAX_MODULE_MEMORIES
+            && self.tables.len() <= MAX_MODULE_TABLES
+            && bytes < MAX_INSTANCE_BYTES - OTHER_INSTANCE_BYTES;
+        if is_within { Ok(()) } else { Err(Unmergeable) }
     }
 
     fn add_types(&mut self, members: &[Member<'_>]) -> Result<()> {

@@ -203,6 +203,16 @@ fn what_cannot_be_merged_stays_as_it_is() {
         let component = two(first, SECOND, more);
         assert!(merge(&component).is_none(), "{more} {first}");
     }
+    // Modules that are within limits, and would not be together.
+    let tables = "(table 1 funcref)".repeat(3);
+    let listed = "$n ".repeat(17_000);
+    let functions = format!("(func $n) (table 20000 funcref) (elem (i32.const 0) func {listed})");
+    for fields in ["(memory 1)", &tables, &functions] {
+        let (first, second) = (format!("{FIRST} {fields}"), format!("{SECOND} {fields}"));
+        assert!(merge(&two(&first, SECOND, "")).is_some());
+        let both = merge(&two(&first, &second, ""));
+        assert!(both.is_none(), "{:.40}", fields);
+    }
     // Core modules as such.
     assert!(merge(&parsed("(module (memory 1))")).is_none());
 }
