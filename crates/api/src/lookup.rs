@@ -8,8 +8,7 @@ use crate::keys::Scope;
 use axum::http::StatusCode;
 use jiffy_engine::{Engine, is_id};
 use jiffy_host::{
-    FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotPurpose,
-    SnapshotRecord,
+    FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotRecord,
 };
 use jiffy_image::Reference;
 use jiffy_template_builder::{DEFAULT_TAG, ResolvedBy, ResolvedTemplate, resolve};
@@ -107,8 +106,7 @@ impl<E: Engine> App<E> {
     /// True if a snapshot exists for a caller: the host's owner has all, others those that were
     /// asked for.
     pub(crate) fn shows(&self, caller: &Caller, snapshot: &SnapshotRecord) -> bool {
-        let asked = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;
-        caller.is_owner() || (asked && caller.sees(snapshot.owner.as_deref()))
+        caller.is_owner() || (snapshot.is_asked_for() && caller.sees(snapshot.owner.as_deref()))
     }
 
     /// A snapshot by its id, or by a name of the caller's own. The host's owner finds it also by

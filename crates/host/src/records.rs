@@ -243,6 +243,14 @@ pub struct SnapshotRecord {
     pub store: StoreCopies,
 }
 
+impl SnapshotRecord {
+    /// True if somebody asked for it: it is in lists, and counts in its owner's budget.
+    #[must_use]
+    pub fn is_asked_for(&self) -> bool {
+        self.purpose == SnapshotPurpose::Asked && self.kept
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -128,8 +128,7 @@ pub(super) async fn list<E: Engine>(
     let place = |s: &SnapshotRecord| (s.created_ms, s.id.clone());
     let name = query.get("name");
     let wanted = |s: &SnapshotRecord| {
-        let asked = s.purpose == jiffy_host::SnapshotPurpose::Asked && s.kept;
-        (everything || (asked && app.shows(&caller, s)))
+        (everything || (s.is_asked_for() && app.shows(&caller, s)))
             && name.is_none_or(|name| s.name.as_deref() == Some(name))
             && page.reaches(&place(s))
     };

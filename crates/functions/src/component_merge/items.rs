@@ -2,6 +2,7 @@
 
 use super::core_module::{KINDS, Result, Unmergeable, kind_number};
 use crate::binary_sections::{COMPONENT_HEAD, borrowed_sections, write_number};
+use std::borrow::Cow;
 use wasmparser::{
     BinaryReader, CanonicalFunction, CanonicalOption, ComponentAlias, ComponentAliasSectionReader,
     ComponentCanonicalSectionReader, ComponentExportSectionReader, ComponentExternalKind,
@@ -25,9 +26,7 @@ const MAX_DEPTH: usize = 8;
 /// Item of a component.
 pub(super) enum Item<'a> {
     /// Item that refers to nothing that moves.
-    Other { section: u8, content: Vec<u8> },
-    /// Instances of components: from here on functions of this one may be called.
-    Instances(&'a [u8]),
+    Other { section: u8, content: Cow<'a, [u8]> },
     /// Core module.
     Module(&'a [u8]),
     /// Core instance.
@@ -70,7 +69,7 @@ impl Item<'_> {
     /// Calls `visit` with each reference to a core instance or to one of its items.
     pub(super) fn references(&self, mut visit: impl FnMut(Reference)) -> Result<()> {
         match self {
-            Self::Other { .. } | Self::Instances(_) | Self::Module(_) => {}
+            Self::Other { .. } | Self::Module(_) => {}
             Self::Instance(Instance::Instantiate { args, .. }) => {
                 for argument in args {
                     visit(Reference::Instance(wide(argument.index)));
@@ -151,15 +150,9 @@ impl<'a> Items<'a> {
                     self.add_canon(canon?)?;
                 }
             }
-            COMPONENT_INSTANCE => {
-                for instance in ComponentInstanceSectionReader::new(reader)? {
-                    check_instance(&instance?)?;
-                }
-                self.push(Item::Instances(content));
-            }
             _ => {
                 check_section(section, content, MAX_DEPTH)?;
-                let content = content.to_vec();
+                let content = Cow::Borrowed(content);
                 self.push(Item::Other { section, content });
             }
         }
@@ -195,7 +188,7 @@ impl<'a> Items<'a> {
                 one.extend_from_slice(content.get(start..end).ok_or(Unmergeable)?);
                 self.push(Item::Other {
                     section: ALIAS,
-                    content: one,
+                    content: Cow::Owned(one),
                 });
             }
         }
@@ -272,6 +265,11 @@ fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
                     }
                     _ => {}
                 }
+            }
+        }
+        COMPONENT_INSTANCE => {
+            for instance in ComponentInstanceSectionReader::new(reader)? {
+                check_instance(&instance?)?;
             }
         }
         TYPE => {

@@ -1,7 +1,7 @@
 //! The component with its merged module.
 
 use super::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
-use super::items::{COMPONENT_INSTANCE, CORE_MODULE, Item, Reference, option_reference, wide};
+use super::items::{CORE_MODULE, Item, Reference, option_reference, wide};
 use super::linking::link;
 use super::plan::{External, Plan, Standing, imports_from};
 use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
@@ -159,10 +159,6 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         let number = match item {
             Item::Other { section, content } => {
                 write_section(&mut self.binary, *section, content);
-                return Ok(());
-            }
-            Item::Instances(content) => {
-                write_section(&mut self.binary, COMPONENT_INSTANCE, content);
                 return Ok(());
             }
             Item::Module(_) => return Err(Unmergeable),

@@ -1,7 +1,7 @@
 //! Choice of the core modules that are merged, and order of all around them.
 
 use super::core_module::{CoreModule, Result, Unmergeable, kind_number, kind_of};
-use super::items::{Item, Items, Reference, wide};
+use super::items::{COMPONENT_INSTANCE, Item, Items, Reference, wide};
 use super::linking::{ImportTarget, LinkedExport, Member};
 use super::output::export_name;
 use std::collections::{BTreeSet, HashMap};
@@ -77,7 +77,10 @@ impl<'p, 'a> Plan<'p, 'a> {
                 standing = standing.max(found.copied().unwrap_or(Standing::Behind));
             })?;
             let standing = match item {
-                Item::Instances(_) => {
+                Item::Other {
+                    section: COMPONENT_INSTANCE,
+                    ..
+                } => {
                     is_sealed = true;
                     Standing::Before
                 }

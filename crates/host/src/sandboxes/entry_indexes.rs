@@ -72,9 +72,9 @@ impl EntryIndexes {
         if runs(record) {
             self.running.lock().insert(id.clone());
         }
-        let mut owners = self.owners.lock();
-        owners.add(owned_by(record), record.created_ms, id);
-        drop(owners);
+        self.owners
+            .lock()
+            .add(owned_by(record), record.created_ms, id);
         self.count_state(None, Some(record.state.name()));
     }
 
@@ -112,9 +112,9 @@ impl EntryIndexes {
         if runs(record) {
             self.running.lock().remove(id);
         }
-        let mut owners = self.owners.lock();
-        owners.take(owned_by(record), record.created_ms, id);
-        drop(owners);
+        self.owners
+            .lock()
+            .take(owned_by(record), record.created_ms, id);
         self.count_state(Some(record.state.name()), None);
     }
 

@@ -67,8 +67,8 @@ pub enum ListedSnapshots<'a> {
 }
 
 impl<E: Engine> SandboxIndex<'_, E> {
-    /// The first `limit` sandboxes that are `wanted`. Looks at no more than that takes, and copies
-    /// only what it returns.
+    /// The first `limit` sandboxes that are `wanted`. Looks at no more than that takes, or at all
+    /// that run, and copies only what it returns.
     pub fn in_order(
         self,
         listed: ListedSandboxes<'_>,

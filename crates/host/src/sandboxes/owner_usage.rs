@@ -46,13 +46,6 @@ impl SandboxRecord {
     }
 }
 
-impl SnapshotRecord {
-    /// True if it counts as a snapshot in its owner's budget.
-    fn is_counted(&self) -> bool {
-        self.purpose == SnapshotPurpose::Asked && self.kept
-    }
-}
-
 /// Most bytes that a snapshot of a guest of `size` can have.
 fn most_bytes(size: SandboxSize) -> u64 {
     let guest = u64::from(size.memory_mib).saturating_add(size.disk_mib) << 20;
@@ -77,7 +70,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
         {
             let snapshots = self.0.snapshot_index.lock();
             for snapshot in snapshots.owned_by(owner) {
-                used.snapshots += u64::from(snapshot.is_counted());
+                used.snapshots += u64::from(snapshot.is_asked_for());
                 let bytes = match snapshot.purpose {
                     SnapshotPurpose::Asked => &mut used.snapshot_bytes,
                     SnapshotPurpose::Step => &mut used.step_bytes,
@@ -124,7 +117,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
         let pauses = draft.purpose == SnapshotPurpose::Pause && !sandbox.has_paused_place();
         let amount = QuotaAmount {
             paused: u64::from(pauses),
-            snapshots: u64::from(draft.is_counted()),
+            snapshots: u64::from(draft.is_asked_for()),
             disk_bytes: most_bytes(draft.size),
             ..QuotaAmount::default()
         };

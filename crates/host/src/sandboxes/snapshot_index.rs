@@ -34,10 +34,6 @@ fn sought_fingerprint(record: &SnapshotRecord) -> Option<&str> {
     sought.then_some(&*record.fingerprint)
 }
 
-fn is_asked(record: &SnapshotRecord) -> bool {
-    record.purpose == SnapshotPurpose::Asked && record.kept
-}
-
 impl SnapshotIndex {
     /// The snapshot `id`.
     pub fn get(&self, id: &str) -> Option<&SnapshotRecord> {
@@ -54,7 +50,7 @@ impl SnapshotIndex {
         self.by_sandbox.add(Some(&record.sandbox), &id);
         self.by_owner.add(record.owner.as_deref(), &id);
         self.by_age.insert((record.created_ms, id.clone()));
-        if is_asked(&record) {
+        if record.is_asked_for() {
             self.asked_by_age.insert((record.created_ms, id.clone()));
             let owner = record.owner.as_deref();
             self.asked_by_owner.add(owner, record.created_ms, &id);
@@ -182,7 +178,7 @@ impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
             pairs.collect::<IdGroups>()
         };
         let ages = records.iter().map(|(id, r)| (r.created_ms, id.clone()));
-        let asked = records.iter().filter(|(_, r)| is_asked(r));
+        let asked = records.iter().filter(|(_, r)| r.is_asked_for());
         let asked_ages = asked.clone().map(|(id, r)| (r.created_ms, id.clone()));
         let asked_by_owner = asked.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
         let bytes = records.iter().map(|(_, record)| record.bytes);

@@ -103,9 +103,8 @@ impl<E: Engine> Sandboxes<E> {
         let (mut snapshot, _pin) = self.snapshots().pin_or_fetch(owner, id).await?;
         if purpose == SnapshotPurpose::Asked {
             // One that was asked for before is counted already.
-            let counted = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;
             let amount = QuotaAmount {
-                snapshots: u64::from(!counted),
+                snapshots: u64::from(!snapshot.is_asked_for()),
                 ..QuotaAmount::default()
             };
             let request = QuotaRequest {
