@@ -5,8 +5,9 @@
 mod support;
 
 use serde_json::json;
+use std::collections::BTreeSet;
 use support::lab::{HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
-use support::network_probe::{call, create, networked6, python, reach, root_python};
+use support::network_probe::{PRELUDE, call, create, networked6, python, reach, root_python};
 
 #[test]
 fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
@@ -72,6 +73,53 @@ except OSError as e: print(type(e).__name__)
 "#;
         assert_eq!(root_python(test_home, &other, forged), "TimeoutError");
         assert_eq!(reach(test_home, &id, PUBLIC6[0]), "internet");
+    });
+}
+
+/// Devices of slots, or those of them that are up.
+fn slots(up: &[&str]) -> BTreeSet<String> {
+    let all = support::lab::output("ip", &[&["-br", "link", "show"], up].concat());
+    let names = all.lines().filter_map(|line| line.split('@').next());
+    let slots = names.filter(|name| name.starts_with("jf"));
+    slots.map(str::to_owned).collect()
+}
+
+#[test]
+fn connections_outlive_neighbours_that_go() {
+    let test = "connections_outlive_neighbours_that_go";
+    networked6(test, &[], |test_home, _| {
+        let id = test_home.ok(&["create"]);
+        let own = slots(&["up"]);
+        let program = r#"
+import os
+def connect(host):
+    s = socket.create_connection((host, 80), 10)
+    s.makefile().readline()
+    return s
+connections = [connect(host) for host in ("2a00:9::9", "9.9.9.9")]
+open("/tmp/connected", "w").close()
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+for s in connections:
+    # A packet that begins no connection.
+    s.shutdown(socket.SHUT_WR)
+    print(s.recv(100))
+"#;
+        let program = format!("{PRELUDE}\n{program}");
+        let connected = test_home.begin(&["exec", &id, "--", "python3", "-c", &program]);
+        test_home.sh(&id, "until [ -e /tmp/connected ]; do sleep 0.01; done");
+        for hosts in [&PUBLIC6[1..], &PUBLIC[1..2]] {
+            let other = test_home.ok(&["create"]);
+            assert_eq!(reach(test_home, &other, hosts[0]), "internet");
+            let others: BTreeSet<String> = slots(&["up"]).difference(&own).cloned().collect();
+            assert_eq!(others.len(), 1, "{others:?}");
+            test_home.ok(&["rm", &other]);
+            support::wait_for("the neighbour's slot to go", || {
+                others.is_disjoint(&slots(&[])).then_some(())
+            });
+        }
+        test_home.sh(&id, "touch /tmp/go");
+        let output = connected.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "b''\nb''\n");
     });
 }
 

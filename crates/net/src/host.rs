@@ -84,7 +84,8 @@ fn script(
         format!("\n    ip6 saddr {range} oifname != {slots} masquerade")
     });
     // "jf*": of any data directory. Before any DNAT: a port published at an address of this host is
-    // a service of it, too.
+    // a service of it, too. Packets of no connection that the host knows would leave without their
+    // address being translated.
     format!(
         r#"table inet {table}
 delete table inet {table}
@@ -110,6 +111,7 @@ table inet {table} {{
   chain passing {{
     type filter hook forward priority filter; policy accept;
     iifname {slots} oifname "jf*" drop
+    iifname {slots} ct state invalid drop
     iifname {slots} ct state new jump counted
     oifname {slots} ct state != {{ established, related }} drop
   }}

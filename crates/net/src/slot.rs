@@ -27,7 +27,7 @@ use crate::slot_rules::SlotRules;
 use crate::veth;
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -125,11 +125,20 @@ impl SlotConfig {
         (host.into(), (host + 1).into())
     }
 
-    /// Addresses by which the host knows slots of these numbers.
-    pub fn addresses(&self, numbers: &[u32]) -> Vec<IpAddr> {
-        let v4 = numbers.iter().map(|&n| IpAddr::V4(self.pair(n).1));
-        let v6 = numbers.iter().filter(|_| self.ipv6());
-        v4.chain(v6.map(|&n| IpAddr::V6(self.pair6(n).1))).collect()
+    /// Addresses by which the host may know connections of slots of these numbers.
+    pub fn addresses_in_use(&self, numbers: &[u32]) -> Vec<IpAddr> {
+        let used_v6 = |number| {
+            let name = self.name(number);
+            self.ipv6() && namespace::enter(&name, || Ok(has_forwarded_ipv6())).unwrap_or(true)
+        };
+        let mut addresses = Vec::new();
+        for &number in numbers {
+            addresses.push(IpAddr::V4(self.pair(number).1));
+            if used_v6(number) {
+                addresses.push(IpAddr::V6(self.pair6(number).1));
+            }
+        }
+        addresses
     }
 
     /// Number of the group of devices that are removed at once.
@@ -355,10 +364,28 @@ pub(crate) fn open(config: &SlotConfig, number: u32) -> Result<(), NetError> {
 pub(crate) fn forget_connections(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     let name = config.name(number);
     let failed = || NetError::host(format!("removing connections of {name}"));
-    let of_guest = [ADDRESS.into(), ADDRESS6.into()];
-    namespace::enter(&name, || connections::delete(&of_guest).map_err(failed()))?;
-    let of_slot = config.addresses(&[number]);
+    let (pair, pair6) = (config.pair(number), config.pair6(number));
+    let (mut of_guest, mut of_slot) = (vec![ADDRESS.into()], vec![pair.1.into()]);
+    let in_slot = || {
+        if has_forwarded_ipv6() {
+            of_guest.push(ADDRESS6.into());
+            of_slot.push(pair6.1.into());
+        }
+        connections::delete(&of_guest).map_err(failed())
+    };
+    namespace::enter(&name, in_slot)?;
     namespace::outside(|| connections::delete(&of_slot).map_err(failed()))
+}
+
+/// Returns true if a packet over IPv6 went through the network namespace of this thread, or if that
+/// is not known: looking for such connections costs milliseconds ([`connections::delete`]).
+fn has_forwarded_ipv6() -> bool {
+    let counters = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
+    let mut lines = counters.lines().map(str::split_whitespace);
+    let forwarded = lines.find_map(|mut words| {
+        (words.next() == Some("Ip6OutForwDatagrams")).then(|| words.next() != Some("0"))
+    });
+    forwarded.unwrap_or(true)
 }
 
 /// SlotSockets for the proxy of slot `number`.

@@ -174,12 +174,13 @@ impl NetworkState {
         let records = slots.iter().filter_map(|slot| slot.record.as_ref());
         records.for_each(|record| record.close());
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
+        // Unused slots have no connections; each removal costs a walk through the table.
+        let used: &[u32] = if unused { &[] } else { &numbers };
+        let addresses = self.config.addresses_in_use(used);
         slot::destroy(&self.config, &numbers);
         let taps = slots.into_iter().filter_map(|slot| slot.tap);
         taps.for_each(device::leave_to_namespace);
-        // Unused slots have no connections; each removal costs a walk through the table.
-        let used: &[u32] = if unused { &[] } else { &numbers };
-        if let Err(e) = connections::delete(&self.config.addresses(used)) {
+        if let Err(e) = connections::delete(&addresses) {
             tracing::warn!("connections of sandboxes that are gone stay in the host's table: {e}");
         }
         let mut own = self.numbers.lock();

@@ -1,15 +1,14 @@
 //! Removal of entries of sandboxes that are gone from the host's connection tracking table.
 
-use super::flow::{CONNTRACK, DELETE, entries, source};
+use super::flow::{CONNTRACK, DELETE, GET, entries, source_of};
 use super::netlink::{NetlinkSocket, encode};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Attributes of a connection (linux/netfilter/nfnetlink_conntrack.h).
 const TUPLE_ORIG: u16 = 1;
 const TUPLE_IP: u16 = 1;
 const V4_SOURCE: u16 = 1;
-const V6_SOURCE: u16 = 3;
 const FILTER: u16 = 25;
 const FILTER_ORIG_FLAGS: u16 = 1;
 const FILTER_REPLY_FLAGS: u16 = 2;
@@ -25,29 +24,32 @@ pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
     if addresses.is_empty() || entries(&socket)? == 0 {
         return Ok(());
     }
+    let mut listed = Vec::new();
     for address in addresses {
-        // Kernels that delete by a whole tuple only refuse this.
-        if by_filter(&socket, *address).is_err() {
-            one_by_one(&socket, *address)?;
+        match address {
+            // Kernels that delete by a whole tuple only refuse this.
+            IpAddr::V4(v4) if by_filter(&socket, *v4).is_ok() => {}
+            // Linux compares addresses of IPv6 the wrong way round in this filter (6.18,
+            // ctnetlink_filter_match_tuple): it deletes the connections of everybody else.
+            _ => listed.push(*address),
+        }
+    }
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let of_family: Vec<IpAddr> = listed
+            .iter()
+            .copied()
+            .filter(|address| address.is_ipv6() == (family == libc::AF_INET6))
+            .collect();
+        if !of_family.is_empty() && entries(&socket)? > 0 {
+            // Both fit (linux/socket.h).
+            one_by_one(&socket, family as u8, &of_family)?;
         }
     }
     Ok(())
 }
 
-fn family(address: IpAddr) -> u8 {
-    // Both fit (linux/socket.h).
-    match address {
-        IpAddr::V4(_) => libc::AF_INET as u8,
-        IpAddr::V6(_) => libc::AF_INET6 as u8,
-    }
-}
-
-fn by_filter(socket: &NetlinkSocket, address: IpAddr) -> io::Result<()> {
-    let address_attribute = match address {
-        IpAddr::V4(v4) => encode(V4_SOURCE, &v4.octets()),
-        IpAddr::V6(v6) => encode(V6_SOURCE, &v6.octets()),
-    };
-    let ip = encode(TUPLE_IP | NESTED, &address_attribute);
+fn by_filter(socket: &NetlinkSocket, address: Ipv4Addr) -> io::Result<()> {
+    let ip = encode(TUPLE_IP | NESTED, &encode(V4_SOURCE, &address.octets()));
     let flags = [
         encode(FILTER_ORIG_FLAGS, &BY_SOURCE.to_ne_bytes()),
         encode(FILTER_REPLY_FLAGS, &0_u32.to_ne_bytes()),
@@ -57,7 +59,7 @@ fn by_filter(socket: &NetlinkSocket, address: IpAddr) -> io::Result<()> {
         encode(FILTER | NESTED, &flags.concat()),
     ];
     socket.command_for(
-        family(address),
+        libc::AF_INET as u8,
         CONNTRACK,
         DELETE,
         0,
@@ -66,17 +68,23 @@ fn by_filter(socket: &NetlinkSocket, address: IpAddr) -> io::Result<()> {
     )
 }
 
-fn one_by_one(socket: &NetlinkSocket, address: IpAddr) -> io::Result<()> {
+fn one_by_one(socket: &NetlinkSocket, family: u8, addresses: &[IpAddr]) -> io::Result<()> {
     let mut tuples = Vec::new();
-    socket.list(CONNTRACK, super::flow::GET, |attributes| {
-        if let Some(tuple) = source(attributes, address) {
+    socket.list_for(family, CONNTRACK, GET, |attributes| {
+        if let Some((from, tuple)) = source_of(attributes)
+            && addresses.contains(&from)
+        {
             tuples.push(encode(TUPLE_ORIG | NESTED, tuple));
         }
         true
     })?;
     for tuple in tuples {
         // An entry that vanished meanwhile is no error.
-        let _ = socket.command_for(family(address), CONNTRACK, DELETE, 0, &tuple, |_| {});
+        let _ = socket.command_for(family, CONNTRACK, DELETE, 0, &tuple, |_| {});
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "conntrack_delete_tests.rs"]
+mod tests;

@@ -98,11 +98,11 @@ fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, ConnectionProtocol, Option<u16
     ))
 }
 
-/// The tuple of the connection with these attributes, if it began at `address`.
-pub(super) fn source(attributes: &[u8], address: IpAddr) -> Option<&[u8]> {
+/// Address at which the connection with these attributes began, and its tuple.
+pub(super) fn source_of(attributes: &[u8]) -> Option<(IpAddr, &[u8])> {
     let original = attribute(attributes, 1)?;
     let (from, ..) = tuple(original)?;
-    (from == address).then_some(original)
+    Some((from, original))
 }
 
 /// Opens a socket for messages of deleted connections, in the network namespace of this thread.

@@ -116,11 +116,7 @@ pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
 /// Address family of requests for every family.
 const ANY_FAMILY: u8 = libc::AF_UNSPEC as u8;
 
-fn request(subsystem: u8, what: u8, flags: u16, resource: u16, attributes: &[u8]) -> Vec<u8> {
-    request_for(ANY_FAMILY, subsystem, what, flags, resource, attributes)
-}
-
-fn request_for(
+fn request(
     family: u8,
     subsystem: u8,
     what: u8,
@@ -184,7 +180,7 @@ impl NetlinkSocket {
         attributes: &[u8],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        let request = request_for(family, subsystem, what, ACKNOWLEDGE, resource, attributes);
+        let request = request(family, subsystem, what, ACKNOWLEDGE, resource, attributes);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
         self.answer(|message| {
             if let NetlinkMessage::Of(from, told, _, attributes) = message
@@ -197,13 +193,19 @@ impl NetlinkSocket {
     }
 
     /// Passes all entries of a table to `each`, until that returns false.
-    pub fn list(
+    pub fn list(&self, subsystem: u8, what: u8, each: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+        self.list_for(ANY_FAMILY, subsystem, what, each)
+    }
+
+    /// Like [`Self::list`], of one address family.
+    pub fn list_for(
         &self,
+        family: u8,
         subsystem: u8,
         what: u8,
         mut each: impl FnMut(&[u8]) -> bool,
     ) -> io::Result<()> {
-        let request = request(subsystem, what, DUMP, 0, &[]);
+        let request = request(family, subsystem, what, DUMP, 0, &[]);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
         self.answer(|message| match message {
             NetlinkMessage::Of(from, _, _, attributes) if *from == subsystem => each(attributes),
@@ -276,7 +278,7 @@ mod tests {
     #[test]
     fn encoded_messages_can_be_parsed() {
         let body = [encode(1, &[9]), encode(7, &[1, 2, 3, 4])].concat();
-        let sent = request(4, 1, ACKNOWLEDGE, 5, &body);
+        let sent = request(ANY_FAMILY, 4, 1, ACKNOWLEDGE, 5, &body);
         assert_eq!(sent.len(), NLMSG_HEADER_BYTES + NFGEN_HEADER_BYTES + 8 + 8);
         let read: Vec<NetlinkMessage<'_>> = messages(&sent).collect();
         assert_eq!(read, [NetlinkMessage::Of(4, 1, 5, &body)]);
@@ -288,8 +290,8 @@ mod tests {
     #[test]
     fn truncated_and_lying_messages_end_the_parsing() {
         let body = [encode(1, &[9]), encode(7, &[1, 2, 3, 4])].concat();
-        let mut sent = request(4, 1, 0, 5, &body);
-        sent.extend(request(4, 0, 0, 5, &body));
+        let mut sent = request(ANY_FAMILY, 4, 1, 0, 5, &body);
+        sent.extend(request(ANY_FAMILY, 4, 0, 0, 5, &body));
         for length in 0..sent.len() {
             let count = messages(&sent[..length]).count();
             assert!(count <= 2 && (length < 36 || count >= 1), "{length}");
@@ -298,7 +300,7 @@ mod tests {
             assert!(attributes(&body[..length]).count() <= 1);
         }
         for lie in [0_u32, 1, 15, 17, 1 << 20, u32::MAX] {
-            let mut sent = request(4, 1, 0, 5, &body);
+            let mut sent = request(ANY_FAMILY, 4, 1, 0, 5, &body);
             sent[..4].copy_from_slice(&lie.to_ne_bytes());
             assert_eq!(messages(&sent).count(), 0, "{lie}");
         }

@@ -1,0 +1,69 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::program;
+use crate::test_slot::in_slot;
+use std::net::UdpSocket;
+
+const OWN: [&str; 2] = ["198.18.0.1", "fd6a::1"];
+const OTHER: [&str; 2] = ["198.18.0.3", "fd6a::3"];
+
+/// Sources of all connections in this network namespace, in order.
+fn sources() -> Vec<String> {
+    let socket = NetlinkSocket::open(0).unwrap();
+    let mut all = Vec::new();
+    socket
+        .list(CONNTRACK, GET, |attributes| {
+            all.extend(source_of(attributes).map(|(from, _)| from.to_string()));
+            true
+        })
+        .unwrap();
+    all.sort();
+    all
+}
+
+/// Makes two connections from each address.
+fn connect() {
+    let addresses = OWN.iter().chain(&OTHER);
+    let added = addresses
+        .clone()
+        .map(|address| match address.parse().unwrap() {
+            IpAddr::V4(_) => format!("addr add {address}/32 dev lo\n"),
+            IpAddr::V6(_) => format!("addr add {address}/128 dev lo nodad\n"),
+        });
+    let commands = format!("link set lo up\n{}", added.collect::<String>());
+    program::run("ip", &["-batch", "-"], &commands).unwrap();
+    program::nft(
+        "table inet t { chain c { type filter hook output priority 0; ct state new accept; }; }",
+    )
+    .unwrap();
+    for address in addresses {
+        let socket = UdpSocket::bind((*address, 0)).unwrap();
+        for port in [7, 9] {
+            socket.send_to(b"x", (*address, port)).unwrap();
+        }
+    }
+}
+
+fn left_after(deleted: &[&str]) -> Option<Vec<String>> {
+    in_slot(|| {
+        connect();
+        assert_eq!(sources().len(), 8);
+        let addresses: Vec<IpAddr> = deleted.iter().map(|a| a.parse().unwrap()).collect();
+        delete(&addresses).unwrap();
+        sources()
+    })
+}
+
+#[test]
+fn connections_of_the_named_addresses_are_deleted_and_those_of_others_stay() {
+    for deleted in [&OWN[..], &OWN[..1], &OWN[1..], &["fd6a::99"], &[]] {
+        let all = OWN.iter().chain(&OTHER);
+        let kept = all.filter(|address| !deleted.contains(address));
+        let mut left: Vec<&str> = kept.flat_map(|address| [*address; 2]).collect();
+        left.sort_unstable();
+        let Some(found) = left_after(deleted) else {
+            return;
+        };
+        assert_eq!(found, left, "{deleted:?}");
+    }
+}
