@@ -41,6 +41,7 @@ mod special_ranges;
 #[cfg(test)]
 mod test_slot;
 mod upstream;
+mod used_versions;
 mod veth;
 
 pub use error::NetError;

@@ -24,10 +24,11 @@ use crate::proxy::ProxyListeners;
 use crate::rtnetlink::{LOOPBACK_INDEX, LinkChange, RouteBatch, VethEnd};
 use crate::slot_layout::{self, IPV6_SYSCTL_DIR, TAP, UPLINK, knows_ipv6, prefix, range6, set};
 use crate::slot_rules::SlotRules;
+use crate::used_versions::UsedVersions;
 use crate::veth;
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -126,19 +127,13 @@ impl SlotConfig {
     }
 
     /// Addresses by which the host may know connections of slots of these numbers.
-    pub fn addresses_in_use(&self, numbers: &[u32]) -> Vec<IpAddr> {
-        let used_v6 = |number| {
-            let name = self.name(number);
-            self.ipv6() && namespace::enter(&name, || Ok(has_forwarded_ipv6())).unwrap_or(true)
+    pub fn used_addresses(&self, numbers: &[u32]) -> Vec<IpAddr> {
+        let of_slot = |&number| {
+            let used = namespace::enter(&self.name(number), || Ok(UsedVersions::here()));
+            used.unwrap_or_default()
+                .of(self.pair(number).1, self.pair6(number).1)
         };
-        let mut addresses = Vec::new();
-        for &number in numbers {
-            addresses.push(IpAddr::V4(self.pair(number).1));
-            if used_v6(number) {
-                addresses.push(IpAddr::V6(self.pair6(number).1));
-            }
-        }
-        addresses
+        numbers.iter().flat_map(of_slot).collect()
     }
 
     /// Number of the group of devices that are removed at once.
@@ -364,28 +359,13 @@ pub(crate) fn open(config: &SlotConfig, number: u32) -> Result<(), NetError> {
 pub(crate) fn forget_connections(config: &SlotConfig, number: u32) -> Result<(), NetError> {
     let name = config.name(number);
     let failed = || NetError::host(format!("removing connections of {name}"));
-    let (pair, pair6) = (config.pair(number), config.pair6(number));
-    let (mut of_guest, mut of_slot) = (vec![ADDRESS.into()], vec![pair.1.into()]);
     let in_slot = || {
-        if has_forwarded_ipv6() {
-            of_guest.push(ADDRESS6.into());
-            of_slot.push(pair6.1.into());
-        }
-        connections::delete(&of_guest).map_err(failed())
+        let used = UsedVersions::here();
+        connections::delete(&used.of(ADDRESS, ADDRESS6)).map_err(failed())?;
+        Ok(used.of(config.pair(number).1, config.pair6(number).1))
     };
-    namespace::enter(&name, in_slot)?;
+    let of_slot = namespace::enter(&name, in_slot)?;
     namespace::outside(|| connections::delete(&of_slot).map_err(failed()))
-}
-
-/// Returns true if a packet over IPv6 went through the network namespace of this thread, or if that
-/// is not known: looking for such connections costs milliseconds ([`connections::delete`]).
-fn has_forwarded_ipv6() -> bool {
-    let counters = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
-    let mut lines = counters.lines().map(str::split_whitespace);
-    let forwarded = lines.find_map(|mut words| {
-        (words.next() == Some("Ip6OutForwDatagrams")).then(|| words.next() != Some("0"))
-    });
-    forwarded.unwrap_or(true)
 }
 
 /// SlotSockets for the proxy of slot `number`.

@@ -176,7 +176,7 @@ impl NetworkState {
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number).collect();
         // Unused slots have no connections; each removal costs a walk through the table.
         let used: &[u32] = if unused { &[] } else { &numbers };
-        let addresses = self.config.addresses_in_use(used);
+        let addresses = self.config.used_addresses(used);
         slot::destroy(&self.config, &numbers);
         let taps = slots.into_iter().filter_map(|slot| slot.tap);
         taps.for_each(device::leave_to_namespace);

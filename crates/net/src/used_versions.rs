@@ -1,0 +1,124 @@
+//! Versions of IP that a network namespace has used, by the kernel's counters.
+//!
+//! To delete connections from a table of the kernel costs a walk through all of it, of IPv6
+//! milliseconds, and most sandboxes that end never sent a packet.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+const COUNTERS: &str = "/proc/thread-self/net/snmp";
+const COUNTERS6: &str = "/proc/thread-self/net/snmp6";
+
+/// Versions of which a packet was forwarded or sent to one receiver, or for which that is not
+/// known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UsedVersions {
+    v4: bool,
+    v6: bool,
+}
+
+impl Default for UsedVersions {
+    fn default() -> Self {
+        Self { v4: true, v6: true }
+    }
+}
+
+impl UsedVersions {
+    /// Those of the network namespace of this thread.
+    pub fn here() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        Self::parse(&read(COUNTERS), &read(COUNTERS6))
+    }
+
+    fn parse(counters: &str, counters6: &str) -> Self {
+        // A line of names, and one of numbers.
+        let mut lines = counters.lines().filter(|line| line.starts_with("Ip: "));
+        let [names, numbers] = [lines.next(), lines.next()].map(Option::unwrap_or_default);
+        let columns = names.split_whitespace().zip(numbers.split_whitespace());
+        let v4 = |wanted: &str| find(columns.clone(), wanted);
+        let rows = counters6.lines().filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some((words.next()?, words.next()?))
+        });
+        let v6 = |wanted: &str| find(rows.clone(), wanted);
+        // Every device of IPv6 tells groups of itself.
+        let sent6 = || Some(v6("Ip6OutRequests")?.saturating_sub(v6("Ip6OutMcastPkts")?));
+        let any = |counts: [Option<u64>; 2]| counts.iter().any(|count| *count != Some(0));
+        Self {
+            v4: any([v4("ForwDatagrams"), v4("OutRequests")]),
+            v6: any([v6("Ip6OutForwDatagrams"), sent6()]),
+        }
+    }
+
+    /// Those of an address of each version that were used.
+    pub fn of(self, v4: Ipv4Addr, v6: Ipv6Addr) -> Vec<IpAddr> {
+        let v4 = self.v4.then_some(IpAddr::V4(v4));
+        v4.into_iter()
+            .chain(self.v6.then_some(IpAddr::V6(v6)))
+            .collect()
+    }
+}
+
+fn find<'a>(mut counters: impl Iterator<Item = (&'a str, &'a str)>, wanted: &str) -> Option<u64> {
+    counters.find(|(name, _)| *name == wanted)?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::program;
+    use crate::test_slot::in_slot;
+    use std::net::UdpSocket;
+
+    const NONE: UsedVersions = UsedVersions {
+        v4: false,
+        v6: false,
+    };
+
+    #[test]
+    fn a_version_is_used_after_its_first_packet() {
+        let counts = in_slot(|| {
+            program::run("ip", &["link", "set", "lo", "up"], "").unwrap();
+            let mut seen = vec![UsedVersions::here()];
+            for address in ["127.0.0.1", "::1"] {
+                let socket = UdpSocket::bind((address, 0)).unwrap();
+                socket.send_to(b"x", (address, 9)).unwrap();
+                seen.push(UsedVersions::here());
+            }
+            seen
+        });
+        let Some(counts) = counts else {
+            return;
+        };
+        let v4 = UsedVersions { v4: true, ..NONE };
+        assert_eq!(counts, [NONE, v4, UsedVersions::default()]);
+    }
+
+    #[test]
+    fn forwarded_packets_count_and_those_to_groups_do_not() {
+        let v4 = |forwarded, sent| {
+            format!("Ip: Forwarding ForwDatagrams OutRequests\nIp: 1 {forwarded} {sent}\nIcmp: A\n")
+        };
+        let v6 = |forwarded, sent, groups| {
+            format!(
+                "Ip6OutForwDatagrams \t{forwarded}\nIp6OutRequests {sent}\nIp6OutMcastPkts {groups}\n"
+            )
+        };
+        let quiet6 = v6(0, 4, 4);
+        assert_eq!(UsedVersions::parse(&v4(0, 0), &quiet6), NONE);
+        let only4 = UsedVersions { v4: true, ..NONE };
+        assert_eq!(UsedVersions::parse(&v4(1, 0), &quiet6), only4);
+        assert_eq!(UsedVersions::parse(&v4(0, 1), &quiet6), only4);
+        let only6 = UsedVersions { v6: true, ..NONE };
+        assert_eq!(UsedVersions::parse(&v4(0, 0), &v6(1, 4, 4)), only6);
+        assert_eq!(UsedVersions::parse(&v4(0, 0), &v6(0, 5, 4)), only6);
+    }
+
+    #[test]
+    fn counters_that_cannot_be_read_count_as_used() {
+        for text in ["", "Ip: ForwDatagrams\n", "Ip: ForwDatagrams\nIp: x\n"] {
+            assert_eq!(UsedVersions::parse(text, ""), UsedVersions::default());
+        }
+    }
+}
