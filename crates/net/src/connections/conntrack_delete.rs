@@ -34,12 +34,8 @@ pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
             _ => listed.push(*address),
         }
     }
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        let of_family: Vec<IpAddr> = listed
-            .iter()
-            .copied()
-            .filter(|address| address.is_ipv6() == (family == libc::AF_INET6))
-            .collect();
+    let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = listed.into_iter().partition(IpAddr::is_ipv4);
+    for (family, of_family) in [(libc::AF_INET, v4), (libc::AF_INET6, v6)] {
         if !of_family.is_empty() && entries(&socket)? > 0 {
             // Both fit (linux/socket.h).
             one_by_one(&socket, family as u8, &of_family)?;
