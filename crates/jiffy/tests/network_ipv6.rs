@@ -6,7 +6,9 @@ mod support;
 
 use serde_json::json;
 use std::collections::BTreeSet;
-use support::lab::{HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use support::lab::{HOST, HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
 use support::network_probe::{PRELUDE, call, create, networked6, python, reach, root_python};
 
 #[test]
@@ -120,6 +122,71 @@ for s in connections:
         test_home.sh(&id, "touch /tmp/go");
         let output = connected.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "b''\nb''\n");
+    });
+}
+
+/// Tells when it listens, and then the senders of what comes in by TCP or UDP, each once, until a
+/// datagram to port 7 did.
+const SENDERS: &str = r#"
+import socket, struct
+card = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.ntohs(3))
+print("listens", flush=True)
+senders, port = set(), 0
+while port != 7:
+    packet, (_, protocol, kind, _, _) = card.recvfrom(2048)
+    if kind == 4: continue # Outgoing.
+    if protocol == 0x800: at, transport, sender = packet[0] % 16 * 4, packet[9], socket.inet_ntop(socket.AF_INET, packet[12:16])
+    elif protocol == 0x86dd: at, transport, sender = 40, packet[6], socket.inet_ntop(socket.AF_INET6, packet[8:24])
+    else: continue
+    if transport not in (6, 17): continue
+    senders.add(sender)
+    port = struct.unpack("!H", packet[at + 2:at + 4])[0] if transport == 17 else 0
+print(*sorted(senders))
+"#;
+
+/// Makes a host forget all connections (IPCTNL_MSG_CT_DELETE without a filter, acknowledged).
+const FORGET: &str = r#"
+import socket, struct
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
+s.send(struct.pack("=IHHIIBBH", 20, 0x102, 5, 1, 0, 0, 0, 0))
+print(struct.unpack("=IHHIIi", s.recv(100)[:20])[5])
+"#;
+
+#[test]
+fn packets_of_forgotten_connections_leave_no_host() {
+    let test = "packets_of_forgotten_connections_leave_no_host";
+    networked6(test, &[], |test_home, lab| {
+        let id = test_home.ok(&["create"]);
+        let program = r#"
+import os
+connections = [socket.create_connection((host, 80), 10) for host in ("2a00:9::9", "9.9.9.9")]
+for s in connections: s.makefile().readline()
+open("/tmp/connected", "w").close()
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+for s in connections: s.shutdown(socket.SHUT_WR)
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"behind them", ("9.9.9.9", 7))
+"#;
+        let program = format!("{PRELUDE}\n{program}");
+        let connected = test_home.begin(&["exec", &id, "--", "python3", "-c", &program]);
+        test_home.sh(&id, "until [ -e /tmp/connected ]; do sleep 0.01; done");
+        let mut senders = lab.in_internet(|| {
+            let mut python = Command::new("python3");
+            let python = python.args(["-c", SENDERS]).stdout(Stdio::piped());
+            python.spawn().unwrap()
+        });
+        let mut senders_output = BufReader::new(senders.stdout.take().unwrap());
+        let mut line = String::new();
+        senders_output.read_line(&mut line).unwrap();
+        assert_eq!(line, "listens\n");
+        assert_eq!(support::lab::output("python3", &["-c", FORGET]), "0\n");
+        test_home.sh(&id, "touch /tmp/go");
+        let (_, datagram) = lab.datagrams.recv().unwrap();
+        assert_eq!(datagram, b"behind them");
+        line.clear();
+        senders_output.read_line(&mut line).unwrap();
+        assert!(senders.wait().unwrap().success());
+        assert_eq!(line, format!("{HOST}\n"));
+        assert!(connected.wait_with_output().unwrap().status.success());
     });
 }
 
