@@ -1,5 +1,6 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
+mod arrival;
 mod guest;
 mod import;
 mod lazy_restore;
@@ -29,15 +30,15 @@ use jiffy_engine::{
     ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
     SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
-use jiffy_microvm::{AdoptSpec, CapturedSpec, MemoryPolicy, MicroVm, RestoreSpec, host_kvm};
+use jiffy_microvm::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
-use jiffy_snapshot::{Lineage, Store};
+use jiffy_snapshot::Store;
 use overlays::OverlaysAhead;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
-use unassigned::{BootStage, boot_error};
+use unassigned::BootStage;
 use working_set::CachedWorkingSets;
 
 /// Directory of the snapshots in the data directory.
@@ -109,48 +110,6 @@ impl MicroVmEngine {
             CpuLevel::Host => String::new(),
             level => format!(" {level}"),
         }
-    }
-
-    /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory`
-    /// says.
-    async fn arrive(
-        &self,
-        id: &str,
-        memory: impl FnOnce(&Lineage) -> MemoryPolicy,
-    ) -> Result<UnassignedMicroVmGuest, EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        self.cached_working_sets.read_ahead(&lineage);
-        let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
-            reason: format!("there is no snapshot {id}"),
-        })?;
-        let manifest = newest.manifest();
-        let prepared = self.templates.prepare_version(&manifest.template).await?;
-        let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
-        let overlay = self
-            .overlays
-            .take(&self.store)
-            .map_err(EngineError::failed)?;
-        let mut lease = match manifest.net {
-            true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
-            false => None,
-        };
-        let memory = memory(&lineage);
-        let lazy = self.missing_memory(&lineage)?;
-        let mut spec: RestoreSpec = prepared
-            .restore_spec(lineage, disk_mib, overlay, memory)
-            .map_err(chain)?;
-        spec.lazy = lazy;
-        spec.net = lease.as_mut().and_then(guest_nic::spec);
-        let waiting = MicroVm::restore_unassigned(spec)
-            .await
-            .map_err(boot_error)?;
-        let socket_directory = self.socket_directory.clone();
-        Ok(UnassignedMicroVmGuest {
-            coming: BootStage::Restored(Box::new(waiting)),
-            prepared,
-            socket_directory,
-            lease,
-        })
     }
 }
 

@@ -58,6 +58,20 @@ impl Lineage {
         &self.0
     }
 
+    /// False if snapshots of this one were merged when `later` was opened.
+    pub fn is_same(&self, later: &Self) -> bool {
+        let ids = |lineage: &Self| {
+            lineage
+                .0
+                .iter()
+                .map(Snapshot::id)
+                .map(str::to_owned)
+                .collect()
+        };
+        let (now, then): (Vec<String>, Vec<String>) = (ids(self), ids(later));
+        now == then
+    }
+
     /// Snapshot that was opened.
     pub fn newest(&self) -> Option<&Snapshot> {
         self.0.last()

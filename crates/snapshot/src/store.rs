@@ -107,8 +107,14 @@ impl Store {
     }
 
     /// Opens and checks a snapshot and its ancestors.
+    ///
+    /// Their files are opened by their users, from a path: if one is not there then, a merge may
+    /// have made it unneeded meanwhile, and a lineage that is opened anew tells it
+    /// ([`Lineage::is_same`]).
     pub fn lineage(&self, id: &str) -> Result<Lineage, SnapshotError> {
-        Lineage::open(&self.root, id, &self.index.checked)
+        let open = || Lineage::open(&self.root, id, &self.index.checked);
+        // Again where ancestors that were looked for have been merged into others and removed.
+        open().or_else(|_| open()).or_else(|_| open())
     }
 
     /// Reads the manifest of a snapshot. Its files are not checked: see [`Self::get`].

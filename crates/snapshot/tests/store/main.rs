@@ -3,6 +3,7 @@
 
 mod damage;
 mod import;
+mod merge_race;
 mod working_set;
 
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};

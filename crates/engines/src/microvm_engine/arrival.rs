@@ -1,0 +1,74 @@
+//! Guests that come out of snapshots.
+
+use super::MicroVmEngine;
+use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
+use crate::guest_nic;
+use crate::template_cache::chain;
+use jiffy_engine::EngineError;
+use jiffy_microvm::{MemoryPolicy, MicroVm, RestoreSpec};
+use jiffy_net::NicKind;
+use jiffy_snapshot::Lineage;
+
+impl MicroVmEngine {
+    /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory`
+    /// says.
+    pub(super) async fn arrive(
+        &self,
+        id: &str,
+        memory: impl Fn(&Lineage) -> MemoryPolicy,
+    ) -> Result<UnassignedMicroVmGuest, EngineError> {
+        let mut lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        loop {
+            let failure = match self.arrive_from(lineage.clone(), id, &memory).await {
+                Ok(unassigned) => return Ok(unassigned),
+                Err(failure) => failure,
+            };
+            // A merge in the background may have replaced layers before they were opened, and gc
+            // removed those that nobody needs any more.
+            match self.store.lineage(id) {
+                Ok(now) if !now.is_same(&lineage) => lineage = now,
+                _ => return Err(failure),
+            }
+        }
+    }
+
+    async fn arrive_from(
+        &self,
+        lineage: Lineage,
+        id: &str,
+        memory: impl Fn(&Lineage) -> MemoryPolicy,
+    ) -> Result<UnassignedMicroVmGuest, EngineError> {
+        self.cached_working_sets.read_ahead(&lineage);
+        let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
+            reason: format!("there is no snapshot {id}"),
+        })?;
+        let manifest = newest.manifest();
+        let prepared = self.templates.prepare_version(&manifest.template).await?;
+        let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
+        let overlay = self
+            .overlays
+            .take(&self.store)
+            .map_err(EngineError::failed)?;
+        let mut lease = match manifest.net {
+            true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
+            false => None,
+        };
+        let memory = memory(&lineage);
+        let lazy = self.missing_memory(&lineage)?;
+        let mut spec: RestoreSpec = prepared
+            .restore_spec(lineage, disk_mib, overlay, memory)
+            .map_err(chain)?;
+        spec.lazy = lazy;
+        spec.net = lease.as_mut().and_then(guest_nic::spec);
+        let waiting = MicroVm::restore_unassigned(spec)
+            .await
+            .map_err(boot_error)?;
+        let socket_directory = self.socket_directory.clone();
+        Ok(UnassignedMicroVmGuest {
+            coming: BootStage::Restored(Box::new(waiting)),
+            prepared,
+            socket_directory,
+            lease,
+        })
+    }
+}
