@@ -8,10 +8,6 @@ MAKEFLAGS += --no-print-directory
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
-# Compiled in a third of the time, and still fast enough for seconds of fuzzing. What is found is
-# looked at in another build, which knows lines.
-BRIEF := CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_DEBUG=0
-
 # The Rust to use, if the one pinned in rust-toolchain.toml is not installed but a newer one is.
 TOOLCHAIN := $(shell scripts/toolchain 2>/dev/null)
 ifneq ($(TOOLCHAIN),)
@@ -19,7 +15,10 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 export TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
-RELEASE := $(TARGET_DIR)/release
+# Where the programs go, and words for cargo that choose their profile: .ci/run has others. Its
+# tests make programs too, of which the agent is not the guests'.
+RELEASE := $(TARGET_DIR)/$(or $(JIFFY_PROGRAMS),release)
+CARGO_WORDS := $(or $(JIFFY_CARGO_WORDS),--release)
 AGENT_TARGET := x86_64-unknown-linux-gnu
 
 .PHONY: help
@@ -34,7 +33,8 @@ setup: ## install what is missing to build and run (Debian packages; checks Rust
 build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's jiffy-agent
 	@RUSTFLAGS="-C target-feature=+crt-static" scripts/step "building the guest agent (static: it runs before any library is there)" \
 	    cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
-	@scripts/step "building jiffy, jiffy-vmm and jiffy-functions" cargo build --release -p jiffy -p jiffy-vmm -p jiffy-functions
+	@scripts/step "building jiffy, jiffy-vmm and jiffy-functions" cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions
+	@[ -z "$${JIFFY_PROGRAMS:-}" ] || install -D -m 0755 -t $(RELEASE) $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions
 	@install -s -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
 	@scripts/gvisor $(RELEASE)/jiffy-gvisor
 	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-functions $(RELEASE)/jiffy-agent $$(ls $(RELEASE)/jiffy-gvisor 2>/dev/null) | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
@@ -69,15 +69,14 @@ soak: setup template ## run for SOAK_SECONDS (1800) what takes long: random live
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZ_SECONDS (600)
 	@scripts/fuzz $(FUZZ_SECONDS)
-	@scripts/fuzz $(FUZZ_SECONDS) fuzz/functions
 
 .PHONY: fuzz-brief
 fuzz-brief: ## fuzz each target for 5 s
-	@$(BRIEF) scripts/fuzz 5
+	@scripts/fuzz --brief 5
 
 .PHONY: fuzz-build
 fuzz-build: ## build what fuzz-brief needs
-	@$(BRIEF) scripts/fuzz 0
+	@scripts/fuzz --brief 0
 
 .PHONY: lint
 lint: ## check formatting and lints; warnings are errors
@@ -118,4 +117,3 @@ install: ## install into PREFIX (/usr/local); run `make build` first
 .PHONY: clean
 clean: ## remove build results (not the data directory with templates)
 	@cargo clean
-	@rm -rf fuzz/target

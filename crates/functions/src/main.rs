@@ -65,6 +65,7 @@ struct ServeArgs {
 }
 
 fn main() -> ExitCode {
+    jiffy_proto::panic::abort_at_panics();
     let done = match Cli::parse().command {
         Command::Compile(args) => run_compiler(&args),
         Command::Serve(args) => run_server(args),

@@ -23,6 +23,7 @@ use std::process::ExitCode;
 const FAILURE_EXIT_CODE: u8 = 125;
 
 fn main() -> ExitCode {
+    jiffy_proto::panic::abort_at_panics();
     // Started by ourselves to ask registries: before anything else exists in this process.
     if std::env::args_os()
         .nth(1)

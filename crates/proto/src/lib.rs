@@ -9,6 +9,7 @@
 //! * [`internal`]: connections of functions and sandboxes to the control plane.
 //! * [`cpu_level`]: features of the processor that guests see.
 //! * [`console`]: shared ring with a guest's last console output.
+//! * [`panic`]: the same end of all of them.
 
 pub mod agent;
 pub mod channel;
@@ -18,5 +19,6 @@ pub mod fetch;
 pub mod function;
 pub mod internal;
 pub mod layer;
+pub mod panic;
 pub mod snapshot;
 pub mod vm;

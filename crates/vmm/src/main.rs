@@ -2,5 +2,6 @@
 //! started by hand.
 
 fn main() -> std::process::ExitCode {
+    jiffy_proto::panic::abort_at_panics();
     jiffy_vmm::process::run()
 }
