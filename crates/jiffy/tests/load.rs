@@ -100,7 +100,7 @@ fn load_on_two_cpus_computes_right() {
         return;
     }
     let _alone = alone();
-    let seconds = std::env::var("JIFFY_LOAD_SECONDS").unwrap_or_else(|_| "15".to_owned());
+    let seconds = std::env::var("JIFFY_LOAD_SECONDS").unwrap_or_else(|_| "8".to_owned());
     let program = r#"
 import hashlib, multiprocessing as mp, os, sys, time, tempfile
 def work(seed):

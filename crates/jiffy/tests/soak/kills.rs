@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 5;
 /// Time of one engine's part, unless `JIFFY_SOAK_SECONDS` says otherwise.
-const DEFAULT_SECONDS: u64 = 20;
+const DEFAULT_SECONDS: u64 = 12;
 const VMM_KILL_INTERVAL: Duration = Duration::from_secs(4);
 const DAEMON_KILL_INTERVAL: Duration = Duration::from_secs(40);
 /// The first daemon dies soon, so that a short run sees its death.
