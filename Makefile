@@ -49,6 +49,11 @@ interpreter: setup build ## build the code interpreter's template (two to three 
 
 .PHONY: templates
 templates: setup build ## build the stock templates base, code-interpreter-v1, node, browser, docker (four to seven minutes; once, until a recipe changes)
+	@$(MAKE) built-templates
+
+# With the programs that are there: cargo, which would only find that out, may be busy with others.
+.PHONY: built-templates
+built-templates:
 	@for name in base code-interpreter-v1 node browser docker; do \
 	    scripts/step "building the $$name template, unless it is there" $(RELEASE)/jiffy template build $$name || exit 1; \
 	done
