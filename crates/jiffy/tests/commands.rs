@@ -202,6 +202,15 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let late = test_home.call(&["wait", "seen", "--timeout", "100ms"]);
     assert_eq!((late.code, &late.stdout[..]), (Some(124), "running\n"));
     let waiting = test_home.begin(&["wait", "seen"]);
+    support::wait_for("the command to ask the daemon", || {
+        // Besides the listener.
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let place = test_home.dir.path().join("run/jiffy.sock");
+        let connected = sockets
+            .lines()
+            .filter(|line| line.ends_with(place.to_str().unwrap()));
+        (connected.count() > 1).then_some(())
+    });
     test_home.ok(&["kill", "seen"]);
     let ended = finish(waiting);
     assert_eq!((ended.code, &ended.stdout[..]), (Some(0), "killed\n"));
