@@ -143,7 +143,7 @@ mod tests {
             home: dir.join(home),
             cache_bytes: 1 << 20,
             upload_bytes_per_second: None,
-            timeout: Duration::from_millis(100),
+            timeout: Duration::from_secs(2),
         });
         remote.unwrap()
     }
