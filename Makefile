@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
+
 # The Rust to use, if the one pinned in rust-toolchain.toml is not installed but a newer one is.
 TOOLCHAIN := $(shell scripts/toolchain 2>/dev/null)
 ifneq ($(TOOLCHAIN),)

@@ -8,11 +8,11 @@ use std::path::Path;
 use support::test_home::TestHome;
 use support::wait_for;
 
-/// Writes numbered records with checksums to memory and to a file on disk, one after the other, for
-/// ever, with a rest of so many seconds after each.
 /// Snapshots of a writer, unless `JIFFY_SNAPSHOT_ROUNDS` says otherwise.
 const DEFAULT_SNAPSHOT_ROUNDS: u32 = 30;
 
+/// Writes numbered records with checksums to memory and to a file on disk, one after the other, for
+/// ever, with a rest of so many seconds after each.
 const WRITER: &str = r#"
 import hashlib, mmap, os, struct, sys, time
 rest = float(sys.argv[1])

@@ -135,8 +135,12 @@ senders, port = set(), 0
 while port != 7:
     packet, (_, protocol, kind, _, _) = card.recvfrom(2048)
     if kind == 4: continue # Outgoing.
-    if protocol == 0x800: at, transport, sender = packet[0] % 16 * 4, packet[9], socket.inet_ntop(socket.AF_INET, packet[12:16])
-    elif protocol == 0x86dd: at, transport, sender = 40, packet[6], socket.inet_ntop(socket.AF_INET6, packet[8:24])
+    if protocol == 0x800: # IPv4
+        at, transport = packet[0] % 16 * 4, packet[9]
+        sender = socket.inet_ntop(socket.AF_INET, packet[12:16])
+    elif protocol == 0x86dd: # IPv6
+        at, transport = 40, packet[6]
+        sender = socket.inet_ntop(socket.AF_INET6, packet[8:24])
     else: continue
     if transport not in (6, 17): continue
     senders.add(sender)

@@ -60,16 +60,8 @@ impl Lineage {
 
     /// False if snapshots of this one were merged when `later` was opened.
     pub fn is_same(&self, later: &Self) -> bool {
-        let ids = |lineage: &Self| {
-            lineage
-                .0
-                .iter()
-                .map(Snapshot::id)
-                .map(str::to_owned)
-                .collect()
-        };
-        let (now, then): (Vec<String>, Vec<String>) = (ids(self), ids(later));
-        now == then
+        let later = later.0.iter().map(Snapshot::id);
+        self.0.iter().map(Snapshot::id).eq(later)
     }
 
     /// Snapshot that was opened.
