@@ -158,21 +158,23 @@ fn work(test_home: &TestHome) {
     // A daemon that goes leaves its snapshot unfinished, and the next one finds the guest as it
     // was.
     test_home.sh(&id, "head -c 400000000 /dev/urandom >/dev/shm/bulk");
-    let began = children_of_vmms(test_home);
+    let before = children_of_vmms(test_home);
     let snapshot = jiffy(&["snapshot", &id])
         .env("JIFFY_HOME", test_home.dir.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for("the process that writes memory", || {
-        (children_of_vmms(test_home) > began).then_some(())
+    let send = |pid: u32, signal| kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+    let writer = wait_for("the process that writes memory", || {
+        children_of_vmms(test_home)
+            .difference(&before)
+            .copied()
+            .next()
     });
-    kill(
-        Pid::from_raw(daemon.id().try_into().unwrap()),
-        Signal::SIGKILL,
-    )
-    .unwrap();
+    // It does not end by itself before the daemon is gone.
+    send(writer, Signal::SIGSTOP);
+    send(daemon.id(), Signal::SIGKILL);
     daemon.wait().unwrap();
     finish(snapshot);
     test_home.daemon_went();
@@ -190,11 +192,9 @@ fn work(test_home: &TestHome) {
     daemon.wait().unwrap();
 }
 
-/// Number of processes that the VMMs of the data directory have forked, and their tracers.
-fn children_of_vmms(test_home: &TestHome) -> usize {
-    let vmms = test_home.vmms();
-    let vmms = vmms.iter().map(|&vmm| children(vmm).len());
-    vmms.sum()
+/// Processes that the VMMs of the data directory have forked, and their tracers.
+fn children_of_vmms(test_home: &TestHome) -> BTreeSet<u32> {
+    test_home.vmms().into_iter().flat_map(children).collect()
 }
 
 #[test]
