@@ -100,9 +100,17 @@ impl Siege<'_> {
         ];
         let done = self.test_home.call(&command);
         if done.code != Some(0) {
-            let words = self.test_home.call(&["logs", &self.attacker]).stdout;
-            panic!("{done:?}; {}", words.replace('\0', ""));
+            panic!("{done:?}; {}", self.last_words());
         }
+    }
+
+    /// The attacker's console, and what the daemon says of its end.
+    fn last_words(&self) -> String {
+        let [state, console] = ["inspect", "logs"].map(|task| {
+            let told = self.test_home.call(&[task, &self.attacker]);
+            (told.stdout + &told.stderr).replace('\0', "")
+        });
+        format!("{state}\n{console}")
     }
 
     /// Output of a Python program as root in the attacker's guest.
@@ -123,7 +131,8 @@ impl Siege<'_> {
     /// given at most, and lives.
     fn hold_out(&self) {
         self.others_hold_out();
-        assert!(alive(self.vmm), "the attack ended the attacker's sandbox");
+        let words = || self.last_words();
+        assert!(alive(self.vmm), "the attack ended its sandbox: {}", words());
     }
 
     fn others_hold_out(&self) {
