@@ -131,8 +131,11 @@ impl Siege<'_> {
     /// given at most, and lives.
     fn hold_out(&self) {
         self.others_hold_out();
-        let words = || self.last_words();
-        assert!(alive(self.vmm), "the attack ended its sandbox: {}", words());
+        assert!(
+            alive(self.vmm),
+            "the attack ended its sandbox: {}",
+            self.last_words()
+        );
     }
 
     fn others_hold_out(&self) {
