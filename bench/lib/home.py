@@ -10,6 +10,8 @@ class Home:
     """`parts` of the data directory `real` are linked into the directory `home`, unless they are there."""
 
     def __init__(self, home, program, real=None, parts=PARTS, environment=None):
+        if not pathlib.Path(program).exists():
+            sys.exit(f"{program} is not there: make build")
         self.home, self.program = pathlib.Path(home), str(program)
         self.environment = {**os.environ, **(environment or {}), "JIFFY_HOME": str(home)}
         self.home.mkdir(exist_ok=True)
