@@ -19,6 +19,7 @@ pub mod populate;
 pub mod revert_memory;
 pub mod userfaultfd;
 pub mod writer_process;
+pub mod written_pages;
 
 use crate::error::VmmError;
 use nix::errno::Errno;

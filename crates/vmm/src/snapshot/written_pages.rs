@@ -1,0 +1,101 @@
+//! Pages that a guest has written to since it was restored.
+//!
+//! Memory that is in no layer comes in huge pages, of which all is private as soon as the guest
+//! writes to a part. Taken for written, the rest would be copied ahead for every later guest.
+
+use super::linear_memory::{CHUNK_SIZE, LinearMemory};
+use super::pagemap_scan::{PageFilter, scan_pages};
+use crate::memory::HUGE_PAGE_BYTES;
+use jiffy_proto::layer::{LayerIndex, MEMORY_PAGE, UnitSet};
+use nix::errno::Errno;
+use std::fs::File;
+use std::io;
+
+const PAGE: u64 = MEMORY_PAGE as u64;
+const HUGE_PAGES: u64 = HUGE_PAGE_BYTES as u64 / PAGE;
+
+/// Writes the index of these pages to `file`.
+pub fn write_written_pages(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<()> {
+    let set = LayerIndex {
+        stored: written_pages(pagemap, linear)?,
+        ..LayerIndex::empty(MEMORY_PAGE, linear.bytes())
+    };
+    set.write(file)
+}
+
+/// Returns the private pages by this process's `pagemap`, of whole huge pages those that are not
+/// zero.
+fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno> {
+    let mut pages = scan_pages(pagemap, linear, PageFilter::Private)?;
+    let mut start = 0;
+    while start + HUGE_PAGES <= pages.units() {
+        let huge_page = start..start + HUGE_PAGES;
+        if huge_page.clone().all(|page| pages.contains(page)) {
+            for page in huge_page {
+                if is_zero(linear, page) {
+                    pages.remove(page);
+                }
+            }
+        }
+        start += HUGE_PAGES;
+    }
+    Ok(pages)
+}
+
+fn is_zero(linear: &LinearMemory, page: u64) -> bool {
+    let at = page * PAGE;
+    let Some(chunk) = linear.chunk(at / CHUNK_SIZE) else {
+        return false;
+    };
+    let words = chunk.wrapping_add((at % CHUNK_SIZE) as usize).cast::<u64>();
+    (0..MEMORY_PAGE as usize / size_of::<u64>()).all(|word| {
+        // SAFETY: the word lies inside a chunk of guest memory, which begins at a multiple of its
+        // size; the guest may write to it meanwhile.
+        unsafe { words.add(word).read_volatile() == 0 }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory;
+    use vm_memory::{Bytes, GuestAddress};
+
+    #[test]
+    fn what_a_guest_left_of_a_huge_page_is_not_taken_for_written() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        // Two pages of a huge page, all of which the host makes private.
+        let start = 4 * HUGE_PAGE_BYTES as u64;
+        for page in 0..HUGE_PAGES {
+            let address = GuestAddress(start + page * PAGE);
+            memory.write_obj(0u8, address).unwrap();
+        }
+        for page in [3, 511] {
+            let address = GuestAddress(start + page * PAGE + 4095);
+            memory.write_obj(1u8, address).unwrap();
+        }
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let first = 4 * HUGE_PAGES;
+        let private = scan_pages(&pagemap, &linear, PageFilter::Private).unwrap();
+        assert!((first..first + HUGE_PAGES).all(|page| private.contains(page)));
+        let written = written_pages(&pagemap, &linear).unwrap();
+        assert_eq!(written.iter().collect::<Vec<_>>(), [first + 3, first + 511]);
+    }
+
+    #[test]
+    fn a_zeroed_page_beside_untouched_ones_is_written() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        // SAFETY: advice on memory of this test, which nothing has written to.
+        let small = unsafe {
+            let at = linear.chunk(0).unwrap().cast();
+            libc::madvise(at, 128 << 20, libc::MADV_NOHUGEPAGE)
+        };
+        assert_eq!(small, 0);
+        memory.write_obj(0u8, GuestAddress(700 * PAGE)).unwrap();
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let written = written_pages(&pagemap, &linear).unwrap();
+        assert_eq!(written.iter().collect::<Vec<_>>(), [700]);
+    }
+}
