@@ -12,8 +12,8 @@ mod periodic;
 mod unneeded;
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Waits until the files of all snapshots that were removed are gone, as far as they can be
-    /// removed now.
+    /// Waits until the files of all snapshots that were removed are gone; two seconds for those
+    /// that something still holds.
     pub async fn removed_files(self) {
         self.0.file_remover.done().await;
     }

@@ -90,6 +90,32 @@ async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can(
 }
 
 #[tokio::test]
+async fn who_waits_for_files_waits_until_they_are_gone_but_not_for_ever() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let sleeper = async || {
+        let id = host.create(base()).await.unwrap().id;
+        host.pause(&id).await.unwrap();
+        bench.world.hang("remove");
+        host.remove(&id).await.unwrap();
+    };
+    sleeper().await;
+    let waiting = host.snapshots().removed_files();
+    let waiting = tokio::time::timeout(Duration::from_millis(100), waiting);
+    waiting.await.expect_err("its files are still there");
+    assert_eq!(bench.file_names().len(), 2);
+    bench.world.mend();
+    host.snapshots().removed_files().await;
+    assert_eq!(bench.file_names().len(), 1);
+
+    sleeper().await;
+    let waiting = host.snapshots().removed_files();
+    let waiting = tokio::time::timeout(Duration::from_secs(20), waiting);
+    waiting.await.expect("an answer, whatever is in use");
+    assert_eq!(bench.file_names().len(), 2);
+}
+
+#[tokio::test]
 async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
     let bench = Bench::new();
     let host = bench.open().await;

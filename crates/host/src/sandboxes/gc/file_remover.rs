@@ -6,13 +6,16 @@ use parking_lot::Mutex;
 use std::iter;
 use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Time until files that could not be removed are tried again; doubled each time.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Longest time between two tries. Files that stay longer are left to periodic gc.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Longest time for which somebody waits for files that cannot be removed yet: a guest that ends
+/// behind its answer holds what it ran from.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The way to the thread, which ends with the sandboxes.
 pub(in super::super) struct FileRemover(Mutex<Sender<Order>>);
@@ -21,7 +24,7 @@ pub(in super::super) struct FileRemover(Mutex<Sender<Order>>);
 pub(in super::super) enum Order {
     /// Removal of the files of these snapshots.
     Files(Vec<String>),
-    /// A word when what was ordered before has been tried.
+    /// A word when what was ordered before is done, or `MAX_WAIT` is over.
     Done(oneshot::Sender<()>),
 }
 
@@ -40,7 +43,7 @@ impl FileRemover {
         let _ = self.0.lock().send(Order::Files(ids));
     }
 
-    /// Waits until the removal of all that was ordered has been tried.
+    /// Waits until all that was ordered is removed, for a while if it cannot be removed yet.
     pub async fn done(&self) {
         let (tell, done) = oneshot::channel();
         let _ = self.0.lock().send(Order::Done(tell));
@@ -61,18 +64,18 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
     // At the priority of all others: it holds locks of directories that they wait for.
     let mut left = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
+    let mut waiting: Vec<(Instant, oneshot::Sender<()>)> = Vec::new();
     loop {
         let order = match left.is_empty() {
             true => orders.recv().map_err(RecvTimeoutError::from),
             false => orders.recv_timeout(wait),
         };
-        let mut waiting = Vec::new();
         wait = match order {
             Ok(order) => {
                 for order in iter::once(order).chain(orders.try_iter()) {
                     match order {
                         Order::Files(ids) => left.extend(ids),
-                        Order::Done(tell) => waiting.push(tell),
+                        Order::Done(tell) => waiting.push((Instant::now(), tell)),
                     }
                 }
                 FIRST_RETRY_DELAY
@@ -82,7 +85,9 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
         };
         let Some(inner) = inner.upgrade() else { return };
         remove_files(&inner.engine, &mut left);
-        for tell in waiting {
+        for (_, tell) in waiting.extract_if(.., |(since, _)| {
+            left.is_empty() || since.elapsed() > MAX_WAIT
+        }) {
             // One that does not wait any more needs no word.
             let _ = tell.send(());
         }
