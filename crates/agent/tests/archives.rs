@@ -63,7 +63,8 @@ fn tree(top: &str) {
         chmod 0500 deep/er; mkdir sticky; chmod 1777 sticky
         printf x >$'n\\xfft utf8'; printf l >$(printf 'long%.0s' $(seq 60)); ln -s $(printf 'long%.0s' $(seq 60)) longlink
         mkdir -p $(printf 'component/%.0s' $(seq 20)); echo p >$(printf 'component/%.0s' $(seq 20))leaf
-        truncate -s 60M sparse; printf middle | dd of=sparse bs=1 seek=30000000 conv=notrunc status=none; printf end >>sparse
+        truncate -s 60M sparse; printf middle | dd of=sparse bs=1 seek=30000000 conv=notrunc status=none
+        printf end >>sparse
         truncate -s 1M hole
         touch -d '1969-12-31 23:59:58.25 UTC' old; touch -d '2100-01-01 00:00:00.123456789 UTC' new
         touch -h -d '2001-02-03' sym; touch -d '2002-03-04' deep

@@ -12,7 +12,7 @@ use crate::snapshot::memory_layers::MemoryLayer;
 use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap, scan_pages};
 use crate::snapshot::revert_memory::CapturedPages;
 use crate::snapshot::writer_process::WriterProcess;
-use crate::snapshot::written_pages::write_written_pages;
+use crate::snapshot::written_pages;
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{
@@ -481,7 +481,7 @@ impl Vm {
         let pages = File::from(fds.take(written, "written pages")?);
         let linear = LinearMemory::new(&self.machine.memory)?;
         let failed = |e: &dyn std::fmt::Display| VmmError::host("recording the working set", e);
-        write_written_pages(&pages, &pagemap, &linear).map_err(|e| failed(&e))?;
+        written_pages::write(&pages, &pagemap, &linear).map_err(|e| failed(&e))?;
         write_touched(&file, &pagemap, &linear).map_err(|e| failed(&e))
     }
 }

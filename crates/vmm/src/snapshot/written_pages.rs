@@ -14,8 +14,8 @@ use std::io;
 const PAGE: u64 = MEMORY_PAGE as u64;
 const HUGE_PAGES: u64 = HUGE_PAGE_BYTES as u64 / PAGE;
 
-/// Writes the index of these pages to `file`.
-pub fn write_written_pages(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<()> {
+/// Writes the index of these pages, as far as this process's `pagemap` tells them, to `file`.
+pub fn write(file: &File, pagemap: &File, linear: &LinearMemory) -> io::Result<()> {
     let set = LayerIndex {
         stored: written_pages(pagemap, linear)?,
         ..LayerIndex::empty(MEMORY_PAGE, linear.bytes())
@@ -23,8 +23,7 @@ pub fn write_written_pages(file: &File, pagemap: &File, linear: &LinearMemory) -
     set.write(file)
 }
 
-/// Returns the private pages by this process's `pagemap`, of whole huge pages those that are not
-/// zero.
+/// Private pages, of whole huge pages those that are not zero.
 fn written_pages(pagemap: &File, linear: &LinearMemory) -> Result<UnitSet, Errno> {
     let mut pages = scan_pages(pagemap, linear, PageFilter::Private)?;
     let mut start = 0;

@@ -68,7 +68,12 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
     loop {
         let order = match left.is_empty() {
             true => orders.recv().map_err(RecvTimeoutError::from),
-            false => orders.recv_timeout(wait),
+            false => {
+                let longest = waiting
+                    .first()
+                    .map(|(since, _)| MAX_WAIT.saturating_sub(since.elapsed()));
+                orders.recv_timeout(longest.map_or(wait, |longest| wait.min(longest)))
+            }
         };
         wait = match order {
             Ok(order) => {
@@ -86,7 +91,7 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
         let Some(inner) = inner.upgrade() else { return };
         remove_files(&inner.engine, &mut left);
         for (_, tell) in waiting.extract_if(.., |(since, _)| {
-            left.is_empty() || since.elapsed() > MAX_WAIT
+            left.is_empty() || since.elapsed() >= MAX_WAIT
         }) {
             // One that does not wait any more needs no word.
             let _ = tell.send(());
