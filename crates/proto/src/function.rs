@@ -1,10 +1,12 @@
 //! Functions: messages between the daemon and a tenant's process (`jiffy-functions serve`), one
 //! packet each, answered in order.
 
+mod compile_limits;
 mod direct;
 mod egress;
 mod limits;
 
+pub use compile_limits::CompileLimits;
 pub use direct::{DirectAccess, DirectClosed, DirectConnection};
 pub use egress::{EgressFailure, EgressRequest, EgressResponse};
 pub use limits::{

@@ -1,0 +1,24 @@
+//! Limits of a compilation.
+
+use std::time::Duration;
+
+/// Limits of one compilation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompileLimits {
+    /// Processor time in seconds, on all processors together.
+    pub cpu_s: u64,
+    /// Address space of the compiler in bytes.
+    pub memory_bytes: u64,
+    /// Time after which the compiler is ended.
+    pub time: Duration,
+}
+
+impl Default for CompileLimits {
+    fn default() -> Self {
+        Self {
+            cpu_s: 60,
+            memory_bytes: 1 << 30,
+            time: Duration::from_secs(60),
+        }
+    }
+}
