@@ -23,6 +23,7 @@ struct Created {
 
 /// Create from the template, and from there to the exit code of `true`.
 pub async fn create(
+    template: &str,
     n: usize,
     warm_up: usize,
     c: usize,
@@ -30,8 +31,9 @@ pub async fn create(
 ) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
-    load(warm_up, c, &daemon).await?;
-    let (rows, wall) = load(n, c, &daemon).await?;
+    load(template, warm_up, c, &daemon).await?;
+    let (rows, wall) = load(template, n, c, &daemon).await?;
+    let goal = |goal| goals::if_sequential(goal, c).and_then(|goal| goals::of_base(goal, template));
     let mut series = Vec::new();
     // A create from the warm pool is another thing than one that restores.
     for (mode, name) in [
@@ -47,14 +49,14 @@ pub async fn create(
             Series::new(
                 format!("{name}, c={c}"),
                 "ms",
-                goals::if_sequential(goals::CREATE, c),
+                goal(goals::CREATE),
                 column(|r| r.created_ms),
             )
             .against(goals::create_reference(c)),
             Series::new(
                 format!("{name} + exec, c={c}"),
                 "ms",
-                goals::if_sequential(goals::CREATE_EXEC, c),
+                goal(goals::CREATE_EXEC),
                 column(|r| r.used_ms),
             ),
             Series::new(
@@ -66,13 +68,13 @@ pub async fn create(
             Series::new(
                 format!("{name}: its tenth exec, c={c}"),
                 "ms",
-                goals::if_sequential(goals::EXEC, c),
+                goal(goals::EXEC),
                 column(|r| r.again_ms),
             ),
             Series::new(
                 format!("{name}: its removal, c={c}"),
                 "ms",
-                goals::if_sequential(goals::REMOVAL, c),
+                goal(goals::REMOVAL),
                 column(|r| r.removed_ms),
             ),
         ]);
@@ -90,13 +92,14 @@ pub async fn create(
             command names, until the answer, which comes after the agent of that sandbox has; then \
             `true` in it ten times, through the gateway on the same connection; then DELETE until \
             its answer; C at a time; counters are those of the VMM from its beginning to the answer",
-        limits: "TLS and a network in between; cold page cache; larger guests",
+        limits: "TLS and a network in between; cold page cache; larger guests than the template's",
         ..Measured::new("create", series, &meter)
     })
 }
 
 /// Runs `number` creates, `concurrency` at a time; returns what they measured and the wall time.
 async fn load(
+    template: &str,
     number: usize,
     concurrency: usize,
     daemon: &BenchmarkDaemon,
@@ -109,32 +112,33 @@ async fn load(
             let done = under_way.join_next().await;
             rows.push(done.context("no round under way")???);
         }
-        let daemon = daemon.clone();
-        under_way.spawn(async move {
-            let (sandbox, created_ms) =
-                timed(daemon.create_with_token(SandboxSize::default())).await?;
-            let id = &sandbox.record.id;
-            let cost = daemon.counters(id).await?;
-            let ((), exec_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
-            for _ in 0..8 {
-                daemon.exec_in(&sandbox, "true").await?;
-            }
-            let ((), again_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
-            let ((), removed_ms) = timed(daemon.remove(id)).await?;
-            Ok(Created {
-                mode: sandbox.record.boot_mode,
-                created_ms,
-                used_ms: created_ms + exec_ms,
-                again_ms,
-                removed_ms,
-                cost,
-            })
-        });
+        under_way.spawn(life(template.to_owned(), daemon.clone()));
     }
     while let Some(done) = under_way.join_next().await {
         rows.push(done??);
     }
     Ok((rows, ms(began.elapsed())))
+}
+
+/// A create, ten commands and the removal.
+async fn life(template: String, daemon: BenchmarkDaemon) -> anyhow::Result<Created> {
+    let (sandbox, created_ms) = timed(daemon.create_from(&template)).await?;
+    let id = &sandbox.record.id;
+    let cost = daemon.counters(id).await?;
+    let ((), exec_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
+    for _ in 0..8 {
+        daemon.exec_in(&sandbox, "true").await?;
+    }
+    let ((), again_ms) = timed(daemon.exec_in(&sandbox, "true")).await?;
+    let ((), removed_ms) = timed(daemon.remove(id)).await?;
+    Ok(Created {
+        mode: sandbox.record.boot_mode,
+        created_ms,
+        used_ms: created_ms + exec_ms,
+        again_ms,
+        removed_ms,
+        cost,
+    })
 }
 
 /// Memory of idle sandboxes.

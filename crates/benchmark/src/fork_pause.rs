@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 /// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
 pub async fn fork(
+    template: &str,
     n: usize,
     warm_up: usize,
     c: usize,
@@ -17,7 +18,10 @@ pub async fn fork(
 ) -> anyhow::Result<Measured> {
     let daemon = BenchmarkDaemon::open(server).await?;
     let meter = Meter::new();
-    let ids = daemon.create_several(c, SandboxSize::default()).await?;
+    let mut ids = Vec::with_capacity(c);
+    for _ in 0..c {
+        ids.push(daemon.create_from(template).await?.record.id);
+    }
     for id in &ids {
         daemon
             .exec(id, "head -c 10000000 /dev/urandom > /dev/shm/x")
@@ -48,9 +52,8 @@ pub async fn fork(
                 walls.push(wall);
             }
         }
-        let (goal, reference) = goals::forks(count);
         let (goal, reference) = match c {
-            1 => (goal, reference),
+            1 => goals::forks(count, template),
             _ => (None, None),
         };
         series.push(Series::new(format!("fork {count}"), "ms", goal, calls).against(reference));

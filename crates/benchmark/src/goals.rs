@@ -2,20 +2,22 @@
 //! PVM): averages for creates, walls of a batch for the rest, in milliseconds and MiB.
 
 pub const BOOT: f64 = 900.0;
-pub const EXEC: f64 = 15.0;
+pub const EXEC: f64 = 5.0;
 pub const RUN: f64 = 20.0;
 pub const VMM_MEMORY: f64 = 5.0;
-pub const CREATE: f64 = 25.0;
-pub const CREATE_EXEC: f64 = 40.0;
+pub const CREATE: f64 = 12.0;
+pub const CREATE_EXEC: f64 = 18.0;
 pub const STOPPED: f64 = 10.0;
 /// A snapshot until it is captured, whatever was written.
 pub const CAPTURED: f64 = 20.0;
-pub const SNAPSHOT: f64 = 20.0;
-pub const ROLLBACK: f64 = 20.0;
-pub const PAUSE: f64 = 40.0;
-pub const RESUME: f64 = 15.0;
+pub const SNAPSHOT: f64 = 30.0;
+pub const ROLLBACK: f64 = 5.0;
+pub const PAUSE: f64 = 8.0;
+pub const RESUME: f64 = 10.0;
 pub const REMOVAL: f64 = 5.0;
-pub const DENSITY_MIB: f64 = 12.0;
+/// Processor time of a create and its removal.
+pub const LIFE_PROCESSOR_MS: f64 = 12.0;
+pub const DENSITY_MIB: f64 = 5.0;
 /// Restart of a daemon to its first answer, however much it has.
 pub const RESTART: f64 = 1000.0;
 /// Memory of a daemon with 10,000 sleeping sandboxes.
@@ -26,6 +28,11 @@ pub const GROWTH: f64 = 1.5;
 /// The goal, which is for one operation at a time.
 pub fn if_sequential(goal: f64, concurrency: usize) -> Option<f64> {
     (concurrency == 1).then_some(goal)
+}
+
+/// The goal, which is for sandboxes of `base`.
+pub fn of_base(goal: f64, template: &str) -> Option<f64> {
+    (template == "base").then_some(goal)
 }
 
 fn lookup(table: &[(usize, f64)], key: usize) -> Option<f64> {
@@ -77,18 +84,21 @@ pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
     };
     let goal = match mb {
         0 | 10 => Some(SNAPSHOT),
+        100 => Some(60.0),
         1024 => Some(250.0),
         _ => None,
     };
     (goal, reference)
 }
 
-/// By number of children: the goal and the reference for a fork of one sandbox.
-pub fn forks(count: usize) -> (Option<f64>, Option<f64>) {
-    match count {
-        1 => (Some(60.0), Some(270.6)),
-        10 => (None, Some(541.6)),
-        20 => (Some(600.0), Some(789.7)),
-        _ => (None, None),
-    }
+/// By number of children: the goal and the reference for a fork of one sandbox of a template.
+pub fn forks(count: usize, template: &str) -> (Option<f64>, Option<f64>) {
+    let goal = match (template, count) {
+        ("base", 1) => Some(20.0),
+        ("base", 20) => Some(200.0),
+        ("code-interpreter-v1", 1) => Some(40.0),
+        ("code-interpreter-v1", 20) => Some(300.0),
+        _ => None,
+    };
+    (goal, lookup(&[(1, 270.6), (10, 541.6), (20, 789.7)], count))
 }

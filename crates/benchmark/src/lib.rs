@@ -13,6 +13,7 @@ mod host_description;
 mod jiffy_run;
 mod leftovers;
 mod memory;
+mod processor_time;
 mod restore;
 mod scale;
 mod snapshots;
@@ -69,6 +70,8 @@ pub enum Task {
     Code,
     /// Whole lives of sandboxes, and what they left on the host.
     Stress,
+    /// Processor time of each operation.
+    ProcessorTime,
     /// Costs against how much the host has.
     Scale,
     /// Requests, streams, files and work in a sandbox beside the same on the host.
@@ -86,6 +89,8 @@ pub struct BenchmarkOptions {
     pub concurrency: usize,
     /// Numbers of snapshots, sandboxes, templates and keys at which costs are compared.
     pub numbers: Vec<usize>,
+    /// Template of sandboxes that are created and forked.
+    pub template: String,
     /// Control plane that is measured.
     pub server: ServerOptions,
 }
@@ -141,7 +146,7 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
     let (n, w, c) = (options.samples, options.warm_up, options.concurrency);
     anyhow::ensure!(n > 0, "-n 0: at least one sample is needed");
     anyhow::ensure!(c > 0, "-c 0: at least one at a time");
-    let server = &options.server;
+    let (server, template) = (&options.server, options.template.as_str());
     let calibration = calibrate().await?;
     let measured = match task {
         Task::Calibration => calibration::repeat(n, &calibration, calibrate).await?,
@@ -149,12 +154,12 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
         Task::Exec => guest::exec(n, w).await?,
         Task::Run => jiffy_run::run(n, w, server).await?,
         Task::Memory => guest::memory(n).await?,
-        Task::Create => create::create(n, w, c, server).await?,
+        Task::Create => create::create(template, n, w, c, server).await?,
         Task::Snapshot => snapshots::snapshot(n, w, c, server).await?,
         Task::Dirty => snapshots::dirty(n, server).await?,
         Task::Restore => restore::restore(n, w, c).await?,
         Task::Rollback => snapshots::rollback(n, w, c, server).await?,
-        Task::Fork => fork_pause::fork(n, w, c, server).await?,
+        Task::Fork => fork_pause::fork(template, n, w, c, server).await?,
         Task::Pause => fork_pause::pause("pause", Duration::ZERO, n, w, c, server).await?,
         Task::Sleep => fork_pause::pause("sleep", ASLEEP, n, w, c, server).await?,
         Task::Gateway => gateway::gateway(n, w, server).await?,
@@ -162,6 +167,7 @@ pub async fn measure(task: Task, options: &BenchmarkOptions) -> anyhow::Result<R
         Task::Density => create::density(n, server).await?,
         Task::Stress => stress::stress(n, w, c, server).await?,
         Task::Data => data::data(n, w, server).await?,
+        Task::ProcessorTime => processor_time::processor_time(template, n, c, server).await?,
         Task::Scale => scale::scale(n, &options.numbers).await?,
     };
     let missing = calibration.not_available.clone();

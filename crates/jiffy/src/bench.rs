@@ -13,6 +13,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         warm_up: args.warm_up,
         concurrency: args.concurrency,
         numbers: args.numbers.clone(),
+        template: args.template.clone(),
         server: args.host.server(),
     };
     let report = runtime()?.block_on(measure(args.task.into(), &options))?;

@@ -23,6 +23,9 @@ pub struct BenchArgs {
     /// For scale: numbers of snapshots, sleeping sandboxes, templates and keys
     #[arg(long, value_delimiter = ',', default_values_t = [10, 1_000, 10_000, 100_000], value_name = "N")]
     pub numbers: Vec<usize>,
+    /// For create, clone and processor-time: template of the sandboxes
+    #[arg(long, default_value = "base", value_name = "NAME")]
+    pub template: String,
     /// Print JSON with every sample instead of a table
     #[arg(long)]
     pub json: bool,
@@ -73,6 +76,8 @@ pub enum BenchTask {
     /// Whole lives, -c at a time: create, exec, snapshot, pause, resume, delete; fails if one of
     /// them does or leaves something on the host
     Stress,
+    /// Processor time of the host for each operation: -n of each, -c rounds
+    ProcessorTime,
     /// Calls, restart, memory and disk with 10 to 100,000 fabricated snapshots, sleeping sandboxes,
     /// templates and keys (--numbers)
     Scale,
@@ -100,6 +105,7 @@ impl From<BenchTask> for Task {
             BenchTask::Gateway => Self::Gateway,
             BenchTask::Code => Self::Code,
             BenchTask::Stress => Self::Stress,
+            BenchTask::ProcessorTime => Self::ProcessorTime,
             BenchTask::Scale => Self::Scale,
             BenchTask::Data => Self::Data,
         }

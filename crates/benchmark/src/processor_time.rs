@@ -1,0 +1,159 @@
+//! Processor time of the whole host for one operation, whose parts are spread over many processes.
+
+use crate::counters::Meter;
+use crate::daemon::BenchmarkDaemon;
+use crate::{Measured, Series, goals};
+use anyhow::Context;
+use jiffy_client::ServerOptions;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Time that the host is watched before work begins, and that what work left behind has to end.
+const WATCHED: Duration = Duration::from_secs(1);
+/// Children of a fork.
+const CHILDREN: usize = 10;
+
+/// Meter of what the host spends on some work, without what it spends anyway.
+struct HostMeter {
+    busy_at: f64,
+    began: Instant,
+    /// Milliseconds a second before the work began.
+    background: f64,
+}
+
+impl HostMeter {
+    /// Watches the host for a second, and begins.
+    async fn begin() -> anyhow::Result<Self> {
+        let (before, began) = (busy_ms()?, Instant::now());
+        tokio::time::sleep(WATCHED).await;
+        let busy_at = busy_ms()?;
+        Ok(Self {
+            busy_at,
+            background: (busy_at - before) / began.elapsed().as_secs_f64(),
+            began: Instant::now(),
+        })
+    }
+
+    /// Milliseconds since then for each of `operations`, with what ends behind the last answer.
+    async fn end(self, operations: usize) -> anyhow::Result<f64> {
+        tokio::time::sleep(WATCHED).await;
+        let background = self.background * self.began.elapsed().as_secs_f64();
+        let spent = busy_ms()? - self.busy_at - background;
+        Ok(spent.max(0.0) / operations as f64)
+    }
+}
+
+/// Processor time of operations, `n` of each in turns of `rounds`.
+pub async fn processor_time(
+    template: &str,
+    n: usize,
+    rounds: usize,
+    server: &ServerOptions,
+) -> anyhow::Result<Measured> {
+    let daemon = BenchmarkDaemon::open(server).await?;
+    let guest = daemon.create_from(template).await?;
+    let id = &guest.record.id;
+    let [
+        mut lives,
+        mut commands,
+        mut children,
+        mut rollbacks,
+        mut sleeps,
+    ] = [const { Vec::new() }; 5];
+    let snapshot = daemon.snapshot(id).await?.id;
+    // Each once before: the first finds nothing in caches.
+    for round in 0..=rounds {
+        let number = if round == 0 { 1 } else { n };
+        let meter = HostMeter::begin().await?;
+        for _ in 0..number {
+            let made = daemon.create_from(template).await?;
+            daemon.remove(&made.record.id).await?;
+        }
+        lives.push(meter.end(number).await?);
+        let meter = HostMeter::begin().await?;
+        for _ in 0..number {
+            daemon.exec_in(&guest, "true").await?;
+        }
+        commands.push(meter.end(number).await?);
+        let meter = HostMeter::begin().await?;
+        for _ in 0..number.div_ceil(CHILDREN) {
+            for child in daemon.fork(id, CHILDREN).await? {
+                daemon.remove(&child.id).await?;
+            }
+        }
+        let forked = number.div_ceil(CHILDREN) * CHILDREN;
+        children.push(meter.end(forked).await?);
+        let meter = HostMeter::begin().await?;
+        for _ in 0..number {
+            daemon.rollback(id, &snapshot).await?;
+        }
+        rollbacks.push(meter.end(number).await?);
+        let meter = HostMeter::begin().await?;
+        for _ in 0..number {
+            daemon.pause(id).await?;
+            daemon.resume(id).await?;
+        }
+        sleeps.push(meter.end(number).await?);
+    }
+    daemon.remove(id).await?;
+    daemon.remove_snapshot(&snapshot).await?;
+    let life = goals::of_base(goals::LIFE_PROCESSOR_MS, template);
+    let series = [
+        ("create and removal", life, lives),
+        ("command", None, commands),
+        ("child of a fork of 10, and its removal", None, children),
+        ("rollback", None, rollbacks),
+        ("pause and resume", None, sleeps),
+    ];
+    let series = series.map(|(name, goal, mut samples)| {
+        samples.remove(0);
+        Series::new(name, "ms", goal, samples)
+    });
+    Ok(Measured {
+        method: "processor time of the whole host, its kernel's and its guests' with it, for N \
+            operations, one after the other, and for what ends within a second of the last \
+            answer, less what the host used in the second before, divided by N; one sample a round",
+        limits: "several at a time; whatever else the host does differs between the rounds",
+        ..Measured::new("processor-time", series.into(), &Meter::new())
+    })
+}
+
+fn busy_ms() -> anyhow::Result<f64> {
+    let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let ticks = busy_ticks(&stat).context("no line of all processors in /proc/stat")?;
+    // The kernel counts hundredths of a second for user space, whatever its own tick is.
+    Ok(ticks as f64 * 10.0)
+}
+
+/// Ticks that processors were not idle; what guests ran is among those of the user.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let fields: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+    let [
+        user,
+        nice,
+        system,
+        _idle,
+        _waits,
+        interrupts,
+        soft_interrupts,
+        ..,
+    ] = fields[..]
+    else {
+        return None;
+    };
+    Some(user + nice + system + interrupts + soft_interrupts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_waiting_and_stolen_time_is_not_busy() {
+        let stat = "cpu  1 20 300 9999 8888 4000 50000 7777 1 0\ncpu0 5 5 5 5 5 5 5 5 5 5\n";
+        assert_eq!(busy_ticks(stat), Some(54_321));
+        assert_eq!(busy_ticks("intr 0\n"), None);
+        assert_eq!(busy_ticks("cpu  1 2 3\n"), None);
+    }
+}
