@@ -1,6 +1,7 @@
 //! Interface between the host and isolation engines, and what both need: sizes, ids, names.
 
 mod boot;
+mod burst_memory;
 mod capabilities;
 mod clock;
 mod connections;
@@ -22,6 +23,7 @@ mod snapshot_types;
 mod startup;
 
 pub use boot::{BootMode, BootReport};
+pub use burst_memory::BurstMemory;
 pub use capabilities::{Capabilities, EngineDescription};
 pub use clock::now_ms;
 pub use connections::{

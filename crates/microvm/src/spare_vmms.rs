@@ -4,13 +4,11 @@
 //! A process takes some 4 ms from fork to its first request, and moving it to control groups of
 //! version 1 takes up to 15: neither is on the way of a guest that gets a spare. They are made in
 //! pauses between starts of guests, whose processors they would take.
-//!
-//! Many starts at once, as of a fork's children, are likely to come again: after a burst there are
-//! as many spares for some minutes as it would have taken.
 
 use crate::jail::{LimitTask, Vmm};
 use crate::vm::BootError;
 use crate::vmm_limits::VmmLimits;
+use jiffy_engine::BurstMemory;
 use jiffy_proto::channel::Channel;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -22,12 +20,8 @@ const QUIET_TIME: Duration = Duration::from_millis(30);
 /// Longest time that this is deferred.
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 
-/// Starts that follow each other faster belong to one burst.
-const BURST_GAP: Duration = Duration::from_millis(250);
 /// Most spares after a burst: each takes some 4 MiB.
 const MAX_AFTER_BURST: usize = 20;
-/// Time for which a burst is remembered.
-const BURST_MEMORY: Duration = Duration::from_mins(5);
 
 /// VMM process that has had no request yet.
 #[derive(Debug)]
@@ -46,10 +40,10 @@ pub(crate) struct SpareVmms {
     state: Mutex<SpareState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SpareState {
     ready: Vec<(Channel, Child)>,
-    last_start: Option<Instant>,
+    bursts: BurstMemory,
     /// Memory of the guest that was started last, in MiB: the next is likely to have as much.
     last_memory_mib: u32,
     /// A task makes spares.
@@ -57,49 +51,20 @@ struct SpareState {
     /// A task waits for the end of a burst's memory.
     trimming: bool,
     closed: bool,
-    /// Starts of the current burst that found no spare.
-    missed: usize,
-    /// Number of them while a burst is remembered, and when it was last of use.
-    after_burst: Option<(usize, Instant)>,
-}
-
-impl SpareState {
-    /// Notes a start for which there was a spare or none. `wanted` are there at all times.
-    fn note_start(&mut self, now: Instant, wanted: usize, found: bool) {
-        let goes_on = self.last_start.is_some_and(|last| now < last + BURST_GAP);
-        self.last_start = Some(now);
-        if !goes_on {
-            self.missed = 0;
-        }
-        if found {
-            // Without the burst before there would have been none.
-            if let Some((many, last)) = &mut self.after_burst
-                && self.ready.len() + wanted < *many
-            {
-                *last = now;
-            }
-            return;
-        }
-        self.missed += 1;
-        let many = (wanted + self.missed).min(MAX_AFTER_BURST);
-        let known = self.after_burst.map_or(0, |(known, _)| known);
-        self.after_burst = Some((many.max(known), now));
-    }
-
-    /// Number of spares that there should be now.
-    fn target(&self, now: Instant, wanted: usize) -> usize {
-        match self.after_burst {
-            Some((many, last)) if now < last + BURST_MEMORY => many.max(wanted),
-            _ => wanted,
-        }
-    }
 }
 
 impl SpareVmms {
     pub fn new(wanted: usize) -> Self {
         Self {
             wanted,
-            state: Mutex::default(),
+            state: Mutex::new(SpareState {
+                ready: Vec::new(),
+                bursts: BurstMemory::new(wanted, MAX_AFTER_BURST),
+                last_memory_mib: 0,
+                refilling: false,
+                trimming: false,
+                closed: false,
+            }),
         }
     }
 
@@ -114,7 +79,8 @@ impl SpareVmms {
             found = matches!(child.try_wait(), Ok(None)).then_some((channel, child));
         }
         if self.wanted > 0 {
-            state.note_start(Instant::now(), self.wanted, found.is_some());
+            let left = found.is_some().then_some(state.ready.len());
+            state.bursts.note_use(Instant::now(), left);
         }
         found
     }
@@ -131,7 +97,7 @@ impl SpareVmms {
     /// True if one is to be made, and the caller is to make it.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
-        let target = state.target(Instant::now(), self.wanted);
+        let target = state.bursts.target(Instant::now());
         let begins = !state.closed && !state.refilling && state.ready.len() < target;
         state.refilling |= begins;
         begins
@@ -146,7 +112,7 @@ impl SpareVmms {
             Some(spare) => state.ready.push(spare),
             None => {}
         }
-        let target = state.target(Instant::now(), self.wanted);
+        let target = state.bursts.target(Instant::now());
         state.refilling = able && !state.closed && state.ready.len() < target;
         state.refilling
     }
@@ -154,24 +120,21 @@ impl SpareVmms {
     /// Time until a burst is forgotten, if the caller is to end what is too much then.
     fn begin_trim(&self) -> Option<Duration> {
         let mut state = self.state.lock();
-        let (_, last) = state
-            .after_burst
-            .filter(|_| !state.closed && !state.trimming)?;
-        state.trimming = true;
-        Some((last + BURST_MEMORY).saturating_duration_since(Instant::now()))
+        if state.closed || state.trimming {
+            return None;
+        }
+        let rest = state.bursts.remembered_for(Instant::now());
+        state.trimming = rest.is_some();
+        rest
     }
 
     /// Ends spares of a burst that is forgotten. Returns the time until then, if there is more.
     fn trim(&self) -> Option<Duration> {
         let mut state = self.state.lock();
-        let now = Instant::now();
-        if let Some((_, last)) = state.after_burst
-            && now < last + BURST_MEMORY
-            && !state.closed
-        {
-            return Some(last + BURST_MEMORY - now);
+        let rest = state.bursts.remembered_for(Instant::now());
+        if rest.is_some() && !state.closed {
+            return rest;
         }
-        state.after_burst = None;
         state.trimming = false;
         while state.ready.len() > self.wanted
             && let Some((_, mut child)) = state.ready.pop()
@@ -188,7 +151,7 @@ impl SpareVmms {
 
     /// Time until work that was asked for at `asked` is due.
     fn deferral(&self, asked: Instant) -> Duration {
-        let last = self.state.lock().last_start;
+        let last = self.state.lock().bursts.last_use();
         let due = last.map_or(asked, |last| (last + QUIET_TIME).min(asked + MAX_DEFERRAL));
         due.saturating_duration_since(Instant::now())
     }
@@ -263,48 +226,5 @@ impl Vmm {
                 asked = Instant::now();
             }
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Notes starts that find no spare, `gap` apart from each other, and returns the last moment.
-    fn starts(state: &mut SpareState, from: Instant, count: u32, gap: Duration) -> Instant {
-        for n in 0..count {
-            state.note_start(from + gap * n, 2, false);
-        }
-        from + gap * (count - 1)
-    }
-
-    #[test]
-    fn after_a_burst_there_are_as_many_spares_as_it_would_have_taken() {
-        let mut state = SpareState::default();
-        let begin = Instant::now();
-        assert_eq!(state.target(begin, 2), 2);
-        let last = starts(&mut state, begin, 8, Duration::from_millis(5));
-        assert_eq!(state.target(last, 2), 10);
-        assert_eq!(state.target(last + BURST_MEMORY, 2), 2);
-        let last = starts(&mut state, last, 1000, Duration::from_millis(5));
-        assert_eq!(state.target(last, 2), MAX_AFTER_BURST);
-    }
-
-    #[test]
-    fn starts_one_after_the_other_are_no_burst() {
-        let mut state = SpareState::default();
-        let last = starts(&mut state, Instant::now(), 100, BURST_GAP);
-        assert_eq!(state.target(last, 2), 3);
-    }
-
-    #[test]
-    fn a_burst_is_remembered_while_its_spares_are_of_use() {
-        let mut state = SpareState::default();
-        let first = starts(&mut state, Instant::now(), 8, Duration::from_millis(5));
-        let second = first + BURST_MEMORY / 2;
-        // None of ten is left after this start.
-        state.note_start(second, 2, true);
-        assert_eq!(state.target(first + BURST_MEMORY, 2), 10);
-        assert_eq!(state.target(second + BURST_MEMORY, 2), 2);
     }
 }

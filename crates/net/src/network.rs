@@ -21,7 +21,7 @@ use crate::slot_rules::SlotRules;
 use crate::slot_worker::ReleasedSlot;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
-use jiffy_engine::NetworkRules;
+use jiffy_engine::{BurstMemory, NetworkRules};
 use jiffy_proto::internal::ControlPlaneConnector;
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -31,10 +31,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
+use std::time::Instant;
 use tokio::sync::watch;
 
 /// Default limit of the connections of one sandbox at the same time.
 const DEFAULT_CONNECTIONS: u32 = 4096;
+/// Most slots made in advance after a burst: each takes 0.4 MiB of the kernel's memory.
+const MAX_AFTER_BURST: usize = 32;
 
 /// Configuration of a network.
 #[derive(Debug, Clone)]
@@ -182,7 +185,8 @@ impl Network {
             config: slot_config,
             claim: config.home.clone(),
             reach,
-            wanted: config.ready,
+            usual: config.ready,
+            bursts: Mutex::new(BurstMemory::new(config.ready, MAX_AFTER_BURST)),
             nic: config.nic,
             ready: Mutex::default(),
             numbers: Mutex::new(numbers),
@@ -247,11 +251,14 @@ impl Network {
     /// was made in advance is handed out at once; without one, it is made now. Must be called
     /// inside a tokio runtime.
     pub async fn take(&self, nic: NicKind) -> Result<SlotLease, NetError> {
-        let ready = {
+        let (ready, left) = {
             let mut ready = self.0.ready.lock();
             let at = ready.iter().position(|slot| slot.nic() == nic);
-            at.and_then(|at| ready.remove(at))
+            let slot = at.and_then(|at| ready.remove(at));
+            let left = slot.is_some().then_some(ready.len());
+            (slot, left)
         };
+        self.0.bursts.lock().note_use(Instant::now(), left);
         self.0.note_use();
         self.0.wake();
         let slot = match ready {

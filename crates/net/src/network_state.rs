@@ -8,6 +8,7 @@ use crate::slot::{self, NicKind, Slot, SlotConfig};
 use crate::slot_numbers::SlotNumbers;
 use crate::slot_worker::ReleasedSlot;
 use crate::upstream::Upstreams;
+use jiffy_engine::BurstMemory;
 use jiffy_proto::internal::ControlPlaneConnector;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -22,7 +23,9 @@ pub(crate) struct NetworkState {
     pub config: SlotConfig,
     pub claim: PathBuf,
     pub reach: HostReachability,
-    pub wanted: usize,
+    /// Number of slots made in advance without bursts.
+    pub usual: usize,
+    pub bursts: Mutex<BurstMemory>,
     pub nic: NicKind,
     pub ready: Mutex<VecDeque<Slot>>,
     pub numbers: Mutex<SlotNumbers>,

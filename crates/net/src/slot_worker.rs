@@ -12,7 +12,7 @@ use crate::device;
 use crate::host;
 use crate::namespace;
 use crate::network_state::NetworkState;
-use crate::slot;
+use crate::slot::{self, Slot};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -24,7 +24,7 @@ const QUIET_TIME: Duration = Duration::from_millis(40);
 const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 /// Most slots that are removed at once.
 const MAX_REMOVALS_AT_ONCE: usize = 64;
-/// Part of the wanted slots below which they are made without deferral.
+/// Part of the usual slots below which they are made without deferral.
 const LOW_WATER_DIVISOR: usize = 4;
 
 /// A slot whose guest is gone, or that has none.
@@ -95,42 +95,56 @@ impl NetworkState {
         let mut asked: Option<Instant> = None;
         let mut is_able = true;
         loop {
-            let woken = match asked {
-                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(asked) => {
+            let remembered = self.bursts.lock().remembered_for(Instant::now());
+            let woken = match (asked, remembered) {
+                (None, None) => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                (None, Some(rest)) => inbox.recv_timeout(rest),
+                (Some(asked), _) => {
                     let due = due(asked, *self.last_use.lock());
                     inbox.recv_timeout(due.saturating_duration_since(Instant::now()))
                 }
             };
+            let wanted = self.bursts.lock().target(Instant::now());
             match woken {
                 Err(RecvTimeoutError::Disconnected) => break,
                 Ok(()) => {
                     inbox.try_iter().for_each(drop);
                     asked.get_or_insert_with(Instant::now);
                     is_able = true;
-                    while is_able
-                        && self.ready.lock().len() < self.wanted.div_ceil(LOW_WATER_DIVISOR)
-                    {
+                    let low_water = self.usual.div_ceil(LOW_WATER_DIVISOR);
+                    while is_able && self.ready.lock().len() < low_water {
                         is_able = self.make_in_advance();
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    if is_able && self.ready.lock().len() < self.wanted {
+                    if is_able && self.ready.lock().len() < wanted {
                         is_able = self.make_in_advance();
-                    } else if !self.remove_released() {
+                    } else if !self.remove_surplus(wanted) && !self.remove_released() {
                         asked = None;
                     }
                 }
             }
         }
         while self.remove_released() {}
-        let unused: Vec<_> = self.ready.lock().drain(..).collect();
-        let unused = unused.into_iter().map(|slot| ReleasedSlot {
+        self.remove_surplus(0);
+        self.tear_down_if_unused();
+    }
+
+    /// Removes slots that were made for a burst which is forgotten, all but `wanted`. Returns true
+    /// if there were any.
+    fn remove_surplus(&self, wanted: usize) -> bool {
+        let surplus: Vec<Slot> = {
+            let mut ready = self.ready.lock();
+            let kept = wanted.min(ready.len());
+            ready.drain(kept..).collect()
+        };
+        let any = !surplus.is_empty();
+        let surplus = surplus.into_iter().map(|slot| ReleasedSlot {
             tap: slot.tap,
             ..ReleasedSlot::new(slot.number)
         });
-        self.remove(unused.collect(), true);
-        self.tear_down_if_unused();
+        self.remove(surplus.collect(), true);
+        any
     }
 
     /// Makes one slot in advance. Returns true if that succeeded.
