@@ -8,8 +8,10 @@ use std::path::Path;
 use support::test_home::TestHome;
 use support::wait_for;
 
-/// Snapshots of a writer, unless `JIFFY_SNAPSHOT_ROUNDS` says otherwise.
-const DEFAULT_SNAPSHOT_ROUNDS: u32 = 30;
+/// Rounds of a test, unless a variable says otherwise.
+fn rounds(variable: &str, default: usize) -> usize {
+    std::env::var(variable).map_or(default, |rounds| rounds.parse().unwrap())
+}
 
 /// Writes numbered records with checksums to memory and to a file on disk, one after the other, for
 /// ever, with a rest of so many seconds after each.
@@ -90,12 +92,10 @@ fn every_snapshot_of_a_writer_restores_to_a_state_that_verifies() {
     else {
         return;
     };
-    let rounds = std::env::var("JIFFY_SNAPSHOT_ROUNDS");
-    let rounds = rounds.map_or(DEFAULT_SNAPSHOT_ROUNDS, |rounds| rounds.parse().unwrap());
     let id = test_home.ok(&["create", "--cpus", "1"]);
     start_writer(&test_home, &id, 0.0);
     let mut delay = 1u64;
-    for round in 0..rounds {
+    for round in 0..rounds("JIFFY_SNAPSHOT_ROUNDS", 20) {
         // Anything from 0 to 30 ms: no two snapshots meet the writer at the same place.
         delay = delay
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -160,8 +160,8 @@ fn entries(path: &Path) -> usize {
 }
 
 #[test]
-fn a_hundred_rollbacks_leak_nothing() {
-    let Some(test_home) = TestHome::new("a_hundred_rollbacks_leak_nothing") else {
+fn many_rollbacks_leak_nothing() {
+    let Some(test_home) = TestHome::new("many_rollbacks_leak_nothing") else {
         return;
     };
     let id = test_home.ok(&["create"]);
@@ -200,7 +200,7 @@ fn a_hundred_rollbacks_leak_nothing() {
             .then_some(seen)
     });
     let memory = resident_kib(daemon);
-    for _ in 0..90 {
+    for _ in 0..rounds("JIFFY_ROLLBACKS", 30) {
         rollback();
     }
     // The warm pool may be between two states.
@@ -212,20 +212,21 @@ fn a_hundred_rollbacks_leak_nothing() {
 }
 
 #[test]
-fn fifty_forks_of_a_busy_guest_are_independent() {
-    let Some(test_home) = TestHome::new("fifty_forks_of_a_busy_guest_are_independent") else {
+fn forks_of_a_busy_guest_are_independent() {
+    let Some(test_home) = TestHome::new("forks_of_a_busy_guest_are_independent") else {
         return;
     };
     let id = test_home.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
-    // Fifty that never rest would only share the processors of a small host.
+    let wanted = rounds("JIFFY_FORKS", 25);
+    // So many that never rest would only share the processors of a small host.
     start_writer(&test_home, &id, 0.02);
     let mut children: Vec<String> = Vec::new();
-    while children.len() < 50 {
-        let count = (50 - children.len()).min(20).to_string();
+    while children.len() < wanted {
+        let count = (wanted - children.len()).min(20).to_string();
         let forked = test_home.ok(&["fork", &id, "-n", &count]);
         children.extend(forked.lines().map(str::to_owned));
     }
-    assert_eq!(children.len(), 50);
+    assert_eq!(children.len(), wanted);
     for (n, child) in children.iter().enumerate() {
         test_home.sh(
             child,
