@@ -8,11 +8,13 @@ mod fetch_grants;
 mod fetcher;
 mod fetcher_process;
 mod key_file;
+mod module_book;
 mod pull;
 mod push;
 mod readers;
 mod remote_store;
 mod settings;
+mod stored_modules;
 mod template_files;
 mod working_set;
 
@@ -24,6 +26,7 @@ pub use pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART
 pub use push::{PushRequest, Pushed};
 pub use remote_store::{LOCAL_TENANT, RemoteStore};
 pub use settings::{LastStore, RemoteSettings, STORE_TIMEOUT};
+pub use stored_modules::StoredModules;
 pub use template_files::StoredTemplate;
 pub use working_set::first_chunks;
 

@@ -7,7 +7,7 @@ use jiffy_store::{
     SHARED_TENANT, Scope, Selection, StoreError, Tenant,
 };
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -117,6 +117,12 @@ impl PulledFile {
     /// Keeps it in the cache until the file `to`, which does not exist, is removed.
     pub fn pin(&self, to: &Path) -> io::Result<()> {
         self.layer.pin(to).map_err(io::Error::other)
+    }
+
+    /// The file, which may be gone from the cache when it is closed.
+    pub(crate) fn file(&self) -> Result<File, RemoteError> {
+        let file = self.layer.file().try_clone();
+        file.map_err(RemoteError::io(self.layer.path()))
     }
 
     fn read(&self) -> Result<Vec<u8>, RemoteError> {
@@ -257,7 +263,7 @@ impl RemoteStore {
     }
 
     /// Pulls a part. What the cache had of it is checked, and fetched anew if it is damaged.
-    async fn pull_part(
+    pub(crate) async fn pull_part(
         &self,
         found: &FoundSnapshot,
         number: usize,

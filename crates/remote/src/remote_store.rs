@@ -25,6 +25,7 @@ pub struct RemoteStore {
     url: String,
     index_cache: PathBuf,
     reader_book: PathBuf,
+    module_book: PathBuf,
     made_keys: Option<PathBuf>,
     tenants: Mutex<HashMap<String, OpenTenant>>,
 }
@@ -74,6 +75,7 @@ impl RemoteStore {
             url: settings.url.to_string(),
             index_cache: dir.join("indexes"),
             reader_book: dir.join("readers.json"),
+            module_book: dir.join("modules"),
             made_keys: made.then_some(keys),
             tenants: Mutex::default(),
         }))
@@ -87,6 +89,11 @@ impl RemoteStore {
     /// File of what the store was told of this host's needs.
     pub(crate) fn reader_book_path(&self) -> &Path {
         &self.reader_book
+    }
+
+    /// Directory of the modules that this host holds in the store.
+    pub(crate) fn module_book_path(&self) -> &Path {
+        &self.module_book
     }
 
     /// File of master keys, if this start made it: other hosts need a copy.

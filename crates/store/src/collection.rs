@@ -98,8 +98,8 @@ struct Collector<'a> {
 }
 
 impl SharedStore {
-    /// Gives a snapshot up. A collection removes it when no other snapshot is based on it
-    /// and no id names it.
+    /// Gives a snapshot up. A collection removes it when no other snapshot is based on it, no id
+    /// names it, and no host holds it as a module.
     pub async fn remove(&self, tenant: &Tenant, root: Hash) -> Result<(), StoreError> {
         let removed = bytes::Bytes::from_static(b"removed");
         self.backend.put(&tenant.removed_key(&root), removed).await

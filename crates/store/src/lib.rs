@@ -18,6 +18,7 @@ pub mod layer;
 mod lease;
 mod locations;
 mod manifest;
+mod module_holders;
 pub mod pack;
 mod pack_index;
 mod pull;

@@ -82,6 +82,13 @@ struct BuiltPack {
 }
 
 impl SharedStore {
+    /// Root that a push of `source` names it by, unless `tenant` gets further keys meanwhile.
+    pub async fn root(&self, tenant: &Tenant, source: &SnapshotSource) -> Result<Hash, StoreError> {
+        let keys = tenant.current()?;
+        let root = hash_source(source, keys).await?.root(keys);
+        root.map_err(unwritable)
+    }
+
     /// Pushes a snapshot of `tenant`. Returns its name.
     pub async fn push(
         &self,

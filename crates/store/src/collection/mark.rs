@@ -69,8 +69,8 @@ impl Collector<'_> {
         Ok(leases)
     }
 
-    /// Marks what is needed: by snapshots that were not removed or have a name, by those that they
-    /// are based on, and by those that leases protect.
+    /// Marks what is needed: by snapshots that were not removed or have a name, by modules that a
+    /// host holds, by those that they are based on, and by those that leases protect.
     pub(super) async fn mark(
         &self,
         objects: &[Listed],
@@ -141,6 +141,7 @@ impl Collector<'_> {
         let mut needed: Vec<Hash> = kept.copied().collect();
         needed.extend(referenced);
         needed.extend(store.named_roots(tenant).await?);
+        needed.extend(store.held_modules(tenant).await?);
         Ok(needed)
     }
 

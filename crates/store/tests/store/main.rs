@@ -10,6 +10,7 @@ mod faults;
 mod format;
 mod kills;
 mod local_disk;
+mod modules;
 mod outages;
 mod push_pull;
 mod random_lives;
