@@ -10,13 +10,15 @@ use hyper::{Request, Version};
 use jiffy_api::{ApiError, FunctionCall, FunctionInvoker, Invoking};
 use jiffy_engines::Host;
 use jiffy_function_host::egress::EgressSettings;
-use jiffy_function_host::{BoxError, FunctionError, FunctionHostSettings, Functions, owner};
+use jiffy_function_host::{
+    BoxError, FunctionError, FunctionHostSettings, Functions, owner, page_scan,
+};
 use jiffy_gateway::headers::{confine_answer, confine_request, requested_host};
 use jiffy_gateway::request_id::X_REQUEST_ID;
 use jiffy_gateway::{Peer, RequestId};
 use jiffy_host::FigureFamily;
 use jiffy_microvm::Cgroups;
-use jiffy_proto::function::{MetricsSnapshot, TenantLimits};
+use jiffy_proto::function::{MetricsSnapshot, SlotReset, TenantLimits};
 use jiffy_proto::internal::ControlPlaneConnector;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,12 +45,14 @@ pub fn egress(
     }
 }
 
-/// Opens the functions of a host.
+/// Opens the functions of a host. Fails if its kernel cannot do the reset.
 pub async fn open(
     host: &Host,
     cgroups: Option<Cgroups>,
     egress: EgressSettings,
+    reset: SlotReset,
 ) -> anyhow::Result<Functions> {
+    page_scan::check_reset(reset)?;
     let programs = host.programs();
     let program = programs.functions.clone();
     if let Err(e) = &program {
@@ -59,7 +63,10 @@ pub async fn open(
         program: program.ok(),
         jailed: true,
         cgroups,
-        limits: TenantLimits::default(),
+        limits: TenantLimits {
+            reset,
+            ..TenantLimits::default()
+        },
         idle: IDLE,
         grace: GRACE,
         egress,

@@ -6,6 +6,7 @@ use jiffy_image::Home;
 use jiffy_net::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::cpu_level::CpuLevel;
+use jiffy_proto::function::SlotReset;
 use jiffy_pull::RegistryAddress;
 use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
@@ -26,6 +27,8 @@ pub struct ServeOptions {
     pub listen: Option<SocketAddr>,
     /// Address of public functions whose processes serve its connections; none: the gateway only.
     pub functions_listen: Option<SocketAddr>,
+    /// Reset of the memory in which functions run.
+    pub functions_reset: SlotReset,
     /// Address of `/metrics` without a key.
     pub metrics_listen: Option<SocketAddr>,
     /// Registries that are asked without TLS.

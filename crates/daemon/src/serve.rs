@@ -78,7 +78,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let (connector, inside) = internal::connector();
     let connector = Arc::new(connector);
     let egress = functions::egress(&options.network, connector.clone());
-    let functions = functions::open(&host, cgroups, egress).await?;
+    let functions = functions::open(&host, cgroups, egress, options.functions_reset).await?;
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
     let nic = engine::nic_kind(engine);

@@ -10,6 +10,7 @@ use jiffy_client::{Client, UnknownServer};
 use jiffy_engines::Host;
 use jiffy_function_host::egress::EgressSettings;
 use jiffy_image::Home;
+use jiffy_proto::function::SlotReset;
 use nix::sys::signal::{Signal, kill};
 use std::time::{Duration, Instant};
 
@@ -69,7 +70,8 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         None,
     )?;
     let cgroups = confine(&mut host, &ConfinementOptions::default())?;
-    let functions = functions::open(&host, cgroups, EgressSettings::default()).await?;
+    let (egress, reset) = (EgressSettings::default(), SlotReset::default());
+    let functions = functions::open(&host, cgroups, egress, reset).await?;
     functions.stop_all().await;
     let sandboxes = open(host, network.clone(), engine).await?;
     sandboxes.stop_all().await;

@@ -49,7 +49,8 @@ pub struct FunctionHostSettings {
     pub jailed: bool,
     /// Control groups that limit processes; none: they are not limited.
     pub cgroups: Option<Cgroups>,
-    /// Limits of a process.
+    /// Limits of a process, and the reset of its slots. Processes of another reset that an earlier
+    /// daemon left are replaced.
     pub limits: TenantLimits,
     /// Time without a request after which a process ends.
     pub idle: Duration,
@@ -164,11 +165,20 @@ impl Functions {
             .collect();
         owner.gc(true);
         if let Some(process) = process {
-            let running = RunningProcess::new(process, owner.store.directory());
-            *owner.running.write() = Some(Arc::new(running));
+            let is_wanted = process.reset() == self.0.settings.limits.reset;
+            let running = Arc::new(RunningProcess::new(process, owner.store.directory()));
+            *owner.running.write() = Some(running.clone());
             // Logs and counts of the time without a daemon.
             for state in owner.states() {
                 state.ran.store(true, std::sync::atomic::Ordering::Release);
+            }
+            if !is_wanted {
+                tracing::info!(
+                    "ending the process {} of functions: its reset is {}",
+                    running.process.id(),
+                    running.process.reset().word()
+                );
+                owner.end(running, &self.0);
             }
         }
         self.0.owners.write().add(Arc::new(owner));

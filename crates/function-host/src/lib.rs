@@ -10,6 +10,7 @@ pub mod function_error;
 pub mod function_record;
 pub mod functions;
 pub mod owner;
+pub mod page_scan;
 pub mod response_body;
 pub mod running_process;
 pub mod sandbox_key;
@@ -19,6 +20,7 @@ mod function_state;
 mod function_store;
 mod log_buffer;
 mod process_connections;
+mod process_record;
 mod request_limit;
 mod schedule;
 

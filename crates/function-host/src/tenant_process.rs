@@ -1,11 +1,13 @@
 //! Starter's side of a tenant's process.
 
 use crate::egress::{AllowList, EgressBroker, EgressSettings};
+use crate::process_record::ProcessRecord;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{
-    CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, TenantLimits, World,
+    CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, SlotReset, TenantLimits,
+    World,
 };
 use jiffy_proto::internal::{API_HOST, InternalOrigin};
 use nix::errno::Errno;
@@ -17,7 +19,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use parking_lot::Mutex;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -34,8 +36,6 @@ const END_TIMEOUT_MS: u16 = 5000;
 pub const HTTP_SOCKET: &str = "http.sock";
 /// Control socket there.
 const CONTROL_SOCKET: &str = "control.sock";
-/// File there that identifies the process.
-const PROCESS_FILE: &str = "process.json";
 
 /// Failure of a tenant's process or of a compiler.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ pub struct ProcessSettings<'a> {
 /// until the process has answered; orders are carried out one at a time.
 #[derive(Debug)]
 pub struct TenantProcess {
-    instance: ProcessInstance,
+    record: ProcessRecord,
     pidfd: OwnedFd,
     /// None for one that an earlier daemon started.
     child: Option<Child>,
@@ -96,10 +96,12 @@ impl TenantProcess {
         let guard = UnreadyChild(Some(child));
         let pid = guard.0.as_ref().map_or(0, Child::id);
         let (instance, pidfd) = (ProcessInstance::of(pid)?, open_pidfd(pid)?);
-        write_instance(directory, &instance)?;
+        let reset = settings.limits.reset;
+        let record = ProcessRecord { instance, reset };
+        record.write(directory)?;
         let (control, engine) = connect_control(directory)?;
         Ok(Self {
-            instance,
+            record,
             pidfd,
             child: guard.into_child(),
             directory: directory.to_owned(),
@@ -131,7 +133,13 @@ impl TenantProcess {
     /// Process id.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.instance.pid
+        self.record.instance.pid
+    }
+
+    /// Reset of its slots.
+    #[must_use]
+    pub fn reset(&self) -> SlotReset {
+        self.record.reset
     }
 
     /// Descriptor that is readable when the process has ended.
@@ -293,7 +301,7 @@ impl Drop for TenantProcess {
             let _ = child.wait();
         }
         // Another process may run there by now.
-        if read_instance(&self.directory).is_some_and(|instance| instance == self.instance) {
+        if ProcessRecord::read(&self.directory).is_some_and(|record| record == self.record) {
             remove_files(&self.directory);
         }
     }
@@ -403,16 +411,17 @@ fn connect_control(directory: &Path) -> Result<(Channel, String), ProcessError> 
 }
 
 fn adopt(directory: &Path) -> Option<TenantProcess> {
-    let instance = read_instance(directory)?;
-    let pidfd = open_pidfd(instance.pid).ok()?;
+    let record = ProcessRecord::read(directory)?;
+    let pid = record.instance.pid;
+    let pidfd = open_pidfd(pid).ok()?;
     // A pidfd refers to one process for ever: if the instance matches now, it was opened on the
     // right one.
-    if ProcessInstance::of(instance.pid).ok()? != instance {
+    if ProcessInstance::of(pid).ok()? != record.instance {
         return None;
     }
     match connect_control(directory) {
         Ok((control, engine)) => Some(TenantProcess {
-            instance,
+            record,
             pidfd,
             child: None,
             directory: directory.to_owned(),
@@ -423,27 +432,16 @@ fn adopt(directory: &Path) -> Option<TenantProcess> {
             egress: Mutex::default(),
         }),
         Err(e) => {
-            tracing::warn!("ending the process {} of functions: {e}", instance.pid);
+            tracing::warn!("ending the process {pid} of functions: {e}");
             kill(&pidfd);
             None
         }
     }
 }
 
-fn read_instance(directory: &Path) -> Option<ProcessInstance> {
-    let text = fs::read(directory.join(PROCESS_FILE)).ok()?;
-    serde_json::from_slice(&text).ok()
-}
-
-fn write_instance(directory: &Path, instance: &ProcessInstance) -> io::Result<()> {
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    file.write_all(&serde_json::to_vec(instance)?)?;
-    file.persist(directory.join(PROCESS_FILE))?;
-    Ok(())
-}
-
 fn remove_files(directory: &Path) {
-    for name in [PROCESS_FILE, HTTP_SOCKET, CONTROL_SOCKET] {
+    ProcessRecord::remove(directory);
+    for name in [HTTP_SOCKET, CONTROL_SOCKET] {
         // Absent, or replaced by the next start.
         let _ = fs::remove_file(directory.join(name));
     }

@@ -2,7 +2,9 @@
 
 use crate::artifact::Digest;
 use crate::{kept_pages, page_scan};
-use jiffy_proto::function::{MAX_FUNCTION_MEMORY_MIB, SlotReset, TenantLimits};
+use jiffy_proto::function::{
+    MAX_FUNCTION_MEMORY_MIB, MAX_KEPT_BYTES, MEMORIES_PER_SLOT, SlotReset, TenantLimits,
+};
 use std::hash::{Hash, Hasher};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -13,10 +15,8 @@ const FIBER_STACK_BYTES: usize = 2 << 20;
 /// Bytes of a memory, and of a table, that are set to zero at the end of a request; the rest is
 /// given back to the kernel. bench/functions measures it.
 const MEMSET_BYTES: usize = 64 << 10;
-/// Bytes of a memory, and of a table, that the reset `fast` keeps; what a request wrote beyond is
-/// given back.
-const FAST_MEMORY_BYTES: usize = 4 << 20;
-/// Fewer pages than a memory has, by which [`kept_pages`] tells them apart.
+/// Bytes of a table that the reset `fast` keeps; what a request wrote beyond is given back. Fewer
+/// pages than a memory has, by which [`kept_pages`] tells them apart.
 const FAST_TABLE_BYTES: usize = (kept_pages::MIN_MEMORY_PAGES as usize - 1) * 4096;
 /// Largest table in elements.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
@@ -78,7 +78,7 @@ pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Res
 /// programs that are linked without this package's `build.rs`.
 fn scanning(limits: &TenantLimits) -> wasmtime::Result<Engine> {
     let mut pool = pool(limits);
-    pool.linear_memory_keep_resident(FAST_MEMORY_BYTES)
+    pool.linear_memory_keep_resident(usize::try_from(MAX_KEPT_BYTES).unwrap_or(usize::MAX))
         .table_keep_resident(FAST_TABLE_BYTES)
         .pagemap_scan(Enabled::Yes);
     kept_pages::enable();
@@ -96,7 +96,7 @@ fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(slots.saturating_mul(8))
         .total_component_instances(slots)
-        .total_memories(slots.saturating_mul(2))
+        .total_memories(slots.saturating_mul(MEMORIES_PER_SLOT))
         .total_tables(slots.saturating_mul(4))
         .total_stacks(slots.saturating_add(8))
         .max_core_instances_per_component(MAX_CORE_INSTANCES)

@@ -10,7 +10,7 @@ use jiffy_function_host::{
     BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
     RequestBody,
 };
-use jiffy_proto::function::TenantLimits;
+use jiffy_proto::function::{SlotReset, TenantLimits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::Path;
@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use support::constant;
 
+/// Module that looks for marks of earlier requests.
+const MARKS: &[u8] = include_bytes!("guests/marks.wat");
 const NAME: &str = "hello";
 const KEY: Option<&str> = Some("k1");
 
@@ -220,6 +222,49 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
     let functions = open(directory.path());
     assert_eq!(get(&functions).await, "second");
     assert_ne!(process(&functions), id);
+    functions.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = |reset| {
+        let mut settings = settings(directory.path(), Duration::from_secs(600));
+        settings.limits.reset = reset;
+        Functions::open(settings)
+    };
+    let functions = open(SlotReset::Strict);
+    let deployed = deploy_module(&functions, KEY, NAME, MARKS).await;
+    deployed.unwrap();
+    assert_eq!(get(&functions).await, "clean");
+    let strict = process(&functions);
+    functions.leave().await;
+    drop(functions);
+
+    let functions = open(SlotReset::Fast);
+    assert_eq!(functions.process_ids(), []);
+    // Ended, though this test, which has started it, has not waited for it.
+    let words = std::fs::read(format!("/proc/{strict}/cmdline")).unwrap_or_default();
+    assert_eq!(words, b"");
+    for _ in 0..3 {
+        assert_eq!(get(&functions).await, "clean");
+    }
+    let fast = process(&functions);
+    let words = std::fs::read(format!("/proc/{fast}/cmdline")).unwrap();
+    let words = String::from_utf8(words).unwrap();
+    assert!(words.contains("--reset\0fast\0"), "{words:?}");
+    assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 4);
+    functions.leave().await;
+    drop(functions);
+
+    let functions = open(SlotReset::Fast);
+    assert_eq!(process(&functions), fast);
+    assert_eq!(get(&functions).await, "clean");
+    functions.leave().await;
+    drop(functions);
+    let functions = open(SlotReset::Strict);
+    assert_eq!(get(&functions).await, "clean");
+    assert_ne!(process(&functions), fast);
     functions.stop_all().await;
 }
 

@@ -11,8 +11,8 @@ pub use direct::{DirectAccess, DirectClosed, DirectConnection};
 pub use egress::{EgressFailure, EgressRequest, EgressResponse};
 pub use limits::{
     FunctionLimits, LimitError, MAX_ARTIFACT_BYTES, MAX_BODY_BYTES, MAX_CONCURRENCY,
-    MAX_FUNCTION_MEMORY_MIB, MAX_MODULE_BYTES, MAX_REQUEST_TIME, SlotReset, TenantLimits,
-    UnknownSlotReset,
+    MAX_FUNCTION_MEMORY_MIB, MAX_KEPT_BYTES, MAX_MODULE_BYTES, MAX_REQUEST_TIME, MEMORIES_PER_SLOT,
+    SlotReset, TenantLimits, UnknownSlotReset,
 };
 
 use serde::{Deserialize, Serialize};

@@ -7,6 +7,7 @@ use crate::owner;
 use crate::running_process::{ProcessUse, RunningProcess};
 use crate::tenant_process::{ProcessSettings, TenantProcess};
 use jiffy_cgroup::GroupLimits;
+use jiffy_proto::function::TenantLimits;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -55,6 +56,13 @@ impl StartBackoff {
 impl Owner {
     fn current(&self) -> Option<Arc<RunningProcess>> {
         self.running.read().clone()
+    }
+
+    /// Ends a process; its log and counts are taken first. Blocks until it has ended.
+    pub(super) fn end(&self, running: Arc<RunningProcess>, shared: &Shared) {
+        running.close();
+        pull(&self.states(), &running);
+        self.retire(running, shared);
     }
 
     /// Takes a process that is over out of use. Blocks until it has ended.
@@ -159,11 +167,7 @@ impl Functions {
         let Some(cgroups) = self.0.settings.cgroups.clone() else {
             return;
         };
-        let limits = GroupLimits {
-            memory_bytes: self.0.settings.limits.memory_bytes + MEMORY_OVERHEAD_BYTES,
-            max_tasks: MAX_TASKS,
-            swap: false,
-        };
+        let limits = group_limits(&self.0.settings.limits);
         let running = running.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(e) = cgroups.limit(running.process.id(), limits) {
@@ -183,8 +187,7 @@ impl Functions {
         }
         let (owner, shared) = (owner.clone(), self.0.clone());
         let ended = blocking(move || {
-            pull(&owner.states(), &running);
-            owner.retire(running, &shared);
+            owner.end(running, &shared);
             Ok(())
         });
         if let Err(e) = ended.await {
@@ -266,6 +269,15 @@ impl Functions {
     }
 }
 
+/// Limits of a process with all that its requests and its slots may have.
+fn group_limits(limits: &TenantLimits) -> GroupLimits {
+    GroupLimits {
+        memory_bytes: limits.memory_bytes + limits.kept_bytes() + MEMORY_OVERHEAD_BYTES,
+        max_tasks: MAX_TASKS,
+        swap: false,
+    }
+}
+
 fn usable(running: Option<Arc<RunningProcess>>) -> Option<ProcessUse> {
     let running = running.filter(|running| !running.is_over())?;
     running.enter()
@@ -291,6 +303,21 @@ pub(super) async fn look_after(shared: Weak<Shared>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_proto::function::SlotReset;
+
+    #[test]
+    fn a_group_has_room_for_what_its_reset_keeps() {
+        let limits = |reset| TenantLimits {
+            slots: 10,
+            memory_bytes: 1 << 30,
+            reset,
+            ..TenantLimits::default()
+        };
+        let strict = group_limits(&limits(SlotReset::Strict)).memory_bytes;
+        assert_eq!(strict, 2 << 30);
+        let fast = group_limits(&limits(SlotReset::Fast)).memory_bytes;
+        assert_eq!(fast, strict + (80 << 20));
+    }
 
     #[test]
     fn the_first_restart_is_at_once_and_further_ones_are_later_and_later() {

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use jiffy_daemon::{DiskShare, LogOptions, ServeOptions, TlsOptions};
 use jiffy_host::HostLimits;
 use jiffy_proto::cpu_level::CpuLevel;
+use jiffy_proto::function::SlotReset;
 use jiffy_pull::RegistryAddress;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,6 +32,16 @@ pub struct ServeArgs {
     /// process of the function's owner: faster than through the gateway, HTTP/1.1 without TLS
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub functions_listen: Option<SocketAddr>,
+    /// Reset of memory behind each request to a function: strict gives it back to the kernel; fast
+    /// puts back the pages that the kernel finds written and keeps them: fewer page faults, more
+    /// memory, Linux 6.7 or later
+    #[arg(
+        long,
+        env = "JIFFY_FUNCTIONS_RESET",
+        value_name = "RESET",
+        default_value = "strict"
+    )]
+    pub functions_reset: SlotReset,
     /// Answer `/metrics`, and nothing else, without a key at this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
@@ -138,6 +149,7 @@ impl ServeArgs {
             spare_vmms: self.spare_vmms.into(),
             listen: (!self.no_listen).then_some(self.listen),
             functions_listen: self.functions_listen,
+            functions_reset: self.functions_reset,
             metrics_listen: self.metrics_listen,
             plain_http: self.plain_http.clone(),
             registry_allow: self.registry_allow.clone(),

@@ -6,6 +6,7 @@ mod support;
 
 mod client;
 mod direct;
+mod reset;
 mod sandbox_keys;
 mod source;
 
@@ -114,7 +115,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
         modules: tempfile::tempdir().unwrap(),
         direct: format!("http://{direct}"),
     };
-    let steps: [(&str, Step); 8] = [
+    let steps: [(&str, Step); 9] = [
         ("commands and versions", commands_and_versions),
         ("keys and public names", keys_and_public_names),
         ("direct requests", direct::direct_requests),
@@ -122,6 +123,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
         ("swaps under load", swaps_under_load),
         ("killed process", killed_process),
         ("restarted daemon", restarted_daemon),
+        ("resets", reset::resets),
         ("removal", removal),
     ];
     for (name, step) in steps {

@@ -136,6 +136,11 @@ pub enum SlotReset {
     Fast,
 }
 
+/// Bytes of a memory that the reset `fast` keeps between requests.
+pub const MAX_KEPT_BYTES: u64 = 4 << 20;
+/// Memories of a pool for each request that may run at once.
+pub const MEMORIES_PER_SLOT: u32 = 2;
+
 impl SlotReset {
     /// Word in commands and messages.
     #[must_use]
@@ -173,6 +178,19 @@ pub struct TenantLimits {
     pub connections: u32,
     /// Reset of slots.
     pub reset: SlotReset,
+}
+
+impl TenantLimits {
+    /// Most bytes of memories that the process keeps while no request uses them.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        match self.reset {
+            SlotReset::Strict => 0,
+            SlotReset::Fast => {
+                u64::from(self.slots) * u64::from(MEMORIES_PER_SLOT) * MAX_KEPT_BYTES
+            }
+        }
+    }
 }
 
 impl Default for TenantLimits {

@@ -1,0 +1,75 @@
+//! Reset of functions' memory: chosen when a daemon starts, also over processes of the last one.
+
+use super::FunctionDaemon;
+use super::support::{Done, finish, programs, skip};
+use std::process::{Command, Stdio};
+
+/// Module that looks for marks of earlier requests.
+const MARKS: &[u8] = include_bytes!("../../../functions/tests/guests/marks.wat");
+
+fn words(process: u32) -> String {
+    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap();
+    String::from_utf8(words).unwrap()
+}
+
+pub fn resets(daemon: &FunctionDaemon) {
+    let home = &daemon.remote.test_home;
+    let path = daemon.module(&wat::parse_bytes(MARKS).unwrap());
+    home.ok(&["function", "deploy", "marks", path.to_str().unwrap()]);
+    let invoke = || home.ok(&["function", "invoke", "marks"]);
+    assert_eq!(invoke(), "clean");
+    let strict = daemon.processes();
+    assert!(
+        strict
+            .iter()
+            .all(|id| words(*id).contains("--reset\0strict\0"))
+    );
+
+    let restart = ["daemon", "restart", "--listen", "127.0.0.1:0"];
+    home.ok(&[&restart[..], &["--functions-reset", "fast"]].concat());
+    assert_eq!(daemon.processes(), [0; 0], "of another reset");
+    for _ in 0..3 {
+        assert_eq!(invoke(), "clean");
+    }
+    let [fast] = daemon.processes()[..] else {
+        panic!("{:?}", daemon.processes());
+    };
+    assert!(words(fast).contains("--reset\0fast\0"), "{}", words(fast));
+    let info = home.json(&["function", "info", "marks"]);
+    assert_eq!(info["metrics"]["requests"], 4, "{info}");
+}
+
+/// `jiffy serve` with the reset `fast`, where the kernel answers page scans as one before 6.7;
+/// none where mount namespaces are not allowed.
+fn serve_without_page_scans(home: &std::path::Path) -> Option<Done> {
+    let unshare = |script: &str| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "sh", "-c", script])
+            .env("JIFFY", programs().join("jiffy"))
+            .env("JIFFY_HOME", home)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    };
+    let hide = "mount --bind /dev/null /proc/$$/pagemap";
+    let allowed = unshare(hide).status().is_ok_and(|status| status.success());
+    let serve = format!("{hide} && exec \"$JIFFY\" serve --no-listen --functions-reset fast");
+    allowed.then(|| finish(unshare(&serve).spawn().unwrap()))
+}
+
+#[test]
+fn a_kernel_without_page_scans_is_refused_the_reset_that_needs_them() {
+    let home = tempfile::tempdir().unwrap();
+    let Some(done) = serve_without_page_scans(home.path()) else {
+        return skip(
+            "a_kernel_without_page_scans_is_refused_the_reset_that_needs_them",
+            "mount namespaces are not allowed here",
+        );
+    };
+    assert_eq!(done.code, Some(1), "{done:?}");
+    for part in ["Linux 6.7", "--functions-reset strict"] {
+        assert!(done.stderr.contains(part), "{done:?}");
+    }
+}
