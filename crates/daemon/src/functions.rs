@@ -1,6 +1,7 @@
 //! Functions of the daemon: opened at its start, and reached through its listeners.
 
 use crate::{FeatureMode, NetworkOptions};
+use anyhow::Context;
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
@@ -20,6 +21,7 @@ use jiffy_host::FigureFamily;
 use jiffy_microvm::Cgroups;
 use jiffy_proto::function::{MetricsSnapshot, SlotReset, TenantLimits};
 use jiffy_proto::internal::ControlPlaneConnector;
+use jiffy_remote::RemoteStore;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +75,14 @@ pub async fn open(
     };
     // A process that does not answer is waited for.
     Ok(tokio::task::spawn_blocking(|| Functions::open(settings)).await?)
+}
+
+/// Shares the modules of functions with the other hosts of a store.
+pub async fn share(functions: &Functions, remote: Arc<RemoteStore>) -> anyhow::Result<()> {
+    let functions = functions.clone();
+    // Reads a file for each of them.
+    let shared = tokio::task::spawn_blocking(move || functions.share_modules(remote)).await?;
+    shared.context("cannot share the modules of functions")
 }
 
 /// Passes requests to functions, with heads rewritten as for sandboxes.

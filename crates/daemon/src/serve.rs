@@ -57,6 +57,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let remote = remote
         .map(|shared| store::open(shared, &home))
         .transpose()?;
+    let modules = remote.clone();
     let lazy = options.store.as_ref().zip(remote.as_ref());
     let lazy = lazy.map(|(shared, remote)| store::lazy(shared, remote, &home));
     let lazy = lazy.transpose()?;
@@ -79,6 +80,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let connector = Arc::new(connector);
     let egress = functions::egress(&options.network, connector.clone());
     let functions = functions::open(&host, cgroups, egress, options.functions_reset).await?;
+    if let Some(remote) = modules {
+        functions::share(&functions, remote).await?;
+    }
     let EngineChoice { engine, why } = engine::choose(options.engine, &host);
     tracing::info!("engine: {engine}; {why}");
     let nic = engine::nic_kind(engine);

@@ -1,9 +1,11 @@
 //! Failures of calls on functions.
 
+use crate::module_digest::ModuleDigest;
 use crate::owner::MAX_NAME_BYTES;
 use crate::tenant_process::ProcessError;
 use jiffy_proto::function::{LimitError, MAX_FUNCTIONS, MAX_MODULE_BYTES};
 use std::path::Path;
+use std::time::Duration;
 
 /// Failure of a call on functions.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,18 @@ pub enum FunctionError {
     /// Module above the limit.
     #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
     TooLarge,
+    /// No such module of the owner.
+    #[error("there is no module {0} of yours: this host has none, nor has a store that it shares")]
+    NoModule(ModuleDigest),
+    /// Module that is not as it was put into the store.
+    #[error("the module {0} in the store is damaged; deploy it from its file")]
+    ModuleDamaged(ModuleDigest),
+    /// The store cannot be used now; with the time after which it may be.
+    #[error("the store that hosts share cannot be used now; try again later")]
+    StoreUnavailable(Duration),
+    /// The store failed or refused. The host's log has the reason.
+    #[error("the module cannot be fetched from the store; the log of the host says why")]
+    Store,
     /// Request with a body above the function's limit.
     #[error("The body of the request is larger than the function accepts")]
     RequestTooLarge,

@@ -2,6 +2,7 @@
 
 mod change;
 mod direct;
+mod module_store;
 mod observe;
 mod processes;
 mod scheduled;
@@ -21,13 +22,14 @@ use crate::running_process::RunningProcess;
 use crate::tenant_process::TenantProcess;
 use jiffy_cgroup::Cgroups;
 use jiffy_proto::function::TenantLimits;
+use module_store::ModuleStore;
 use parking_lot::RwLock;
 use processes::StartBackoff;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -69,6 +71,8 @@ struct Shared {
     settings: FunctionHostSettings,
     owners: RwLock<Owners>,
     compilers: Semaphore,
+    /// None: modules stay on this host.
+    store: OnceLock<ModuleStore>,
 }
 
 #[derive(Debug, Default)]
@@ -129,6 +133,7 @@ impl Functions {
             settings,
             owners: RwLock::default(),
             compilers: Semaphore::new(MAX_COMPILERS),
+            store: OnceLock::new(),
         }));
         // Modules whose deployment was cut off.
         let _ = fs::remove_dir_all(functions.0.settings.directory.join(UPLOADS));

@@ -3,6 +3,9 @@
 
 mod support;
 
+#[path = "host/modules.rs"]
+mod modules;
+
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use jiffy_function_host::egress::EgressSettings;

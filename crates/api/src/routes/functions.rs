@@ -16,6 +16,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_engine::Engine;
 use jiffy_function_host::{FunctionError, FunctionRecord, Functions};
+use jiffy_host::StoreState;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -33,6 +34,12 @@ impl From<FunctionError> for ApiError {
         match error {
             F::NotInstalled => Self::unsupported(message),
             F::NotFound(_) => Self::not_found("function_not_found", message),
+            F::NoModule(_) => Self::not_found("module_not_found", message),
+            F::ModuleDamaged(_) => Self::conflict("module_damaged", message).permanent(),
+            F::StoreUnavailable(after) => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                Self::new(status, "store_unavailable", message).after(after.as_secs().max(1))
+            }
             F::NoVersion { .. } => Self::not_found("version_not_found", message),
             F::Name | F::Setting(_) | F::Limit(_) => Self::invalid(message),
             F::TooMany => Self::too_many("max_functions", message).permanent(),
@@ -49,7 +56,7 @@ impl From<FunctionError> for ApiError {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "functions_unavailable", message).after(1)
             }
-            F::File { .. } => Self::internal(message),
+            F::File { .. } | F::Store => Self::internal(message),
         }
     }
 }
@@ -92,7 +99,18 @@ impl<E: Engine> App<E> {
             domain: self.config.domain.as_deref(),
             direct_port: self.config.direct_port,
         };
-        function::function(record, status.as_ref(), &base)
+        let state = |digest: &str| self.module_state(record, digest);
+        function::function(record, status.as_ref(), &base, &state)
+    }
+
+    /// State of a function's module in the store that hosts share; none: this host shares none.
+    fn module_state(&self, record: &FunctionRecord, digest: &str) -> Option<StoreState> {
+        let functions = self.functions.as_ref().map(|f| &f.functions)?;
+        let stored = functions.is_stored(record.owner.as_deref(), digest)?;
+        Some(match stored {
+            true => StoreState::Stored,
+            false => StoreState::Uploading,
+        })
     }
 }
 
@@ -133,7 +151,9 @@ pub(super) async fn versions<E: Engine>(
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Vec<Value>>, ApiError> {
-    Ok(Json(function::versions(&*app.function(&caller, &name)?)))
+    let record = app.function(&caller, &name)?;
+    let state = |digest: &str| app.module_state(&record, digest);
+    Ok(Json(function::versions(&record, &state)))
 }
 
 /// `GET /functions/{name}/metrics`.

@@ -4,8 +4,10 @@ use super::moment;
 use crate::error::ApiError;
 use jiffy_function_host::owner::label;
 use jiffy_function_host::{
-    DeployChanges, FunctionRecord, SandboxKeyScope, ScheduleStatus, VersionRecord,
+    DeployChanges, FunctionError, FunctionRecord, ModuleDigest, SandboxKeyScope, ScheduleStatus,
+    VersionRecord,
 };
+use jiffy_host::StoreState;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, MetricsSnapshot};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,9 +24,15 @@ pub(crate) struct DeploySettings {
     schedule: Option<String>,
     sandbox_key: Option<String>,
     pub(crate) renew_sandbox_key: bool,
+    digest: Option<String>,
 }
 
 impl DeploySettings {
+    /// Digest of a module that the caller deployed before; none: the form has the module.
+    pub(crate) fn digest(&self) -> Result<Option<ModuleDigest>, FunctionError> {
+        self.digest.as_deref().map(str::parse).transpose()
+    }
+
     /// Rights of the function over its deployer's sandboxes; none: it has none.
     pub(crate) fn sandbox_key(&self) -> Result<Option<SandboxKeyScope>, ApiError> {
         let refused = |message: &str| Err(ApiError::invalid(message));
@@ -81,11 +89,15 @@ pub(crate) struct FunctionBase<'a> {
     pub direct_port: Option<u16>,
 }
 
+/// State of a module in the store that hosts share, by its digest; none: this host shares none.
+pub(crate) type StoreStateOf<'a> = &'a dyn Fn(&str) -> Option<StoreState>;
+
 /// A function. Values of its environment are not shown.
 pub(crate) fn function(
     record: &FunctionRecord,
     schedule: Option<&ScheduleStatus>,
     base: &FunctionBase<'_>,
+    store_state: StoreStateOf<'_>,
 ) -> Value {
     let version = record.version();
     let limits = &record.settings.limits;
@@ -101,6 +113,7 @@ pub(crate) fn function(
         "public": record.public,
         "version": record.answering,
         "world": version.map(|v| v.world.name()),
+        "digest": version.map(|v| &v.module),
         "path": format!("/functions/{}/invoke/", record.name),
         "limits": {
             "memoryMB": limits.memory_mib,
@@ -115,6 +128,9 @@ pub(crate) fn function(
         "updatedAt": moment(record.updated_ms),
     });
     if let Some(map) = shown.as_object_mut() {
+        if let Some(state) = version.and_then(|v| store_state(&v.module)) {
+            map.insert("storeState".to_owned(), json!(state));
+        }
         if let Some(domain) = base.domain {
             let url = format!("{}://{label}.fn.{domain}/", base.scheme);
             map.insert("url".to_owned(), json!(url));
@@ -143,16 +159,20 @@ pub(crate) fn function(
 }
 
 /// Versions of a function, newest first.
-pub(crate) fn versions(record: &FunctionRecord) -> Vec<Value> {
+pub(crate) fn versions(record: &FunctionRecord, store_state: StoreStateOf<'_>) -> Vec<Value> {
     let shown = |version: &VersionRecord| {
-        json!({
+        let mut shown = json!({
             "version": version.number,
             "answers": version.number == record.answering,
             "world": version.world.name(),
             "bytes": version.bytes,
             "digest": version.module,
             "createdAt": moment(version.created_ms),
-        })
+        });
+        if let (Some(map), Some(state)) = (shown.as_object_mut(), store_state(&version.module)) {
+            map.insert("storeState".to_owned(), json!(state));
+        }
+        shown
     };
     record.versions.iter().rev().map(shown).collect()
 }

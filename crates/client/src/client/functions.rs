@@ -11,12 +11,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 impl Client {
-    /// Deploys a module with `settings`, those of `POST /functions/{name}`.
+    /// Deploys a module with `settings`, those of `POST /functions/{name}`, which name its digest if
+    /// there is none.
     pub async fn deploy_function<T: DeserializeOwned>(
         &self,
         name: &str,
         settings: &Value,
-        module: &[u8],
+        module: Option<&[u8]>,
     ) -> anyhow::Result<T> {
         let boundary = new_token()?;
         let path = format!("/functions/{name}");
@@ -54,9 +55,9 @@ impl Client {
     }
 }
 
-/// Form with the parts `settings` and `module`. A random boundary occurs in neither.
-fn form(boundary: &str, settings: &Value, module: &[u8]) -> Bytes {
-    let mut form = BytesMut::with_capacity(module.len() + 1024);
+/// Form with the parts `settings` and, if there is one, `module`. A random boundary occurs in neither.
+fn form(boundary: &str, settings: &Value, module: Option<&[u8]>) -> Bytes {
+    let mut form = BytesMut::with_capacity(module.map_or(0, <[u8]>::len) + 1024);
     let mut part = |name: &str, kind: &str, content: &[u8]| {
         let head = format!(
             "--{boundary}\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\
@@ -71,7 +72,9 @@ fn form(boundary: &str, settings: &Value, module: &[u8]) -> Bytes {
         "application/json",
         settings.to_string().as_bytes(),
     );
-    part("module", "application/wasm", module);
+    if let Some(module) = module {
+        part("module", "application/wasm", module);
+    }
     form.put(format!("--{boundary}--\r\n").as_bytes());
     form.freeze()
 }

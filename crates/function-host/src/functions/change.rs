@@ -6,6 +6,7 @@ use super::{Functions, Owner};
 use crate::function_error::FunctionError;
 use crate::function_record::{DeployChanges, FunctionRecord, VersionRecord, new_record};
 use crate::function_state::FunctionState;
+use crate::module_digest::ModuleDigest;
 use crate::running_process::RunningProcess;
 use jiffy_engine::now_ms;
 use jiffy_proto::function::{ControlRequest, MAX_FUNCTIONS, MAX_MODULE_BYTES, World};
@@ -46,6 +47,11 @@ impl ModuleUpload {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Digest of the bytes so far.
+    pub(super) fn digest(&self) -> ModuleDigest {
+        self.hasher.finalize().into()
+    }
 }
 
 impl Functions {
@@ -80,6 +86,10 @@ impl Functions {
         let task = tokio::spawn(async move {
             let _changing = owner.changing.lock().await;
             let deployed = functions.deploy_to(&owner, &name, &changes, module).await;
+            if let Ok(record) = &deployed {
+                let digest = record.version().map(|version| version.module.as_str());
+                functions.keep_stored(owner.key.as_deref(), digest);
+            }
             functions.tidy(&owner).await;
             deployed
         });
@@ -112,7 +122,7 @@ impl Functions {
                            without a key for sandboxes";
             return Err(FunctionError::Setting(message.to_owned()));
         }
-        let (digest, bytes) = (module.hasher.finalize().to_hex().to_string(), module.bytes);
+        let (digest, bytes) = (module.digest().digits(), module.bytes);
         {
             let (owner, digest) = (owner.clone(), digest.clone());
             blocking(move || {
@@ -283,6 +293,7 @@ impl Functions {
     /// Removes files that are not needed any more, and those of an owner without functions, whose
     /// process ends. The lock of changes must be held.
     async fn tidy(&self, owner: &Arc<Owner>) {
+        let key = owner.key.clone();
         if owner.functions.read().is_empty() {
             let _starting = owner.starting.lock().await;
             let running = owner.running.read().clone();
@@ -296,13 +307,14 @@ impl Functions {
                 Ok(())
             })
             .await;
-            return;
+        } else {
+            let owner = owner.clone();
+            let _ = blocking(move || {
+                owner.gc(false);
+                Ok(())
+            })
+            .await;
         }
-        let owner = owner.clone();
-        let _ = blocking(move || {
-            owner.gc(false);
-            Ok(())
-        })
-        .await;
+        self.keep_stored(key.as_deref(), None);
     }
 }

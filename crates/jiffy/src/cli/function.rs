@@ -150,15 +150,20 @@ Examples:
   jiffy function deploy hello hello.wasm --public
   jiffy function new --lang rust count && jiffy function deploy count count
   jiffy function deploy report report.wasm --env TOKEN --schedule '*/5 * * * *'
-  jiffy function deploy agent agent.wasm --sandbox-key create --timeout 5m"
+  jiffy function deploy agent agent.wasm --sandbox-key create --timeout 5m
+  jiffy function deploy hello --digest blake3:6e5c..."
 )]
 pub struct FunctionDeployArgs {
     /// Name: a-z, 0-9 and single dashes, 48 characters at most
     pub name: String,
     /// WebAssembly module or component, or a directory with a program `build` that makes one as
     /// function.wasm: it runs in a sandbox of the template functions-builder
-    #[arg(value_name = "FILE|DIRECTORY")]
-    pub source: PathBuf,
+    #[arg(value_name = "FILE|DIRECTORY", required_unless_present = "digest")]
+    pub source: Option<PathBuf>,
+    /// Module that you deployed before, on this host or on one that shares its store, by the digest
+    /// that `info` and `versions` show
+    #[arg(long, value_name = "DIGEST", conflicts_with = "source")]
+    pub digest: Option<String>,
     /// Set an environment variable; without =VALUE, take it from here
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,

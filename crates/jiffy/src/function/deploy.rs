@@ -14,14 +14,15 @@ pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
     path(&args.name, "")?;
     let settings = settings(args)?;
     let client = Client::open(&args.output.host.server()).await?;
-    let module = match args.source.is_dir() {
-        true => source::build(&client, &args.source).await?,
-        false => {
-            let failed = || format!("cannot read the module {}", args.source.display());
-            std::fs::read(&args.source).with_context(failed)?
+    let module = match &args.source {
+        None => None,
+        Some(directory) if directory.is_dir() => Some(source::build(&client, directory).await?),
+        Some(file) => {
+            let failed = || format!("cannot read the module {}", file.display());
+            Some(std::fs::read(file).with_context(failed)?)
         }
     };
-    let sending = client.deploy_function(&args.name, &settings, &module);
+    let sending = client.deploy_function(&args.name, &settings, module.as_deref());
     let deployed: Value = while_waiting("compiling the function", sending).await?;
     show(args.output.json, &deployed, table::answering)
 }
@@ -59,6 +60,9 @@ pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
         settings.insert("sandboxKey".to_owned(), json!(scope.name()));
         let renew = json!(args.renew_sandbox_key);
         settings.insert("renewSandboxKey".to_owned(), renew);
+    }
+    if let Some(digest) = &args.digest {
+        settings.insert("digest".to_owned(), json!(digest));
     }
     Ok(settings.into())
 }

@@ -73,6 +73,14 @@ pub fn functions(all: &Value) -> String {
     table.text()
 }
 
+/// Digest as `deploy --digest` takes it.
+fn digest(of: &Value) -> String {
+    match text(of, "/digest") {
+        digits if digits.is_empty() => digits,
+        digits => format!("blake3:{digits}"),
+    }
+}
+
 /// Versions of a function, newest first.
 pub fn versions(all: &Value) -> String {
     let mut table = Table::new([
@@ -81,6 +89,7 @@ pub fn versions(all: &Value) -> String {
         ("WORLD", Align::Left),
         ("BYTES", Align::Right),
         ("DEPLOYED", Align::Left),
+        ("STORE", Align::Left),
         ("DIGEST", Align::Left),
     ]);
     for version in list(all) {
@@ -94,8 +103,12 @@ pub fn versions(all: &Value) -> String {
             text(version, "/world"),
             text(version, "/bytes"),
             text(version, "/createdAt"),
-            text(version, "/digest").chars().take(16).collect(),
+            text(version, "/storeState"),
+            digest(version),
         ]);
+    }
+    if list(all).iter().all(|v| v["storeState"].is_null()) {
+        table.remove_column("STORE");
     }
     table.text()
 }
@@ -115,6 +128,8 @@ pub fn function(function: &Value) -> String {
     line("public", text(function, "/public"));
     line("version", text(function, "/version"));
     line("world", text(function, "/world"));
+    line("digest", digest(function));
+    line("store", text(function, "/storeState"));
     line("url", text(function, "/url"));
     line("direct url", text(function, "/directUrl"));
     line("path", text(function, "/path"));

@@ -8,6 +8,7 @@ mod client;
 mod direct;
 mod reset;
 mod sandbox_keys;
+mod shared_modules;
 mod source;
 
 use client::{FunctionClient, FunctionResponse};

@@ -29,11 +29,12 @@ pub(super) fn functions() -> Vec<Operation> {
             "/functions/{name}",
             "deployFunction",
             "Deploy a WebAssembly module as a new version, which answers once it has been \
-             compiled, loaded and instantiated; until then, and if that fails, the former one does",
+             compiled, loaded and instantiated; until then, and if that fails, the former one \
+             does. The module is sent, or named by the `digest` of one deployed before",
         )
         .takes_form("DeployFunction")
         .answers(200, "The function", schema("Function"))
-        .refuses(&[413, 422, 501, 503, 507]),
+        .refuses(&[409, 413, 422, 501, 503, 507]),
         Operation::delete(
             "/functions/{name}",
             "removeFunction",

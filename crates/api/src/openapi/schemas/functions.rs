@@ -1,6 +1,7 @@
 //! Functions.
 
 use super::parts::{count, flag, maybe, moment, object, text};
+use jiffy_host::StoreState;
 use serde_json::{Value, json};
 
 /// Functions, their versions, logs and counts.
@@ -44,12 +45,21 @@ pub(super) fn functions() -> Value {
             "schedule": text(),
             "sandboxKey": scope,
             "renewSandboxKey": flag(),
+            "digest": {
+                "type": "string",
+                "description": "BLAKE3 hash of a module of the caller's, on this host or in the store that hosts share, instead of the part `module`",
+            },
         }),
     );
+    let store_state = json!({
+        "type": "string",
+        "enum": [StoreState::Uploading.name(), StoreState::Stored.name()],
+        "description": "State of the module in the store that hosts share; absent without a store",
+    });
     json!({
         "Function": object(
-            &["name", "owner", "label", "state", "public", "version", "world", "path", "limits",
-                "envNames", "allow", "sandboxKey", "createdAt", "updatedAt"],
+            &["name", "owner", "label", "state", "public", "version", "world", "digest", "path",
+                "limits", "envNames", "allow", "sandboxKey", "createdAt", "updatedAt"],
             json!({
                 "name": text(),
                 "owner": maybe(text()),
@@ -58,6 +68,8 @@ pub(super) fn functions() -> Value {
                 "public": flag(),
                 "version": count(),
                 "world": maybe(text()),
+                "digest": maybe(text()),
+                "storeState": store_state,
                 "path": text(),
                 "url": text(),
                 "directUrl": text(),
@@ -86,10 +98,11 @@ pub(super) fn functions() -> Value {
                 "world": text(),
                 "bytes": count(),
                 "digest": text(),
+                "storeState": store_state,
                 "createdAt": moment(),
             }),
         ),
-        "DeployFunction": object(&["module"], json!({
+        "DeployFunction": object(&[], json!({
             "settings": settings,
             "module": { "type": "string", "contentMediaType": "application/wasm" },
         })),

@@ -19,7 +19,8 @@ use serde_json::Value;
 /// Bytes on disk that are reserved per byte of a module: itself and its machine code.
 const DISK_PER_MODULE_BYTE: u64 = 4;
 
-/// `POST /functions/{name}`: a form with `settings` (JSON, may be absent) and `module`.
+/// `POST /functions/{name}`: a form with `settings` (JSON, may be absent) and `module`, which is
+/// absent if the settings name it by its digest.
 pub(in crate::routes) async fn deploy<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -46,8 +47,20 @@ pub(in crate::routes) async fn deploy<E: Engine>(
             }
         }
     }
-    let missing = || ApiError::invalid("the form needs the part `module`: a WebAssembly file");
-    let module = module.ok_or_else(missing)?;
+    let module = match (module, settings.digest()?) {
+        (Some(module), None) => module,
+        (None, Some(digest)) => functions.module(caller.bounds(), digest).await?,
+        (None, None) => {
+            let message = "the form needs the part `module`, a WebAssembly file, or the digest of \
+                           one that you deployed before in its `settings`";
+            return Err(ApiError::invalid(message));
+        }
+        (Some(_), Some(_)) => {
+            let message =
+                "the form has the part `module` or a `digest` in its `settings`, not both";
+            return Err(ApiError::invalid(message));
+        }
+    };
     let _room = match caller.key().filter(|_| caller.bounds().is_some()) {
         Some(key) => {
             let amount = QuotaAmount {

@@ -1,0 +1,68 @@
+//! Digests of modules.
+
+use crate::function_error::FunctionError;
+use std::fmt;
+use std::str::FromStr;
+
+/// Name of the hash in front of its digits, which may be left out.
+const PREFIX: &str = "blake3:";
+
+/// BLAKE3 hash of a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModuleDigest(blake3::Hash);
+
+impl ModuleDigest {
+    /// Hexadecimal digits, as records and files have them.
+    pub(crate) fn digits(self) -> String {
+        self.0.to_hex().to_string()
+    }
+}
+
+impl From<blake3::Hash> for ModuleDigest {
+    fn from(hash: blake3::Hash) -> Self {
+        Self(hash)
+    }
+}
+
+impl fmt::Display for ModuleDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", self.0.to_hex())
+    }
+}
+
+impl FromStr for ModuleDigest {
+    type Err = FunctionError;
+
+    fn from_str(text: &str) -> Result<Self, FunctionError> {
+        let digits = text.strip_prefix(PREFIX).unwrap_or(text);
+        let hash = blake3::Hash::from_hex(digits).map_err(|_| {
+            let message = "the digest of a module is `blake3:` and 64 hexadecimal digits";
+            FunctionError::Setting(message.to_owned())
+        })?;
+        Ok(Self(hash))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_that_of_its_text_and_nothing_else_is_one() {
+        let digest = ModuleDigest::from(blake3::hash(b"module"));
+        for text in [digest.to_string(), digest.digits()] {
+            assert_eq!(text.parse::<ModuleDigest>().unwrap(), digest);
+        }
+        let digits = digest.digits();
+        let bad = [
+            "",
+            "blake3:",
+            "../a",
+            &digits[1..],
+            &format!("sha256:{digits}"),
+        ];
+        for bad in bad {
+            assert!(bad.parse::<ModuleDigest>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Owners whose modules in the store differ from what their functions need, or may.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Owners that are worked on at once.
+const MAX_RUNNING: usize = 4;
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// Longest time between two attempts.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+
+/// Owner of modules: the id of an API key; none: the host's owner.
+type Key = Option<String>;
+
+/// Owners that are to be looked at.
+#[derive(Debug, Default)]
+pub(crate) struct ModuleQueue {
+    work: Mutex<HashMap<Key, Work>>,
+    /// Told of each change.
+    pub changed: Notify,
+}
+
+#[derive(Debug)]
+struct Work {
+    due: Instant,
+    /// Attempts in a row that failed.
+    failures: u32,
+    is_running: bool,
+    /// True if it changed since the attempt that runs began.
+    is_stale: bool,
+}
+
+/// Delay after a failure that follows on `failures` others.
+fn delay(failures: u32) -> Duration {
+    FIRST_DELAY
+        .saturating_mul(1 << failures.min(16))
+        .min(MAX_DELAY)
+}
+
+impl ModuleQueue {
+    /// Has an owner looked at: now, or when its next attempt is due.
+    pub(crate) fn add(&self, key: Key) {
+        let mut work = self.work.lock();
+        let entry = work.entry(key).or_insert_with(|| Work {
+            due: Instant::now(),
+            failures: 0,
+            is_running: false,
+            is_stale: false,
+        });
+        entry.is_stale = entry.is_running;
+        drop(work);
+        self.changed.notify_one();
+    }
+
+    /// Takes owners that are due, as many as may run beside those that do.
+    pub(crate) fn begin(&self) -> Vec<Key> {
+        let now = Instant::now();
+        let mut work = self.work.lock();
+        let running = work.values().filter(|work| work.is_running).count();
+        let due = work.iter_mut();
+        let due = due.filter(|(_, work)| !work.is_running && work.due <= now);
+        let begun = due.take(MAX_RUNNING.saturating_sub(running));
+        begun
+            .map(|(key, work)| {
+                work.is_running = true;
+                key.clone()
+            })
+            .collect()
+    }
+
+    /// Ends an attempt. Returns true for the first failure of a row.
+    pub(crate) fn end(&self, key: &Key, is_done: bool) -> bool {
+        let mut work = self.work.lock();
+        let Some(entry) = work.get_mut(key) else {
+            return false;
+        };
+        entry.is_running = false;
+        let is_first = !is_done && entry.failures == 0;
+        match (is_done, std::mem::take(&mut entry.is_stale)) {
+            (true, false) => drop(work.remove(key)),
+            (true, true) => entry.failures = 0,
+            (false, _) => {
+                entry.due = Instant::now() + delay(entry.failures);
+                entry.failures = entry.failures.saturating_add(1);
+            }
+        }
+        self.changed.notify_one();
+        is_first
+    }
+
+    /// Returns when something changes or is due.
+    pub(crate) async fn wait(&self) {
+        let next = {
+            let work = self.work.lock();
+            let waiting = work.values().filter(|work| !work.is_running);
+            waiting.map(|work| work.due).min()
+        };
+        let is_due = async {
+            match next {
+                Some(due) if due > Instant::now() => tokio::time::sleep_until(due).await,
+                // Nothing waits, or for one of those that run.
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = is_due => {}
+            () = self.changed.notified() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Some(name.to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_owner_that_fails_is_tried_later_and_later_and_holds_up_no_other() {
+        let queue = ModuleQueue::default();
+        queue.add(key("bad"));
+        let mut before = Duration::ZERO;
+        for attempt in 0..12 {
+            assert_eq!(queue.begin(), [key("bad")]);
+            assert_eq!(queue.end(&key("bad"), false), attempt == 0);
+            // A change does not shorten the delay.
+            queue.add(key("bad"));
+            assert!(queue.begin().is_empty());
+            queue.add(key("good"));
+            assert_eq!(queue.begin(), [key("good")]);
+            queue.end(&key("good"), true);
+            let start = Instant::now();
+            while queue.work.lock()[&key("bad")].due > Instant::now() {
+                queue.wait().await;
+            }
+            let waited = start.elapsed();
+            assert!(waited >= before && waited <= MAX_DELAY + Duration::from_millis(2));
+            before = waited;
+        }
+        assert!(before >= MAX_DELAY);
+        queue.begin();
+        queue.end(&key("bad"), true);
+        assert!(queue.work.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_changes_during_an_attempt_is_looked_at_again_and_few_run_at_once() {
+        let queue = ModuleQueue::default();
+        for number in 0..10 {
+            queue.add(key(&number.to_string()));
+        }
+        let begun = queue.begin();
+        assert_eq!((begun.len(), queue.begin().len()), (MAX_RUNNING, 0));
+        queue.add(begun[0].clone());
+        queue.end(&begun[0], true);
+        queue.end(&begun[1], true);
+        let work = queue.work.lock();
+        assert!(work.contains_key(&begun[0]) && !work.contains_key(&begun[1]));
+        drop(work);
+        assert_eq!(queue.begin().len(), 2);
+    }
+}
