@@ -1,5 +1,6 @@
 //! Compilation of modules, by a process of its own each.
 
+use crate::deploy_step::{DeployStep, reached};
 use crate::tenant_process::ProcessError;
 use std::fs::File;
 use std::path::Path;
@@ -34,6 +35,7 @@ pub fn compile(
         .stdout(file)
         .stderr(messages.try_clone()?);
     let mut child = command.spawn()?;
+    reached(DeployStep::Compile);
     let deadline = Instant::now() + COMPILE_TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait()? {

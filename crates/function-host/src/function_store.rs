@@ -8,6 +8,7 @@
 //!   http.sock, control.sock, process.json   of the process that runs
 //! ```
 
+use crate::deploy_step::{DeployStep, reached};
 use crate::function_error::FunctionError;
 use crate::function_record::FunctionRecord;
 use std::collections::HashSet;
@@ -16,6 +17,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// Extension of a compiled module that is being written.
 pub(crate) const UNFINISHED: &str = "new";
@@ -72,11 +74,15 @@ impl FunctionStore {
         let path = self.record_path(&record.name);
         let write = || {
             let directory = self.directory.join("records");
-            let mut file = tempfile::NamedTempFile::new_in(&directory)?;
+            reached(DeployStep::WriteRecord);
+            let mut file = NamedTempFile::new_in(&directory)?;
             file.write_all(&serde_json::to_vec(record)?)?;
+            reached(DeployStep::SyncRecord);
             file.as_file().sync_all()?;
+            reached(DeployStep::ReplaceRecord);
             file.persist(&path)?;
-            File::open(&directory)?.sync_all()
+            reached(DeployStep::SyncDirectory);
+            sync_directory_of(&path)
         };
         write().map_err(FunctionError::file(&path))
     }
@@ -84,10 +90,41 @@ impl FunctionStore {
     /// Removes a record.
     pub(crate) fn remove(&self, name: &str) -> Result<(), FunctionError> {
         let path = self.record_path(name);
-        match fs::remove_file(&path) {
+        let removed = match fs::remove_file(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.map_err(FunctionError::file(&path)),
-        }
+            // Before gc removes modules that the record names.
+            removed => removed.and_then(|()| sync_directory_of(&path)),
+        };
+        removed.map_err(FunctionError::file(&path))
+    }
+
+    /// Keeps a module that has arrived. It is in storage before a record names it.
+    pub(crate) fn keep_module(
+        &self,
+        file: NamedTempFile,
+        digest: &str,
+    ) -> Result<(), FunctionError> {
+        let path = self.module(digest);
+        let keep = || {
+            file.as_file().sync_all()?;
+            reached(DeployStep::KeepModule);
+            file.persist(&path)?;
+            sync_directory_of(&path)
+        };
+        keep().map_err(FunctionError::file(&path))
+    }
+
+    /// Gives a compiled module, which is complete, its name. Returns its bytes.
+    pub(crate) fn keep_artifact(unfinished: &Path, path: &Path) -> Result<u64, FunctionError> {
+        let keep = || -> io::Result<u64> {
+            let file = File::open(unfinished)?;
+            file.sync_all()?;
+            reached(DeployStep::KeepArtifact);
+            fs::rename(unfinished, path)?;
+            sync_directory_of(path)?;
+            Ok(file.metadata()?.len())
+        };
+        keep().map_err(FunctionError::file(path))
     }
 
     /// Path of a module.
@@ -134,6 +171,7 @@ impl FunctionStore {
         for directory in engines.chain([self.directory.join("modules")]) {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 if !needed(&entry.path()) {
+                    reached(DeployStep::RemoveFile);
                     // Left for the next gc.
                     let _ = fs::remove_file(entry.path());
                 }
@@ -155,4 +193,9 @@ impl FunctionStore {
             tracing::warn!("{}: {e}", self.directory.display());
         }
     }
+}
+
+/// Brings the names in a file's directory to storage.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(path))?.sync_all()
 }

@@ -5,6 +5,7 @@
 //! crate does not. Why it is so: docs/design-functions.md.
 
 pub mod compiler;
+pub mod deploy_step;
 pub mod egress;
 pub mod function_error;
 pub mod function_record;

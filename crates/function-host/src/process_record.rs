@@ -1,5 +1,6 @@
 //! File that identifies a tenant's process to the next daemon.
 
+use crate::deploy_step::{DeployStep, reached};
 use jiffy_engine::ProcessInstance;
 use jiffy_proto::function::SlotReset;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,7 @@ impl ProcessRecord {
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         let unfinished = directory.join(UNFINISHED_FILE);
         serde_json::to_writer(File::create(&unfinished)?, self)?;
+        reached(DeployStep::NoteProcess);
         fs::rename(unfinished, directory.join(PROCESS_FILE))
     }
 

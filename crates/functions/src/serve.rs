@@ -23,6 +23,9 @@ use tokio::sync::Semaphore;
 
 /// Descriptors besides connections.
 const OTHER_DESCRIPTORS: u64 = 1024;
+/// Time for the daemon that started the process to connect. A daemon that is killed before it has
+/// noted the process leaves one that no other finds.
+const STARTER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of log entries in one answer.
 const MAX_LOG_ANSWER_BYTES: usize = 48 << 10;
 
@@ -92,16 +95,18 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
         ticker,
         runtime: runtime.handle().clone(),
     };
-    while let Some(channel) = next_daemon(&control, settings.grace)? {
+    let mut timeout = settings.grace.min(STARTER_TIMEOUT);
+    while let Some(channel) = next_daemon(&control, timeout)? {
+        timeout = settings.grace;
         // Its end or its fault; another daemon may connect.
         let _ = orders.answer(&channel);
     }
     Ok(())
 }
 
-/// Waits for a daemon to connect; none if the time of grace is over.
-fn next_daemon(listener: &OwnedFd, grace: Duration) -> io::Result<Option<Channel>> {
-    let timeout = PollTimeout::try_from(grace).unwrap_or(PollTimeout::MAX);
+/// Waits for a daemon to connect; none if the time is over.
+fn next_daemon(listener: &OwnedFd, timeout: Duration) -> io::Result<Option<Channel>> {
+    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
     let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     if poll(&mut waiting, timeout)? == 0 {
         return Ok(None);

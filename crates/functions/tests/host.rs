@@ -3,6 +3,9 @@
 
 mod support;
 
+#[path = "host/kills.rs"]
+mod kills;
+
 #[path = "host/modules.rs"]
 mod modules;
 

@@ -3,6 +3,7 @@
 use super::direct::publish;
 use super::processes::blocking;
 use super::{Functions, Owner};
+use crate::deploy_step::{DeployStep, reached};
 use crate::function_error::FunctionError;
 use crate::function_record::{DeployChanges, FunctionRecord, VersionRecord, new_record};
 use crate::function_state::FunctionState;
@@ -37,9 +38,10 @@ impl ModuleUpload {
         }
         self.hasher.update(bytes);
         let path = self.file.path().to_owned();
-        self.file
-            .write_all(bytes)
-            .map_err(FunctionError::file(&path))
+        let written = self.file.write_all(bytes);
+        written.map_err(FunctionError::file(&path))?;
+        reached(DeployStep::Receive);
+        Ok(())
     }
 
     /// Bytes so far.
@@ -127,10 +129,7 @@ impl Functions {
             let (owner, digest) = (owner.clone(), digest.clone());
             blocking(move || {
                 owner.store.create()?;
-                let path = owner.store.module(&digest);
-                let kept = module.file.persist(&path);
-                kept.map(drop)
-                    .map_err(|e| FunctionError::file(&path)(e.error))
+                owner.store.keep_module(module.file, &digest)
             })
             .await?;
         }

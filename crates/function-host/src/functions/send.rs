@@ -4,9 +4,10 @@ use super::direct::publish;
 use super::processes::blocking;
 use super::{Functions, Owner};
 use crate::compiler;
+use crate::deploy_step::{DeployStep, reached};
 use crate::function_error::FunctionError;
 use crate::function_record::{Artifact, FunctionRecord};
-use crate::function_store::UNFINISHED;
+use crate::function_store::{FunctionStore, UNFINISHED};
 use crate::owner;
 use crate::request_limit::limited;
 use crate::response_body::FunctionBody;
@@ -17,7 +18,6 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Response, Uri};
 use jiffy_proto::function::FUNCTION_HEADER;
 use std::fs::{self, File};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -130,9 +130,11 @@ impl Functions {
             let file = File::open(&path).map_err(FunctionError::file(&path))?;
             let (name, settings) = (&record.name, record.load_settings());
             let digest = &artifact.digest;
+            reached(DeployStep::Load);
             running
                 .process
                 .load_as(name, &file, digest, settings, record.origin())?;
+            reached(DeployStep::Publish);
             running.process.order(&publish(&record))?;
             running.loaded.lock().insert(name.clone(), record.revision);
             Ok(())
@@ -163,7 +165,7 @@ impl Functions {
             let jailed = shared.settings.jailed;
             let done = compiler::compile(program, &name, file, &unfinished, jailed);
             let done = done.map_err(FunctionError::from).and_then(|digest| {
-                let bytes = persist(&unfinished, &target)?;
+                let bytes = FunctionStore::keep_artifact(&unfinished, &target)?;
                 Ok(Artifact {
                     engine,
                     digest,
@@ -209,13 +211,6 @@ async fn note(owner: Arc<Owner>, module: String, artifact: Artifact) {
             Err(e) => tracing::warn!("{e}"),
         }
     }
-}
-
-/// Gives a complete file its name. Returns its bytes.
-fn persist(from: &Path, to: &Path) -> Result<u64, FunctionError> {
-    let bytes = fs::metadata(from).map_err(FunctionError::file(from))?.len();
-    fs::rename(from, to).map_err(FunctionError::file(to))?;
-    Ok(bytes)
 }
 
 fn prepare(request: &mut Request<RequestBody>, name: &str) -> Result<(), FunctionError> {
