@@ -1,20 +1,25 @@
-//! Reset `fast`: pages that are swapped out when a request ends.
+//! Pages that are swapped out when a request ends, and those that the reset `fast` keeps.
 #![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "support/skip.rs"]
+mod skip;
+
+#[path = "support/swap.rs"]
+mod swap;
 
 use jiffy_functions::engine;
 use jiffy_functions::page_scan::{FILE, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
 use jiffy_proto::function::{SlotReset, TenantLimits};
-use std::ffi::CString;
+use skip::skip;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::process::Command;
 use std::time::{Duration, Instant};
+use swap::Swap;
 use wasmtime::{Engine, Instance, Linker, Module, Store};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
-const SWAP_BYTES: u64 = 64 << 20;
 /// `MADV_PAGEOUT` is refused for a page that is busy; it is asked for again within this time.
 const PAGE_OUT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Memory of 64 pages, of which 16 begin with what the module says.
@@ -24,33 +29,6 @@ const MODULE: &str = r#"(module (memory (export "memory") 4)
     (func (export "is_null") (param i32) (result i32)
       (ref.is_null (table.get (local.get 0))))
     (data (i32.const 0) "DATA"))"#;
-
-/// Swap file in use, until the value is dropped.
-struct Swap(CString, #[allow(dead_code)] tempfile::TempDir);
-
-impl Swap {
-    /// None where there can be none: without root, or on file systems without swap files.
-    fn on() -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("swap");
-        // Without holes.
-        fs::write(&path, vec![0; usize::try_from(SWAP_BYTES).unwrap()]).unwrap();
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        let made = Command::new("/usr/sbin/mkswap").arg(&path).output().ok()?;
-        let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a path that ends in zero.
-        let on = made.status.success() && unsafe { libc::swapon(path.as_ptr(), 0) } == 0;
-        on.then_some(Self(path, directory))
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        let off = unsafe { libc::swapoff(self.0.as_ptr()) };
-        assert_eq!(off, 0, "{}", std::io::Error::last_os_error());
-    }
-}
 
 fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
     let mut regions = [[0u64; 3]; 64];
@@ -120,10 +98,10 @@ fn instantiate(engine: &Engine, module: &Module) -> (Store<()>, Instance) {
     (store, made.unwrap())
 }
 
-fn fast_engine() -> (Engine, Module) {
+fn engine_with(reset: SlotReset) -> (Engine, Module) {
     let limits = TenantLimits {
         slots: 1,
-        reset: SlotReset::Fast,
+        reset,
         ..TenantLimits::default()
     };
     let engine = engine::running(&limits).unwrap();
@@ -172,31 +150,35 @@ fn assert_clean(engine: &Engine, module: &Module, address: usize) {
 
 #[test]
 fn a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next() {
-    let Some(_swap) = Swap::on() else {
-        eprintln!(
-            "skipped a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next: \
-             no swap file can be used here"
-        );
-        return;
+    let _swap = match Swap::on() {
+        Ok(swap) => swap,
+        Err(error) => {
+            return skip(
+                "a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next",
+                &format!("no swap space can be used here: {error}"),
+            );
+        }
     };
-    let (engine, module) = fast_engine();
-    for _ in 0..3 {
-        let (mut store, instance) = instantiate(&engine, &module);
-        let address = write(&mut store, &instance);
-        page_out(address, PAGES);
-        let length = PAGES * PAGE;
-        let stock = scan(address, length, WRITTEN | PRESENT, 0);
-        let corrected = scan(address, length, WRITTEN, PRESENT | SWAPPED);
-        // Without the correction nothing would be reset: that is what this test shows.
-        assert_eq!((stock, corrected), (0, PAGES as u64));
-        drop(store);
-        assert_clean(&engine, &module, address);
+    for reset in [SlotReset::Fast, SlotReset::Strict] {
+        let (engine, module) = engine_with(reset);
+        for _ in 0..3 {
+            let (mut store, instance) = instantiate(&engine, &module);
+            let address = write(&mut store, &instance);
+            page_out(address, PAGES);
+            let length = PAGES * PAGE;
+            let stock = scan(address, length, WRITTEN | PRESENT, 0);
+            let corrected = scan(address, length, WRITTEN, PRESENT | SWAPPED);
+            // Without the correction `fast` would reset nothing: that is what this test shows.
+            assert_eq!((stock, corrected), (0, PAGES as u64));
+            drop(store);
+            assert_clean(&engine, &module, address);
+        }
     }
 }
 
 #[test]
 fn a_slot_in_memory_is_clean_for_the_next_request_and_keeps_its_pages() {
-    let (engine, module) = fast_engine();
+    let (engine, module) = engine_with(SlotReset::Fast);
     for _ in 0..3 {
         let (mut store, instance) = instantiate(&engine, &module);
         let address = write(&mut store, &instance);

@@ -1,0 +1,106 @@
+//! Swap space of a test: compressed memory (zram) of its own where the kernel has it, a file
+//! otherwise.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const SWAP_BYTES: u64 = 64 << 20;
+const ZRAM_CONTROL: &str = "/sys/class/zram-control";
+/// `SWAP_FLAG_PREFER` with the highest priority: it is used before other swap space.
+const FLAGS: libc::c_int = 0x8000 | 0x7fff;
+/// Time in which other programs that look at new devices close them.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Swap space in use, until the value is dropped.
+pub struct Swap {
+    path: CString,
+    _device: Option<Zram>,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl Swap {
+    /// Fails where there can be none: without root, or on file systems without swap files.
+    pub fn on() -> io::Result<Self> {
+        if let Ok(device) = Zram::new()
+            && let Ok(path) = use_for_swap(&device.path())
+        {
+            return Ok(Self {
+                path,
+                _device: Some(device),
+                _directory: None,
+            });
+        }
+        let directory = tempfile::tempdir()?;
+        let file = directory.path().join("swap");
+        // Without holes.
+        fs::write(&file, vec![0; usize::try_from(SWAP_BYTES).unwrap()])?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
+        Ok(Self {
+            path: use_for_swap(&file)?,
+            _device: None,
+            _directory: Some(directory),
+        })
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        // SAFETY: a path that ends in zero.
+        let off = unsafe { libc::swapoff(self.path.as_ptr()) };
+        assert_eq!(off, 0, "{}", io::Error::last_os_error());
+    }
+}
+
+fn use_for_swap(path: &Path) -> io::Result<CString> {
+    let made = Command::new("/usr/sbin/mkswap").arg(path).output()?;
+    if !made.status.success() {
+        let said = String::from_utf8_lossy(&made.stderr).into_owned();
+        return Err(io::Error::other(said));
+    }
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: a path that ends in zero.
+    match unsafe { libc::swapon(path.as_ptr(), FLAGS) } {
+        0 => Ok(path),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Device made for the test. Others are left as they are.
+struct Zram(u32);
+
+impl Zram {
+    fn new() -> io::Result<Self> {
+        let number = fs::read_to_string(format!("{ZRAM_CONTROL}/hot_add"))?;
+        let device = Self(number.trim().parse().map_err(io::Error::other)?);
+        fs::write(device.attribute("disksize"), SWAP_BYTES.to_string())?;
+        Ok(device)
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/dev/zram{}", self.0).into()
+    }
+
+    fn attribute(&self, name: &str) -> String {
+        format!("/sys/block/zram{}/{name}", self.0)
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let removed = || {
+            fs::write(self.attribute("reset"), "1")?;
+            fs::write(format!("{ZRAM_CONTROL}/hot_remove"), self.0.to_string())
+        };
+        while let Err(error) = removed() {
+            assert!(start.elapsed() < RELEASE_TIMEOUT, "{error}");
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Guests that look for marks of other requests in all that they have: memory from its first byte,
+//! also grown, data, globals, each element of tables; components also handles and environment. They
+//! leave marks of their own there.
+//!
+//! No two have the same sizes, data or bytes, so that a slot that goes from one to another changes.
+
+use crate::support::TRACES;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::Range;
+
+const CORE: &str = include_str!("../guests/traces_core.wat");
+const HTTP: &str = include_str!("../guests/traces_http.wat");
+/// Bytes at the start of a component's memory that it needs to answer, and marks last.
+const KEPT_BYTES: u32 = 2048;
+const PAGE_BYTES: u32 = 64 << 10;
+
+/// Sizes of a guest. Addresses and lengths of data are multiples of 16.
+struct Shape {
+    pages: u32,
+    /// Pages by which it grows.
+    grown: u32,
+    /// Elements of its table.
+    elements: u32,
+    /// Elements that the module sets.
+    own_elements: Range<u32>,
+    /// Address and length of each segment, in ascending order.
+    data: &'static [(u32, u32)],
+    /// Address of requests, without data.
+    buffer: u32,
+}
+
+const fn shape(
+    memory: (u32, u32),
+    table: (u32, Range<u32>),
+    data: &'static [(u32, u32)],
+    buffer: u32,
+) -> Shape {
+    Shape {
+        pages: memory.0,
+        grown: memory.1,
+        elements: table.0,
+        own_elements: table.1,
+        data,
+        buffer,
+    }
+}
+
+/// Memories and tables below and above what resets keep, images at both ends, large, and none.
+const SHAPES: [Shape; FUNCTIONS] = [
+    shape((1, 3), (10, 0..0), &[], 1024),
+    shape((2, 0), (64, 3..11), &[(0, 4096)], 8192),
+    shape((4, 4), (1, 0..1), &[(65_536, 16), (262_128, 16)], 0),
+    shape((8, 0), (300, 290..300), &[(4096, 102_400)], 512),
+    shape(
+        (3, 1),
+        (2000, 9..60),
+        &[(1024, 1024), (100_000, 64)],
+        65_536,
+    ),
+    shape(
+        (16, 0),
+        (40, 0..40),
+        &[(32, 16), (70_000, 16), (262_144, 4096), (1_048_560, 16)],
+        200_000,
+    ),
+    shape((1, 0), (9000, 8990..9000), &[(8192, 57_344)], 4096),
+    shape((6, 2), (5, 2..3), &[(393_200, 16)], 131_072),
+];
+
+/// Guests that there are.
+pub const FUNCTIONS: usize = 8;
+
+/// Guest by its number, from 1 on.
+#[derive(Debug, Clone, Copy)]
+pub struct TraceGuest(pub usize);
+
+impl TraceGuest {
+    pub fn all() -> impl Iterator<Item = Self> {
+        (1..=FUNCTIONS).map(Self)
+    }
+
+    /// Name of its function.
+    pub fn name(self) -> String {
+        format!("guest-{}", self.0)
+    }
+
+    /// Variables: one by the same name in all guests, and one of its own.
+    pub fn environment(self) -> BTreeMap<String, String> {
+        let name = self.name();
+        let own = format!("OF_{}", self.0);
+        BTreeMap::from([("GUEST".to_owned(), name.clone()), (own, name)])
+    }
+
+    /// Start of its answer if it has found nothing.
+    pub fn clean(self) -> String {
+        format!("@{}", self.0)
+    }
+
+    /// Module of jiffy-core/1 in text form.
+    pub fn core(self) -> Vec<u8> {
+        self.fill(CORE, 0)
+    }
+
+    /// Component of wasi:http/proxy in text form.
+    pub fn component(self) -> Vec<u8> {
+        self.fill(HTTP, KEPT_BYTES)
+    }
+
+    fn shape(self) -> &'static Shape {
+        &SHAPES[self.0 - 1]
+    }
+
+    fn fill(self, template: &str, kept: u32) -> Vec<u8> {
+        let shape = self.shape();
+        let own = &shape.own_elements;
+        let numbers = [
+            ("{number}", u32::try_from(self.0).unwrap()),
+            ("{digit}", u32::from(b'0') + u32::try_from(self.0).unwrap()),
+            ("{mark}", 0x80 + u32::try_from(self.0).unwrap()),
+            ("{pages}", shape.pages),
+            ("{grown}", shape.grown),
+            ("{elements}", shape.elements),
+            ("{first-element}", own.start),
+            ("{own-elements}", own.end - own.start),
+            ("{buffer}", shape.buffer),
+            ("{keep}", kept),
+        ];
+        let functions = "$own ".repeat((own.end - own.start).try_into().unwrap());
+        let items = std::str::from_utf8(TRACES).unwrap();
+        let mut text = template
+            .replace("{items}", items)
+            .replace("{functions}", &functions)
+            .replace("{data}", &self.data())
+            .replace("{ranges}", &self.ranges());
+        for (word, number) in numbers {
+            text = text.replace(word, &number.to_string());
+        }
+        text.into_bytes()
+    }
+
+    fn bytes(self, at: u32, length: u32) -> impl Iterator<Item = u8> {
+        let seed = self.0 * 37;
+        (at..at + length).map(move |i| (seed + i as usize * 11) as u8 | 1)
+    }
+
+    fn data(self) -> String {
+        let mut text = String::new();
+        for (at, length) in self.shape().data {
+            let bytes = self.bytes(*at, *length);
+            let escaped: String = bytes.map(|byte| format!("\\{byte:02x}")).collect();
+            writeln!(text, "(data (i32.const {at}) \"{escaped}\")").unwrap();
+        }
+        text
+    }
+
+    /// Calls that look at data and at all between.
+    fn ranges(self) -> String {
+        let shape = self.shape();
+        let mut text = String::new();
+        let zeros = |at: u32, end: u32, text: &mut String| {
+            writeln!(text, "(call $zeros (i32.const {at}) (i32.const {end}))").unwrap();
+        };
+        let mut from = 0;
+        for (at, length) in shape.data {
+            let end = at + length;
+            zeros(from, *at, &mut text);
+            let digest = self.digest(*at, *length);
+            let range = format!("(i32.const {at}) (i32.const {end})");
+            writeln!(text, "(call $data {range} (i64.const {digest}))").unwrap();
+            from = end;
+        }
+        zeros(from, (shape.pages + shape.grown) * PAGE_BYTES, &mut text);
+        text
+    }
+
+    fn digest(self, at: u32, length: u32) -> u64 {
+        let bytes: Vec<u8> = self.bytes(at, length).collect();
+        bytes.chunks_exact(8).fold(0u64, |sum, word| {
+            (sum ^ u64::from_le_bytes(word.try_into().unwrap())).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+}
