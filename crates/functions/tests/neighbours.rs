@@ -3,14 +3,16 @@
 
 mod support;
 
-use jiffy_proto::function::FunctionLimits;
+use jiffy_proto::function::{ControlRequest, ControlResponse, FunctionLimits, TenantLimits};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::{PROBE, SetOnDrop, TestTenant, constant};
+use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
 
 /// Slow enough for a busy host, and far below what spinning guests use.
 const MAX_MEDIAN: Duration = Duration::from_millis(30);
 const MAX_P99: Duration = Duration::from_millis(250);
+/// Time in which requests that were sent run.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_spinning_function_leaves_its_neighbour_time() {
@@ -32,19 +34,76 @@ fn a_spinning_function_leaves_its_neighbour_time() {
             });
         }
         let _done = SetOnDrop(&done);
-        let mut client = tenant.connect();
-        let mut times: Vec<_> = (0..200)
-            .map(|_| {
-                let start = Instant::now();
-                assert_eq!(client.get("good", "/").text(), "good");
-                start.elapsed()
-            })
-            .collect();
-        times.sort();
-        println!("median {:?}, p99 {:?}", times[100], times[197]);
-        assert!(times[100] < MAX_MEDIAN, "{:?}", times[100]);
-        assert!(times[197] < MAX_P99, "{:?}", times[197]);
+        let [median, p99] = latencies(&mut tenant.connect(), "good", 200);
+        println!("median {median:?}, p99 {p99:?}");
+        assert!(median < MAX_MEDIAN, "{median:?}");
+        assert!(p99 < MAX_P99, "{p99:?}");
     });
+}
+
+/// Median and 99th percentile of requests to a function that answers with its name.
+fn latencies(client: &mut TestClient, name: &str, requests: usize) -> [Duration; 2] {
+    let mut times: Vec<_> = (0..requests)
+        .map(|_| {
+            let start = Instant::now();
+            assert_eq!(client.get(name, "/").text(), name);
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    [times[requests / 2], times[requests * 99 / 100 - 1]]
+}
+
+#[test]
+fn a_tenant_that_spins_on_all_its_slots_leaves_another_time() {
+    const SLOTS: u32 = 8;
+    let spinning = TestTenant::with_limits(&TenantLimits {
+        slots: SLOTS,
+        ..TenantLimits::default()
+    });
+    let limits = FunctionLimits {
+        cpu_ms: 100,
+        wall_ms: 60_000,
+        ..FunctionLimits::default()
+    };
+    spinning.deploy("spin", PROBE, limits);
+    let neighbour = TestTenant::start();
+    neighbour.deploy("good", &constant("good"), FunctionLimits::default());
+    let [idle_median, idle_p99] = latencies(&mut neighbour.connect(), "good", 2000);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..SLOTS {
+            scope.spawn(|| {
+                let mut client = spinning.connect();
+                while !done.load(Ordering::Relaxed) {
+                    assert_eq!(client.get("spin", "/spin").fault().1, "function_cpu");
+                }
+            });
+        }
+        let _done = SetOnDrop(&done);
+        wait_until_it_runs(&spinning, "spin", SLOTS.into());
+        let [median, p99] = latencies(&mut neighbour.connect(), "good", 2000);
+        println!("alone: median {idle_median:?}, p99 {idle_p99:?}");
+        println!("beside: median {median:?}, p99 {p99:?}");
+        assert!(p99 < MAX_P99, "{p99:?}");
+        // All along.
+        wait_until_it_runs(&spinning, "spin", SLOTS.into());
+    });
+}
+
+/// Waits until as many requests to a function run.
+fn wait_until_it_runs(tenant: &TestTenant, function: &str, requests: u64) {
+    let start = Instant::now();
+    let order = ControlRequest::Metrics {
+        function: function.to_owned(),
+    };
+    loop {
+        match tenant.process.order(&order).unwrap() {
+            ControlResponse::Metrics { metrics } if metrics.running == requests => return,
+            other => assert!(start.elapsed() < START_TIMEOUT, "{other:?}"),
+        }
+        std::thread::yield_now();
+    }
 }
 
 #[test]
