@@ -61,13 +61,28 @@ impl FunctionClient {
     }
 
     pub fn send(&mut self, method: &str, path: &str, body: &[u8]) -> io::Result<FunctionResponse> {
-        let (headers, length) = (&self.headers, body.len());
-        let head = format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n");
-        let mut request = head.into_bytes();
+        let mut request = self.head(method, path, body.len()).into_bytes();
         request.extend_from_slice(body);
         // A refusal may arrive before the body is sent.
         let _ = self.stream.get_mut().write_all(&request);
         self.response()
+    }
+
+    /// Sends the head of a request whose body has `length` bytes.
+    pub fn begin(&mut self, method: &str, path: &str, length: usize) {
+        let head = self.head(method, path, length);
+        self.stream.get_mut().write_all(head.as_bytes()).unwrap();
+    }
+
+    /// Sends the body of the request that has begun.
+    pub fn finish(&mut self, body: &[u8]) -> io::Result<FunctionResponse> {
+        self.stream.get_mut().write_all(body).unwrap();
+        self.response()
+    }
+
+    fn head(&self, method: &str, path: &str, length: usize) -> String {
+        let headers = &self.headers;
+        format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n")
     }
 
     fn response(&mut self) -> io::Result<FunctionResponse> {

@@ -6,6 +6,7 @@ mod support;
 
 mod client;
 mod direct;
+mod other_keys;
 mod reset;
 mod sandbox_keys;
 mod shared_modules;
@@ -116,9 +117,11 @@ fn functions_are_deployed_reached_managed_and_survive() {
         modules: tempfile::tempdir().unwrap(),
         direct: format!("http://{direct}"),
     };
-    let steps: [(&str, Step); 9] = [
+    let steps: [(&str, Step); 11] = [
         ("commands and versions", commands_and_versions),
         ("keys and public names", keys_and_public_names),
+        ("calls of other keys", other_keys::calls_of_other_keys),
+        ("budgets", other_keys::budgets),
         ("direct requests", direct::direct_requests),
         ("limits and logs", limits_and_logs),
         ("swaps under load", swaps_under_load),
