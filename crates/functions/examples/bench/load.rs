@@ -4,9 +4,28 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::process::Command;
 
-/// Connections at once, as in the table of TinyKVM's web server.
+/// Connections at once, as in the reference.
 const CONNECTIONS: [u32; 4] = [8, 16, 32, 64];
 const SECONDS: u32 = 3;
+/// Name of the server that others are compared with.
+const PLAIN: &str = "plain hyper";
+
+/// Figures of another project, on another and larger machine that it does not name: what can be
+/// compared is the ratio to its plain server.
+const REFERENCE: &str = "Drogon on TinyKVM (README of libriscv/drogon-sandbox, commit 01dfd5cf; wrk \
+                         with as many threads as connections, on another and larger machine)";
+/// Its requests per second, by [`CONNECTIONS`].
+const REFERENCE_RATES: [f64; 4] = [817_439.0, 1_283_099.0, 1_552_155.0, 1_969_675.0];
+/// Those of its plain server, which it tells for the first of them only.
+const REFERENCE_PLAIN: f64 = 889_613.0;
+
+/// The reference as part of the results.
+pub fn reference() -> Value {
+    json!({
+        "name": REFERENCE, "client": "wrk", "connections": CONNECTIONS,
+        "requests_per_s": REFERENCE_RATES, "plain_at_the_first": REFERENCE_PLAIN,
+    })
+}
 
 /// One series for each client and number of connections. `targets` are measured in turn.
 pub fn measure(targets: &[(String, SocketAddr)], rounds: usize) -> Vec<Value> {
@@ -46,7 +65,7 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// Runs wrk, whose threads are two as in the reference.
+/// Runs wrk with two threads.
 fn wrk(address: SocketAddr, connections: u32) -> Option<Value> {
     let url = format!("http://{address}/");
     let (connections, seconds) = (connections.to_string(), format!("{SECONDS}s"));
@@ -102,7 +121,8 @@ fn micros(text: &str) -> f64 {
     found.unwrap_or_else(|| panic!("{text} is no time"))
 }
 
-/// Prints medians of requests per second as the reference has them, to standard error.
+/// Prints medians of requests per second as the reference has them, and their part of plain hyper's,
+/// to standard error.
 fn print_table(measured: &[Value]) {
     for client in ["wrk", "h2load"] {
         let of_client: Vec<_> = measured.iter().filter(|m| m["client"] == client).collect();
@@ -121,8 +141,8 @@ fn print_table(measured: &[Value]) {
             "requests/s with {client} | {}",
             CONNECTIONS.map(|c| c.to_string()).join(" | ")
         );
-        for name in names {
-            let rates = CONNECTIONS.map(|connections| {
+        let rates = |name: &str| {
+            CONNECTIONS.map(|connections| {
                 let same = of_client
                     .iter()
                     .filter(|m| m["name"] == name && m["connections"] == connections);
@@ -130,12 +150,25 @@ fn print_table(measured: &[Value]) {
                     .map(|m| m["requests_per_s"].as_f64().unwrap())
                     .collect();
                 rates.sort_by(f64::total_cmp);
-                format!(
-                    "{:.0}",
-                    rates.get(rates.len() / 2).copied().unwrap_or_default()
-                )
-            });
-            eprintln!("{name} | {}", rates.join(" | "));
+                rates.get(rates.len() / 2).copied().unwrap_or_default()
+            })
+        };
+        let plain = rates(PLAIN).map(Some);
+        for name in names {
+            print_row(name, rates(name), plain);
+        }
+        if client == "wrk" {
+            let plain = [Some(REFERENCE_PLAIN), None, None, None];
+            print_row(REFERENCE, REFERENCE_RATES, plain);
         }
     }
+}
+
+fn print_row(name: &str, rates: [f64; 4], plain: [Option<f64>; 4]) {
+    let cell = |(rate, plain): (f64, Option<f64>)| match plain {
+        Some(plain) if plain > 0.0 => format!("{rate:.0} ({:.0} %)", rate / plain * 100.0),
+        _ => format!("{rate:.0}"),
+    };
+    let cells: Vec<_> = rates.into_iter().zip(plain).map(cell).collect();
+    eprintln!("{name} | {}", cells.join(" | "));
 }

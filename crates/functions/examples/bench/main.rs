@@ -11,6 +11,7 @@
 )]
 
 mod load;
+mod paired;
 mod process;
 mod servers;
 
@@ -18,6 +19,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use jiffy_functions::server::{FUNCTION_HEADER, FunctionServer};
 use jiffy_proto::function::SlotReset;
+use paired::PairedDifferences;
 use serde_json::{Value, json};
 use servers::{EXAMPLES, FUNCTIONS};
 use std::net::SocketAddr;
@@ -63,7 +65,7 @@ fn main() {
         }
         runtime.block_on(std::future::pending::<()>());
     }
-    let mut series = Series::default();
+    let (mut series, mut paired) = (Series::default(), PairedDifferences::default());
     for _ in 0..ROUNDS {
         let requests = requests / ROUNDS;
         for (name, functions) in FUNCTIONS
@@ -75,10 +77,11 @@ fn main() {
             series.add(label("in process"), 1, times);
             for clients in [1, 8] {
                 // Beside each, as load changes within a run.
-                let times = runtime.block_on(measure(plain, clients, requests));
-                series.add("plain hyper".to_owned(), clients, times);
+                let beside = runtime.block_on(measure(plain, clients, requests));
                 let address = functions.addresses[name];
                 let times = runtime.block_on(measure(address, clients, requests));
+                paired.add(&label("direct"), clients, &beside.0, &times.0);
+                series.add("plain hyper".to_owned(), clients, beside);
                 series.add(label("direct"), clients, times);
             }
         }
@@ -112,11 +115,13 @@ fn main() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let output = json!({
         "task": "functions",
-        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line; the examples are those in examples/functions, with a small body; process: jailed processes of a tenant, from their start until they serve and until their first function has answered; KiB of smaps_rollup; many functions: one file loaded under many names, each of which is a copy",
+        "method": "one process, rounds in turn: in process from a request's head to its response's end; direct: as a connection that the daemon has handed over, by TCP, with clients in the same process that keep their connection; direct_over_plain: differences of the medians of a round, in which plain hyper was measured before each; load: wrk and h2load, 2 threads, on the same processors; core-N writes to N pages of its memory; http is a component of wasi:http that also logs a line; the examples are those in examples/functions, with a small body; process: jailed processes of a tenant, from their start until they serve and until their first function has answered; KiB of smaps_rollup; many functions: one file loaded under many names, each of which is a copy",
         "unit": "us",
         "load": load.trim(),
         "series": series.json(),
+        "direct_over_plain": paired.report(),
         "load_by_clients": real,
+        "reference": load::reference(),
         "process": process,
     });
     println!("{}", serde_json::to_string_pretty(&output).unwrap());
