@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1;
-use hyper::http::uri::Scheme;
+use hyper::http::uri::{Authority, Scheme};
 use hyper::{Method, Uri};
 use hyper_util::rt::TokioIo;
 use jiffy_proto::function::EgressFailure;
@@ -77,8 +77,21 @@ fn destination(uri: &Uri) -> Result<(String, u16, bool), Error> {
     }
     let host = authority.host();
     let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-    let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    let port = port(authority)?.unwrap_or(if tls { 443 } else { 80 });
     Ok((bare.unwrap_or(host).to_owned(), port, tls))
+}
+
+/// Port of an authority without a name and a password. None means the scheme's.
+fn port(authority: &Authority) -> Result<Option<u16>, Error> {
+    let rest = authority.as_str().get(authority.host().len()..);
+    let digits = rest.and_then(|rest| rest.strip_prefix(':'));
+    let Some(digits) = digits.filter(|digits| !digits.is_empty()) else {
+        return Ok(None);
+    };
+    // The parser of authorities takes any number, and tells none for one that is no port.
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let port = digits.parse().ok().filter(|_| is_number);
+    port.map(Some).ok_or(Error::HttpRequestUriInvalid)
 }
 
 async fn exchange(
@@ -191,5 +204,31 @@ impl Body for ResponseParts {
 
     fn size_hint(&self) -> SizeHint {
         self.incoming.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_is_a_host_a_port_and_a_scheme() {
+        let found = |uri: &str| destination(&uri.parse().unwrap()).ok();
+        let expected = |host: &str, port, tls| Some((host.to_owned(), port, tls));
+        assert_eq!(found("http://a.test/"), expected("a.test", 80, false));
+        assert_eq!(found("https://a.test:/"), expected("a.test", 443, true));
+        assert_eq!(found("https://a.test:1/"), expected("a.test", 1, true));
+        assert_eq!(found("http://[::1]:65535/"), expected("::1", 65_535, false));
+        for bad in [
+            "http://a.test:65536/",
+            "http://a.test:99999999999/",
+            "http://a.test:x/",
+            "http://a.test:+1/",
+            "http://u:p@a.test/",
+            "ftp://a.test/",
+            "/path",
+        ] {
+            assert_eq!(found(bad), None, "{bad}");
+        }
     }
 }
