@@ -23,6 +23,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use parking_lot::RwLock;
 use relay::{Connector, pair};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,10 +43,22 @@ pub struct EgressSettings {
     pub is_off: bool,
     /// Ranges outside of the public internet that functions may reach if they list the host.
     pub granted: Vec<IpNet>,
-    /// Addresses of names that are not looked up.
-    pub names: BTreeMap<String, Vec<IpAddr>>,
+    /// Names that are not looked up; none: all are.
+    pub names: Option<Arc<dyn KnownNames>>,
     /// Way to the control plane; none: it is not reached.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
+}
+
+/// Names whose addresses are known without a lookup.
+pub trait KnownNames: fmt::Debug + Send + Sync {
+    /// Addresses of a name, asked for anew for each connection; none: it is looked up.
+    fn addresses(&self, name: &str) -> Option<Vec<IpAddr>>;
+}
+
+impl KnownNames for BTreeMap<String, Vec<IpAddr>> {
+    fn addresses(&self, name: &str) -> Option<Vec<IpAddr>> {
+        self.get(name).cloned()
+    }
 }
 
 /// Broker of one tenant. It ends with this value, and its connections with it.

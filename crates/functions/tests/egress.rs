@@ -4,12 +4,13 @@
 mod support;
 
 use jiffy_function_host::compiler;
-use jiffy_function_host::egress::EgressSettings;
+use jiffy_function_host::egress::{EgressSettings, KnownNames};
 use jiffy_function_host::tenant_process::{HTTP_SOCKET, TenantProcess};
 use jiffy_proto::function::{FunctionLimits, LoadSettings};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -29,7 +30,10 @@ struct Server {
 }
 
 fn server(answer: Option<&'static str>) -> Server {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    serve(TcpListener::bind("127.0.0.1:0").unwrap(), answer)
+}
+
+fn serve(listener: TcpListener, answer: Option<&'static str>) -> Server {
     let address = listener.local_addr().unwrap();
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = requests.clone();
@@ -75,19 +79,23 @@ fn settings(allow: &[&str], wall_ms: u32) -> LoadSettings {
 
 /// Tenant whose host's owner grants `granted`, with the function `http`.
 fn tenant(granted: &[&str], allow: &[&str]) -> TestTenant {
-    let mut tenant = TestTenant::start();
     let name = |name: &str, addresses: &[&str]| {
         let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
         (name.to_owned(), addresses)
     };
+    let names = BTreeMap::from([
+        name("rebound.test", &["127.0.0.1"]),
+        name("mixed.test", &["169.254.169.254", "::1", "127.0.0.1"]),
+        name("nowhere.test", &[]),
+    ]);
+    tenant_with(granted, allow, Arc::new(names))
+}
+
+fn tenant_with(granted: &[&str], allow: &[&str], names: Arc<dyn KnownNames>) -> TestTenant {
+    let mut tenant = TestTenant::start();
     tenant.process.set_egress(EgressSettings {
         granted: granted.iter().map(|net| net.parse().unwrap()).collect(),
-        names: [
-            name("rebound.test", &["127.0.0.1"]),
-            name("mixed.test", &["169.254.169.254", "::1", "127.0.0.1"]),
-            name("nowhere.test", &[]),
-        ]
-        .into(),
+        names: Some(names),
         ..EgressSettings::default()
     });
     let compiled = tenant.compile(HTTP).unwrap();
@@ -167,6 +175,51 @@ fn of_a_names_addresses_only_permitted_ones_are_tried() {
     // The former version keeps its hosts.
     assert_eq!(fetch(&tenant, &mixed), "R2");
     assert_ne!(fetch(&tenant, &mixed), NOT_FOUND);
+}
+
+/// Name with one address and then another, in turn.
+#[derive(Debug)]
+struct Rebinding {
+    addresses: [IpAddr; 2],
+    lookups: AtomicUsize,
+}
+
+impl KnownNames for Rebinding {
+    fn addresses(&self, _: &str) -> Option<Vec<IpAddr>> {
+        let lookup = self.lookups.fetch_add(1, Ordering::SeqCst);
+        Some(vec![self.addresses[lookup % 2]])
+    }
+}
+
+/// Servers of the same port on two addresses.
+fn servers_of_one_port(addresses: [IpAddr; 2]) -> [Server; 2] {
+    loop {
+        let first = TcpListener::bind((addresses[0], 0)).unwrap();
+        let port = first.local_addr().unwrap().port();
+        // Another program may have it on the other address.
+        if let Ok(second) = TcpListener::bind((addresses[1], port)) {
+            return [first, second].map(|listener| serve(listener, Some(OK)));
+        }
+    }
+}
+
+/// A second lookup, for the connection, would lead the first request to where it may not go.
+#[test]
+fn a_name_that_is_rebound_does_not_lead_to_loopback() {
+    let addresses = ["127.0.0.2", "127.0.0.1"].map(|address| address.parse().unwrap());
+    let servers = servers_of_one_port(addresses);
+    let names = Arc::new(Rebinding {
+        addresses,
+        lookups: AtomicUsize::new(0),
+    });
+    let host = format!("rebinding.test:{}", servers[0].address.port());
+    let tenant = tenant_with(&["127.0.0.2/32"], &[&host], names.clone());
+    for expected in ["R2", PROHIBITED, "R2", PROHIBITED] {
+        assert_eq!(fetch(&tenant, &host), expected);
+    }
+    assert_eq!(names.lookups.load(Ordering::SeqCst), 4);
+    let counts = servers.map(|server| server.requests.load(Ordering::SeqCst));
+    assert_eq!(counts, [2, 0]);
 }
 
 #[test]

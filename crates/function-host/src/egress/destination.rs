@@ -73,8 +73,9 @@ impl Destinations {
         if !is_name(&name) {
             return Err(EgressFailure::NotFound);
         }
-        if let Some(addresses) = self.settings.names.get(&name) {
-            return Ok(addresses.clone());
+        let known = self.settings.names.as_ref();
+        if let Some(addresses) = known.and_then(|names| names.addresses(&name)) {
+            return Ok(addresses);
         }
         let found = timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await;
         match found {
