@@ -19,7 +19,7 @@ use jiffy_gateway::request_id::X_REQUEST_ID;
 use jiffy_gateway::{Peer, RequestId};
 use jiffy_host::FigureFamily;
 use jiffy_microvm::Cgroups;
-use jiffy_proto::function::{MetricsSnapshot, SlotReset, TenantLimits};
+use jiffy_proto::function::{CompileLimits, MetricsSnapshot, SlotReset, TenantLimits};
 use jiffy_proto::internal::ControlPlaneConnector;
 use jiffy_remote::RemoteStore;
 use std::sync::Arc;
@@ -69,6 +69,7 @@ pub async fn open(
             reset,
             ..TenantLimits::default()
         },
+        compile: CompileLimits::default(),
         idle: IDLE,
         grace: GRACE,
         egress,

@@ -2,32 +2,47 @@
 
 use crate::deploy_step::{DeployStep, reached};
 use crate::tenant_process::ProcessError;
+use jiffy_proto::function::CompileLimits;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Time for a compilation.
-pub const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval at which the end of a compiler is looked for.
 const COMPILE_POLL: Duration = Duration::from_millis(5);
 /// Longest message of a compiler that is passed on, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
 
+/// Settings of a compilation.
+#[derive(Debug, Clone, Copy)]
+pub struct CompilerSettings<'a> {
+    /// Program `jiffy-functions`.
+    pub program: &'a Path,
+    /// Owner of the module.
+    pub owner: &'a str,
+    /// Limits; without a jail, of its time only.
+    pub limits: CompileLimits,
+    /// False for tests of hosts that allow no namespaces.
+    pub jailed: bool,
+}
+
 /// Compiles the module in `source` to `target` by a process of its own, and returns the digest of
 /// the compiled file in hexadecimal digits.
 pub fn compile(
-    program: &Path,
-    owner: &str,
+    settings: &CompilerSettings<'_>,
     source: File,
     target: &Path,
-    jailed: bool,
 ) -> Result<String, ProcessError> {
     let file = File::options().write(true).create_new(true).open(target)?;
     let messages = tempfile::tempfile()?;
-    let mut command = Command::new(program);
-    command.env_clear().args(["compile", "--owner", owner]);
-    if !jailed {
+    let limits = &settings.limits;
+    let mut command = Command::new(settings.program);
+    command
+        .env_clear()
+        .args(["compile", "--owner", settings.owner])
+        .args(["--cpu-s", &limits.cpu_s.to_string()])
+        .args(["--memory-bytes", &limits.memory_bytes.to_string()]);
+    if !settings.jailed {
         command.arg("--no-jail");
     }
     command
@@ -36,7 +51,7 @@ pub fn compile(
         .stderr(messages.try_clone()?);
     let mut child = command.spawn()?;
     reached(DeployStep::Compile);
-    let deadline = Instant::now() + COMPILE_TIMEOUT;
+    let deadline = Instant::now() + limits.time;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;

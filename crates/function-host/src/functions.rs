@@ -21,7 +21,7 @@ use crate::owner;
 use crate::running_process::RunningProcess;
 use crate::tenant_process::TenantProcess;
 use jiffy_cgroup::Cgroups;
-use jiffy_proto::function::TenantLimits;
+use jiffy_proto::function::{CompileLimits, TenantLimits};
 use module_store::ModuleStore;
 use parking_lot::RwLock;
 use processes::StartBackoff;
@@ -54,6 +54,8 @@ pub struct FunctionHostSettings {
     /// Limits of a process, and the reset of its slots. Processes of another reset that an earlier
     /// daemon left are replaced.
     pub limits: TenantLimits,
+    /// Limits of a compilation.
+    pub compile: CompileLimits,
     /// Time without a request after which a process ends.
     pub idle: Duration,
     /// Time without a daemon after which it ends.

@@ -5,7 +5,7 @@ use crate::jail::{self, ProcessLimits};
 use crate::seccomp;
 use crate::world::{self, WorldError};
 use crate::{component_merge, core_world, data_segments, engine, http_world, symbol_table};
-use jiffy_proto::function::{MAX_MODULE_BYTES, World};
+use jiffy_proto::function::{CompileLimits, MAX_MODULE_BYTES, World};
 use std::io::Read;
 use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
@@ -31,24 +31,20 @@ fn invalid(error: wasmtime::Error) -> CompileError {
     CompileError::Invalid(format!("{error:#}").chars().take(2000).collect())
 }
 
-/// Processor time of a compilation in seconds, on all processors together.
-const MAX_CPU_S: u64 = 60;
-/// Address space of a compiler in bytes.
-const MAX_COMPILER_BYTES: u64 = 1 << 30;
 /// Descriptors of a compiler.
 const MAX_DESCRIPTORS: u64 = 16;
 
-/// Makes the engine of a compiler, and confines the process if `jailed`. Must be called before
-/// another thread exists.
-pub fn prepare(jailed: bool) -> std::io::Result<Engine> {
+/// Makes the engine of a compiler, and confines the process if `jailed`. The limit of time is its
+/// starter's. Must be called before another thread exists.
+pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> {
     jail::close_descriptors(3)?;
     let engine = engine::compiling().map_err(std::io::Error::other)?;
     if jailed {
         jail::confine(&ProcessLimits {
             descriptors: MAX_DESCRIPTORS,
-            cpu_s: Some(MAX_CPU_S),
+            cpu_s: Some(limits.cpu_s),
             ends_with_starter: true,
-            address_space: Some(MAX_COMPILER_BYTES),
+            address_space: Some(limits.memory_bytes),
         })?;
         seccomp::confine_compiler()?;
     }

@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use jiffy_functions::compile::{self, CompileError};
 use jiffy_functions::serve::{self, ServeSettings};
-use jiffy_proto::function::{SlotReset, TenantLimits};
+use jiffy_proto::function::{CompileLimits, SlotReset, TenantLimits};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -31,6 +31,12 @@ struct CompileArgs {
     /// Owner of the module.
     #[arg(long)]
     owner: String,
+    /// Processor time in seconds.
+    #[arg(long, default_value_t = CompileLimits::default().cpu_s)]
+    cpu_s: u64,
+    /// Address space in bytes.
+    #[arg(long, default_value_t = CompileLimits::default().memory_bytes)]
+    memory_bytes: u64,
     /// Run as the user who starts it.
     #[arg(long)]
     no_jail: bool,
@@ -82,7 +88,12 @@ fn main() -> ExitCode {
 
 fn run_compiler(args: &CompileArgs) -> Result<(), String> {
     let failed = |error: io::Error| format!("jiffy-functions: confining the compiler: {error}");
-    let prepared = compile::prepare(!args.no_jail).map_err(failed)?;
+    let limits = CompileLimits {
+        cpu_s: args.cpu_s,
+        memory_bytes: args.memory_bytes,
+        ..CompileLimits::default()
+    };
+    let prepared = compile::prepare(!args.no_jail, &limits).map_err(failed)?;
     let module = compile::read(io::stdin().lock()).map_err(|e| e.to_string())?;
     let file = compile::compile(&prepared, &module, &args.owner).map_err(|e| e.to_string())?;
     let written = io::stdout().lock().write_all(&file);

@@ -7,14 +7,19 @@ use jiffy_function_host::tenant_process::{
     HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
 };
 use jiffy_functions::artifact::HEADER_BYTES;
-use jiffy_proto::function::{ControlRequest, FunctionLimits, TenantLimits};
+use jiffy_proto::function::{
+    CompileLimits, ControlRequest, FunctionLimits, MAX_MODULE_BYTES, TenantLimits,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
+use support::{
+    OWNER, PROBE, SetOnDrop, TestClient, TestTenant, constant, many_functions, repeated,
+};
+use wasm_encoder::{Function, ValType};
 
 fn refused(tenant: &TestTenant, module: &[u8]) -> String {
     match tenant.compile(module) {
@@ -41,6 +46,79 @@ fn a_module_that_cannot_run_is_refused_with_the_reason() {
         let message = refused(&tenant, module);
         assert!(message.contains(reason), "{message}");
     }
+}
+
+/// Module of one function, with 800,000 additions.
+fn one_large_function() -> Vec<u8> {
+    let mut function = Function::new([(1, ValType::I64)]);
+    let mut code = function.instructions();
+    for _ in 0..800_000 {
+        code.local_get(0).i64_const(1).i64_add().local_set(0);
+    }
+    code.end();
+    repeated(1, &function)
+}
+
+#[test]
+fn a_module_that_takes_too_much_to_compile_is_refused_and_requests_go_on() {
+    let tenant = TestTenant::start();
+    tenant.deploy("one", &constant("first"), FunctionLimits::default());
+    let (many, one) = (many_functions(), one_large_function());
+    let too_short = CompileLimits {
+        cpu_s: 1,
+        ..CompileLimits::default()
+    };
+    let too_small = CompileLimits {
+        memory_bytes: 200 << 20,
+        ..CompileLimits::default()
+    };
+    let too_slow = CompileLimits {
+        time: Duration::from_millis(300),
+        ..CompileLimits::default()
+    };
+    // These are enough for others.
+    for limits in [too_short, too_small] {
+        tenant.compile_within(PROBE, OWNER, limits).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    let answered = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = tenant.connect();
+            while !done.load(Ordering::Relaxed) {
+                assert_eq!(client.get("one", "/").text(), "first");
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let _done = SetOnDrop(&done);
+        for (module, limits, reason) in [
+            (&many, too_short, "ran out of memory or time (signal: 9"),
+            // It may send no signal, not even to itself: abort ends in a fault.
+            (&one, too_small, "ran out of memory or time (signal: 11"),
+            (&many, too_slow, "takes too long to compile"),
+        ] {
+            let before = answered.load(Ordering::Relaxed);
+            let start = Instant::now();
+            let refused = tenant.compile_within(module, OWNER, limits);
+            println!("refused within {:?}", start.elapsed());
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(reason), "{message}");
+            assert!(answered.load(Ordering::Relaxed) > before + 10, "{reason}");
+        }
+    });
+}
+
+#[test]
+fn a_module_above_the_limit_of_size_is_not_compiled() {
+    let tenant = TestTenant::start();
+    let mut module = vec![0; usize::try_from(MAX_MODULE_BYTES).unwrap()];
+    // The magic number, without a version.
+    module[..4].copy_from_slice(b"\0asm");
+    let message = refused(&tenant, &module);
+    assert!(message.contains("not a WebAssembly"), "{message}");
+    module.push(0);
+    let message = refused(&tenant, &module);
+    assert_eq!(message, "the module is larger than 64 MiB");
 }
 
 #[test]
@@ -168,6 +246,8 @@ fn no_request_fails_while_versions_are_replaced_ten_times_a_second() {
                 FunctionLimits::default(),
             );
         }
+        // Slow ones would be fewer than ten a second.
+        assert!(start.elapsed() < Duration::from_secs(6));
     });
     assert!(
         seen.iter().all(|count| count.load(Ordering::Relaxed) > 10),

@@ -8,7 +8,7 @@ use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
     ConnectionPermit, DeployChanges, FunctionError, FunctionHostSettings, Functions, owner,
 };
-use jiffy_proto::function::TenantLimits;
+use jiffy_proto::function::{CompileLimits, TenantLimits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::ErrorKind;
@@ -44,6 +44,7 @@ fn open(directory: &tempfile::TempDir) -> Functions {
         jailed: true,
         cgroups: None,
         limits: TenantLimits::default(),
+        compile: CompileLimits::default(),
         idle: Duration::from_secs(600),
         grace: Duration::from_secs(10),
         egress: EgressSettings::default(),

@@ -3,10 +3,10 @@
 
 mod support;
 
-use jiffy_function_host::compiler;
+use jiffy_function_host::compiler::{self, CompilerSettings};
 use jiffy_function_host::egress::{EgressSettings, KnownNames};
 use jiffy_function_host::tenant_process::{HTTP_SOCKET, TenantProcess};
-use jiffy_proto::function::{FunctionLimits, LoadSettings};
+use jiffy_proto::function::{CompileLimits, FunctionLimits, LoadSettings};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -293,7 +293,13 @@ fn an_adopted_process_reaches_nothing_until_it_is_allowed() {
         File::open(path.join("module")).unwrap(),
         path.join("compiled"),
     );
-    let digest = compiler::compile(program(), OWNER, module, &target, true).unwrap();
+    let compiling = CompilerSettings {
+        program: program(),
+        owner: OWNER,
+        limits: CompileLimits::default(),
+        jailed: true,
+    };
+    let digest = compiler::compile(&compiling, module, &target).unwrap();
     let file = File::open(&target).unwrap();
     first
         .load("http", &file, &digest, settings(&[&entry], 20_000))

@@ -5,9 +5,10 @@ mod support;
 
 #[path = "host/kills.rs"]
 mod kills;
-
 #[path = "host/modules.rs"]
 mod modules;
+#[path = "host/refused_modules.rs"]
+mod refused_modules;
 
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
@@ -16,7 +17,7 @@ use jiffy_function_host::{
     BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
     RequestBody,
 };
-use jiffy_proto::function::{SlotReset, TenantLimits};
+use jiffy_proto::function::{CompileLimits, SlotReset, TenantLimits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::Path;
@@ -29,6 +30,20 @@ use support::constant;
 const MARKS: &[u8] = include_bytes!("guests/marks.wat");
 const NAME: &str = "hello";
 const KEY: Option<&str> = Some("k1");
+/// Time of a request that waits for a process.
+const BACK_WITHIN: Duration = Duration::from_millis(50);
+/// Module that answers nothing, and logs the request that it gets.
+const LOGGING: &str = r#"(module
+    (import "wasi_snapshot_preview1" "fd_write"
+        (func $write (param i32 i32 i32 i32) (result i32)))
+    (memory (export "memory") 1) (data (i32.const 0) "200\n\n")
+    (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
+    (func (export "jiffy_handle") (param $at i32) (param $length i32) (result i32)
+        (i32.store (i32.const 64) (local.get $at))
+        (i32.store (i32.const 68) (local.get $length))
+        (drop (call $write (i32.const 1) (i32.const 64) (i32.const 1) (i32.const 80)))
+        (i32.const 5))
+    (func (export "jiffy_out") (result i32) (i32.const 0)))"#;
 
 fn settings(directory: &Path, idle: Duration) -> FunctionHostSettings {
     FunctionHostSettings {
@@ -37,6 +52,7 @@ fn settings(directory: &Path, idle: Duration) -> FunctionHostSettings {
         jailed: true,
         cgroups: None,
         limits: TenantLimits::default(),
+        compile: CompileLimits::default(),
         idle,
         grace: Duration::from_secs(10),
         egress: EgressSettings::default(),
@@ -277,19 +293,30 @@ async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_process_ends_and_is_back_while_the_request_waits() {
     let directory = tempfile::tempdir().unwrap();
-    let idle = Duration::from_millis(300);
+    let idle = Duration::from_millis(100);
     let functions = Functions::open(settings(directory.path(), idle));
     deploy(&functions, "here").await;
     assert_eq!(get(&functions).await, "here");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !functions.process_ids().is_empty() {
-        assert!(Instant::now() < deadline, "the idle process goes on");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    let mut best = Duration::MAX;
+    // Others may take the processors in the meantime: one of five rounds shows what it takes.
+    for round in 1..=5 {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !functions.process_ids().is_empty() {
+            assert!(Instant::now() < deadline, "the idle process goes on");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let start = Instant::now();
+        assert_eq!(get(&functions).await, "here");
+        best = best.min(start.elapsed());
+        let metrics = functions.metrics(KEY, NAME).await.unwrap();
+        assert_eq!(metrics.requests, round + 1);
+        if best < BACK_WITHIN {
+            break;
+        }
     }
-    let start = Instant::now();
-    assert_eq!(get(&functions).await, "here");
-    println!("back in {:?}", start.elapsed());
-    assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 2);
+    println!("back in {best:?}");
+    // Programs of tests are not optimised.
+    assert!(best < BACK_WITHIN * 3, "{best:?}");
     functions.stop_all().await;
 }
 
@@ -318,6 +345,9 @@ async fn no_request_fails_while_versions_are_deployed() {
         tokio::time::sleep(due.saturating_duration_since(Instant::now())).await;
         deploy(&functions, &format!("version {}", round % 2)).await;
     }
+    // Slow ones would be fewer than ten a second.
+    let elapsed = start.elapsed();
+    assert!(elapsed < Duration::from_secs(6), "{elapsed:?}");
     done.store(true, Ordering::Relaxed);
     for client in clients {
         assert!(client.await.unwrap() > 10);
@@ -330,7 +360,7 @@ async fn a_scheduled_function_is_called_at_its_times() {
     let directory = tempfile::tempdir().unwrap();
     let functions = open(directory.path());
     let mut upload = functions.upload().unwrap();
-    let module = wat::parse_bytes(&constant("tick")).unwrap().into_owned();
+    let module = wat::parse_str(LOGGING).unwrap();
     upload.write(&module).unwrap();
     let changes = DeployChanges {
         schedule: Some("0 0 1 1 *".to_owned()),
@@ -346,6 +376,10 @@ async fn a_scheduled_function_is_called_at_its_times() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(status().last_ms, Some(next));
+    let logs = functions.logs(KEY, NAME, 0, Duration::ZERO).await.unwrap();
+    let request: Vec<_> = logs.0.iter().map(|entry| entry.text.as_str()).collect();
+    let expected = "POST /\nhost: localhost\njiffy-schedule: 0 0 1 1 *\n";
+    assert!(request.concat().starts_with(expected), "{request:?}");
     assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 1);
     let changes = DeployChanges {
         schedule: Some(String::new()),

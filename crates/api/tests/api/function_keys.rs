@@ -11,7 +11,7 @@ use jiffy_function_host::{
     Artifact, FunctionHostSettings, FunctionRecord, Functions, SandboxKey, SandboxKeyScope,
     VersionRecord, owner,
 };
-use jiffy_proto::function::{LoadSettings, TenantLimits, World};
+use jiffy_proto::function::{CompileLimits, LoadSettings, TenantLimits, World};
 use jiffy_proto::internal::InternalOrigin;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -83,6 +83,7 @@ impl FunctionApi {
             jailed: false,
             cgroups: None,
             limits: TenantLimits::default(),
+            compile: CompileLimits::default(),
             idle: Duration::from_secs(60),
             grace: Duration::from_secs(1),
             egress: EgressSettings::default(),

@@ -3,7 +3,7 @@
 use super::direct::publish;
 use super::processes::blocking;
 use super::{Functions, Owner};
-use crate::compiler;
+use crate::compiler::{self, CompilerSettings};
 use crate::deploy_step::{DeployStep, reached};
 use crate::function_error::FunctionError;
 use crate::function_record::{Artifact, FunctionRecord};
@@ -162,8 +162,13 @@ impl Functions {
             let file = File::open(&source).map_err(FunctionError::file(&source))?;
             let unfinished = target.with_extension(UNFINISHED);
             let _ = fs::remove_file(&unfinished);
-            let jailed = shared.settings.jailed;
-            let done = compiler::compile(program, &name, file, &unfinished, jailed);
+            let settings = CompilerSettings {
+                program,
+                owner: &name,
+                limits: shared.settings.compile,
+                jailed: shared.settings.jailed,
+            };
+            let done = compiler::compile(&settings, file, &unfinished);
             let done = done.map_err(FunctionError::from).and_then(|digest| {
                 let bytes = FunctionStore::keep_artifact(&unfinished, &target)?;
                 Ok(Artifact {

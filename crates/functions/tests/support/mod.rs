@@ -1,20 +1,27 @@
 //! Tenant's process with functions, and a client that speaks to it over its socket.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use jiffy_function_host::compiler;
+use jiffy_function_host::compiler::{self, CompilerSettings};
 use jiffy_function_host::tenant_process::{
     HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
 };
 // The argument of build.rs makes every test call it for ioctl.
 use jiffy_functions as _;
-use jiffy_proto::function::{FunctionLimits, TenantLimits};
+use jiffy_proto::function::{
+    CompileLimits, ControlRequest, ControlResponse, FunctionLimits, LogEntry, MetricsSnapshot,
+    TenantLimits,
+};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use wasm_encoder::{CodeSection, Function, FunctionSection, Module, TypeSection, ValType};
 
+/// Time after which a state that is waited for is missing.
+const WAIT: Duration = Duration::from_secs(20);
 /// Time after which a read of the client fails.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 pub const OWNER: &str = "tenant-1";
@@ -87,12 +94,27 @@ impl TestTenant {
         module: &[u8],
         owner: &str,
     ) -> Result<(PathBuf, String), ProcessError> {
+        self.compile_within(module, owner, CompileLimits::default())
+    }
+
+    pub fn compile_within(
+        &self,
+        module: &[u8],
+        owner: &str,
+        limits: CompileLimits,
+    ) -> Result<(PathBuf, String), ProcessError> {
         let source = self.path();
         let binary = wat::parse_bytes(module).map_or(module.to_vec(), |binary| binary.into_owned());
         std::fs::write(&source, binary).unwrap();
         let target = self.path();
         let file = File::open(&source).unwrap();
-        let digest = compiler::compile(&self.program, owner, file, &target, true)?;
+        let settings = CompilerSettings {
+            program: &self.program,
+            owner,
+            limits,
+            jailed: true,
+        };
+        let digest = compiler::compile(&settings, file, &target)?;
         Ok((target, digest))
     }
 
@@ -103,6 +125,45 @@ impl TestTenant {
 
     pub fn deploy(&self, name: &str, module: &[u8], limits: FunctionLimits) {
         self.load(name, &self.compile(module).unwrap(), limits);
+    }
+
+    pub fn metrics(&self, function: &str) -> MetricsSnapshot {
+        let function = function.to_owned();
+        match self.process.order(&ControlRequest::Metrics { function }) {
+            Ok(ControlResponse::Metrics { metrics }) => metrics,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits for a state of a function's counts.
+    pub fn wait_for(&self, function: &str, reached: impl Fn(&MetricsSnapshot) -> bool) {
+        let start = Instant::now();
+        loop {
+            let metrics = self.metrics(function);
+            if reached(&metrics) {
+                return;
+            }
+            assert!(start.elapsed() < WAIT, "{metrics:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Entries of a function's log, from one on.
+    pub fn logs(&self, function: &str, mut sequence: u64) -> Vec<LogEntry> {
+        let mut all = Vec::new();
+        loop {
+            let order = ControlRequest::Logs {
+                function: function.to_owned(),
+                sequence,
+            };
+            // An answer is a packet, which has room for some entries.
+            match self.process.order(&order) {
+                Ok(ControlResponse::Logs { entries }) if entries.is_empty() => return all,
+                Ok(ControlResponse::Logs { entries }) => all.extend(entries),
+                other => panic!("{other:?}"),
+            }
+            sequence = all.last().map_or(0, |entry| entry.sequence + 1);
+        }
     }
 
     pub fn connect(&self) -> TestClient {
@@ -142,6 +203,18 @@ impl TestClient {
 
     pub fn send(&mut self, bytes: &[u8]) {
         self.0.get_mut().write_all(bytes).unwrap();
+    }
+
+    /// Ends what is sent, and goes on to read.
+    pub fn end_sending(&mut self) {
+        self.0.get_mut().shutdown(Shutdown::Write).unwrap();
+    }
+
+    /// Reads some bytes.
+    pub fn read_some(&mut self) -> usize {
+        let length = self.0.fill_buf().unwrap().len();
+        self.0.consume(length);
+        length
     }
 
     /// Sends as much as the server takes.
@@ -230,6 +303,31 @@ pub fn constant(text: &str) -> Vec<u8> {
             (func (export "jiffy_out") (result i32) (i32.const 0)))"#
     )
     .into_bytes()
+}
+
+/// Module with `count` functions that are all the same.
+pub fn repeated(count: u32, function: &Function) -> Vec<u8> {
+    let mut types = TypeSection::new();
+    types.ty().function([], []);
+    let (mut functions, mut code) = (FunctionSection::new(), CodeSection::new());
+    for _ in 0..count {
+        functions.function(0);
+        code.function(function);
+    }
+    let mut module = Module::new();
+    module.section(&types).section(&functions).section(&code);
+    module.finish()
+}
+
+/// Module that takes a compiler tens of seconds: 100,000 functions.
+pub fn many_functions() -> Vec<u8> {
+    let mut function = Function::new([(1, ValType::I64)]);
+    for number in 0..20 {
+        let mut code = function.instructions();
+        code.local_get(0).i64_const(number).i64_mul().local_set(0);
+    }
+    function.instructions().end();
+    repeated(100_000, &function)
 }
 
 /// Tells threads of a scope that the test is over, also when it has failed: the scope waits for
