@@ -1,9 +1,9 @@
 //! Imports of modules of jiffy-core/1.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
-use jiffy_proto::function::{ControlRequest, ControlResponse, FunctionLimits, LogStream};
+use jiffy_proto::function::{ControlRequest, FunctionLimits, LogStream};
 use std::time::{Duration, Instant};
 use support::TestTenant;
 
@@ -52,13 +52,7 @@ fn imports_work_within_their_bounds() {
     // Errors: V fault, ] invalid, I bad descriptor; B is the one event.
     assert_eq!((answer.status, answer.text()), (200, "AVA]A]IAB"));
     assert!(start.elapsed() >= Duration::from_millis(50));
-    let order = ControlRequest::Logs {
-        function: "imports".to_owned(),
-        sequence: 0,
-    };
-    let ControlResponse::Logs { entries } = tenant.process.order(&order).unwrap() else {
-        panic!("no logs");
-    };
+    let entries = tenant.logs("imports", 0);
     let said: Vec<_> = entries
         .iter()
         .map(|e| (e.stream, e.text.as_str()))
@@ -86,4 +80,74 @@ fn imports_of_other_names_are_refused() {
         let refused = tenant.compile(module.as_bytes()).unwrap_err().to_string();
         assert!(refused.contains(part), "{refused}");
     }
+}
+
+/// Calls an import without end, by the first letter of the path: c a clock, r random numbers,
+/// o output, w a wait of an hour.
+const ENDLESS: &str = r#"(module
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "random_get" (func $random (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "clock_time_get"
+    (func $time (param i32 i64 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "poll_oneoff"
+    (func $poll (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 3)
+  (data (i32.const 64) "\00\10\00\00\00\10\00\00")
+  (func (export "jiffy_buf") (param i32) (result i32) (i32.const 16384))
+  (func (export "jiffy_handle") (param $at i32) (param i32) (result i32)
+    (local $what i32)
+    (local.set $what (i32.load8_u offset=5 (local.get $at)))
+    (i32.store (i32.const 272) (i32.const 1))
+    (i64.store (i32.const 280) (i64.const 3600000000000))
+    (loop $next
+      (if (i32.eq (local.get $what) (i32.const 99)) (then
+        (drop (call $time (i32.const 1) (i64.const 0) (i32.const 200)))))
+      (if (i32.eq (local.get $what) (i32.const 114)) (then
+        (drop (call $random (i32.const 65536) (i32.const 65536)))))
+      (if (i32.eq (local.get $what) (i32.const 111)) (then
+        (drop (call $write (i32.const 1) (i32.const 64) (i32.const 1) (i32.const 80)))))
+      (if (i32.eq (local.get $what) (i32.const 119)) (then
+        (drop (call $poll (i32.const 256) (i32.const 320) (i32.const 1) (i32.const 400)))))
+      (br $next))
+    (unreachable))
+  (func (export "jiffy_out") (result i32) (i32.const 0)))"#;
+
+#[test]
+fn imports_that_are_called_without_end_are_ended_and_output_is_bounded() {
+    let tenant = TestTenant::start();
+    tenant.deploy("endless", ENDLESS.as_bytes(), FunctionLimits::default());
+    let mut client = tenant.connect();
+    for path in ["/c", "/r", "/o"] {
+        let answer = client.get("endless", path);
+        assert_eq!(answer.fault(), (504, "function_cpu".to_owned()), "{path}");
+    }
+    let entries = tenant.logs("endless", 0).into_iter();
+    let output = entries.filter(|entry| entry.stream == LogStream::Stdout);
+    assert_eq!(
+        output.map(|entry| entry.text.len()).sum::<usize>(),
+        64 << 10
+    );
+
+    // A client that leaves ends the wait as well.
+    let mut leaving = tenant.connect();
+    leaving.send(b"GET /w HTTP/1.1\r\nhost: f\r\njiffy-function: endless\r\n\r\n");
+    tenant.wait_for("endless", |metrics| metrics.running == 1);
+    drop(leaving);
+    tenant.wait_for("endless", |metrics| metrics.running == 0);
+    assert!(
+        !tenant
+            .metrics("endless")
+            .faults
+            .contains_key("function_timeout")
+    );
+
+    let limits = FunctionLimits {
+        wall_ms: 300,
+        ..FunctionLimits::default()
+    };
+    let function = "endless".to_owned();
+    let order = ControlRequest::Limit { function, limits };
+    tenant.process.order(&order).unwrap();
+    let answer = client.get("endless", "/w");
+    assert_eq!(answer.fault(), (504, "function_timeout".to_owned()));
 }

@@ -1,23 +1,10 @@
 //! Components of wasi:http/proxy.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
 use jiffy_proto::function::FunctionLimits;
-use jiffy_proto::function::MetricsSnapshot;
-use jiffy_proto::function::{ControlRequest, ControlResponse};
-use std::time::{Duration, Instant};
 use support::{HTTP, TestTenant};
-
-fn metrics(tenant: &TestTenant) -> MetricsSnapshot {
-    let order = ControlRequest::Metrics {
-        function: "http".to_owned(),
-    };
-    match tenant.process.order(&order).unwrap() {
-        ControlResponse::Metrics { metrics } => metrics,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn a_component_answers_and_its_output_is_in_the_log() {
@@ -30,13 +17,7 @@ fn a_component_answers_and_its_output_is_in_the_log() {
             "hello from a component"
         );
     }
-    let order = ControlRequest::Logs {
-        function: "http".to_owned(),
-        sequence: 19,
-    };
-    let ControlResponse::Logs { entries } = tenant.process.order(&order).unwrap() else {
-        panic!("no logs");
-    };
+    let entries = tenant.logs("http", 19);
     assert_eq!(
         (entries.len(), entries[0].text.as_str()),
         (1, "a line of output\n")
@@ -101,20 +82,31 @@ fn a_client_that_does_not_read_cannot_keep_a_guest() {
     tenant.deploy("http", HTTP, limits);
     let mut client = tenant.connect();
     client.send(b"GET /long HTTP/1.1\r\nhost: f\r\njiffy-function: http\r\n\r\n");
-    let start = Instant::now();
-    let ended = loop {
-        let metrics = metrics(&tenant);
-        if metrics.faults.contains_key("function_timeout") && metrics.running == 0 {
-            break true;
-        }
-        if start.elapsed() > Duration::from_secs(20) {
-            break false;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    assert!(ended, "{:?}", metrics(&tenant));
+    tenant.wait_for("http", |metrics| {
+        metrics.faults.contains_key("function_timeout") && metrics.running == 0
+    });
     assert!(
         client.response().is_none(),
         "the response must not look complete"
     );
+}
+
+#[test]
+fn a_client_that_leaves_inside_of_a_response_ends_its_guest() {
+    let tenant = TestTenant::start();
+    let limits = FunctionLimits {
+        cpu_ms: 10_000,
+        response_bytes: 64 << 20,
+        ..FunctionLimits::default()
+    };
+    tenant.deploy("http", HTTP, limits);
+    let mut client = tenant.connect();
+    client.send(b"GET /long HTTP/1.1\r\nhost: f\r\njiffy-function: http\r\n\r\n");
+    assert!(client.read_some() > 0);
+    assert_eq!(tenant.metrics("http").running, 1);
+    drop(client);
+    tenant.wait_for("http", |metrics| metrics.running == 0);
+    // It did not end by itself.
+    assert_eq!(tenant.metrics("http").faults.len(), 0);
+    assert_eq!(tenant.connect().get("http", "/hello").status, 200);
 }

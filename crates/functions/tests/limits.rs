@@ -1,10 +1,9 @@
 //! Limits of requests and the answers that clients get.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
-use jiffy_proto::function::{ControlRequest, ControlResponse};
-use jiffy_proto::function::{FunctionLimits, TenantLimits};
+use jiffy_proto::function::{ControlRequest, FunctionLimits, TenantLimits};
 use std::time::{Duration, Instant};
 use support::{PROBE, TestTenant, constant};
 
@@ -43,25 +42,14 @@ fn a_guest_that_goes_too_far_is_ended_with_its_answer() {
         client.get("other", "/").fault(),
         fault(404, "function_not_found")
     );
-    let logs = ControlRequest::Logs {
-        function: "probe".to_owned(),
-        sequence: 0,
-    };
-    let ControlResponse::Logs { entries } = tenant.process.order(&logs).unwrap() else {
-        panic!("no logs");
-    };
+    let entries = tenant.logs("probe", 0);
     assert!(
         entries
             .iter()
             .any(|entry| entry.text.contains("unreachable")),
         "{entries:?}"
     );
-    let metrics = ControlRequest::Metrics {
-        function: "probe".to_owned(),
-    };
-    let ControlResponse::Metrics { metrics } = tenant.process.order(&metrics).unwrap() else {
-        panic!("no metrics");
-    };
+    let metrics = tenant.metrics("probe");
     assert_eq!((metrics.requests, metrics.running), (16, 0));
     assert_eq!(metrics.faults["function_trap"], 4);
     assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
@@ -244,6 +232,69 @@ fn a_tenant_has_as_much_memory_as_it_was_given() {
             .len(),
         1 << 20
     );
+}
+
+#[test]
+fn a_body_that_ends_early_is_told_apart_and_gives_its_memory_back() {
+    let limits = TenantLimits {
+        memory_bytes: 24 << 20,
+        ..TenantLimits::default()
+    };
+    let tenant = TestTenant::with_limits(&limits);
+    tenant.deploy("probe", PROBE, FunctionLimits::default());
+    let whole = vec![b'x'; 8 << 20];
+    let length = whole.len();
+    let head = format!(
+        "POST /echo HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let half = [head.as_bytes(), &whole[..length / 2]].concat();
+    // Together they are more than the tenant has.
+    for _ in 0..8 {
+        let mut client = tenant.connect();
+        client.send(&half);
+        client.end_sending();
+        let answer = client.response().unwrap();
+        assert_eq!(answer.fault(), fault(400, "request_aborted"));
+    }
+    // Clients that do not wait for the answer.
+    for count in 9..=16 {
+        tenant.connect().send(&half);
+        tenant.wait_for("probe", |metrics| {
+            metrics.faults.get("request_aborted") == Some(&count)
+        });
+    }
+    let answer = tenant.connect().request("POST", "probe", "/echo", &whole);
+    assert_eq!((answer.status, answer.body.len()), (200, length));
+}
+
+#[test]
+fn a_request_without_a_free_slot_is_told_to_come_back() {
+    let limits = TenantLimits {
+        slots: 1,
+        ..TenantLimits::default()
+    };
+    let tenant = TestTenant::with_limits(&limits);
+    let limits = FunctionLimits {
+        cpu_ms: 1000,
+        ..FunctionLimits::default()
+    };
+    tenant.deploy("probe", PROBE, limits.clone());
+    tenant.deploy("other", PROBE, limits);
+    let mut first = tenant.connect();
+    first.send(b"GET /spin HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\n\r\n");
+    tenant.wait_for("probe", |metrics| metrics.running == 1);
+    // The slot is for all functions.
+    for name in ["probe", "other"] {
+        let answer = tenant.connect().get(name, "/spin");
+        assert_eq!(answer.fault(), fault(503, "host_busy"), "{name}");
+        assert!(answer.head.contains("retry-after: 1"), "{}", answer.head);
+    }
+    assert_eq!(
+        first.response().unwrap().fault(),
+        fault(504, "function_cpu")
+    );
+    let answer = tenant.connect().request("POST", "other", "/echo", b"body");
+    assert_eq!(answer.text(), "body");
 }
 
 #[test]
