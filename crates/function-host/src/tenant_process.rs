@@ -6,8 +6,8 @@ use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{
-    CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, SlotReset, TenantLimits,
-    World,
+    CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, SlotReset,
+    TenantLimits, World,
 };
 use jiffy_proto::internal::{API_HOST, InternalOrigin};
 use nix::errno::Errno;

@@ -121,8 +121,8 @@ fn micros(text: &str) -> f64 {
     found.unwrap_or_else(|| panic!("{text} is no time"))
 }
 
-/// Prints medians of requests per second as the reference has them, and their part of plain hyper's,
-/// to standard error.
+/// Prints medians of requests per second as the reference has them, and their part of those of
+/// plain hyper, to standard error.
 fn print_table(measured: &[Value]) {
     for client in ["wrk", "h2load"] {
         let of_client: Vec<_> = measured.iter().filter(|m| m["client"] == client).collect();
