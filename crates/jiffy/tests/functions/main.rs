@@ -5,6 +5,7 @@
 mod support;
 
 mod client;
+mod deployments;
 mod direct;
 mod other_keys;
 mod reset;
@@ -117,14 +118,17 @@ fn functions_are_deployed_reached_managed_and_survive() {
         modules: tempfile::tempdir().unwrap(),
         direct: format!("http://{direct}"),
     };
-    let steps: [(&str, Step); 11] = [
+    let steps: [(&str, Step); 14] = [
         ("commands and versions", commands_and_versions),
         ("keys and public names", keys_and_public_names),
         ("calls of other keys", other_keys::calls_of_other_keys),
         ("budgets", other_keys::budgets),
+        ("refused modules", deployments::refused_modules),
+        ("schedules", deployments::schedules),
         ("direct requests", direct::direct_requests),
         ("limits and logs", limits_and_logs),
         ("swaps under load", swaps_under_load),
+        ("scheduled calls", deployments::scheduled_calls),
         ("killed process", killed_process),
         ("restarted daemon", restarted_daemon),
         ("resets", reset::resets),
@@ -317,6 +321,12 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
             let answer = client.send("POST", "/functions/swap/rollback", body.as_bytes());
             assert_eq!(answer.unwrap().status, 200);
         }
+        // Slow ones would be fewer than ten a second.
+        let elapsed = start.elapsed();
+        assert!(
+            elapsed < Duration::from_millis(200) * seconds * 10,
+            "{elapsed:?}"
+        );
     });
     assert!(count.into_inner() > 100);
 }
