@@ -17,7 +17,7 @@
   (elem (table $table) (i32.const {first-element}) func {functions})
   {data}
 
-  ;; Adds to what was found: 1 memory, 2 data, 4 globals, 8 tables.
+  ;; Adds to what was found: 1 memory, 2 data, 4 globals, 8 tables, 16 sizes.
   (func $find (param $kind i32) (param $is-found i32)
     (if (local.get $is-found)
       (then (global.set $found (i32.or (global.get $found) (local.get $kind))))))
@@ -52,7 +52,7 @@
     (i32.eq (call_indirect $table (type $number) (local.get $element)) (i32.const {number})))
   ;; All elements: those of the module, and null.
   (func $elements (local $i i32)
-    (call $find (i32.const 8)
+    (call $find (i32.const 16)
       (i32.ne (table.grow $table (ref.null func) (i32.const 5)) (i32.const {elements})))
     (loop $next
       (if (i32.lt_u (i32.sub (local.get $i) (i32.const {first-element})) (i32.const {own-elements}))
@@ -62,7 +62,7 @@
       (local.set $i (i32.add (local.get $i) (i32.const 1)))
       (br_if $next (i32.lt_u (local.get $i) (table.size $table)))))
   (func $look
-    (call $find (i32.const 1)
+    (call $find (i32.const 16)
       (i32.ne (memory.grow (i32.const {grown})) (i32.const {pages})))
     {ranges}
     (call $globals)

@@ -26,7 +26,7 @@ use skip::skip;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use swap::Swap;
-use trace_guest::FUNCTIONS;
+use trace_guest::{FUNCTIONS, TraceGuest};
 use wasmtime::{Instance, Module, Store};
 
 const RESETS: [SlotReset; 2] = [SlotReset::Strict, SlotReset::Fast];
@@ -68,6 +68,34 @@ fn a_memory_of_a_slot_serves_one_function_after_another() {
         }
         assert!(users.len() < FUNCTIONS, "{users:?}");
         assert!(users.values().all(|users| users.len() > 1), "{users:?}");
+    }
+}
+
+/// Asked again in the same instance, it finds what it has left.
+#[test]
+fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
+    let engine = engine::compiling().unwrap();
+    for guest in TraceGuest::all() {
+        let binary = wat::parse_bytes(&guest.core()).unwrap().into_owned();
+        let module = Module::new(&engine, binary).unwrap();
+        let mut store = Store::new(&engine, ());
+        store.set_epoch_deadline(1 << 40);
+        let instance = Instance::new(&mut store, &module, &[]).unwrap();
+        let memory = instance.get_memory(&mut store, "memory").unwrap();
+        let buffer = instance.get_typed_func::<u32, u32>(&mut store, "jiffy_buf");
+        let handle = instance.get_typed_func::<(u32, u32), u32>(&mut store, "jiffy_handle");
+        let (buffer, handle) = (buffer.unwrap(), handle.unwrap());
+        let mut ask = || {
+            let request = b"GET /xa";
+            let at = buffer.call(&mut store, 7).unwrap();
+            let start = usize::try_from(at).unwrap();
+            memory.write(&mut store, start, request).unwrap();
+            handle.call(&mut store, (at, 7)).unwrap();
+            // Behind the status and the head's end.
+            memory.data(&store)[5]
+        };
+        assert_eq!(ask(), b'@', "{guest:?}");
+        assert_eq!(ask(), guest.marked(), "{guest:?}");
     }
 }
 

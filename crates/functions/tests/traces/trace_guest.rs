@@ -97,6 +97,12 @@ impl TraceGuest {
         format!("@{}", self.0)
     }
 
+    /// First byte of its answer if it has found marks wherever it looks.
+    pub fn marked(self) -> u8 {
+        let no_data = u8::from(self.shape().data.is_empty());
+        b'@' + 31 - no_data * 2
+    }
+
     /// Module of jiffy-core/1 in text form.
     pub fn core(self) -> Vec<u8> {
         self.fill(CORE, 0)
