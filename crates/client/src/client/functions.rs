@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 impl Client {
-    /// Deploys a module with `settings`, those of `POST /functions/{name}`, which name its digest if
-    /// there is none.
+    /// Deploys a module with `settings`, those of `POST /functions/{name}`. Without a module they
+    /// name its digest.
     pub async fn deploy_function<T: DeserializeOwned>(
         &self,
         name: &str,
@@ -55,7 +55,8 @@ impl Client {
     }
 }
 
-/// Form with the parts `settings` and, if there is one, `module`. A random boundary occurs in neither.
+/// Form with the parts `settings` and, if there is one, `module`. A random boundary occurs in
+/// neither.
 fn form(boundary: &str, settings: &Value, module: Option<&[u8]>) -> Bytes {
     let mut form = BytesMut::with_capacity(module.map_or(0, <[u8]>::len) + 1024);
     let mut part = |name: &str, kind: &str, content: &[u8]| {
