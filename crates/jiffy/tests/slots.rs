@@ -174,3 +174,46 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
         }
     });
 }
+
+#[test]
+fn a_second_burst_of_guests_finds_its_slots_made() {
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    with_lab("a_second_burst_of_guests_finds_its_slots_made", |_| {
+        let home = tempfile::tempdir().unwrap();
+        let config = NetworkConfig {
+            ready: 2,
+            ..NetworkConfig::new(home.path())
+        };
+        let network = Network::open(&config).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let burst = |count: usize| {
+            let takes = async {
+                let mut leases = Vec::new();
+                for _ in 0..count {
+                    leases.push(network.take(NicKind::Tap).await.unwrap());
+                }
+                leases
+            };
+            runtime.block_on(takes)
+        };
+        // Two are ready; of the others one or two may be made while their guests wait.
+        drop(burst(6));
+        let made = wait_for("slots of the burst to be replaced", || {
+            let seen = network.slots().0;
+            let settled = (0..10).all(|_| {
+                std::thread::sleep(Duration::from_millis(50));
+                network.slots().0 == seen
+            });
+            settled.then_some(seen)
+        });
+        assert!((4..=6).contains(&made), "{made} slots after a burst of six");
+        let leases = burst(made - 1);
+        assert_eq!(network.slots().0, made, "slots were made for the second");
+        drop(leases);
+        network.close();
+        clean();
+    });
+}
