@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_proto::function::{ControlRequest, ControlResponse, FunctionLimits, TenantLimits};
+use jiffy_proto::function::{FunctionLimits, TenantLimits};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
@@ -11,8 +11,6 @@ use support::{PROBE, SetOnDrop, TestClient, TestTenant, constant};
 /// Slow enough for a busy host, and far below what spinning guests use.
 const MAX_MEDIAN: Duration = Duration::from_millis(30);
 const MAX_P99: Duration = Duration::from_millis(250);
-/// Time in which requests that were sent run.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_spinning_function_leaves_its_neighbour_time() {
@@ -81,29 +79,14 @@ fn a_tenant_that_spins_on_all_its_slots_leaves_another_time() {
             });
         }
         let _done = SetOnDrop(&done);
-        wait_until_it_runs(&spinning, "spin", SLOTS.into());
+        spinning.wait_for("spin", |counts| counts.running == u64::from(SLOTS));
         let [median, p99] = latencies(&mut neighbour.connect(), "good", 2000);
         println!("alone: median {idle_median:?}, p99 {idle_p99:?}");
         println!("beside: median {median:?}, p99 {p99:?}");
         assert!(p99 < MAX_P99, "{p99:?}");
         // All along.
-        wait_until_it_runs(&spinning, "spin", SLOTS.into());
+        spinning.wait_for("spin", |counts| counts.running == u64::from(SLOTS));
     });
-}
-
-/// Waits until as many requests to a function run.
-fn wait_until_it_runs(tenant: &TestTenant, function: &str, requests: u64) {
-    let start = Instant::now();
-    let order = ControlRequest::Metrics {
-        function: function.to_owned(),
-    };
-    loop {
-        match tenant.process.order(&order).unwrap() {
-            ControlResponse::Metrics { metrics } if metrics.running == requests => return,
-            other => assert!(start.elapsed() < START_TIMEOUT, "{other:?}"),
-        }
-        std::thread::yield_now();
-    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Attempts of code that has taken a process over, and their targets on the host.
 
 use crate::taken_process::{CallEnd, TakenThread};
+use nix::sys::signal::Signal;
 use std::ffi::CStr;
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -303,5 +304,5 @@ impl Drop for Host {
 /// filter, or by a kernel that knows no such programs.
 pub fn is_ended_for_a_32_bit_call(thread: &mut TakenThread) -> bool {
     let ended = thread.call_32(OPEN_32, [0; 3]).unwrap();
-    matches!(ended, CallEnd::Killed(libc::SIGSYS | libc::SIGSEGV))
+    matches!(ended, CallEnd::Killed(Signal::SIGSYS | Signal::SIGSEGV))
 }

@@ -1,6 +1,9 @@
 //! Thread of a process that was taken over: it makes the system calls that the test asks for, as an
 //! attacker's code would in it.
 
+use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,8 +20,8 @@ const ROOM_BYTES: u64 = 64 << 10;
 pub enum CallEnd {
     /// Value that it returned: an error's number, negative, or a result.
     Returned(i64),
-    /// Signal that ended the process.
-    Killed(i32),
+    /// Signal that ended the process, or would.
+    Killed(Signal),
 }
 
 /// Thread that is stopped. It goes on where it was when the value is dropped.
@@ -43,12 +46,13 @@ fn trace(request: libc::c_uint, thread: libc::pid_t, data: usize) -> io::Result<
     }
 }
 
-fn wait(thread: libc::pid_t) -> io::Result<i32> {
-    let mut status = 0;
-    // SAFETY: an integer that lives until the call returns.
-    match unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(status),
+/// Waits until a thread has stopped or ended. An end is left to its parent to be waited for.
+fn wait(thread: libc::pid_t) -> io::Result<WaitStatus> {
+    let thread = || Id::Pid(Pid::from_raw(thread));
+    let changes = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::__WALL;
+    match waitid(thread(), changes | WaitPidFlag::WNOWAIT)? {
+        ended @ (WaitStatus::Signaled(..) | WaitStatus::Exited(..)) => Ok(ended),
+        _ => Ok(waitid(thread(), changes)?),
     }
 }
 
@@ -147,14 +151,14 @@ impl TakenThread {
         };
         set_registers(self.thread, &registers)?;
         trace(libc::PTRACE_SINGLESTEP, self.thread, 0)?;
-        let status = wait(self.thread)?;
-        if libc::WIFSIGNALED(status) || libc::WIFEXITED(status) {
-            self.is_gone = true;
-            return Ok(CallEnd::Killed(libc::WTERMSIG(status)));
-        }
-        let signal = libc::WSTOPSIG(status);
-        if signal != libc::SIGTRAP {
-            return Ok(CallEnd::Killed(signal));
+        match wait(self.thread)? {
+            WaitStatus::PtraceEvent(_, Signal::SIGTRAP, _) => {}
+            WaitStatus::PtraceEvent(_, signal, _) => return Ok(CallEnd::Killed(signal)),
+            WaitStatus::Signaled(_, signal, _) => {
+                self.is_gone = true;
+                return Ok(CallEnd::Killed(signal));
+            }
+            other => return Err(io::Error::other(format!("{other:?}"))),
         }
         let after = self::registers(self.thread)?;
         Ok(CallEnd::Returned(after.rax.cast_signed()))

@@ -114,6 +114,7 @@ fn no_request_finds_a_mark_of_another() {
         status_kib(tenant.process.id(), "RssAnon")
     });
     let [strict, fast] = kept;
+    println!("strict keeps {strict} KiB, fast {fast} KiB");
     assert!(fast > strict + 400, "{fast} KiB, strict {strict} KiB");
 }
 
