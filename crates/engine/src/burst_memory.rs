@@ -25,11 +25,11 @@ pub struct BurstMemory {
 }
 
 impl BurstMemory {
-    /// For a stock of `usual` size, and of `most` after a burst.
+    /// For a stock of `usual` size, and of `most` after a burst; without a usual one there is none.
     pub fn new(usual: usize, most: usize) -> Self {
         Self {
             usual,
-            most: most.max(usual),
+            most: if usual == 0 { 0 } else { most.max(usual) },
             last_use: None,
             missed: 0,
             after_burst: None,
@@ -106,6 +106,13 @@ mod tests {
         assert_eq!(memory.target(last + MEMORY), 2);
         let last = misses(&mut memory, last, 1000, Duration::from_millis(5));
         assert_eq!(memory.target(last), 20);
+    }
+
+    #[test]
+    fn where_nothing_is_made_in_advance_a_burst_changes_nothing() {
+        let mut memory = BurstMemory::new(0, 20);
+        let last = misses(&mut memory, Instant::now(), 8, Duration::from_millis(5));
+        assert_eq!(memory.target(last), 0);
     }
 
     #[test]
