@@ -15,9 +15,9 @@ use hyper::Request;
 use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
     BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
-    RequestBody,
+    RequestBody, owner,
 };
-use jiffy_proto::function::{CompileLimits, SlotReset, TenantLimits};
+use jiffy_proto::function::{CompileLimits, MAX_FUNCTIONS, SlotReset, TenantLimits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::Path;
@@ -171,6 +171,48 @@ async fn versions_are_deployed_rolled_back_and_removed_without_a_trace() {
     functions.remove_all(KEY).await;
     assert!(functions.process_ids().is_empty() && functions.list().is_empty());
     assert_eq!(files(directory.path()), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_has_a_thousand_functions_at_most() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    deploy(&functions, "first").await;
+    functions.stop_all().await;
+    drop(functions);
+    let records = directory.path().join(owner::directory_name(KEY));
+    let records = records.join("records");
+    let record = std::fs::read_to_string(records.join(format!("{NAME}.json"))).unwrap();
+    for number in 1..MAX_FUNCTIONS {
+        let name = format!("f{number}");
+        let record = record.replace(
+            &format!(r#""name":"{NAME}""#),
+            &format!(r#""name":"{name}""#),
+        );
+        std::fs::write(records.join(format!("{name}.json")), record).unwrap();
+    }
+
+    let functions = open(directory.path());
+    assert_eq!(functions.count(KEY), MAX_FUNCTIONS);
+    let more = || deploy_module(&functions, KEY, "more", b"\0asm\x01\0\0\0");
+    let refused = more().await;
+    assert!(
+        matches!(refused, Err(FunctionError::TooMany)),
+        "{refused:?}"
+    );
+    // Those that are there change, and others have as many.
+    deploy(&functions, "second").await;
+    assert_eq!(get(&functions).await, "second");
+    let module = constant("another owner's");
+    let other = deploy_module(&functions, None, "more", &module).await;
+    other.unwrap();
+    functions.remove(KEY, "f1").await.unwrap();
+    let refused = more().await;
+    assert!(
+        matches!(refused, Err(FunctionError::Module(_))),
+        "{refused:?}"
+    );
+    functions.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
