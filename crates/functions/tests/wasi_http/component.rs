@@ -135,8 +135,16 @@ impl ComponentText<'_> {
             }
         }
         for (short, resource) in DROPS {
-            writeln!(lowered, "(core func ${short} (canon resource.drop ${resource}))").unwrap();
-            writeln!(imports, "(import \"h\" \"{short}\" (func ${short} (param i32)))").unwrap();
+            writeln!(
+                lowered,
+                "(core func ${short} (canon resource.drop ${resource}))"
+            )
+            .unwrap();
+            writeln!(
+                imports,
+                "(import \"h\" \"{short}\" (func ${short} (param i32)))"
+            )
+            .unwrap();
             writeln!(given, "(export \"{short}\" (func ${short}))").unwrap();
         }
         let more = self.more;

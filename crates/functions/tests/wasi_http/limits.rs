@@ -80,10 +80,7 @@ const TOO_FAR: [(char, &str, &str); 9] = [
 
 /// Handlers that call the host without end.
 const ENDLESS: [(char, &str); 4] = [
-    (
-        'r',
-        "(loop $next (drop (call $random-number)) (br $next))",
-    ),
+    ('r', "(loop $next (drop (call $random-number)) (br $next))"),
     ('n', "(loop $next (drop (call $now)) (br $next))"),
     (
         'o',
@@ -159,7 +156,11 @@ fn a_component_that_asks_too_much_in_a_call_is_ended_and_told_so_in_its_log() {
     let mut client = tenant.connect();
     for (letter, _, reason) in TOO_FAR {
         let answer = client.get("f", &format!("/{letter}"));
-        assert_eq!(answer.fault(), (502, "function_trap".to_owned()), "{letter}");
+        assert_eq!(
+            answer.fault(),
+            (502, "function_trap".to_owned()),
+            "{letter}"
+        );
         let logged = tenant.logs("f", 0).pop().unwrap();
         assert!(logged.text.contains(reason), "{letter}: {}", logged.text);
         assert_eq!(client.get("f", "/z").text(), "ok", "after {letter}");

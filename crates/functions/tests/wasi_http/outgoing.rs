@@ -307,7 +307,11 @@ impl OutgoingGuest {
                 cpu_ms: 5000,
                 ..FunctionLimits::default()
             },
-            allow: vec![host.clone(), "slow.test".to_owned(), "*.long.test".to_owned()],
+            allow: vec![
+                host.clone(),
+                "slow.test".to_owned(),
+                "*.long.test".to_owned(),
+            ],
             ..LoadSettings::default()
         };
         let compiled = tenant.compile(&text.build()).unwrap();
@@ -334,11 +338,7 @@ impl OutgoingGuest {
 fn a_body_goes_to_elsewhere_and_comes_back() {
     let outgoing = OutgoingGuest::new();
     let body: Vec<_> = (0..1u32 << 20).map(|n| (n * 251 % 256) as u8).collect();
-    let answer = outgoing
-        .guest
-        .0
-        .connect()
-        .request("POST", "f", "/e", &body);
+    let answer = outgoing.guest.0.connect().request("POST", "f", "/e", &body);
     assert_eq!(answer.status, 200);
     assert!(answer.body == body, "{} bytes", answer.body.len());
     let heads = outgoing.origin.heads();
