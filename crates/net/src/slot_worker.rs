@@ -119,7 +119,8 @@ impl NetworkState {
                 Err(RecvTimeoutError::Timeout) => {
                     if is_able && self.ready.lock().len() < wanted {
                         is_able = self.make_in_advance();
-                    } else if !self.remove_surplus(wanted) && !self.remove_released() {
+                    // The opening of the network makes one, also where none is wanted.
+                    } else if !self.remove_surplus(wanted.max(1)) && !self.remove_released() {
                         asked = None;
                     }
                 }
