@@ -35,6 +35,9 @@ use tokio::sync::Semaphore;
 
 /// Directory of modules that arrive, beside those of owners.
 const UPLOADS: &str = ".uploads";
+/// Modules of an owner that arrive, or wait for their deployment, at once: none of their bytes are
+/// in a budget yet.
+pub const MAX_UPLOADS: usize = 16;
 /// Modules that are compiled at once.
 const MAX_COMPILERS: usize = 2;
 /// Interval at which processes are looked after.
@@ -95,6 +98,7 @@ struct Owner {
     starting: tokio::sync::Mutex<StartBackoff>,
     /// Held while a function changes.
     changing: tokio::sync::Mutex<()>,
+    uploads: Arc<Semaphore>,
 }
 
 impl Owner {
@@ -106,6 +110,7 @@ impl Owner {
             running: RwLock::default(),
             starting: tokio::sync::Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
         }
     }
 

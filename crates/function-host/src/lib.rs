@@ -29,7 +29,7 @@ mod schedule;
 
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
-pub use functions::{ConnectionPermit, FunctionHostSettings, Functions, ModuleUpload};
+pub use functions::{ConnectionPermit, FunctionHostSettings, Functions, MAX_UPLOADS, ModuleUpload};
 pub use module_digest::ModuleDigest;
 pub use response_body::FunctionBody;
 pub use running_process::{BoxError, RequestBody};

@@ -15,14 +15,17 @@ use hyper::Request;
 use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
     BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
-    RequestBody, owner,
+    MAX_UPLOADS, RequestBody, owner,
 };
 use jiffy_proto::function::{CompileLimits, MAX_FUNCTIONS, SlotReset, TenantLimits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::future::poll_fn;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use support::constant;
 
@@ -213,6 +216,23 @@ async fn an_owner_has_a_thousand_functions_at_most() {
         "{refused:?}"
     );
     functions.stop_all().await;
+}
+
+#[tokio::test]
+async fn modules_of_an_owner_that_arrive_are_bounded_and_others_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let functions = open(directory.path());
+    let mut arriving = Vec::new();
+    for _ in 0..MAX_UPLOADS {
+        arriving.push(functions.upload_of(KEY).await.unwrap());
+    }
+    let mut waiting = pin!(functions.upload_of(KEY));
+    assert!(poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
+    functions.upload_of(Some("another")).await.unwrap();
+    arriving.pop();
+    drop(waiting.await.unwrap());
+    drop(arriving);
+    assert_eq!(files(directory.path()), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

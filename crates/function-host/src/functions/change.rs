@@ -14,6 +14,7 @@ use jiffy_proto::function::{ControlRequest, MAX_FUNCTIONS, MAX_MODULE_BYTES, Wor
 use std::io::Write;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 
 /// Module that arrives. Dropped, nothing of it stays.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct ModuleUpload {
     bytes: u64,
     /// First bytes, which tell the world.
     head: Vec<u8>,
+    /// One of its owner's.
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ModuleUpload {
@@ -69,6 +72,20 @@ impl Functions {
             hasher: blake3::Hasher::new(),
             bytes: 0,
             head: Vec::new(),
+            _permit: None,
+        })
+    }
+
+    /// The same for a module that a client sends. Waits while its owner has [`MAX_UPLOADS`].
+    ///
+    /// [`MAX_UPLOADS`]: super::MAX_UPLOADS
+    pub async fn upload_of(&self, key: Option<&str>) -> Result<ModuleUpload, FunctionError> {
+        let unavailable = |e: AcquireError| FunctionError::Unavailable(e.to_string());
+        let uploads = self.owner(key)?.uploads.clone();
+        let permit = uploads.acquire_owned().await.map_err(unavailable)?;
+        Ok(ModuleUpload {
+            _permit: Some(permit),
+            ..self.upload()?
         })
     }
 

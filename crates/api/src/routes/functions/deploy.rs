@@ -37,7 +37,7 @@ pub(in crate::routes) async fn deploy<E: Engine>(
         match field.name() {
             Some("settings") => settings = parse(&small(&mut field).await?)?,
             Some("module") if module.is_none() => {
-                let mut upload = functions.upload()?;
+                let mut upload = functions.upload_of(caller.bounds()).await?;
                 receive(&mut field, &mut upload).await?;
                 module = Some(upload);
             }
