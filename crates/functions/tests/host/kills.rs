@@ -41,8 +41,8 @@ fn kill_at(step: DeployStep) {
     let (victim, _, key) = next.take().unwrap();
     match victim {
         Victim::Daemon => kill(Pid::this(), Signal::SIGKILL).unwrap(),
-        Victim::Compiler => kill_all("compile", &key),
-        Victim::Tenant => kill_all("serve", &key),
+        Victim::Compiler => kill_one("compile", &key),
+        Victim::Tenant => kill_one("serve", &key),
     }
 }
 
@@ -67,11 +67,11 @@ fn wait_for(what: &str, ready: impl Fn() -> bool) {
     }
 }
 
-/// Kills processes, and waits until they are gone.
-fn kill_all(command: &str, key: &str) {
-    let found = processes(command, key);
-    assert_eq!(found.len(), 1, "{command}");
-    kill(found[0], Signal::SIGKILL).unwrap();
+/// Kills the only process, and waits until it is gone.
+fn kill_one(command: &str, key: &str) {
+    // One that has just started has no command line for a moment.
+    wait_for(command, || processes(command, key).len() == 1);
+    kill(processes(command, key)[0], Signal::SIGKILL).unwrap();
     wait_for("it goes on", || processes(command, key).is_empty());
 }
 
@@ -84,9 +84,30 @@ fn open(directory: &Path) -> Functions {
     Functions::open(settings(directory, Duration::from_secs(600)))
 }
 
-/// Deploys a module that arrives in two parts.
+/// Module whose compilation takes far longer than a look for its compiler.
+fn long_module() -> Vec<u8> {
+    let step = "(local.set 0 (i32.mul (local.get 0) (i32.add (local.get 0) (i32.const 3))))";
+    let function = format!(
+        "(func (param i32) (result i32) {} (local.get 0))",
+        step.repeat(200)
+    );
+    let text = String::from_utf8(constant("new")).unwrap();
+    let (last, items) = (text.rfind(')').unwrap(), function.repeat(500));
+    format!("{}{items})", &text[..last]).into_bytes()
+}
+
+/// Deploys a module that answers with `text`.
 async fn deploy(functions: &Functions, key: &str, text: &str) -> Result<(), FunctionError> {
-    let module = wat::parse_bytes(&constant(text)).unwrap().into_owned();
+    deploy_module(functions, key, &constant(text)).await
+}
+
+/// Deploys a module that arrives in two parts.
+async fn deploy_module(
+    functions: &Functions,
+    key: &str,
+    module: &[u8],
+) -> Result<(), FunctionError> {
+    let module = wat::parse_bytes(module).unwrap().into_owned();
     let mut upload = functions.upload().unwrap();
     for part in module.chunks(module.len() / 2 + 1) {
         upload.write(part).unwrap();
@@ -237,8 +258,12 @@ async fn kill_other_processes(key: &str) {
         let directory = tempfile::tempdir().unwrap();
         let functions = open(directory.path());
         deploy(&functions, key, "former").await.unwrap();
+        let module = match victim {
+            Victim::Compiler => long_module(),
+            _ => constant("new"),
+        };
         *NEXT.lock().unwrap() = Some((victim, step, key.to_owned()));
-        let deployed = deploy(&functions, key, "new").await;
+        let deployed = deploy_module(&functions, key, &module).await;
         assert!(NEXT.lock().unwrap().is_none(), "{step:?} was not reached");
         let versions = match (victim, step) {
             (Victim::Compiler, _) => {
