@@ -3,12 +3,12 @@
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
 use crate::{ServeOptions, engine, functions, internal, log, network, site, store};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
 use jiffy_engine::EngineName;
 use jiffy_engines::{EngineChoice, Host, HostEngine};
-use jiffy_host::{HostOptions, OpenedJournal, OperationError, Sandboxes};
+use jiffy_host::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
 use jiffy_image::{Home, Reference};
 use jiffy_net::Network;
 use nix::fcntl::{Flock, FlockArg};
@@ -16,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
@@ -24,6 +24,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+/// Time between two looks at whether the data directory is still ours.
+const LOCK_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Time that operations under way have to finish when the daemon ends.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         return Ok(None);
     };
     log::init(&options.log)?;
+    let held = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
     raise_descriptor_limit();
     // Beside everything else: it takes long where there is much.
     let journal = home.path().join("state.db");
@@ -66,6 +69,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         limits: options.limits,
         site: options.site.clone(),
         remote,
+        lock: Some(held.clone()),
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
@@ -127,8 +131,18 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let mut terminate = signal(SignalKind::terminate())?;
     // A terminal that closes is nothing to a daemon.
     let mut hang_up = signal(SignalKind::hangup())?;
+    let mut looks = tokio::time::interval(LOCK_LOOK_INTERVAL);
     let asked = loop {
         tokio::select! {
+            _ = looks.tick() => if !held.is_in_place() {
+                stopping.cancel();
+                // Out of everybody's reach they would run on. Files at the paths of this daemon
+                // may be another's.
+                sandboxes.stop_all().await;
+                let home = home.path().display();
+                tracing::error!("{home} was removed or replaced: ended, and all sandboxes with it");
+                bail!("{home} was removed or replaced while the daemon ran");
+            },
             _ = interrupt.recv() => break Ending::default(),
             _ = terminate.recv() => break Ending::default(),
             asked = stopped.recv() => break asked.unwrap_or_default(),
@@ -187,9 +201,13 @@ fn raise_descriptor_limit() {
     }
 }
 
+fn lock_path(home: &Home) -> PathBuf {
+    home.path().join("locks").join("daemon")
+}
+
 /// One daemon for one data directory: the lock goes with the process that holds it.
 pub(crate) fn lock(home: &Home) -> anyhow::Result<Option<Flock<File>>> {
-    let path = home.path().join("locks").join("daemon");
+    let path = lock_path(home);
     let file = File::options()
         .create(true)
         .truncate(false)

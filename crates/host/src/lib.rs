@@ -2,6 +2,7 @@
 //! finding them again.
 
 mod admission;
+mod directory_lock;
 mod journal;
 mod journal_space;
 mod metrics;
@@ -19,6 +20,7 @@ mod usage;
 pub use admission::{
     HostFigures, HostLimits, HostReader, KernelReader, Pressure, PromisedResources, Shortage,
 };
+pub use directory_lock::DirectoryLock;
 pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot, OpenedJournal};
 pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};

@@ -79,7 +79,6 @@ use snapshot_index::SnapshotIndex;
 use snapshot_upkeep::SnapshotUpkeep;
 use start_pacer::StartPacer;
 use std::collections::{BTreeMap, HashMap};
-use std::future::Future;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -108,6 +107,8 @@ pub struct HostOptions {
     pub remote: Option<Arc<RemoteStore>>,
     /// Tells the templates whose snapshots all tenants of the store share.
     pub is_stock: fn(&str) -> bool,
+    /// Lock of the data directory, without which gc removes nothing; none: there is no other.
+    pub lock: Option<Arc<crate::DirectoryLock>>,
 }
 
 impl Default for HostOptions {
@@ -122,6 +123,7 @@ impl Default for HostOptions {
             site: SiteSettings::default(),
             remote: None,
             is_stock: |_| false,
+            lock: None,
         }
     }
 }
@@ -273,7 +275,7 @@ impl<E: Engine> Sandboxes<E> {
         }
         this.keep_time();
         this.keep_samples(options.sample);
-        this.spawn_gc(options.gc_interval);
+        this.spawn_gc(options.gc_interval, options.lock);
         this.begin_uploads();
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
         Ok(this)

@@ -265,6 +265,35 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
     });
 }
 
+#[test]
+fn a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snapshots() {
+    let test = "a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snapshots";
+    let Some(test_home) = TestHome::new(test) else {
+        return;
+    };
+    test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
+    test_home.ok(&["create"]);
+    let (former, vmms) = (test_home.daemon(), test_home.vmms());
+    assert!(!vmms.is_empty());
+    // As `rm -r` of the directory and the start of a new daemon there.
+    let home = test_home.dir.path();
+    let before = tempfile::tempdir().unwrap();
+    for part in ["locks", "run", "snapshots", "state.db"] {
+        std::fs::rename(home.join(part), before.path().join(part)).unwrap();
+    }
+    test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
+    let id = test_home.ok(&["create"]);
+    test_home.ok(&["pause", &id]);
+    wait_for("the former daemon and its guests to end", || {
+        let gone = |pid: &u32| !alive(*pid);
+        (gone(&former) && vmms.iter().all(gone)).then_some(())
+    });
+    let log = std::fs::read_to_string(before.path().join("run/jiffy.log")).unwrap();
+    assert!(log.contains("was removed or replaced"), "{log}");
+    test_home.ok(&["resume", &id]);
+    assert_eq!(test_home.sh(&id, "echo awake"), "awake");
+}
+
 fn status_pid(test_home: &TestHome) -> Option<i32> {
     let done = test_home.call(&["daemon", "status", "--json"]);
     let status: Value = serde_json::from_str(&done.stdout).ok()?;

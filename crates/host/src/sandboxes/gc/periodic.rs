@@ -6,8 +6,10 @@
 
 use super::super::{OperationError, Sandboxes};
 use super::file_remover::remove_files;
+use crate::DirectoryLock;
 use crate::records::SnapshotPurpose;
 use jiffy_engine::{Engine, SnapshotWalk};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Snapshots, and files of snapshots, that one round looks at.
@@ -38,9 +40,10 @@ impl GcPosition {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Collects garbage every `every`, for as long as the sandboxes are there.
-    pub(in super::super) fn spawn_gc(&self, every: Duration) {
-        let inner = std::sync::Arc::downgrade(&self.0);
+    /// Collects garbage every `every`, for as long as the sandboxes are there and the directory is
+    /// theirs.
+    pub(in super::super) fn spawn_gc(&self, every: Duration, lock: Option<Arc<DirectoryLock>>) {
+        let inner = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let mut position = GcPosition::default();
             tokio::time::sleep(START_DELAY.min(every)).await;
@@ -48,6 +51,9 @@ impl<E: Engine> Sandboxes<E> {
                 let Some(this) = inner.upgrade().map(Sandboxes) else {
                     return;
                 };
+                if lock.as_ref().is_some_and(|lock| !lock.is_in_place()) {
+                    return tracing::error!("no gc: the data directory was removed or replaced");
+                }
                 let round = tokio::task::spawn_blocking(move || {
                     let collected = this.gc_round(&mut position);
                     (collected, position)

@@ -1,0 +1,59 @@
+//! Lock by which a daemon holds its data directory.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// File that a daemon has locked for as long as the data directory is its own.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    path: PathBuf,
+    /// Device and inode of the locked file.
+    identity: (u64, u64),
+}
+
+impl DirectoryLock {
+    /// For the locked file `file` at `path`.
+    pub fn of(path: &Path, file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self {
+            path: path.to_owned(),
+            identity: (metadata.dev(), metadata.ino()),
+        })
+    }
+
+    /// False once the file was removed or replaced: another daemon may hold the directory now, of
+    /// whose files this one knows nothing.
+    pub fn is_in_place(&self) -> bool {
+        match fs::metadata(&self.path) {
+            Ok(metadata) => (metadata.dev(), metadata.ino()) == self.identity,
+            Err(e) => !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_was_removed_or_replaced_is_seen() {
+        let work = tempfile::tempdir().unwrap();
+        let directory = work.path().join("locks");
+        let path = directory.join("daemon");
+        fs::create_dir(&directory).unwrap();
+        let file = File::create(&path).unwrap();
+        let lock = DirectoryLock::of(&path, &file).unwrap();
+        assert!(lock.is_in_place());
+        fs::rename(&directory, work.path().join("before")).unwrap();
+        assert!(!lock.is_in_place());
+        fs::create_dir(&directory).unwrap();
+        assert!(!lock.is_in_place());
+        File::create(&path).unwrap();
+        assert!(!lock.is_in_place());
+        fs::remove_dir_all(&directory).unwrap();
+        fs::rename(work.path().join("before"), &directory).unwrap();
+        assert!(lock.is_in_place());
+    }
+}
