@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Directory, key and step of a child; without a step it kills other processes than itself.
 const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_KEY", "JIFFY_KILL_STEP"];
 /// Answer of the version that a child deploys.
-const CHILDS: &str = "of the child";
+const NEW_ANSWER: &str = "of the child";
 /// Time without a daemon after which a process that was not noted ends.
 const SHORT_GRACE: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(20);
@@ -140,7 +140,7 @@ async fn work_in_a_child_process() {
     });
     *NEXT.lock().unwrap() = Some((Victim::Daemon, step, key.clone()));
     deploy_step::observe(kill_at);
-    deploy(&functions, &key, CHILDS).await.unwrap();
+    deploy(&functions, &key, NEW_ANSWER).await.unwrap();
     functions.leave().await;
 }
 
@@ -198,7 +198,7 @@ async fn a_deployment_that_is_killed_at_any_step_leaves_the_former_version_or_th
         deploy_and_die(directory, &key, step);
         functions = open(directory);
         let expected = match is_committed(step) {
-            true => CHILDS,
+            true => NEW_ANSWER,
             false => former.as_str(),
         };
         assert_eq!(get(&functions, &key).await, expected, "{step:?}");
@@ -227,7 +227,7 @@ async fn a_first_deployment_that_is_killed_leaves_the_function_or_nothing() {
         deploy_and_die(directory, &key, step);
         let functions = open(directory);
         if is_committed(step) {
-            assert_eq!(get(&functions, &key).await, CHILDS);
+            assert_eq!(get(&functions, &key).await, NEW_ANSWER);
             assert_eq!(files(directory).len(), files_of(1));
         } else {
             assert!(functions.list().is_empty(), "{step:?}");
