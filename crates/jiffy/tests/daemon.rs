@@ -278,7 +278,8 @@ fn a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snaps
     // As `rm -r` of the directory and the start of a new daemon there.
     let home = test_home.dir.path();
     let before = tempfile::tempdir().unwrap();
-    for part in ["locks", "run", "snapshots", "state.db"] {
+    let journal = ["state.db", "state.db-shm", "state.db-wal"];
+    for part in ["locks", "run", "snapshots"].iter().chain(&journal) {
         std::fs::rename(home.join(part), before.path().join(part)).unwrap();
     }
     test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
