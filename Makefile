@@ -36,8 +36,10 @@ build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's 
 	    cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
 	@scripts/step "building jiffy, jiffy-vmm and jiffy-functions" cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions
 # Only what has changed: tests may be using the programs.
-	@[ -z "$${JIFFY_PROGRAMS:-}" ] || install -C -D -m 0755 -t $(RELEASE) $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions
-	@[ $(RELEASE)/jiffy-agent -nt $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent ] || install -s -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
+	@[ -z "$${JIFFY_PROGRAMS:-}" ] || install -C -D -m 0755 -t $(RELEASE) \
+	    $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions
+	@built=$(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent; \
+	    [ $(RELEASE)/jiffy-agent -nt "$$built" ] || install -s -m 0755 "$$built" $(RELEASE)/jiffy-agent
 	@scripts/gvisor $(RELEASE)/jiffy-gvisor
 	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-functions $(RELEASE)/jiffy-agent $$(ls $(RELEASE)/jiffy-gvisor 2>/dev/null) | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
 

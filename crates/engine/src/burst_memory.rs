@@ -29,7 +29,7 @@ impl BurstMemory {
     pub fn new(usual: usize, most: usize) -> Self {
         Self {
             usual,
-            most: if usual == 0 { 0 } else { most.max(usual) },
+            most: most.max(usual),
             last_use: None,
             missed: 0,
             after_burst: None,
@@ -52,10 +52,19 @@ impl BurstMemory {
             }
             return;
         }
+        // Nothing is kept where nothing is made in advance.
+        if self.usual == 0 {
+            return;
+        }
         self.missed += 1;
         let size = (self.usual + self.missed).min(self.most);
         let known = self.after_burst.map_or(0, |(known, _)| known);
         self.after_burst = Some((size.max(known), now));
+    }
+
+    /// Size of the stock without bursts.
+    pub fn usual(&self) -> usize {
+        self.usual
     }
 
     /// Last use.

@@ -35,8 +35,6 @@ pub(crate) struct FreshVmm {
 /// Spare processes of one daemon.
 #[derive(Debug)]
 pub(crate) struct SpareVmms {
-    /// Number of them at all times.
-    wanted: usize,
     state: Mutex<SpareState>,
 }
 
@@ -56,7 +54,6 @@ struct SpareState {
 impl SpareVmms {
     pub fn new(wanted: usize) -> Self {
         Self {
-            wanted,
             state: Mutex::new(SpareState {
                 ready: Vec::new(),
                 bursts: BurstMemory::new(wanted, MAX_AFTER_BURST),
@@ -78,10 +75,8 @@ impl SpareVmms {
         {
             found = matches!(child.try_wait(), Ok(None)).then_some((channel, child));
         }
-        if self.wanted > 0 {
-            let left = found.is_some().then_some(state.ready.len());
-            state.bursts.note_use(Instant::now(), left);
-        }
+        let left = found.is_some().then_some(state.ready.len());
+        state.bursts.note_use(Instant::now(), left);
         found
     }
 
@@ -136,7 +131,7 @@ impl SpareVmms {
             return rest;
         }
         state.trimming = false;
-        while state.ready.len() > self.wanted
+        while state.ready.len() > state.bursts.usual()
             && let Some((_, mut child)) = state.ready.pop()
         {
             let _ = child.start_kill();

@@ -185,7 +185,6 @@ impl Network {
             config: slot_config,
             claim: config.home.clone(),
             reach,
-            usual: config.ready,
             bursts: Mutex::new(BurstMemory::new(config.ready, MAX_AFTER_BURST)),
             nic: config.nic,
             ready: Mutex::default(),

@@ -23,8 +23,6 @@ pub(crate) struct NetworkState {
     pub config: SlotConfig,
     pub claim: PathBuf,
     pub reach: HostReachability,
-    /// Number of slots made in advance without bursts.
-    pub usual: usize,
     pub bursts: Mutex<BurstMemory>,
     pub nic: NicKind,
     pub ready: Mutex<VecDeque<Slot>>,

@@ -111,7 +111,7 @@ impl NetworkState {
                     inbox.try_iter().for_each(drop);
                     asked.get_or_insert_with(Instant::now);
                     is_able = true;
-                    let low_water = self.usual.div_ceil(LOW_WATER_DIVISOR);
+                    let low_water = self.bursts.lock().usual().div_ceil(LOW_WATER_DIVISOR);
                     while is_able && self.ready.lock().len() < low_water {
                         is_able = self.make_in_advance();
                     }
