@@ -36,6 +36,10 @@ impl VethEnd<'_> {
         let mut attributes = vec![
             LinkAttribute::IfName(self.name.to_owned()),
             LinkAttribute::Mtu(self.mtu),
+            // Without these the kernel makes queues for each processor, with files and memory for
+            // each; it sends through a pair without locks, so one carries as much.
+            LinkAttribute::NumTxQueues(1),
+            LinkAttribute::NumRxQueues(1),
         ];
         attributes.extend(self.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         attributes

@@ -5,6 +5,7 @@ use crate::guest::ADDRESS6;
 use ipnet::Ipv6Net;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// The guest's device in a namespace.
 pub(crate) const TAP: &str = "tap0";
@@ -17,7 +18,8 @@ pub(crate) const IPV6_SYSCTL_DIR: &str = "/proc/sys/net/ipv6";
 
 /// Returns true if the kernel supports IPv6.
 pub(crate) fn knows_ipv6() -> bool {
-    Path::new(IPV6_SYSCTL_DIR).exists()
+    static KNOWS: LazyLock<bool> = LazyLock::new(|| Path::new(IPV6_SYSCTL_DIR).exists());
+    *KNOWS
 }
 
 pub(crate) fn set(path: &str, value: &str) -> Result<(), NetError> {

@@ -78,7 +78,7 @@ fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) 
          link set tap0 up
          addr add 169.254.0.22/30 dev tap0
          neigh add 169.254.0.21 lladdr 02:4a:49:46:46:01 dev tap0 nud permanent
-         link add up0 address 02:4a:49:46:46:03 mtu {mtu} type veth peer name {name} address 02:4a:49:46:46:04 mtu {mtu} netns {outside}
+         link add up0 numtxqueues 1 numrxqueues 1 address 02:4a:49:46:46:03 mtu {mtu} type veth peer name {name} numtxqueues 1 numrxqueues 1 address 02:4a:49:46:46:04 mtu {mtu} netns {outside}
          addr add {own}/31 dev up0
          link set up0 addrgenmode none
          link set up0 up
