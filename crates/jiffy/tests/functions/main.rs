@@ -8,6 +8,7 @@ mod client;
 mod deployments;
 mod direct;
 mod other_keys;
+mod real_clients;
 mod reset;
 mod sandbox_keys;
 mod shared_modules;
@@ -118,7 +119,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
         modules: tempfile::tempdir().unwrap(),
         direct: format!("http://{direct}"),
     };
-    let steps: [(&str, Step); 14] = [
+    let steps: [(&str, Step); 15] = [
         ("commands and versions", commands_and_versions),
         ("keys and public names", keys_and_public_names),
         ("calls of other keys", other_keys::calls_of_other_keys),
@@ -126,6 +127,7 @@ fn functions_are_deployed_reached_managed_and_survive() {
         ("refused modules", deployments::refused_modules),
         ("schedules", deployments::schedules),
         ("direct requests", direct::direct_requests),
+        ("real clients", real_clients::load_by_real_clients),
         ("limits and logs", limits_and_logs),
         ("swaps under load", swaps_under_load),
         ("scheduled calls", deployments::scheduled_calls),
