@@ -19,6 +19,8 @@ pub(super) const STEPS_TABLE: &str = "
 ";
 /// Interval of the removal of unused steps and uploads.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Time given to the first clients of a daemon: a removal reads the names of all templates.
+const START_DELAY: Duration = Duration::from_secs(1);
 
 /// Removed parts of the build cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -205,13 +207,14 @@ impl<E: Engine> Builder<E> {
         self.0.prune(unused_for, of)
     }
 
-    /// Prunes now and once a day, while the builder exists.
+    /// Prunes soon and once a day, while the builder exists.
     pub(super) fn spawn_prune(&self, unused_for: Duration) {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let round = move |builder: Weak<BuilderInner<E>>| {
                 builder.upgrade().map(|b| b.prune(unused_for, None))
             };
+            tokio::time::sleep(START_DELAY).await;
             loop {
                 let builder_now = builder.clone();
                 match tokio::task::spawn_blocking(move || round(builder_now)).await {
