@@ -58,17 +58,17 @@ impl<E: Engine> App<E> {
             );
             ApiError::not_found("sandbox_not_found", message)
         };
-        let named = match self.sandboxes.find(id) {
-            None => self.sandbox_by_name(caller, id)?,
-            Some(_) => None,
-        };
-        if let Some(record) = named {
-            return alive(record, caller, wanted).ok_or_else(unknown)?;
-        }
-        let record = match self.sandboxes.get(id) {
-            Ok(record) => record,
-            Err(e @ OperationError::Ambiguous { .. }) if caller.is_owner() => return Err(e.into()),
-            Err(_) => return Err(unknown()),
+        let record = match self.sandboxes.find(id) {
+            Some(record) => record,
+            None => {
+                if let Some(record) = self.sandbox_by_name(caller, id)? {
+                    return alive(record, caller, wanted).ok_or_else(unknown)?;
+                }
+                self.sandboxes.get(id).map_err(|e| match e {
+                    e @ OperationError::Ambiguous { .. } if caller.is_owner() => e.into(),
+                    _ => unknown(),
+                })?
+            }
         };
         if caller.is_owner() {
             return Ok(record);
