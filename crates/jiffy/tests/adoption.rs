@@ -260,8 +260,10 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
         &["rollback", &id, "kept"],
         &["create"],
     ];
+    let kills = std::env::var("JIFFY_DAEMON_KILLS");
+    let kills = kills.map_or(10, |kills| kills.parse().unwrap());
     let mut outcomes = BTreeSet::new();
-    for (round, operation) in operations.iter().cycle().take(15).enumerate() {
+    for (round, operation) in operations.iter().cycle().take(kills).enumerate() {
         // Something to be written.
         test_home.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
         let daemon = test_home.daemon();
@@ -272,7 +274,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
             .stderr(std::process::Stdio::null());
         let mut running = command.spawn().unwrap();
         // At moments spread over what the operations take; which one is hit does not matter.
-        std::thread::sleep(Duration::from_millis(3 + round as u64 * 6));
+        std::thread::sleep(Duration::from_millis(3 + round as u64 * 90 / kills as u64));
         signal(daemon, Signal::SIGKILL);
         test_home.daemon_went();
         let done = running.wait().unwrap();

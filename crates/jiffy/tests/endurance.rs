@@ -95,7 +95,7 @@ fn every_snapshot_of_a_writer_restores_to_a_state_that_verifies() {
     let id = test_home.ok(&["create", "--cpus", "1"]);
     start_writer(&test_home, &id, 0.0);
     let mut delay = 1u64;
-    for round in 0..rounds("JIFFY_SNAPSHOT_ROUNDS", 20) {
+    for round in 0..rounds("JIFFY_SNAPSHOT_ROUNDS", 12) {
         // Anything from 0 to 30 ms: no two snapshots meet the writer at the same place.
         delay = delay
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -200,7 +200,7 @@ fn many_rollbacks_leak_nothing() {
             .then_some(seen)
     });
     let memory = resident_kib(daemon);
-    for _ in 0..rounds("JIFFY_ROLLBACKS", 30) {
+    for _ in 0..rounds("JIFFY_ROLLBACKS", 15) {
         rollback();
     }
     // The warm pool may be between two states.
@@ -217,7 +217,7 @@ fn forks_of_a_busy_guest_are_independent() {
         return;
     };
     let id = test_home.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
-    let wanted = rounds("JIFFY_FORKS", 25);
+    let wanted = rounds("JIFFY_FORKS", 12);
     // So many that never rest would only share the processors of a small host.
     start_writer(&test_home, &id, 0.02);
     let mut children: Vec<String> = Vec::new();

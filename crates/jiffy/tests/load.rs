@@ -79,7 +79,7 @@ fn the_torture_programs_find_nothing_wrong_in_a_guest() {
         return;
     }
     let _alone = alone();
-    let seconds = std::env::var("JIFFY_TORTURE_SECONDS").unwrap_or_else(|_| "2".to_owned());
+    let seconds = std::env::var("JIFFY_TORTURE_SECONDS").unwrap_or_else(|_| "1".to_owned());
     let script = "mkdir /tmp/t && cd /tmp/t && tar x && for p in $(find . -type f -perm -1 ! -name init | sort); do $p $0 || echo \"$p: exit $?\"; done";
     let done = call_with(
         &[
@@ -102,7 +102,7 @@ fn load_on_two_cpus_computes_right() {
         return;
     }
     let _alone = alone();
-    let seconds = std::env::var("JIFFY_LOAD_SECONDS").unwrap_or_else(|_| "8".to_owned());
+    let seconds = std::env::var("JIFFY_LOAD_SECONDS").unwrap_or_else(|_| "4".to_owned());
     let program = r#"
 import hashlib, multiprocessing as mp, os, sys, time, tempfile
 def work(seed):
@@ -137,7 +137,7 @@ fn many_processes_start_and_end() {
         return;
     }
     let _alone = alone();
-    let number = std::env::var("JIFFY_PROCESSES").unwrap_or_else(|_| "700".to_owned());
+    let number = std::env::var("JIFFY_PROCESSES").unwrap_or_else(|_| "300".to_owned());
     let script = "n=0; for i in $(seq $0); do /bin/true && n=$((n+1)); done; echo $n; ps -e -o stat= | grep -c Z";
     let done = call(&["run", "--cpus", "2", "--", "bash", "-c", script, &number]);
     assert_eq!(done.stdout, format!("{number}\n0\n"), "{done:?}");

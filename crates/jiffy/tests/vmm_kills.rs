@@ -40,8 +40,10 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
         &["fork", &id, "-n", "2"],
         &["rollback", &id, "kept"],
     ];
+    let kills = std::env::var("JIFFY_VMM_KILLS");
+    let kills = kills.map_or(15, |kills| kills.parse().unwrap());
     let mut outcomes = BTreeSet::new();
-    for (round, operation) in operations.iter().cycle().take(25).enumerate() {
+    for (round, operation) in operations.iter().cycle().take(kills).enumerate() {
         test_home.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
         let mut before = test_home.vmms();
         assert_eq!(before.len(), 1, "{before:?}");
@@ -62,7 +64,9 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
                 test_home.vmms().first().copied()
             })
         });
-        std::thread::sleep(Duration::from_millis(1 + 4 * (round as u64 / 5)));
+        std::thread::sleep(Duration::from_millis(
+            1 + 20 * (round / 5 * 5) as u64 / kills as u64,
+        ));
         let _ = kill(Pid::from_raw(victim.try_into().unwrap()), Signal::SIGKILL);
         let done = finish(running);
         wait_for("the killed VMM to go", || (!alive(victim)).then_some(()));

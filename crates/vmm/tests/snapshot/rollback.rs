@@ -132,7 +132,8 @@ fn rollbacks_leave_nothing_in_the_vmm() {
     drop(vm);
     let mut vm = TestVm::restore(start.share(), &base, MemorySource::Map);
     let mut first = None;
-    for round in 0..50 {
+    let rounds = std::env::var("JIFFY_VMM_ROLLBACKS");
+    for round in 0..rounds.map_or(20, |rounds| rounds.parse().unwrap()) {
         let (snapshot, marks) = match round % 3 {
             2 => (&later, "later later"),
             _ => (&start, "start start"),
