@@ -1,5 +1,5 @@
-//! RangeClaims of address ranges by the data directories of this machine. Several daemons may share
-//! a host, those of tests for example.
+//! Claims of address ranges by the data directories of this machine. Several daemons may share a
+//! host, those of tests for example.
 //!
 //! A claim is a file, and a blackhole route of the range in the host: other programs that look for
 //! a free range see it, and packets to a sandbox that is gone do not leave the host.
@@ -42,8 +42,8 @@ fn netns_cookie() -> Option<u64> {
     getsockopt(&any, NetnsCookie).ok()
 }
 
-/// Lock held while claims are made and released. One file for each network namespace in which
-/// daemons run.
+/// Lock held while claims are made and released. One directory for each network namespace in which
+/// daemons run, as long as there is something in it.
 pub(crate) struct RangeClaims {
     directory: PathBuf,
     _lock: Flock<File>,
@@ -53,7 +53,7 @@ const LOCK_FILE: &str = "lock";
 /// File with the identity of the namespace whose claims these are.
 const IDENTITY_FILE: &str = "identity";
 
-/// RangeClaim of one data directory.
+/// Claim of one data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RangeClaim {
     /// The data directory.
@@ -78,16 +78,8 @@ impl RangeClaims {
         let namespace = Path::new("/proc/thread-self/ns/net");
         let inode = fs::metadata(namespace).map_err(failed(namespace))?.ino();
         let directory = namespace::base_dir().join(inode.to_string());
-        fs::create_dir_all(&directory).map_err(failed(&directory))?;
         let path = directory.join(LOCK_FILE);
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(failed(&path))?;
-        let lock =
-            Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| failed(&path)(e.into()))?;
+        let lock = lock_file(&directory, &path).map_err(failed(&path))?;
         let claims = Self {
             directory,
             _lock: lock,
@@ -96,6 +88,13 @@ impl RangeClaims {
             claims.remove_stale(cookie).map_err(failed(&path))?;
         }
         Ok(claims)
+    }
+
+    /// Returns true if nothing is claimed, and nothing noted beside.
+    fn is_empty(&self) -> bool {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten();
+        let mut names = entries.flatten().map(|entry| entry.file_name());
+        names.all(|name| name == LOCK_FILE || name == IDENTITY_FILE)
     }
 
     /// Removes what was claimed in an earlier namespace: the kernel gives its number to another
@@ -149,7 +148,7 @@ impl RangeClaims {
         serde_json::from_slice(&fs::read(self.path(tag)).ok()?).ok()
     }
 
-    /// RangeClaims a range for `tag`, the former one if it has the required length.
+    /// Claims a range for `tag`, the former one if it has the required length.
     pub fn make(
         &self,
         tag: &str,
@@ -221,6 +220,36 @@ impl RangeClaims {
     }
 }
 
+impl Drop for RangeClaims {
+    /// Removes the directory, with the lock still held, if nothing is left in it.
+    fn drop(&mut self) {
+        if self.is_empty() {
+            // One that is not there any more is no error.
+            for name in [IDENTITY_FILE, LOCK_FILE] {
+                let _ = fs::remove_file(self.file(name));
+            }
+            let _ = fs::remove_dir(&self.directory);
+        }
+    }
+}
+
+/// Makes and locks the file `path` in `directory`. Its former holder may have removed both.
+fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
+    loop {
+        fs::create_dir_all(directory)?;
+        let mut options = File::options();
+        let file = match options.create(true).truncate(false).write(true).open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            file => file?,
+        };
+        let own = file.metadata()?.ino();
+        let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
+        if fs::metadata(path).is_ok_and(|there| there.ino() == own) {
+            return Ok(lock);
+        }
+    }
+}
+
 /// Metric of the blackhole routes: any other route is preferred, and no other program's has this
 /// metric.
 const METRIC: u32 = 4_294_967;
@@ -266,6 +295,8 @@ fn destination(line: &str) -> Option<Ipv4Net> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
     #[test]
     fn a_route_is_parsed_to_its_destination() {
@@ -316,6 +347,40 @@ mod tests {
         claims.remove_stale(8).unwrap();
         assert_eq!(claims.all().len(), 1);
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn claims_leave_nothing_and_are_made_by_one_at_a_time() {
+        let done = crate::test_slot::in_slot(|| {
+            let directory = RangeClaims::lock().unwrap().directory.clone();
+            assert!(!directory.exists(), "{}", directory.display());
+            let (held, rounds) = (AtomicBool::new(false), 50);
+            let hold = || {
+                for _ in 0..rounds {
+                    let claims = RangeClaims::lock().unwrap();
+                    assert!(!held.swap(true, Ordering::SeqCst));
+                    assert!(claims.file(IDENTITY_FILE).exists());
+                    held.store(false, Ordering::SeqCst);
+                }
+            };
+            thread::scope(|scope| {
+                let others: Vec<_> = (0..4).map(|_| scope.spawn(hold)).collect();
+                others.into_iter().for_each(|other| other.join().unwrap());
+            });
+            assert!(!directory.exists(), "{}", directory.display());
+            // A note beside claims outlives its writer.
+            let claims = RangeClaims::lock().unwrap();
+            let note = claims.file("forwarding");
+            fs::write(&note, "").unwrap();
+            drop(claims);
+            assert!(note.exists());
+            fs::remove_file(&note).unwrap();
+            drop(RangeClaims::lock().unwrap());
+            assert!(!directory.exists(), "{}", directory.display());
+        });
+        if done.is_none() {
+            eprintln!("skipped: network namespaces are needed");
+        }
     }
 
     #[test]
