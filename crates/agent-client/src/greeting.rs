@@ -36,6 +36,14 @@ pub struct Greeting {
     pub hello: Hello,
 }
 
+/// An agent that was sent its identity.
+#[derive(Debug)]
+pub struct AssignedGreeting {
+    stream: BufReader<UnixStream>,
+    /// The agent's first message.
+    pub hello: Hello,
+}
+
 impl Greeting {
     /// Receives the agent's first message.
     pub async fn receive(stream: UnixStream) -> Result<Self, GreetingError> {
@@ -44,27 +52,50 @@ impl Greeting {
         Ok(Self { stream, hello })
     }
 
+    /// Assigns the identity to an agent that greets in this moment: it finds it there once it has
+    /// said its first message, and nothing goes back and forth in between. For agents that have
+    /// started before: one that boots takes its identity much later, and the clock with it.
+    pub async fn receive_assigned(
+        mut stream: UnixStream,
+        identity: &Identity,
+    ) -> Result<AssignedGreeting, GreetingError> {
+        send(&mut stream, identity).await?;
+        let Self { stream, hello } = Self::receive(stream).await?;
+        Ok(AssignedGreeting { stream, hello })
+    }
+
     /// Assigns the identity and waits until it is in force. The stream must be kept: when it
     /// closes, the agent greets again.
-    pub async fn answer(
-        mut self,
-        identity: &Identity,
-    ) -> Result<(UnixStream, Ready), GreetingError> {
-        // The present time: the guest may have booted since the sandbox was requested.
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
-        let time_ns = since_epoch.and_then(|t| u64::try_from(t.as_nanos()).ok());
-        let mut words = serde_json::to_vec(&Identity {
-            time_ns: time_ns.ok_or(GreetingError::Clock)?,
-            ..identity.clone()
-        })?;
-        words.push(b'\n');
-        self.stream.write_all(&words).await?;
+    pub async fn answer(self, identity: &Identity) -> Result<(UnixStream, Ready), GreetingError> {
+        let Self { mut stream, hello } = self;
+        send(stream.get_mut(), identity).await?;
+        AssignedGreeting { stream, hello }.ready().await
+    }
+}
+
+impl AssignedGreeting {
+    /// Waits until the identity is in force. The stream must be kept: when it closes, the agent
+    /// greets again.
+    pub async fn ready(mut self) -> Result<(UnixStream, Ready), GreetingError> {
         let ready: Ready = serde_json::from_slice(&line(&mut self.stream).await?)?;
         match &ready.error {
             Some(error) => Err(GreetingError::Refused(error.clone())),
             None => Ok((self.stream.into_inner(), ready)),
         }
     }
+}
+
+/// Sends an identity with the present time: the guest may have booted since the sandbox was
+/// requested.
+async fn send(stream: &mut UnixStream, identity: &Identity) -> Result<(), GreetingError> {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+    let time_ns = since_epoch.and_then(|t| u64::try_from(t.as_nanos()).ok());
+    let mut words = serde_json::to_vec(&Identity {
+        time_ns: time_ns.ok_or(GreetingError::Clock)?,
+        ..identity.clone()
+    })?;
+    words.push(b'\n');
+    Ok(stream.write_all(&words).await?)
 }
 
 async fn line(stream: &mut BufReader<UnixStream>) -> Result<Vec<u8>, GreetingError> {
@@ -121,6 +152,33 @@ mod tests {
         let words = format!("{HELLO}\n{{\"ready_us\":3,\"error\":\"no entropy\"}}\n").leak();
         let error = greet(words.as_bytes()).await.unwrap_err();
         assert!(matches!(error, GreetingError::Refused(e) if e == "no entropy"));
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_is_known_finds_its_identity_there_when_it_greets() {
+        let (host, guest) = UnixStream::pair().unwrap();
+        let identity = Identity {
+            id: "abc".into(),
+            ..Identity::default()
+        };
+        let agent = async move {
+            let mut guest = BufReader::new(guest);
+            let mut heard = String::new();
+            guest.read_line(&mut heard).await.unwrap();
+            let words = format!("{HELLO}\n{{\"ready_us\":3}}\n");
+            guest.write_all(words.as_bytes()).await.unwrap();
+            heard
+        };
+        let host = async {
+            let greeting = Greeting::receive_assigned(host, &identity).await.unwrap();
+            assert_eq!(greeting.hello.hello_us, 2);
+            greeting.ready().await.unwrap().1
+        };
+        let (ready, heard) = tokio::join!(host, agent);
+        assert_eq!(ready.ready_us, 3);
+        let heard: Identity = serde_json::from_str(&heard).unwrap();
+        assert_eq!(heard.id, "abc");
+        assert_ne!(heard.time_ns, 0, "without the time of the host's clock");
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ pub use client::AgentClient;
 pub use connection_pool::{ConnectionPool, PooledResponse};
 pub use error::{ClientError, RpcCode};
 pub use files::{EntryInfo, EntryKind, FileReader, FileWriter};
-pub use greeting::{Greeting, GreetingError};
+pub use greeting::{AssignedGreeting, Greeting, GreetingError};
 pub use metrics::GuestMetrics;
 pub use process::{
     ExitStatus, Process, ProcessEvent, ProcessInfo, ProcessLimits, ProcessSpec, PtySize,

@@ -10,6 +10,7 @@ mod adopt;
 mod control_path;
 mod control_socket;
 mod exit_reason;
+mod greeting_task;
 pub mod host_kvm;
 mod jail;
 mod restore;

@@ -2,14 +2,15 @@
 
 use crate::control_socket::ControlSocket;
 use crate::exit_reason::classify;
+use crate::greeting_task::GreetingTask;
 use crate::jail::Vmm;
 use crate::vmm_process::{KeptSocket, VmmProcess};
-use jiffy_agent_client::{Greeting, GreetingError};
+use jiffy_agent_client::GreetingError;
 use jiffy_engine::ExitReason;
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -136,46 +137,14 @@ impl VmmDriver {
         let stream = UnixStream::from(fds.into_iter().next()?);
         stream.set_nonblocking(true).ok()?;
         let stream = tokio::net::UnixStream::from_std(stream).ok()?;
-        let mut identity = self.identity.clone();
-        let steps = self.steps.clone();
-        let restored = self.restored;
-        Some(tokio::spawn(async move {
-            let mut id = None;
-            let result = match Greeting::receive(stream).await {
-                Ok(greeting) => {
-                    let hello = greeting.hello.clone();
-                    if let Some(steps) = &steps {
-                        let _ = steps.send(BootStep::Hello { hello }).await;
-                    }
-                    let identity = match identity.wait_for(Option::is_some).await {
-                        Ok(identity) => identity.clone(),
-                        Err(_) => None,
-                    };
-                    // The guest was dropped before it had an identity.
-                    let Some(identity) = identity else { return };
-                    id = Some(identity.id.clone());
-                    greeting.answer(&identity).await
-                }
-                // The agent greets again on another connection.
-                Err(GreetingError::Io(_) | GreetingError::NoLine) if restored => return,
-                Err(e) => Err(e),
-            };
-            let (stream, greeted) = match result {
-                Ok((stream, _)) => {
-                    let copy = stream.as_fd().try_clone_to_owned().ok();
-                    (Some(stream), Ok(copy))
-                }
-                Err(e) => (None, Err(e)),
-            };
-            if let Some(steps) = steps {
-                let _ = steps.send(BootStep::Ready { id, greeted }).await;
-            }
-            // Held open until the VM ends or is to wait again: its closing tells the agent to greet
-            // anew.
-            let Some(stream) = stream else { return };
-            let _ = identity.wait_for(Option::is_none).await;
-            drop(stream);
-        }))
+        let task = GreetingTask {
+            identity: self.identity.clone(),
+            steps: self.steps.clone(),
+            restored: self.restored,
+            heard: false,
+            id: None,
+        };
+        Some(tokio::spawn(task.run(stream)))
     }
 
     async fn on_event(&mut self, event: Event) {
