@@ -143,6 +143,18 @@ pub trait Engine: Send + Sync + 'static {
         id: &str,
     ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send;
 
+    /// Like [`Self::restore`], for a sandbox that is known already: the guest may take `identity`
+    /// while it starts, before [`UnassignedGuest::assign_identity`] is called with the same one.
+    /// Until then it is as little to be used as any other.
+    fn restore_for(
+        &self,
+        template: &str,
+        id: &str,
+        _identity: &SandboxIdentity,
+    ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send {
+        self.restore(template, id)
+    }
+
     /// Puts `guest` back to snapshot `id` in its place: process, limits and network slot stay.
     /// Returns when `identity` is in effect. `begin` is called before anything is lost; if it
     /// returns false, nothing is done.

@@ -238,6 +238,20 @@ impl Engine for HostEngine {
         }
     }
 
+    async fn restore_for(
+        &self,
+        template: &str,
+        id: &str,
+        identity: &SandboxIdentity,
+    ) -> Result<UnassignedHostGuest, EngineError> {
+        match self.of_snapshot(id)? {
+            EngineRef::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
+                engine.restore_for(template, id, identity).await?,
+            ))),
+            EngineRef::Gvisor(_) => self.restore(template, id).await,
+        }
+    }
+
     async fn roll_back(
         &self,
         guest: &HostGuest,

@@ -227,7 +227,17 @@ impl Engine for MicroVmEngine {
         _template: &str,
         id: &str,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
-        self.arrive(id, |lineage| self.memory(lineage)).await
+        self.arrive(id, |lineage| self.memory(lineage), None).await
+    }
+
+    async fn restore_for(
+        &self,
+        _template: &str,
+        id: &str,
+        identity: &SandboxIdentity,
+    ) -> Result<UnassignedMicroVmGuest, EngineError> {
+        self.arrive(id, |lineage| self.memory(lineage), Some(identity))
+            .await
     }
 
     async fn roll_back(

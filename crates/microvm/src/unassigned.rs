@@ -7,23 +7,28 @@ use jiffy_proto::agent::Identity;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Restored guest whose agent has greeted and waits for its identity. It must not be used before
-/// [`Self::assign_identity`], because it still has the identity of the snapshot. Dropping it ends
-/// it.
+/// Restored guest whose agent has greeted and waits for its identity, or is taking it. It must not
+/// be used before [`Self::assign_identity`], because it still has the identity of the snapshot.
+/// Dropping it ends it.
 #[derive(Debug)]
 pub struct UnassignedMicroVm {
     vm: MicroVm,
     /// Steps of its boot, from the greeting on.
     steps: mpsc::Receiver<BootStep>,
+    /// Identity that the agent was given when it greeted.
+    known: Option<Identity>,
 }
 
 impl MicroVm {
-    /// Starts a VMM, restores the guest, and returns when its agent has greeted. The identity in
-    /// `spec` is not sent.
-    pub async fn restore_unassigned(spec: RestoreSpec) -> Result<UnassignedMicroVm, BootError> {
-        let (mut vm, mut steps) = Self::begin_restore(&spec, None)?;
+    /// Starts a VMM, restores the guest, and returns when its agent has greeted. It is given
+    /// `known` at once; the identity in `spec` is not sent.
+    pub async fn restore_unassigned(
+        spec: RestoreSpec,
+        known: Option<Identity>,
+    ) -> Result<UnassignedMicroVm, BootError> {
+        let (mut vm, mut steps) = Self::begin_restore(&spec, known.clone())?;
         vm.wait_for_hello_in_time(&mut steps).await?;
-        Ok(UnassignedMicroVm { vm, steps })
+        Ok(UnassignedMicroVm { vm, steps, known })
     }
 
     async fn wait_for_hello_in_time(
@@ -76,11 +81,22 @@ impl UnassignedMicroVm {
         self.vm.end().is_none()
     }
 
-    /// Sends the agent its identity; returns when it is in effect.
-    pub async fn assign_identity(self, identity: Identity) -> Result<MicroVm, BootError> {
+    /// Sends the agent its identity, unless it was given that when it greeted; returns when it is
+    /// in effect.
+    pub async fn assign_identity(mut self, identity: Identity) -> Result<MicroVm, BootError> {
         let asked = Instant::now();
-        let Self { mut vm, mut steps } = self;
-        vm.set_identity(identity);
+        match self.known.take() {
+            Some(known) if is_same(&known, &identity) => {}
+            known => {
+                if known.is_some() {
+                    self.wait_again().await?;
+                }
+                self.vm.set_identity(identity);
+            }
+        }
+        let Self {
+            mut vm, mut steps, ..
+        } = self;
         vm.wait_until_up_in_time(asked, &mut steps).await?;
         Ok(vm)
     }
@@ -102,5 +118,14 @@ impl UnassignedMicroVm {
     pub async fn wait_again(&mut self) -> Result<(), BootError> {
         self.vm.take_identity_back().await;
         self.vm.wait_for_hello_in_time(&mut self.steps).await
+    }
+}
+
+/// True if two identities differ in their fresh entropy at most.
+fn is_same(one: &Identity, other: &Identity) -> bool {
+    let entropy = one.entropy.clone();
+    *one == Identity {
+        entropy,
+        ..other.clone()
     }
 }

@@ -2,24 +2,25 @@
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
-use crate::guest_nic;
 use crate::template_cache::chain;
-use jiffy_engine::EngineError;
+use crate::{agent_identity, guest_nic};
+use jiffy_engine::{EngineError, SandboxIdentity};
 use jiffy_microvm::{MemoryPolicy, MicroVm, RestoreSpec};
 use jiffy_net::NicKind;
 use jiffy_snapshot::Lineage;
 
 impl MicroVmEngine {
     /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory`
-    /// says.
+    /// says. It is told while it starts if that is known already.
     pub(super) async fn arrive(
         &self,
         id: &str,
         memory: impl Fn(&Lineage) -> MemoryPolicy,
+        known: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let mut lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         loop {
-            let failure = match self.arrive_from(lineage.clone(), id, &memory).await {
+            let failure = match self.arrive_from(lineage.clone(), id, &memory, known).await {
                 Ok(unassigned) => return Ok(unassigned),
                 Err(failure) => failure,
             };
@@ -37,6 +38,7 @@ impl MicroVmEngine {
         lineage: Lineage,
         id: &str,
         memory: impl Fn(&Lineage) -> MemoryPolicy,
+        known: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
         self.cached_working_sets.read_ahead(&lineage);
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
@@ -60,7 +62,10 @@ impl MicroVmEngine {
             .map_err(chain)?;
         spec.lazy = lazy;
         spec.net = lease.as_mut().and_then(guest_nic::spec);
-        let waiting = MicroVm::restore_unassigned(spec)
+        let defaults = &prepared.template().manifest.defaults;
+        let known = known.map(|known| agent_identity::identity(known, defaults));
+        let known = known.transpose().map_err(EngineError::failed)?;
+        let waiting = MicroVm::restore_unassigned(spec, known)
             .await
             .map_err(boot_error)?;
         let socket_directory = self.socket_directory.clone();

@@ -70,7 +70,7 @@ impl MicroVmEngine {
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
         // Mapped, so that what is present afterwards is what was touched.
-        let unassigned = self.arrive(id, |_| MemoryPolicy::Map).await?;
+        let unassigned = self.arrive(id, |_| MemoryPolicy::Map, None).await?;
         let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
             site: site.clone(),

@@ -144,6 +144,29 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
     running.stop().await;
 }
 
+pub async fn a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assigned(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let taken = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = taken.unwrap();
+    running.stop().await;
+
+    let told = somebody();
+    let same_id = SandboxIdentity {
+        env: [("WHO".to_owned(), "somebody else".to_owned())].into(),
+        ..told.clone()
+    };
+    // The same one, one that was changed meanwhile, and another.
+    for assigned in [told.clone(), same_id, somebody()] {
+        let unassigned = engine.restore_for(TEMPLATE, &id, &told).await.unwrap();
+        let running = Running::assign_identity(unassigned, &assigned).await;
+        let who = assigned.env.get("WHO").map_or("", String::as_str);
+        let says = running.sh("hostname; echo $WHO").await;
+        assert_eq!(says.trim_end(), format!("{}\n{who}", assigned.id).trim_end());
+        running.stop().await;
+    }
+}
+
 pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;

@@ -49,6 +49,7 @@ promises! {
     copies::a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing,
     copies::two_restores_of_one_snapshot_are_two_guests_with_the_same_files,
     copies::a_rollback_brings_back_the_same_one_as_it_was,
+    copies::a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assigned,
     copies::a_snapshot_that_cannot_be_written_costs_nothing,
     copies::a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it,
     ends::what_is_dropped_leaves_nothing,

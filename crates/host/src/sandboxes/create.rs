@@ -126,7 +126,9 @@ impl<E: Engine> Sandboxes<E> {
                     forked_from: None,
                 };
                 let new = self.enter(reservation, new)?;
-                let origin = self.templates().origin(engine, &template, size);
+                let identity = self.identity_of(new.record(), false);
+                let templates = self.templates();
+                let origin = templates.origin(engine, &template, size, &identity);
                 let origin = origin.await;
                 self.bring_up(new, asked, origin).await
             }
@@ -165,9 +167,11 @@ impl<E: Engine> Sandboxes<E> {
                     let wanted = self.0.engine.want_all(&snapshot.id);
                     wanted.map_err(OperationError::engine("fetch all memory"))?;
                 }
+                let identity = self.identity_of(new.record(), false);
+                let mode = BootMode::Snapshot;
                 let origin = self
                     .snapshots()
-                    .origin(&snapshot.template, &snapshot.id, BootMode::Snapshot)
+                    .origin(&snapshot.template, &snapshot.id, mode, &identity)
                     .await;
                 self.bring_up(new, asked, origin).await
             }
@@ -285,7 +289,13 @@ impl<E: Engine> Sandboxes<E> {
         let result = match here.await {
             Ok(_pin) => {
                 let start = async {
-                    let origin = self.snapshots().origin(template, snapshot, mode).await?;
+                    let before = entry.record();
+                    let rewound = is_rewound(&before, Some(&revive_reason));
+                    let identity = self.identity_of(before, rewound);
+                    let snapshots = self.snapshots();
+                    let origin = snapshots
+                        .origin(template, snapshot, mode, &identity)
+                        .await?;
                     let origin = GuestOrigin {
                         revive_reason: Some(revive_reason),
                         ..origin
@@ -325,9 +335,7 @@ impl<E: Engine> Sandboxes<E> {
         origin: GuestOrigin<E::UnassignedGuest>,
     ) -> Result<SandboxRecord, OperationError> {
         let before = entry.record();
-        // One that lost its guest has run on from the snapshot once already.
-        let rewound = matches!(origin.revive_reason, Some(ReviveReason::Rollback))
-            || matches!(before.state, SandboxState::Broken { .. });
+        let rewound = is_rewound(&before, origin.revive_reason.as_ref());
         let sandbox_identity = self.identity_of(before, rewound);
         let id = &sandbox_identity.id;
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
@@ -395,24 +403,30 @@ impl<E: Engine> Sandboxes<E> {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
-    async fn restore(self, template: &str, id: &str) -> Result<E::UnassignedGuest, OperationError> {
+    async fn restore(
+        self,
+        template: &str,
+        id: &str,
+        identity: &SandboxIdentity,
+    ) -> Result<E::UnassignedGuest, OperationError> {
         self.shorten_lineage(id).await?;
-        let restored = self.0.engine.restore(template, id).await;
+        let restored = self.0.engine.restore_for(template, id, identity).await;
         restored.map_err(OperationError::engine(format!("restore snapshot {id}")))
     }
 
-    /// A guest of snapshot `id` that waits for its identity.
+    /// A guest of snapshot `id` that waits to be assigned `identity`, which it may have been told.
     pub(super) async fn origin(
         self,
         template: &str,
         id: &str,
         mode: BootMode,
+        identity: &SandboxIdentity,
     ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
-        let unassigned = match self.restore(template, id).await {
+        let unassigned = match self.restore(template, id, identity).await {
             // Damaged files are fetched anew, once.
             Err(e) => {
                 Box::pin(self.mend_after(id, e)).await?;
-                self.restore(template, id).await?
+                self.restore(template, id, identity).await?
             }
             Ok(unassigned) => unassigned,
         };
@@ -423,4 +437,11 @@ impl<E: Engine> Snapshots<'_, E> {
             revive_reason: None,
         })
     }
+}
+
+/// True if a guest that is restored has run on from its snapshot once already: it was put back to
+/// it, or lost.
+fn is_rewound(before: &SandboxRecord, revive_reason: Option<&ReviveReason>) -> bool {
+    matches!(revive_reason, Some(ReviveReason::Rollback))
+        || matches!(before.state, SandboxState::Broken { .. })
 }

@@ -99,8 +99,9 @@ impl<E: Engine> Sandboxes<E> {
         };
         let new = self.enter(reservation, new)?;
         let start = async {
-            let snapshots = self.snapshots();
-            let origin = snapshots.origin(template, snapshot, BootMode::Fork).await;
+            let (snapshots, mode) = (self.snapshots(), BootMode::Fork);
+            let identity = self.identity_of(new.record(), false);
+            let origin = snapshots.origin(template, snapshot, mode, &identity).await;
             self.bring_up(new, asked, origin).await
         };
         let owner = parent.settings.owner.as_deref();

@@ -53,12 +53,14 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     }
 
     /// A guest of `template` on the engine of this name, or the default: from the warm pool, which
-    /// the default has, else from the template's snapshot, which is made first if there is none.
+    /// the default has, else from the template's snapshot, which is made first if there is none. It
+    /// waits to be assigned `identity`, which it may have been told.
     pub(super) async fn origin(
         self,
         engine_name: Option<&str>,
         template: &str,
         size: SandboxSize,
+        identity: &SandboxIdentity,
     ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
         let engine = &self.0.engine;
         let failed = || OperationError::engine(format!("use template `{template}`"));
@@ -79,7 +81,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
                 self.note_use(&snapshot);
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
                 let origin = Snapshots(self.0)
-                    .origin(template, &snapshot, BootMode::Snapshot)
+                    .origin(template, &snapshot, BootMode::Snapshot, identity)
                     .await?;
                 if engine_name.is_none() {
                     WarmPool(self.0).refill(&fingerprint, template, &snapshot);
