@@ -162,7 +162,10 @@ pub async fn a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assign
         let running = Running::assign_identity(unassigned, &assigned).await;
         let who = assigned.env.get("WHO").map_or("", String::as_str);
         let says = running.sh("hostname; echo $WHO").await;
-        assert_eq!(says.trim_end(), format!("{}\n{who}", assigned.id).trim_end());
+        assert_eq!(
+            says.trim_end(),
+            format!("{}\n{who}", assigned.id).trim_end()
+        );
         running.stop().await;
     }
 }
