@@ -1,4 +1,4 @@
-//! ConnectionPool to one server, reused when an answer was read to its end.
+//! Connections to one server, reused when an answer was read to its end.
 
 use crate::error::ClientError;
 use crate::request_body::RequestBody;
@@ -26,7 +26,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
 type Connector = Box<dyn Fn() -> Connecting + Send + Sync>;
 
-/// ConnectionPool to one server, kept for the next request. Clones share them.
+/// Connections to one server, kept for the next request. Clones share them.
 #[derive(Clone)]
 pub struct ConnectionPool(Arc<PoolShared>);
 

@@ -56,7 +56,7 @@ struct EndOfStream {
 }
 
 impl ResponseFrames {
-    /// ResponseFrames in this answer.
+    /// Frames in this answer.
     pub fn new(answer: PooledResponse) -> Self {
         Self {
             answer,

@@ -9,7 +9,7 @@ use serde::Deserialize;
 /// Longest answer, in bytes.
 const MAX_ANSWER_BYTES: usize = 4096;
 
-/// PooledResponse of `/metrics`. Sizes in bytes.
+/// Response of `/metrics`. Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct GuestMetrics {
     /// Use of all processors since the last call, in percent.

@@ -43,7 +43,7 @@ pub struct SandboxIdentity {
     pub site: SiteSettings,
 }
 
-/// GuestHandle of a kept guest, opaque to the host and stored as it is.
+/// Handle of a kept guest, opaque to the host and stored as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GuestHandle(pub String);
@@ -51,7 +51,7 @@ pub struct GuestHandle(pub String);
 /// Kept guest that is to be adopted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptGuest {
-    /// GuestHandle from [`Guest::keep`].
+    /// Handle from [`Guest::keep`].
     pub handle: GuestHandle,
     /// Its latest snapshot, including one that was completed as the former process ended
     /// ([`Engine::snapshots`]).

@@ -60,7 +60,7 @@ pub struct Readiness {
     pub timeout_s: u32,
 }
 
-/// ReadinessProbe of a [`Readiness`].
+/// Probe of a [`Readiness`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadinessProbe<'a> {
     /// The port accepts a connection.

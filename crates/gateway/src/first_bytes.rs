@@ -1,4 +1,4 @@
-//! FirstBytes bytes of a connection, read before buffers are made for it.
+//! First bytes of a connection, read before buffers are made for it.
 
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};

@@ -17,7 +17,7 @@ pub(crate) fn control_socket_path(mark: &ProcessInstance, directory: &Path) -> P
     directory.join(format!("{}-{}.sock", mark.pid, mark.started))
 }
 
-/// VmmProcess id and start time of the VMM that listens at `path`, if the name has that form.
+/// Process id and start time of the VMM that listens at `path`, if the name has that form.
 pub(crate) fn parse_socket_name(path: &Path) -> Option<(u32, u64)> {
     let (pid, started) = path
         .file_name()?

@@ -38,7 +38,7 @@ const ENDED_TIMEOUTS: &str =
 /// Fewest connections of a sandbox under any limit.
 const MIN_CONNECTIONS: u32 = 8;
 
-/// ConntrackLimits of all sandboxes of a host.
+/// Limits of all sandboxes of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConntrackLimits {
     /// Most connections of one sandbox.

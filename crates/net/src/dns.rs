@@ -47,7 +47,7 @@ const API_HOST_TTL_S: u32 = 60;
 /// Longest question over UDP that is parsed; real ones have some dozens of bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 
-/// DnsSockets at the gateway's address, before the server runs.
+/// Sockets at the gateway's address, before the server runs.
 #[derive(Debug)]
 pub(crate) struct DnsSockets {
     udp: net::UdpSocket,

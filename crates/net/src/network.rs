@@ -236,7 +236,7 @@ impl Network {
         (numbers.in_use(), numbers.most())
     }
 
-    /// EgressPolicy of a slot without rules of its own, and the name servers of the host.
+    /// Policy of a slot without rules of its own, and the name servers of the host.
     pub(crate) fn usual(&self) -> (&EgressPolicy, &Upstreams) {
         (&self.0.config.usual, &self.0.upstreams)
     }

@@ -38,7 +38,7 @@ pub(crate) struct NetworkState {
     pub upstreams: Arc<Upstreams>,
     /// Way to the control plane, for sandboxes whose rules name it.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
-    /// ConntrackLimits the sandboxes' share of the host's table of connections.
+    /// Limits the sandboxes' share of the host's table of connections.
     pub watcher: Mutex<Option<ConntrackWatcher>>,
     /// Keeps the host's own addresses from sandboxes if the host is beyond a router.
     pub follower: Mutex<Option<AddressFollower>>,

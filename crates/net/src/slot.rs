@@ -65,7 +65,7 @@ pub(crate) struct SlotConfig {
     pub mtu: u32,
     /// Most connections of one sandbox.
     pub connections: u32,
-    /// EgressPolicy of a new slot.
+    /// Policy of a new slot.
     pub usual: EgressPolicy,
     /// Its table logs refusals.
     pub logs_refusals: bool,
@@ -169,9 +169,9 @@ impl Slot {
 /// The daemon's sockets in a slot.
 #[derive(Debug)]
 pub(crate) struct SlotSockets {
-    /// SlotSockets for the guest's questions.
+    /// Sockets for the guest's questions.
     pub dns: dns::DnsSockets,
-    /// SlotSockets for the kernel's messages.
+    /// Sockets for the kernel's messages.
     pub connections: connections::ConnectionSockets,
 }
 
@@ -368,7 +368,7 @@ pub(crate) fn forget_connections(config: &SlotConfig, number: u32) -> Result<(),
     namespace::outside(|| connections::delete(&of_slot).map_err(failed()))
 }
 
-/// SlotSockets for the proxy of slot `number`.
+/// Opens sockets for the proxy of slot `number`.
 pub(crate) fn listen_for_names(
     config: &SlotConfig,
     number: u32,

@@ -31,9 +31,9 @@ pub struct SlotLease {
     pub(crate) _watch: RecordReader,
     /// Proxy for connections that are allowed by name; none: there were no such rules.
     pub(crate) proxy: Mutex<Option<NameProxy>>,
-    /// EgressPolicy enforced in its namespace, if that is known.
+    /// Policy enforced in its namespace, if that is known.
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
-    /// EgressPolicy of DNS and proxy; none: the guest has no identity yet.
+    /// Policy of DNS and proxy; none: the guest has no identity yet.
     pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
     /// The daemon's own connections to its guest.
     pub(crate) to_guest: GuestConnections,

@@ -1,8 +1,8 @@
-//! SlotNumbers of slots.
+//! Numbers of slots.
 
 use std::collections::BTreeSet;
 
-/// SlotNumbers in use. Released ones are reused as late as possible: peers may still send to the
+/// Numbers in use. Released ones are reused as late as possible: peers may still send to the
 /// former guest.
 #[derive(Debug)]
 pub(crate) struct SlotNumbers {
@@ -16,7 +16,7 @@ pub(crate) struct SlotNumbers {
 }
 
 impl SlotNumbers {
-    /// SlotNumbers below `most`.
+    /// Numbers below `most`.
     pub fn new(most: u32) -> Self {
         Self {
             most,

@@ -7,7 +7,7 @@ use std::io;
 /// Most bytes that are read for it.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// SniffProtocol of a connection.
+/// Protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SniffProtocol {
     Http,

@@ -24,7 +24,7 @@ pub struct DirectoryWatch {
     root: PathBuf,
     recursive: bool,
     include_entry: bool,
-    /// DirectoryWatch descriptor to path relative to the root.
+    /// Watch descriptor to path relative to the root.
     directories: HashMap<i32, PathBuf>,
     buffer: Vec<u8>,
     overflow: bool,

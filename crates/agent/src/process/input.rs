@@ -19,7 +19,7 @@ pub enum InputSink {
     Closed,
 }
 
-/// InputData of one process; writers take turns.
+/// Input of one process; writers take turns.
 pub struct ProcessInput {
     sink: Mutex<InputSink>,
 }

@@ -17,7 +17,7 @@ pub struct ProcessLimits {
     /// Address space in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_bytes: Option<u64>,
-    /// PtySize of core files in bytes.
+    /// Size of core files in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<u64>,
 }

@@ -148,7 +148,7 @@ pub struct StreamInputData {
 pub struct ProcessInfo<'a> {
     /// Configuration at start.
     pub config: &'a ProcessConfig,
-    /// GuestProcess id.
+    /// Process id.
     pub pid: u32,
     /// Tag.
     #[serde(skip_serializing_if = "Option::is_none")]

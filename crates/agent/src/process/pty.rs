@@ -5,7 +5,7 @@ use crate::sys;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// PtySize when the client names none.
+/// Size when the client names none.
 const DEFAULT_SIZE: PtySize = PtySize { cols: 80, rows: 24 };
 
 /// Opens a terminal that belongs to `uid`: our side and the process's side.

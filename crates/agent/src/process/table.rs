@@ -22,7 +22,7 @@ const MAX_ENDED_PROCESSES: usize = 64;
 
 /// A process started through us.
 pub struct GuestProcess {
-    /// GuestProcess id, also of its process group and session.
+    /// Process id, also of its process group and session.
     pub pid: u32,
     /// Configuration at start.
     pub config: ProcessConfig,

@@ -1,4 +1,4 @@
-//! RequestFrames of streaming calls: one flag byte, four bytes big-endian length, JSON.
+//! Frames of streaming calls: one flag byte, four bytes big-endian length, JSON.
 
 use super::error::{RpcCode, RpcError};
 use base64::Engine;

@@ -31,7 +31,7 @@ impl MissingSources {
     }
 }
 
-/// ConnectionSockets for the kernel's messages about a slot. A kernel without them leaves a sandbox
+/// Sockets for the kernel's messages about a slot. A kernel without them leaves a sandbox
 /// its network, and the record says so.
 #[derive(Debug)]
 pub(crate) struct ConnectionSockets {
