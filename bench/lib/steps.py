@@ -1,0 +1,92 @@
+"""Cost of each operation by itself, of a daemon and all that it started."""
+import json, resource, subprocess, time
+
+from daemon import Daemon
+from perf import Counts
+
+# Of each, one after the other. More tell no more, and fewer how spare processes fall.
+NUMBER = 10
+# The daemon makes spare processes and slots behind answers.
+QUIET_SECONDS, QUIET_CALLS, LONGEST_WAIT = 0.06, 30, 3
+STARTS = 20
+
+
+def start_of_a_program():
+    """Processor time of a fork and an exec, in milliseconds: page faults, copies and system calls of
+    this host, as an operation has them."""
+    def used():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = used()
+    for _ in range(STARTS):
+        subprocess.run(["/bin/true"], check=True)
+    return (used() - before) / STARTS * 1000
+
+
+class Steps:
+    """Figures by operation and count, each for one of `NUMBER` operations."""
+
+    def __init__(self, home, program):
+        self.daemon = Daemon(home, program)
+        self.pid = json.loads(self.daemon.jiffy("daemon", "status", "--json"))["pid"]
+        self.calls = Counts(self.pid)
+        self.figures = {}
+
+    def close(self):
+        self.daemon.stop()
+
+    def measure(self):
+        """A round that warms up, one that counts, and one that counts allocations, which slows it."""
+        for kept in (False, True):
+            self.figures = {}
+            units = [start_of_a_program()]
+            self.round(self.calls, units)
+        unit = sum(units) / len(units)
+        for name in [name for name in self.figures if name.endswith("processor time, ms")]:
+            self.figures[name.replace("ms", "in starts of a program")] = round(self.figures[name] / unit, 2)
+        self.round(Counts(self.pid, allocations=True), [])
+        self.figures["start of a program: processor time, ms"] = round(unit, 3)
+        return self.figures
+
+    def step(self, counts, name, work, number=NUMBER):
+        before = self.settled(counts)
+        done = work()
+        after = self.settled(counts)
+        for count in after:
+            self.figures[f"{name}, each: {count}"] = round((after[count] - before[count]) / number, 1)
+        return done
+
+    def settled(self, counts):
+        """Counts once the daemon has nothing left to do."""
+        calls = lambda: self.calls.read().get("system calls", 0)
+        end, before = time.monotonic() + LONGEST_WAIT, calls()
+        while time.monotonic() < end:
+            time.sleep(QUIET_SECONDS)
+            now = calls()
+            if now - before < QUIET_CALLS:
+                break
+            before = now
+        return counts.read()
+
+    def round(self, counts, units):
+        """One life of `NUMBER` sandboxes at once."""
+        def step(name, call):
+            found = self.step(counts, name, lambda: [call(*one) for one in sandboxes])
+            units.append(start_of_a_program())
+            return found
+
+        ask = self.daemon.ask
+        sandboxes = self.step(counts, "create", lambda: [self.daemon.create("base") for _ in range(NUMBER)])
+        step("exec", lambda *one: self.daemon.exec(one, "true"))
+        snapshots = step("snapshot", lambda one, _: ask("POST", f"/sandboxes/{one}/snapshots", {})["snapshotID"])
+        taken = {one: snapshot for (one, _), snapshot in zip(sandboxes, snapshots)}
+        step("rollback", lambda one, _: ask("POST", f"/sandboxes/{one}/rollback", {"snapshotID": taken[one]}))
+        step("pause", lambda one, _: ask("POST", f"/sandboxes/{one}/pause", {}))
+        step("resume", lambda one, _: ask("POST", f"/sandboxes/{one}/resume", {"timeout": -1}))
+        forked = self.step(counts, "fork", lambda: ask("POST", f"/sandboxes/{sandboxes[0][0]}/fork", {"count": NUMBER}))
+        for child in forked:
+            ask("DELETE", f"/sandboxes/{child['sandbox']['sandboxID']}")
+        step("delete", lambda one, _: ask("DELETE", f"/sandboxes/{one}"))
+        for snapshot in snapshots:
+            ask("DELETE", f"/templates/{snapshot}")
