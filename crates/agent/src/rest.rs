@@ -1,4 +1,4 @@
-//! PlainFile HTTP beside the Connect services.
+//! Plain HTTP beside the Connect services.
 
 pub mod archive;
 pub mod changes;

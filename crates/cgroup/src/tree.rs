@@ -143,7 +143,7 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
                 .strip_prefix(root.trim_end_matches('/'))
                 .unwrap_or(group);
             let own = Path::new(at).join(below.trim_start_matches('/'));
-            // CgroupVersion 2: beside it, unless it is the root group.
+            // Version 2: beside it, unless it is the root group.
             let above = match &version {
                 CgroupVersion::Two if below.trim_matches('/').is_empty() => &own,
                 CgroupVersion::Two => own.parent()?,
@@ -156,7 +156,7 @@ pub fn trees(mounts: &str, own: &str) -> Vec<CgroupTree> {
         })
         .filter(|tree| match tree.version {
             CgroupVersion::One(_) => true,
-            // CgroupVersion 2 is mounted beside version 1 without any of these controllers.
+            // Version 2 is mounted beside version 1 without any of these controllers.
             CgroupVersion::Two => {
                 let own = tree.parent.parent().unwrap_or(&tree.parent);
                 let controllers = fs::read_to_string(own.join("cgroup.controllers"));
