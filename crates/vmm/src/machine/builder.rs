@@ -1,6 +1,6 @@
 //! Construction of a machine that is ready to run from its configuration.
 
-use super::bus::{Bus, SharedDevice};
+use super::bus::{Bus, SharedDevice, lock};
 use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};
 use super::ioapic::{IoApic, IoApicState, KvmRoutes};
 use super::kvm_vm::KvmVm;
@@ -50,6 +50,8 @@ pub struct Machine {
     pub mapped: MappedFiles,
     /// The guest's own pages when the newest of them was taken, if that was of this machine.
     pub captured: Option<CapturedPages>,
+    /// True if a fork has protected memory since it was last put back to a snapshot.
+    pub protected: bool,
     /// Memory, if it has not all arrived.
     pub lazy: Option<Arc<LazyMemory>>,
     /// Size and processor features, saved with its state.
@@ -69,11 +71,18 @@ impl Machine {
         self.devices.get(self.disks..).unwrap_or_default().to_vec()
     }
 
-    /// Kicks every queue, as the guest would: the threads that serve the devices look at them.
-    pub fn ring_queues(&self) {
-        for kick in &self.kicks {
-            // Fails only if the counter is full, and then the kick is pending already.
-            let _ = kick.write(1);
+    /// Kicks the queues that their devices have to look at, as the guest would: the threads that
+    /// serve the devices do. Nothing may be running.
+    pub fn kick_owed_queues(&self) {
+        let queues = self.devices.iter().flat_map(|device| {
+            let queues = 0..lock(device).queue_count();
+            queues.map(move |queue| (device, queue))
+        });
+        for ((device, queue), kick) in queues.zip(&self.kicks) {
+            if lock(device).owes_look(queue) {
+                // Fails only if the counter is full, and then the kick is pending already.
+                let _ = kick.write(1);
+            }
         }
     }
 
@@ -179,6 +188,7 @@ impl MachineBuilder {
             layers,
             mapped: MappedFiles::default(),
             captured: None,
+            protected: false,
             lazy: None,
             shape,
             msrs: Arc::new(self.kvm.msrs),

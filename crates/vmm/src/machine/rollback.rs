@@ -66,9 +66,9 @@ impl RollbackTarget {
         })
     }
 
-    /// Checks the vCPUs, which must be paused.
-    pub fn check_vcpus(&self, vcpus: &Vcpus) -> Result<(), VmmError> {
-        vcpus.check_cpuid(&self.vcpus)
+    /// Pauses the vCPUs, and checks that they can be put back.
+    pub fn pause_vcpus(&self, vcpus: &Vcpus) -> Result<(), VmmError> {
+        vcpus.pause_and_check(&self.vcpus)
     }
 }
 
@@ -139,6 +139,7 @@ impl Machine {
             now: private,
             may_stay: target.populate.as_ref(),
             captured: self.captured.as_ref(),
+            protected: std::mem::take(&mut self.protected),
         };
         let (mapped, stayed) = revert_memory(&self.mapped, plan, layers, &linear, own)?;
         self.mapped = mapped;
@@ -179,9 +180,9 @@ impl Machine {
             device.device_mut(Net::close_gate);
             let reverted = device.revert(state);
             reverted.map_err(|e| VmmError::Config(e.to_string()))?;
-            device.interrupt();
+            device.interrupt_if_owed();
         }
-        self.ring_queues();
+        self.kick_owed_queues();
         Ok(former)
     }
 }

@@ -73,11 +73,11 @@ impl Vm {
         report.read_us = micros(reading);
 
         let stopped = Instant::now();
-        self.pause();
+        self.running = false;
+        target.pause_vcpus(&self.vcpus)?;
         // Requests in flight write into memory.
         let paused_disks = self.disks.pause();
         report.pause_us = micros(stopped);
-        target.check_vcpus(&self.vcpus)?;
         let scanning = Instant::now();
         let linear = LinearMemory::new(&self.machine.memory)?;
         let private = scan_pages(&pagemap, &linear, PageFilter::Private)

@@ -214,6 +214,7 @@ impl Vm {
             keep.extend(self.machine.layers.descriptors());
             let child = WriterProcess::start(&mut writer, &keep);
             let child = child.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
+            self.machine.protected = true;
             report.phases.copy_us = micros(background_copy);
             drop(paused_disks);
             self.resume();

@@ -64,6 +64,8 @@ pub struct OwnPages<'a> {
     /// Those of the moment to which memory is put back, if it was taken of this very memory, and
     /// memory was put back to no other since.
     pub captured: Option<&'a CapturedPages>,
+    /// True if a fork may have protected pages since memory was last put back.
+    pub protected: bool,
 }
 
 impl OwnPages<'_> {
@@ -249,9 +251,11 @@ pub fn revert_memory(
     for (layer, run) in &plan.map {
         let file = layers.file(*layer).ok_or(Errno::ENOENT);
         let file = file.map_err(failed("reading a memory layer"))?;
-        for pages in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
-            each_extent(linear, pages, |offset, bytes, host| {
-                make_writable(host, bytes);
+        for run in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
+            each_extent(linear, run, |offset, bytes, host| {
+                if pages.protected {
+                    make_writable(host, bytes);
+                }
                 read(file, offset, bytes as u64, host)
             })
             .map_err(failed("reading a memory layer"))?;

@@ -160,29 +160,36 @@ impl Vcpus {
         results(saving.collect())
     }
 
-    /// Checks that all vCPUs, which must be paused, can be put back to `states`.
-    pub fn check_cpuid(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
+    /// Pauses all vCPUs, and checks that they can be put back to `states`. The check follows the
+    /// pause on each thread: nothing goes back and forth in between.
+    pub fn pause_and_check(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
+        let paused = self.begin_pause();
+        let checked = self.begin_each(states, VcpuCommand::CheckCpuid);
+        for done in paused {
+            // An error means that the thread has ended.
+            let _ = done.recv();
+        }
         if states.len() != self.threads.len() {
             let reason = "the snapshot has another number of vCPUs".to_owned();
             return Err(VmmError::Config(reason));
         }
-        self.call_each(states, VcpuCommand::CheckCpuid)
+        results(checked).map(drop)
     }
 
     /// Puts all vCPUs, which must be paused, back to `states`.
     pub fn revert(&self, states: &[Arc<VcpuState>]) -> Result<(), VmmError> {
-        self.call_each(states, VcpuCommand::Revert)
+        results(self.begin_each(states, VcpuCommand::Revert)).map(drop)
     }
 
-    fn call_each(
+    fn begin_each(
         &self,
         states: &[Arc<VcpuState>],
         command: fn(Arc<VcpuState>, Sender<Result<(), VmmError>>) -> VcpuCommand,
-    ) -> Result<(), VmmError> {
+    ) -> Vec<Receiver<Result<(), VmmError>>> {
         let threads = self.threads.iter().zip(states);
         let begun =
             threads.map(|(thread, state)| thread.begin(|tell| command(state.clone(), tell)));
-        results::<()>(begun.collect()).map(drop)
+        begun.collect()
     }
 
     /// Reason that a vCPU ended, if one did.

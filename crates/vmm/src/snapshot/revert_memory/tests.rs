@@ -124,6 +124,7 @@ fn memory_put_back_equals_memory_restored_byte_for_byte() {
             now: &private(&linear),
             may_stay: kept_own,
             captured: None,
+            protected: false,
         };
         let reverted = revert_memory(&mapped, &plan, &layers, &linear, own);
         mapped = reverted.unwrap().0;
@@ -172,6 +173,7 @@ fn chunks_of_a_file_that_stays_keep_the_pages_that_were_only_read() {
         now: &now,
         may_stay: None,
         captured: None,
+        protected: true,
     };
     revert_memory(&mapped, &plan, &oldest, &linear, own).unwrap();
     assert!(present().contains(chunk * CHUNK_PAGES));
@@ -200,6 +202,7 @@ fn pages_that_a_guest_writes_first_are_read_anew_where_they_are() {
         now: &private(&linear),
         may_stay: Some(&kept_own),
         captured: None,
+        protected: true,
     };
     let reverted = revert_memory(&mapped, &plan, &layers, &linear, own);
     let stayed = reverted.unwrap().1;
@@ -258,6 +261,7 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
             now: &now,
             may_stay: None,
             captured: Some(&captured),
+            protected: true,
         };
         let to = MappedFiles::of(&plan, &top).unwrap();
         let before = mapped.clone();
@@ -298,6 +302,7 @@ fn memory_put_back_to_its_own_snapshot_again_and_again_equals_it_and_is_not_mapp
         now: &private(&linear),
         may_stay: None,
         captured: None,
+        protected: true,
     };
     revert_memory(&mapped, &plan, &below, &linear, own).unwrap();
     assert!(bytes(&memory) == original);

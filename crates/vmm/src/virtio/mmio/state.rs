@@ -6,6 +6,16 @@ use crate::virtio::{DeviceError, Interrupt};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::{Address, Bytes, GuestAddress};
+
+/// Layout of rings (virtio 1.2 sections 2.7.6 and 2.7.8), in bytes: the header and one entry of
+/// each, behind whose last the other side's event index lies.
+const AVAIL_HEADER_BYTES: u64 = 4;
+const AVAIL_BYTES: u64 = 2;
+const AVAIL_INDEX: u64 = 2;
+const USED_HEADER_BYTES: u64 = 4;
+const USED_BYTES: u64 = 8;
 
 /// State of one device, registers and rings included.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,19 +112,67 @@ impl MmioDevice {
         self.restore(state)
     }
 
-    /// Interrupts once, if a driver is active.
-    pub fn interrupt(&self) {
-        if self.active {
+    /// Interrupts once if a driver is active and may not have heard of all that the device gave
+    /// back, or of a changed configuration: the interrupt may have been in flight when the machine
+    /// stopped. One for nothing is harmless, and costs the guest some exits.
+    pub fn interrupt_if_owed(&self) {
+        if self.active && self.owes_interrupt() {
             self.irq.queue();
         }
     }
 
-    /// Serves every queue and interrupts once, in case a kick or an interrupt was in flight when
-    /// the machine stopped. Both are harmless when there is nothing to do.
+    fn owes_interrupt(&self) -> bool {
+        // Guests acknowledge only interrupts of devices that are not quiet.
+        let pending = self.irq.status.load(Ordering::SeqCst) != 0;
+        let rings = self.device.rings();
+        let mut queues = self.queues.iter().zip(&rings);
+        (pending && !self.device.quiet_interrupts())
+            || rings.len() != self.queues.len()
+            || queues.any(|(queue, ring)| queue.ready && !self.waits(queue, *ring))
+    }
+
+    /// True if the driver waits for a buffer that the device has not given back yet. One that waits
+    /// for none polls, or is in the midst of handling an interrupt, and looks once more.
+    fn waits(&self, queue: &QueueSetup, ring: RingState) -> bool {
+        let event = AVAIL_HEADER_BYTES + AVAIL_BYTES * u64::from(queue.size);
+        let event = self.ring_word(queue.available, event);
+        let ahead = event.map(|event| event.wrapping_sub(ring.next_used));
+        self.has_event_index() && ahead.is_some_and(|ahead| ahead < queue.size)
+    }
+
+    /// Returns true if the driver may have made a buffer of queue `index` available without the
+    /// device's knowledge, or would not kick for the next one: the kick may have been in flight
+    /// when the machine stopped.
+    pub fn owes_look(&self, index: usize) -> bool {
+        let rings = self.device.rings();
+        let (Some(queue), Some(ring)) = (self.queues.get(index), rings.get(index)) else {
+            return self.active;
+        };
+        let next = Some(ring.next_available);
+        let event = USED_HEADER_BYTES + USED_BYTES * u64::from(queue.size);
+        let is_known = self.has_event_index()
+            && self.ring_word(queue.available, AVAIL_INDEX) == next
+            && self.ring_word(queue.used, event) == next;
+        queue.ready && !is_known
+    }
+
+    fn has_event_index(&self) -> bool {
+        self.driver_features & 1 << VIRTIO_RING_F_EVENT_IDX != 0
+    }
+
+    /// Reads a word of a ring. The address is the driver's.
+    fn ring_word(&self, ring: u64, offset: u64) -> Option<u16> {
+        let address = GuestAddress(ring).checked_add(offset)?;
+        let word = self.memory.load(address, Ordering::SeqCst).ok()?;
+        Some(u16::from_le(word))
+    }
+
+    /// Serves every queue and interrupts once if need be, in case a kick or an interrupt was in
+    /// flight when the machine stopped.
     pub fn kick_queues(&mut self) {
         for queue in 0..self.queue_count() {
             self.queue_event(queue);
         }
-        self.interrupt();
+        self.interrupt_if_owed();
     }
 }

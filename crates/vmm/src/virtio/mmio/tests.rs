@@ -1,12 +1,13 @@
 use super::*;
 use crate::poll::Poller;
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 #[derive(Default)]
 struct TestDevice {
     active: bool,
     fail: bool,
+    ring: RingState,
 }
 
 impl VirtioDevice for TestDevice {
@@ -30,7 +31,7 @@ impl VirtioDevice for TestDevice {
         Ok(())
     }
     fn rings(&self) -> Vec<RingState> {
-        vec![RingState::default(); usize::from(self.active)]
+        vec![self.ring; usize::from(self.active)]
     }
     fn reset(&mut self) {
         self.active = false;
@@ -65,8 +66,14 @@ fn set(device: &mut MmioDevice, offset: u64, value: u32) {
 }
 
 fn bring_up(device: &mut MmioDevice, used: u32) {
+    bring_up_with(device, used, 0);
+}
+
+/// The same with these features of the lower half.
+fn bring_up_with(device: &mut MmioDevice, used: u32, features: u32) {
     set(device, 0x70, 1);
     set(device, 0x70, 3);
+    set(device, 0x20, features);
     set(device, 0x24, 1);
     set(device, 0x20, 1);
     set(device, 0x70, 11);
@@ -144,4 +151,58 @@ fn every_register_tolerates_every_access() {
             set(&mut device, offset, u32::MAX);
         }
     }
+}
+
+const EVENT_IDX: u32 = 1 << VIRTIO_RING_F_EVENT_IDX;
+/// Words of the rings that [`bring_up`] sets up: index of the available ring, the driver's event
+/// index behind its 16 entries, and the device's behind those of the used ring.
+const AVAIL_INDEX: u64 = 0x2002;
+const USED_EVENT: u64 = 0x2000 + 4 + 2 * 16;
+const AVAIL_EVENT: u64 = 0x3000 + 4 + 8 * 16;
+
+/// A device that has taken and given back `next` buffers, whose driver has set `words`.
+fn with_rings(features: u32, next: u16, words: &[(u64, u16)]) -> MmioDevice {
+    let mut device = transport(TestDevice {
+        ring: RingState {
+            next_available: next,
+            next_used: next,
+        },
+        ..TestDevice::default()
+    });
+    bring_up_with(&mut device, 0x3000, features);
+    assert_eq!(get(&device, 0x70), 15);
+    for &(address, word) in words {
+        let place = GuestAddress(address);
+        device.memory.write_obj(word.to_le(), place).unwrap();
+    }
+    device
+}
+
+#[test]
+fn a_driver_is_interrupted_unless_it_waits_for_what_the_device_has_not_given_back() {
+    let interrupted = |device: MmioDevice| {
+        device.interrupt_if_owed();
+        device.irq.fd.read().is_ok()
+    };
+    assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 7)])));
+    assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 6)])));
+    // It lets a few more come before it wants to know.
+    assert!(!interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 9)])));
+    assert!(interrupted(with_rings(EVENT_IDX, 7, &[(USED_EVENT, 23)])));
+    // Without event indexes there is no telling.
+    assert!(interrupted(with_rings(0, 7, &[(USED_EVENT, 7)])));
+    let idle = transport(TestDevice::default());
+    assert!(!interrupted(idle));
+}
+
+#[test]
+fn a_queue_is_looked_at_unless_its_driver_will_kick_for_the_next_buffer() {
+    let owed = |features, next, words: &[_]| with_rings(features, next, words).owes_look(0);
+    let seen = [(AVAIL_INDEX, 7), (AVAIL_EVENT, 7)];
+    assert!(!owed(EVENT_IDX, 7, &seen));
+    assert!(owed(EVENT_IDX, 6, &seen));
+    // The device rests, and takes no kicks.
+    assert!(owed(EVENT_IDX, 7, &[(AVAIL_INDEX, 7), (AVAIL_EVENT, 6)]));
+    assert!(owed(0, 7, &seen));
+    assert!(!transport(TestDevice::default()).owes_look(0));
 }
