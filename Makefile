@@ -33,15 +33,19 @@ setup: ## install what is missing to build and run (Debian packages; checks Rust
 
 .PHONY: build
 build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's jiffy-agent
-# Those of a run of all tests come from one build, and go in place only if they have changed: tests may be using them.
+# Those of a run of all tests come from one build, and go in place only if they have changed: tests
+# may be using them.
 	@if [ -n "$${JIFFY_PROGRAMS:-}" ]; then \
 	    scripts/step "building jiffy, jiffy-vmm, jiffy-functions and the guest agent" \
 	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions -p jiffy-agent; \
-	    install -C -D -m 0755 -t $(RELEASE) $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions; \
+	    install -C -D -m 0755 -t $(RELEASE) \
+	        $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions; \
 	else \
-	    RUSTFLAGS="-C target-feature=+crt-static" scripts/step "building the guest agent (static: it runs before any library is there)" \
+	    RUSTFLAGS="-C target-feature=+crt-static" \
+	        scripts/step "building the guest agent (static: it runs before any library is there)" \
 	        cargo build --release -p jiffy-agent --target $(AGENT_TARGET); \
-	    scripts/step "building jiffy, jiffy-vmm and jiffy-functions" cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions; \
+	    scripts/step "building jiffy, jiffy-vmm and jiffy-functions" \
+	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions; \
 	fi
 	@built=$(AGENT); [ $(RELEASE)/jiffy-agent -nt "$$built" ] || install -s -m 0755 "$$built" $(RELEASE)/jiffy-agent
 	@scripts/gvisor $(RELEASE)/jiffy-gvisor

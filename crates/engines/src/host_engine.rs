@@ -248,7 +248,9 @@ impl Engine for HostEngine {
             EngineRef::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
                 engine.restore_for(template, id, identity).await?,
             ))),
-            EngineRef::Gvisor(_) => self.restore(template, id).await,
+            EngineRef::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
+                engine.restore_for(template, id, identity).await?,
+            ))),
         }
     }
 

@@ -45,3 +45,9 @@ pub use site::{
 pub use startup::{StartupError, start_up};
 pub use store_copies::{StoreCopies, StoreCopy, StorePlace, StoreRetraction, StoreState};
 pub use usage::UsageSample;
+
+use std::time::Duration;
+
+/// Time that work in the background leaves to clients: to the first ones of a daemon, and to those
+/// that wait for a snapshot before it is read again for its checksums.
+pub const START_DELAY: Duration = Duration::from_secs(1);

@@ -10,18 +10,32 @@ use tokio::sync::{mpsc, watch};
 /// Answers an agent's greeting with its identity, and holds the stream open.
 pub(crate) struct GreetingTask {
     /// Identity of the guest, once it is known.
-    pub identity: watch::Receiver<Option<Identity>>,
+    identity: watch::Receiver<Option<Identity>>,
     /// Receives the steps of a boot.
-    pub steps: Option<mpsc::Sender<BootStep>>,
+    steps: Option<mpsc::Sender<BootStep>>,
     /// True if the guest was restored: a connection from before the snapshot may break at any time.
-    pub restored: bool,
+    restored: bool,
     /// True once the agent has sent its first message.
-    pub heard: bool,
+    heard: bool,
     /// Id that the agent was given.
-    pub id: Option<String>,
+    id: Option<String>,
 }
 
 impl GreetingTask {
+    pub fn new(
+        identity: watch::Receiver<Option<Identity>>,
+        steps: Option<mpsc::Sender<BootStep>>,
+        restored: bool,
+    ) -> Self {
+        Self {
+            identity,
+            steps,
+            restored,
+            heard: false,
+            id: None,
+        }
+    }
+
     /// Serves the agent until the guest ends, or is to wait for an identity again.
     pub async fn run(mut self, stream: UnixStream) {
         let (stream, greeted) = match self.greet(stream).await {

@@ -85,14 +85,20 @@ impl UnassignedMicroVm {
     /// in effect.
     pub async fn assign_identity(mut self, identity: Identity) -> Result<MicroVm, BootError> {
         let asked = Instant::now();
-        match self.known.take() {
-            Some(known) if is_same(&known, &identity) => {}
-            known => {
-                if known.is_some() {
+        let is_known = match self.known.take() {
+            None => false,
+            // Apart from their fresh entropy.
+            Some(mut known) => {
+                known.entropy.clone_from(&identity.entropy);
+                let is_same = known == identity;
+                if !is_same {
                     self.wait_again().await?;
                 }
-                self.vm.set_identity(identity);
+                is_same
             }
+        };
+        if !is_known {
+            self.vm.set_identity(identity);
         }
         let Self {
             mut vm, mut steps, ..
@@ -118,14 +124,5 @@ impl UnassignedMicroVm {
     pub async fn wait_again(&mut self) -> Result<(), BootError> {
         self.vm.take_identity_back().await;
         self.vm.wait_for_hello_in_time(&mut self.steps).await
-    }
-}
-
-/// True if two identities differ in their fresh entropy at most.
-fn is_same(one: &Identity, other: &Identity) -> bool {
-    let entropy = one.entropy.clone();
-    *one == Identity {
-        entropy,
-        ..other.clone()
     }
 }

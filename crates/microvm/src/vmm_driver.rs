@@ -137,13 +137,8 @@ impl VmmDriver {
         let stream = UnixStream::from(fds.into_iter().next()?);
         stream.set_nonblocking(true).ok()?;
         let stream = tokio::net::UnixStream::from_std(stream).ok()?;
-        let task = GreetingTask {
-            identity: self.identity.clone(),
-            steps: self.steps.clone(),
-            restored: self.restored,
-            heard: false,
-            id: None,
-        };
+        let (identity, steps) = (self.identity.clone(), self.steps.clone());
+        let task = GreetingTask::new(identity, steps, self.restored);
         Some(tokio::spawn(task.run(stream)))
     }
 

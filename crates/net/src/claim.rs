@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// First candidates: reserved for benchmarks of networks (RFC 2544), so in use nowhere.
@@ -90,11 +90,13 @@ impl RangeClaims {
         Ok(claims)
     }
 
-    /// Returns true if nothing is claimed, and nothing noted beside.
+    /// Returns true if nothing is claimed, and nothing noted beside; false if that cannot be read.
     fn is_empty(&self) -> bool {
-        let entries = fs::read_dir(&self.directory).into_iter().flatten();
-        let mut names = entries.flatten().map(|entry| entry.file_name());
-        names.all(|name| name == LOCK_FILE || name == IDENTITY_FILE)
+        let is_own = |entry: io::Result<fs::DirEntry>| {
+            let name = entry.map(|entry| entry.file_name());
+            name.is_ok_and(|name| name == LOCK_FILE || name == IDENTITY_FILE)
+        };
+        fs::read_dir(&self.directory).is_ok_and(|mut entries| entries.all(is_own))
     }
 
     /// Removes what was claimed in an earlier namespace: the kernel gives its number to another
@@ -237,8 +239,14 @@ impl Drop for RangeClaims {
 fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
     loop {
         fs::create_dir_all(directory)?;
-        let mut options = File::options();
-        let file = match options.create(true).truncate(false).write(true).open(path) {
+        // A link that leads nowhere is an error, not a file that was removed.
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path);
+        let file = match file {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             file => file?,
         };
@@ -295,6 +303,7 @@ fn destination(line: &str) -> Option<Ipv4Net> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
@@ -377,6 +386,11 @@ mod tests {
             fs::remove_file(&note).unwrap();
             drop(RangeClaims::lock().unwrap());
             assert!(!directory.exists(), "{}", directory.display());
+            // One that cannot be used is told, and waited for by nobody.
+            fs::create_dir(&directory).unwrap();
+            symlink("nowhere/lock", directory.join(LOCK_FILE)).unwrap();
+            assert!(RangeClaims::lock().is_err());
+            fs::remove_dir_all(&directory).unwrap();
         });
         if done.is_none() {
             eprintln!("skipped: network namespaces are needed");

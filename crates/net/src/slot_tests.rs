@@ -71,14 +71,15 @@ fn shown() -> Vec<Value> {
 fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) {
     let (host, own) = config.pair(number);
     let name = config.name(number);
-    let mtu = config.mtu;
+    let (mtu, one_queue) = (config.mtu, "numtxqueues 1 numrxqueues 1");
     let mut inside = format!(
         "link set lo up
          link set tap0 address 02:4a:49:46:46:02 mtu 1500 addrgenmode none
          link set tap0 up
          addr add 169.254.0.22/30 dev tap0
          neigh add 169.254.0.21 lladdr 02:4a:49:46:46:01 dev tap0 nud permanent
-         link add up0 numtxqueues 1 numrxqueues 1 address 02:4a:49:46:46:03 mtu {mtu} type veth peer name {name} numtxqueues 1 numrxqueues 1 address 02:4a:49:46:46:04 mtu {mtu} netns {outside}
+         link add up0 {one_queue} address 02:4a:49:46:46:03 mtu {mtu} type veth \
+             peer name {name} {one_queue} address 02:4a:49:46:46:04 mtu {mtu} netns {outside}
          addr add {own}/31 dev up0
          link set up0 addrgenmode none
          link set up0 up

@@ -4,6 +4,7 @@
 //! before the journal heard of it, and writes checksums that are missing.
 
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
+use crate::START_DELAY;
 use jiffy_engine::{Engine, VerifiedSnapshot};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -11,9 +12,6 @@ use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Time given to clients: to those that wait for a snapshot before it is read again for its
-/// checksums, and to the first ones of a daemon.
-const START_DELAY: Duration = Duration::from_secs(1);
 /// Snapshots of an earlier daemon that are looked at without a pause.
 const LOOKS: usize = 16;
 /// Pause after them, in times of how long they took, and the longest: on a busy host most of that

@@ -103,10 +103,10 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     nested.collect()
 }
 
-/// One daemon for all of it, as its start takes longer than most of the steps.
 /// Part of the test's story.
 type Step = fn(&FunctionDaemon);
 
+/// One daemon for all of it, as its start takes longer than most of the steps.
 #[test]
 fn functions_are_deployed_reached_managed_and_survive() {
     let test = "functions_are_deployed_reached_managed_and_survive";

@@ -3,7 +3,7 @@
 use super::records::{BuildRecords, RecordError, from_sql, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_engine::{Engine, is_imported_image, now_ms};
-use jiffy_host::SnapshotRecord;
+use jiffy_host::{START_DELAY, SnapshotRecord};
 use jiffy_image::{PrunedImages, TemplateManifest};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
@@ -19,8 +19,6 @@ pub(super) const STEPS_TABLE: &str = "
 ";
 /// Interval of the removal of unused steps and uploads.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Time given to the first clients of a daemon: a removal reads the names of all templates.
-const START_DELAY: Duration = Duration::from_secs(1);
 
 /// Removed parts of the build cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -214,6 +212,7 @@ impl<E: Engine> Builder<E> {
             let round = move |builder: Weak<BuilderInner<E>>| {
                 builder.upgrade().map(|b| b.prune(unused_for, None))
             };
+            // A removal reads the names of all templates.
             tokio::time::sleep(START_DELAY).await;
             loop {
                 let builder_now = builder.clone();

@@ -6,8 +6,8 @@
 
 use super::super::{OperationError, Sandboxes};
 use super::file_remover::remove_files;
-use crate::DirectoryLock;
 use crate::records::SnapshotPurpose;
+use crate::{DirectoryLock, START_DELAY};
 use jiffy_engine::{Engine, SnapshotWalk};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,6 @@ use std::time::Duration;
 pub(in super::super) const MAX_PER_ROUND: usize = 1000;
 /// Time between two rounds until all was looked at once.
 const FIRST_ROUNDS_PAUSE: Duration = Duration::from_millis(100);
-
-/// Time from the start to the first round, which the first clients do not share processors with.
-const START_DELAY: Duration = Duration::from_secs(1);
 
 /// Position of gc between two rounds.
 #[derive(Default)]
