@@ -5,6 +5,7 @@ mod cli;
 mod columns;
 mod daemon_command;
 mod doctor;
+mod error_text;
 mod function;
 mod key;
 mod rootless;
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
         command => (sandbox::run(command), 1),
     };
     result.unwrap_or_else(|e| {
-        eprintln!("jiffy: {e:#}");
+        eprintln!("jiffy: {}", error_text::told(&e));
         ExitCode::from(failed)
     })
 }
