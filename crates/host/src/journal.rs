@@ -326,8 +326,10 @@ fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
                 .execute(params![sandbox, handle.0])?;
         }
         JournalChange::NoSandbox(id) => {
-            tx.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
-            tx.execute("DELETE FROM guests WHERE sandbox = ?1", [id])?;
+            tx.prepare_cached("DELETE FROM sandboxes WHERE id = ?1")?
+                .execute([id])?;
+            tx.prepare_cached("DELETE FROM guests WHERE sandbox = ?1")?
+                .execute([id])?;
         }
         JournalChange::Intent(record) | JournalChange::Snapshot(record) => {
             let complete = matches!(change, JournalChange::Snapshot(_));
@@ -343,7 +345,8 @@ fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
             ])?;
         }
         JournalChange::NoSnapshot(id) => {
-            tx.execute("DELETE FROM snapshots WHERE id = ?1", [id])?;
+            tx.prepare_cached("DELETE FROM snapshots WHERE id = ?1")?
+                .execute([id])?;
         }
         JournalChange::Retraction(retraction) => {
             tx.prepare_cached("INSERT OR IGNORE INTO retractions (retraction) VALUES (?1)")?
