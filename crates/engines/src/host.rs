@@ -13,7 +13,7 @@ use jiffy_microvm::{
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::DiskLimits;
-use jiffy_snapshot::{Lineage, Store};
+use jiffy_snapshot::{Lineage, SnapshotError, Store};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
@@ -320,13 +320,16 @@ impl PreparedTemplate {
             Some(sum) => Some(self.modules_named(sum)?),
             None => None,
         };
-        let populate = lineage.written_pages().unwrap_or_else(|e| {
-            tracing::warn!("restoring without the record of first writes: {e}");
-            None
-        });
+        let recorded = |pages: Result<Option<File>, SnapshotError>| {
+            pages.unwrap_or_else(|e| {
+                tracing::warn!("restoring without a record of first writes: {e}");
+                None
+            })
+        };
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
-            populate,
+            populate: recorded(lineage.written_pages()),
+            populate_on_use: recorded(lineage.first_use_pages()),
             modules,
             lineage,
             rootfs: self.images()?,

@@ -7,7 +7,10 @@ mod support;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
 use support::test_home::TestHome;
+
+const COPY_LIMIT: Duration = Duration::from_secs(20);
 
 /// `base` with a startup, under another name.
 fn derived(test_home: &TestHome, startup: &Value) -> &'static str {
@@ -152,6 +155,12 @@ fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
     assert_eq!(test_home.sh(&id, "ls /tmp"), "");
     let vmms = test_home.vmms();
     let vmm = *vmms.first().unwrap();
+    // Copied beside its start, or since the command.
+    let limit = Instant::now() + COPY_LIMIT;
+    while page_faults(vmm) < 4096 {
+        assert!(Instant::now() < limit, "{} page faults", page_faults(vmm));
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let before = page_faults(vmm);
     test_home.sh(&id, "curl -sf -d {} http://127.0.0.1:8000/use");
     // Without a record each of its 4,096 pages would be a fault.

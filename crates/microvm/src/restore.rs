@@ -53,6 +53,9 @@ pub struct RestoreSpec {
     /// Index of pages that become the guest's own before it runs: those that it writes first
     /// ([`crate::WorkingSet::written`]).
     pub populate: Option<File>,
+    /// Index of pages that become its own when it is first used, or beside its start if no other
+    /// guest starts; may have those above, too.
+    pub populate_on_use: Option<File>,
     /// Memory that has not all arrived; none: all layers are whole.
     pub lazy: Option<LazyMemory>,
 }
@@ -136,6 +139,11 @@ impl RestoreSpec {
             memory: layers(&mut fds, &files.memory),
             source: self.memory.source(&mut fds),
             populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
+            populate_on_use: {
+                let pages = self.populate_on_use.as_ref();
+                pages.map(|pages| add_fd(&mut fds, pages))
+            },
+            populate_beside_start: self.vmm.starts_alone(),
             disks: {
                 let images = self.rootfs.iter();
                 let images = images.map(|image| add_fd(&mut fds, image)).collect();

@@ -26,6 +26,8 @@ pub struct RollbackSpec {
     pub memory: MemoryPolicy,
     /// See [`crate::RestoreSpec::populate`].
     pub populate: Option<File>,
+    /// See [`crate::RestoreSpec::populate_on_use`].
+    pub populate_on_use: Option<File>,
 }
 
 /// Failure of a rollback.
@@ -122,6 +124,10 @@ impl MicroVm {
             memory: layers(&mut fds, &files.lineage.memory),
             source: spec.memory.source(&mut fds),
             populate: spec.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
+            populate_on_use: {
+                let pages = spec.populate_on_use.as_ref();
+                pages.map(|pages| add_fd(&mut fds, pages))
+            },
             pagemap: add_fd(&mut fds, &files.pagemap),
             disks: vec![DiskRollback {
                 layers: layers(&mut fds, &files.lineage.disk),

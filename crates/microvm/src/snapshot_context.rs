@@ -182,7 +182,8 @@ pub struct WorkingSet {
     pub touched: File,
     /// Number of these chunks.
     pub chunks: u64,
-    /// Index of the pages that were written, for [`crate::RestoreSpec::populate`].
+    /// Index of the pages that were written, for [`crate::RestoreSpec::populate`] or
+    /// [`crate::RestoreSpec::populate_on_use`].
     pub written: File,
 }
 

@@ -144,15 +144,27 @@ impl SpareVmms {
         self.state.lock().last_memory_mib
     }
 
+    /// Moment of the last start of a guest.
+    fn last_start(&self) -> Option<Instant> {
+        self.state.lock().bursts.last_use()
+    }
+
     /// Time until work that was asked for at `asked` is due.
     fn deferral(&self, asked: Instant) -> Duration {
-        let last = self.state.lock().bursts.last_use();
-        let due = last.map_or(asked, |last| (last + QUIET_TIME).min(asked + MAX_DEFERRAL));
+        let due = self
+            .last_start()
+            .map_or(asked, |last| (last + QUIET_TIME).min(asked + MAX_DEFERRAL));
         due.saturating_duration_since(Instant::now())
     }
 }
 
 impl Vmm {
+    /// True if no guest has been started for a moment.
+    pub(crate) fn starts_alone(&self) -> bool {
+        let last = self.spares().and_then(|spares| spares.last_start());
+        last.is_none_or(|last| last.elapsed() > QUIET_TIME)
+    }
+
     /// Returns a spare process, or starts one. Must be called inside a tokio runtime.
     pub(crate) fn fresh(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
         let spare = self.spares().and_then(|spares| spares.take(limits.memory));

@@ -171,6 +171,16 @@ impl UnitSet {
         }
     }
 
+    /// The units that are in this set or in `other`, which is of as many.
+    pub fn with(&self, other: &Self) -> Self {
+        let others = other.words.iter().chain(std::iter::repeat(&0));
+        let words = self.words.iter().zip(others);
+        Self {
+            units: self.units,
+            words: words.map(|(word, other)| word | other).collect(),
+        }
+    }
+
     /// Number of units in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()

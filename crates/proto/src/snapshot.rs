@@ -151,6 +151,13 @@ pub struct RestoreConfig {
     /// [`crate::layer::MEMORY_PAGE`] bytes. Those that are not mapped from a layer are ignored.
     #[serde(default)]
     pub populate: Option<FdIndex>,
+    /// Others that do so when the guest is first used: by a connection from the host, or by the
+    /// network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub populate_on_use: Option<FdIndex>,
+    /// These do so from its start on, beside it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub populate_beside_start: bool,
     /// In guest order, as many as were saved.
     pub disks: Vec<DiskConfig>,
     /// Limits of all disks together.
@@ -183,6 +190,9 @@ pub struct RollbackConfig {
     /// See [`RestoreConfig::populate`].
     #[serde(default)]
     pub populate: Option<FdIndex>,
+    /// See [`RestoreConfig::populate_on_use`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub populate_on_use: Option<FdIndex>,
     /// `/proc/PID/pagemap` of the VMM, by which the guest's own pages are found.
     pub pagemap: FdIndex,
     /// One for each disk with an overlay, in guest order.

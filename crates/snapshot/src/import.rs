@@ -7,7 +7,7 @@ use crate::snapshot::{
     MANIFEST, MAX_MANIFEST_BYTES, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index,
     disk_layer, read,
 };
-use crate::working_set::{WORKING_SET_FILE, WRITTEN_PAGES_FILE};
+use crate::working_set::SET_FILES;
 use crate::{Lineage, MissingMemory, SnapshotError, Store, checksums};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::collections::BTreeSet;
@@ -132,14 +132,13 @@ fn check_files(dir: &Path, manifest: &Manifest, pinned: bool) -> Result<(), Snap
         MEMORY_LAYER,
         MEMORY_INDEX,
         checksums::CHECKSUMS_FILE,
-        WORKING_SET_FILE,
-        WRITTEN_PAGES_FILE,
     ]
     .map(str::to_owned)
     .into();
     if pinned {
         allowed.insert(PIN_FILE.to_owned());
     }
+    allowed.extend(SET_FILES.map(|(name, _)| name.to_owned()));
     allowed.extend((0..manifest.disks.len()).flat_map(|n| [disk_layer(n), disk_index(n)]));
     for entry in fs::read_dir(dir).map_err(SnapshotError::io(dir))? {
         let entry = entry.map_err(SnapshotError::io(dir))?;

@@ -11,7 +11,9 @@
 //!   ([`Lineage::read_ahead`]).
 //! - `missing.json`, `memory.present`: there while chunks of `memory.layer` are missing on this
 //!   host ([`Snapshot::missing`]); `prefetch` beside them: all are wanted.
-//! - `written-pages.index`: pages that it writes then ([`Snapshot::put_written_pages`]).
+//! - `written-pages.index`, `first-use-pages.index`: pages that it writes up to the end of a first
+//!   command, and up to that of its first use ([`Snapshot::put_written_pages`],
+//!   [`Snapshot::put_first_use_pages`]).
 //!
 //! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and
 //! published when it is complete. A user of a snapshot holds it ([`Snapshot::hold`]). Its chain of

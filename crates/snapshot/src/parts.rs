@@ -7,7 +7,7 @@ use crate::snapshot::{
     read_index,
 };
 use crate::snapshot_dir::SnapshotDir;
-use crate::working_set::{WORKING_SET_FILE, WRITTEN_PAGES_FILE};
+use crate::working_set::SET_FILES;
 use crate::{SnapshotError, Store};
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
 use std::fs::File;
@@ -69,7 +69,7 @@ impl Store {
             let (file, index) = (disk_layer(disk), disk_index(disk));
             parts.extend(layer(&dir, &file, &index, PartKind::Disk(number), based)?);
         }
-        for name in [WORKING_SET_FILE, WRITTEN_PAGES_FILE] {
+        for (name, _) in SET_FILES {
             if let Some(file) = dir.find(name)? {
                 parts.push(plain(name, file));
             }

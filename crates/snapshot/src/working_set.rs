@@ -11,6 +11,13 @@ use std::path::Path;
 
 pub(crate) const WORKING_SET_FILE: &str = "working-set.index";
 pub(crate) const WRITTEN_PAGES_FILE: &str = "written-pages.index";
+pub(crate) const FIRST_USE_PAGES_FILE: &str = "first-use-pages.index";
+/// Files of sets, each with its unit in bytes.
+pub(crate) const SET_FILES: [(&str, u32); 3] = [
+    (WORKING_SET_FILE, MEMORY_CHUNK),
+    (WRITTEN_PAGES_FILE, MEMORY_PAGE),
+    (FIRST_USE_PAGES_FILE, MEMORY_PAGE),
+];
 /// Largest index read: pages of 32 GiB.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
 
@@ -47,10 +54,16 @@ impl Snapshot {
         self.put_working_set(index).map(|()| true)
     }
 
-    /// Adds `index`, an index of memory whose `stored` are the written pages. An existing one
-    /// stays.
+    /// Adds `index`, an index of memory whose `stored` are the pages written up to the end of a
+    /// first command. An existing one stays.
     pub fn put_written_pages(&self, index: &File) -> Result<(), SnapshotError> {
         self.put_set(WRITTEN_PAGES_FILE, MEMORY_PAGE, index)
+    }
+
+    /// Adds `index`, an index of memory whose `stored` are the pages written up to the end of the
+    /// first use. An existing one stays.
+    pub fn put_first_use_pages(&self, index: &File) -> Result<(), SnapshotError> {
+        self.put_set(FIRST_USE_PAGES_FILE, MEMORY_PAGE, index)
     }
 
     /// Reads the touched chunks; returns them with their file, if recorded.
@@ -104,7 +117,14 @@ impl Lineage {
         Ok(found.map(|(_, file)| file))
     }
 
-    /// Those pages.
+    /// Index of the pages written up to the end of the first use, of the newest snapshot that has
+    /// one.
+    pub fn first_use_pages(&self) -> Result<Option<File>, SnapshotError> {
+        let found = self.recorded(FIRST_USE_PAGES_FILE, MEMORY_PAGE)?;
+        Ok(found.map(|(_, file)| file))
+    }
+
+    /// Pages that a guest writes up to the end of its first command.
     pub(crate) fn written_page_set(&self) -> Result<Option<UnitSet>, SnapshotError> {
         let found = self.recorded(WRITTEN_PAGES_FILE, MEMORY_PAGE)?;
         Ok(found.map(|(set, _)| set))
@@ -113,10 +133,7 @@ impl Lineage {
     /// Copies the working set and the written pages, as far as they are recorded, to the directory
     /// `dir` of a snapshot without parents. They are hints: a failure leaves them out.
     pub(crate) fn copy_working_set(&self, dir: &Path) {
-        for (name, unit) in [
-            (WORKING_SET_FILE, MEMORY_CHUNK),
-            (WRITTEN_PAGES_FILE, MEMORY_PAGE),
-        ] {
+        for (name, unit) in SET_FILES {
             if let Ok(Some((set, _))) = self.recorded(name, unit)
                 && let Ok(to) = SnapshotDir::at(dir)
             {

@@ -4,6 +4,7 @@
 mod batch;
 mod captured;
 mod disk_thread;
+mod first_use;
 mod reattach;
 mod rollback;
 mod snapshot;
@@ -32,7 +33,7 @@ use jiffy_proto::vm::jail::{ENTER_ARGUMENT, MAKE_ARGUMENT};
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, SPARE_NAME, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use nix::sys::epoll::EpollFlags;
 use nix::sys::prctl;
 use snapshot::{BackgroundCopy, PreparedSnapshot};
 use std::ffi::CString;
@@ -187,6 +188,8 @@ struct Vm {
     disks: DiskThread,
     exits: ExitCounters,
     running: bool,
+    /// The guest has been used since it was restored, or its first use is prepared for.
+    in_use: bool,
     background_copy: Option<BackgroundCopy>,
     /// Complete snapshot that is neither committed nor aborted.
     prepared: Option<PreparedSnapshot>,
@@ -209,9 +212,9 @@ fn start(
 ) -> Result<Vm, VmmError> {
     let mut fds = ReceivedFds::new(fds);
     let guest_connect = Box::new(link.clone());
-    let (console, paused) = match origin {
-        VmOrigin::Boot(c) => (c.console, false),
-        VmOrigin::Snapshot(c) => (c.console, c.paused),
+    let (console, paused, in_use) = match origin {
+        VmOrigin::Boot(c) => (c.console, false, false),
+        VmOrigin::Snapshot(c) => (c.console, c.paused, c.populate_beside_start),
     };
     let console = fds.copy(console, "console")?;
     let mut machine = match origin {
@@ -243,6 +246,7 @@ fn start(
         disks,
         exits,
         running: !paused,
+        in_use,
         background_copy: None,
         prepared: None,
         reattach_pending: false,
@@ -308,21 +312,6 @@ impl Vm {
         watch(&poller.slot(SLOT_DEVICE_FAILURE), device_failed)
     }
 
-    /// Serves until the VM ends; returns the cause.
-    fn serve(&mut self) -> StopCause {
-        let poller = self.machine.poller.clone();
-        loop {
-            if let Err(e) =
-                poller.wait_batch(EpollTimeout::NONE, |batch| self.dispatch_batch(batch))
-            {
-                return VmmError::host("epoll", e).into();
-            }
-            if let Some(cause) = self.ending() {
-                return cause;
-            }
-        }
-    }
-
     fn dispatch(&mut self, ready: ReadyEvent) {
         match EventSlot::decode(ready.slot) {
             EventSlot::Queue(device) => self.on_device(device, |d| {
@@ -330,6 +319,7 @@ impl Vm {
             }),
             EventSlot::Host(device) => {
                 self.on_device(device, |d| lock(d).host_event(ready.token, ready.flags));
+                self.note_frames(device);
             }
             EventSlot::Other(SLOT_CONTROL) => self.on_control(),
             EventSlot::Other(SLOT_LISTENER) => self.on_listener(),
@@ -422,6 +412,7 @@ impl Vm {
                 self.cause = Some(StopCause::BadConfig { reason });
             }
             Request::Connect { port } => {
+                self.in_use = true;
                 if let Some(stream) = fds.into_iter().next() {
                     self.update_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
                         Err(VsockConnectError::Device(e)) => Err(e),

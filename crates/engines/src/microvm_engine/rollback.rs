@@ -46,6 +46,7 @@ impl MicroVmEngine {
             identity: assigned.clone(),
             memory: self.memory(&lineage),
             populate: lineage.written_pages().unwrap_or_default(),
+            populate_on_use: lineage.first_use_pages().unwrap_or_default(),
             lineage,
         };
         let ruled = guest.nic.set_rules(&identity.network).await;

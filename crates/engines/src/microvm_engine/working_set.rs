@@ -3,12 +3,13 @@
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
 use crate::restore_policy::RestorePolicy;
-use jiffy_engine::{Engine, EngineError, Guest, SandboxIdentity, UnassignedGuest};
-use jiffy_microvm::MemoryPolicy;
+use jiffy_engine::{Engine, EngineError, FirstUse, Guest, SandboxIdentity, UnassignedGuest};
+use jiffy_microvm::{MemoryPolicy, MicroVm, WorkingSet};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_snapshot::{Lineage, Snapshot};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,19 +81,40 @@ impl MicroVmEngine {
         // Every template's first use is a command; one without any does with the greeting.
         rehearse(&guest.vm).await;
         let startup = self.startup(template).await?;
-        if let Some(first_use) = &startup.first_use
-            && let Err(problem) = use_first(&guest.vm, first_use).await
-        {
-            tracing::warn!(template, "its first use is not rehearsed: {problem}");
-        }
-        let recorded = guest.vm.working_set(&self.store).await;
+        let recorded = self.record(&guest.vm, startup.first_use.as_ref()).await;
         guest.stop().await;
-        let set = recorded.map_err(EngineError::failed)?;
+        let (set, written) = recorded?;
         let snapshot = self.store.get(id).map_err(EngineError::failed)?;
         tracing::debug!(template, id, set.chunks, "working set recorded");
-        snapshot
-            .put_working_set(&set.touched)
-            .and_then(|()| snapshot.put_written_pages(&set.written))
-            .map_err(EngineError::failed)
+        let put = snapshot.put_working_set(&set.touched);
+        let put = match written {
+            None => put.and_then(|()| snapshot.put_written_pages(&set.written)),
+            Some(written) => put
+                .and_then(|()| snapshot.put_written_pages(&written))
+                .and_then(|()| snapshot.put_first_use_pages(&set.written)),
+        };
+        put.map_err(EngineError::failed)
+    }
+
+    /// Working set of a guest that has rehearsed. With a first use it has done that, too, and the
+    /// index of what was written until then is apart.
+    async fn record(
+        &self,
+        vm: &MicroVm,
+        first_use: Option<&FirstUse>,
+    ) -> Result<(WorkingSet, Option<File>), EngineError> {
+        let now = async || {
+            vm.working_set(&self.store)
+                .await
+                .map_err(EngineError::failed)
+        };
+        let before = now().await?;
+        let Some(first_use) = first_use else {
+            return Ok((before, None));
+        };
+        if let Err(problem) = use_first(vm, first_use).await {
+            tracing::warn!("a template's first use is not rehearsed: {problem}");
+        }
+        Ok((now().await?, Some(before.written)))
     }
 }

@@ -16,6 +16,7 @@ use crate::poll::Poller;
 use crate::snapshot::lazy_memory::LazyMemory;
 use crate::snapshot::machine_state::MachineShape;
 use crate::snapshot::memory_layers::MemoryLayers;
+use crate::snapshot::populate::DeferredCopies;
 use crate::snapshot::revert_memory::{CapturedPages, MappedFiles};
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
@@ -52,6 +53,8 @@ pub struct Machine {
     pub captured: Option<CapturedPages>,
     /// True if a fork has protected memory since it was last put back to a snapshot.
     pub protected: bool,
+    /// Pages that are copied when the guest is used.
+    pub deferred_copies: DeferredCopies,
     /// Memory, if it has not all arrived.
     pub lazy: Option<Arc<LazyMemory>>,
     /// Size and processor features, saved with its state.
@@ -189,6 +192,7 @@ impl MachineBuilder {
             mapped: MappedFiles::default(),
             captured: None,
             protected: false,
+            deferred_copies: DeferredCopies::default(),
             lazy: None,
             shape,
             msrs: Arc::new(self.kvm.msrs),

@@ -14,12 +14,12 @@ use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
 use crate::snapshot::map_layers::{MAX_MAPPINGS, plan_lazy_mappings};
 use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
-use crate::snapshot::populate::populate;
+use crate::snapshot::populate::{DeferredCopies, populate};
 use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
-use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
-use jiffy_proto::vm::limits;
+use jiffy_proto::vm::{FdIndex, limits};
 use kvm_bindings::kvm_clock_data;
 use std::fs::File;
 
@@ -47,11 +47,13 @@ pub fn restore(
     let plan = plan_lazy_mappings(runs, eager.as_ref(), absent, MAX_MAPPINGS);
     let lazy = lazy.map(&plan, &layers, &linear, on_memory_failure)?;
     let mapped = MappedFiles::of(&plan, &layers)?;
-    if let Some(pages) = config.populate {
+    let ahead = PagesAhead::take(config.populate, config.populate_on_use, fds)?;
+    let mut deferred_copies = DeferredCopies::default();
+    if let Some(ahead) = &ahead {
         // KVM is told of no page that changes: it does not know the memory, or has mapped none.
-        let pages = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
-        advise_huge_pages(&plan, &pages.stored, &linear);
-        populate(&plan, &pages.stored, &linear);
+        advise_huge_pages(&plan, &ahead.all, &linear);
+        populate(&plan, &ahead.at_start, &linear);
+        deferred_copies = DeferredCopies::of(&plan, &ahead.all.without(&ahead.at_start));
     }
 
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
@@ -87,11 +89,49 @@ pub fn restore(
     let shape = state.shape.clone();
     let mut machine = builder.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
     machine.lazy = lazy;
+    machine.deferred_copies = deferred_copies;
     machine.mapped = mapped;
     // Interrupts are routed from here on.
     let _ = late.write(1);
     restore_devices(&machine, &state)?;
     Ok(machine)
+}
+
+/// Pages that a guest writes first.
+pub(super) struct PagesAhead {
+    /// Those that are copied before it runs.
+    pub at_start: UnitSet,
+    /// Those, and the others, which are copied when it is used.
+    pub all: UnitSet,
+}
+
+impl PagesAhead {
+    /// Takes both sets; none: neither is known.
+    pub fn take(
+        at_start: Option<FdIndex>,
+        on_use: Option<FdIndex>,
+        fds: &mut ReceivedFds,
+    ) -> Result<Option<Self>, VmmError> {
+        let mut read = |pages| read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE);
+        let at_start = at_start.map(&mut read).transpose()?;
+        let on_use = on_use.map(&mut read).transpose()?;
+        let stored = |index: LayerIndex| index.stored;
+        Ok(match (at_start.map(stored), on_use.map(stored)) {
+            (None, None) => None,
+            (Some(at_start), None) => Some(Self {
+                all: at_start.clone(),
+                at_start,
+            }),
+            (None, Some(all)) => Some(Self {
+                at_start: UnitSet::empty(all.units()),
+                all,
+            }),
+            (Some(at_start), Some(on_use)) => Some(Self {
+                all: at_start.with(&on_use),
+                at_start,
+            }),
+        })
+    }
 }
 
 /// Takes the memory layers of a VM of `bytes` bytes of memory.

@@ -3,9 +3,9 @@
 
 use super::Machine;
 use super::bus::lock;
-use super::devices::{read_layer_index, take_disk_layers};
+use super::devices::take_disk_layers;
 use super::received_fds::ReceivedFds;
-use super::restore::{read_state, take_eager_chunks, take_memory_layers};
+use super::restore::{PagesAhead, read_state, take_eager_chunks, take_memory_layers};
 use super::vcpu::{VcpuState, Vcpus};
 use crate::error::VmmError;
 use crate::snapshot::huge_mappings::advise_huge_pages;
@@ -13,11 +13,11 @@ use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::MachineState;
 use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_mappings};
 use crate::snapshot::memory_layers::MemoryLayers;
-use crate::snapshot::populate::populate;
+use crate::snapshot::populate::{DeferredCopies, populate};
 use crate::snapshot::revert_memory::{OwnPages, revert_memory};
 use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::net::Net;
-use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
+use jiffy_proto::layer::UnitSet;
 use jiffy_proto::snapshot::RollbackConfig;
 use kvm_bindings::kvm_clock_data;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub struct RollbackTarget {
     vcpus: Vec<Arc<VcpuState>>,
     layers: MemoryLayers,
     plan: MappingPlan,
-    populate: Option<UnitSet>,
+    ahead: Option<PagesAhead>,
     /// Writable disks by device number.
     disks: Vec<(usize, DiskLayers)>,
 }
@@ -52,14 +52,10 @@ impl RollbackTarget {
         let eager = take_eager_chunks(config.source, linear.chunks(), fds)?;
         let runs = layers.runs(linear.chunks());
         let plan = plan_mappings(runs, eager.as_ref(), MAX_MAPPINGS);
-        let populate = config
-            .populate
-            .map(|pages| read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE))
-            .transpose()?;
         Ok(Self {
             disks: open_disks(machine, config, fds)?,
             vcpus: vcpus.into_iter().map(Arc::new).collect(),
-            populate: populate.map(|index| index.stored),
+            ahead: PagesAhead::take(config.populate, config.populate_on_use, fds)?,
             state,
             layers,
             plan,
@@ -137,16 +133,19 @@ impl Machine {
         self.captured = captured.filter(|captured| captured.are_of(layers));
         let own = OwnPages {
             now: private,
-            may_stay: target.populate.as_ref(),
+            may_stay: target.ahead.as_ref().map(|ahead| &ahead.all),
             captured: self.captured.as_ref(),
             protected: std::mem::take(&mut self.protected),
         };
         let (mapped, stayed) = revert_memory(&self.mapped, plan, layers, &linear, own)?;
         self.mapped = mapped;
         self.layers = std::mem::take(&mut target.layers);
-        if let Some(pages) = &target.populate {
-            advise_huge_pages(&target.plan, pages, &linear);
-            populate(&target.plan, &pages.without(&stayed), &linear);
+        self.deferred_copies = DeferredCopies::default();
+        if let Some(ahead) = &target.ahead {
+            advise_huge_pages(&target.plan, &ahead.all, &linear);
+            populate(&target.plan, &ahead.at_start.without(&stayed), &linear);
+            let later = ahead.all.without(&ahead.at_start).without(&stayed);
+            self.deferred_copies = DeferredCopies::of(&target.plan, &later);
         }
         Ok(())
     }

@@ -1,11 +1,32 @@
-//! Events that are ready at once.
+//! The event loop, and events that are ready at once.
 
 use super::Vm;
+use crate::error::VmmError;
 use crate::machine::EventSlot;
 use crate::machine::bus::lock;
 use crate::poll::ReadyEvent;
+use jiffy_proto::vm::StopCause;
+use nix::sys::epoll::EpollTimeout;
 
 impl Vm {
+    /// Serves until the VM ends; returns the cause.
+    pub(super) fn serve(&mut self) -> StopCause {
+        let poller = self.machine.poller.clone();
+        loop {
+            let timeout = match self.copies_are_due() {
+                true => EpollTimeout::ZERO,
+                false => EpollTimeout::NONE,
+            };
+            if let Err(e) = poller.wait_batch(timeout, |batch| self.dispatch_batch(batch)) {
+                return VmmError::host("epoll", e).into();
+            }
+            if let Some(cause) = self.ending() {
+                return cause;
+            }
+            self.make_due_copies();
+        }
+    }
+
     /// Dispatches events in order. A device may put off what they cause to the end of those that
     /// follow each other, but not beyond an event of the VM itself: a request of the controller
     /// finds every device as if its events had come one by one.

@@ -3,11 +3,14 @@
 use crate::GuestMemory;
 use crate::error::VmmError;
 use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE};
+use nix::errno::Errno;
 use std::ops::Range;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
 /// Bytes per chunk.
 pub const CHUNK_SIZE: u64 = MEMORY_CHUNK as u64;
+const PAGE: u64 = MEMORY_PAGE as u64;
+const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
 /// Bytes per chunk.
 pub const CHUNK_BYTES: usize = MEMORY_CHUNK as usize;
 
@@ -72,6 +75,24 @@ impl LinearMemory {
             // SAFETY: the offset is below the length of the part's mapping.
             Some(unsafe { part.host.add(offset) })
         })
+    }
+
+    /// Does `work` with each contiguous part of `pages`: its offset in memory, its bytes, its place.
+    pub fn each_extent_of_pages(
+        &self,
+        pages: Range<u64>,
+        mut work: impl FnMut(u64, usize, *mut u8) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let around = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
+        for (first, chunks, host) in self.extents(around) {
+            let start = pages.start.max(first * CHUNK_PAGES);
+            let end = pages.end.min((first + chunks) * CHUNK_PAGES);
+            let skip = usize::try_from((start - first * CHUNK_PAGES) * PAGE);
+            let bytes = usize::try_from((end - start) * PAGE).map_err(|_| Errno::EOVERFLOW)?;
+            let skip = skip.map_err(|_| Errno::EOVERFLOW)?;
+            work(start * PAGE, bytes, host.wrapping_add(skip))?;
+        }
+        Ok(())
     }
 
     /// Number of the page at `address` in this process, counted like chunks.

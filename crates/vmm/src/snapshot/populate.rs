@@ -7,30 +7,75 @@
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
+use std::collections::VecDeque;
 use std::ops::Range;
 
-const PAGE: u64 = MEMORY_PAGE as u64;
-const CHUNK_PAGES: u64 = CHUNK_SIZE / PAGE;
+const CHUNK_PAGES: u64 = CHUNK_SIZE / MEMORY_PAGE as u64;
+/// Most pages of one step of deferred copies, and most calls for them: some 0.1 ms.
+const STEP_PAGES: u64 = 64;
+const STEP_RUNS: usize = 32;
 
 /// Makes those of `pages` that `plan` maps private copies. A hint: a page that cannot be copied now
 /// is copied when it is written to.
 pub fn populate(plan: &MappingPlan, pages: &UnitSet, linear: &LinearMemory) {
-    for (_, run) in &plan.map {
-        for (first, chunks, host) in linear.extents(run.clone()) {
-            let start = first * CHUNK_PAGES;
-            for run in runs(pages, start..start + chunks * CHUNK_PAGES) {
-                let offset = usize::try_from((run.start - start) * PAGE);
-                let length = usize::try_from((run.end - run.start) * PAGE);
-                if let (Ok(offset), Ok(length)) = (offset, length) {
-                    // SAFETY: the range lies inside guest memory, which is private and not in use
-                    // yet; its contents stay the same.
-                    let _ = unsafe {
-                        libc::madvise(host.add(offset).cast(), length, libc::MADV_POPULATE_WRITE)
-                    };
-                }
+    mapped_runs(plan, pages).for_each(|run| copy(linear, run));
+}
+
+/// Copies that are made when the guest is used: pages that it writes then, which a guest that is
+/// not used does without.
+#[derive(Debug, Default)]
+pub struct DeferredCopies(VecDeque<Range<u64>>);
+
+impl DeferredCopies {
+    /// Those of `pages` that `plan` maps.
+    pub fn of(plan: &MappingPlan, pages: &UnitSet) -> Self {
+        Self(mapped_runs(plan, pages).collect())
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Makes some. The guest may run: it finds the same content before and after.
+    pub fn step(&mut self, linear: &LinearMemory) {
+        let mut left = STEP_PAGES;
+        for _ in 0..STEP_RUNS {
+            let Some(mut run) = self.0.pop_front() else {
+                return;
+            };
+            let end = run.end.min(run.start + left);
+            copy(linear, run.start..end);
+            left -= end - run.start;
+            run.start = end;
+            if !run.is_empty() {
+                self.0.push_front(run);
+            }
+            if left == 0 {
+                return;
             }
         }
     }
+}
+
+/// Runs of `pages` that `plan` maps.
+fn mapped_runs(plan: &MappingPlan, pages: &UnitSet) -> impl Iterator<Item = Range<u64>> {
+    let mapped = plan.map.iter();
+    mapped.flat_map(|(_, run)| runs(pages, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES))
+}
+
+fn copy(linear: &LinearMemory, run: Range<u64>) {
+    let _ = linear.each_extent_of_pages(run, |_, bytes, host| {
+        make_private(host, bytes);
+        Ok(())
+    });
+}
+
+/// Makes pages at `host`, which are guest memory, private and writable in one go. A hint.
+pub(super) fn make_private(host: *mut u8, bytes: usize) {
+    // SAFETY: the range lies inside guest memory, which is private; the content of its pages stays
+    // the same.
+    let _ = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_POPULATE_WRITE) };
 }
 
 /// Runs of units in `range` that are in `set`.
@@ -51,15 +96,17 @@ mod tests {
     use super::super::memory_layers::{MemoryLayer, MemoryLayers};
     use super::super::pagemap_scan::{PageFilter, scan_pages};
     use super::*;
-    use crate::memory;
+    use crate::{GuestMemory, memory};
     use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
     use std::fs::File;
     use std::os::unix::fs::FileExt;
     use vm_memory::{Bytes, GuestAddress};
     use vmm_sys_util::tempfile::TempFile;
 
-    #[test]
-    fn wanted_pages_of_mapped_chunks_are_copied_and_no_others() {
+    const PAGE: u64 = MEMORY_PAGE as u64;
+
+    /// Memory whose chunks 1 and 2 are mapped from a layer with a written page 17, and the plan.
+    fn mapped() -> (GuestMemory, LinearMemory, MappingPlan) {
         let memory = memory::allocate(128).unwrap();
         let linear = LinearMemory::new(&memory).unwrap();
         let file = TempFile::new().unwrap().into_file();
@@ -71,18 +118,49 @@ mod tests {
             MemoryLayers::new(vec![MemoryLayer::new(file, index)], linear.bytes()).unwrap();
         let plan = plan_mappings(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
         map_layers(&plan, &layers, &linear).unwrap();
+        (memory, linear, plan)
+    }
 
+    fn copied(linear: &LinearMemory) -> Vec<u64> {
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let copied = scan_pages(&pagemap, linear, PageFilter::Private).unwrap();
+        copied.iter().collect()
+    }
+
+    #[test]
+    fn wanted_pages_of_mapped_chunks_are_copied_and_no_others() {
+        let (memory, linear, plan) = mapped();
         let mut pages = UnitSet::empty(linear.bytes() / PAGE);
         pages.insert_range(15..19);
         pages.insert(40);
         pages.insert(700);
         populate(&plan, &pages, &linear);
-        let pagemap = File::open("/proc/self/pagemap").unwrap();
-        let copied = scan_pages(&pagemap, &linear, PageFilter::Private).unwrap();
-        assert_eq!(copied.iter().collect::<Vec<_>>(), [16, 17, 18, 40]);
+        assert_eq!(copied(&linear), [16, 17, 18, 40]);
         assert_eq!(
             memory.read_obj::<u8>(GuestAddress(17 * PAGE + 5)).unwrap(),
             7
         );
+    }
+
+    #[test]
+    fn deferred_copies_are_made_in_short_steps() {
+        let (_memory, linear, plan) = mapped();
+        // Of 48 pages that are mapped 32 are wanted: a step makes more than that in one run, and
+        // as many runs.
+        let mut pages = UnitSet::empty(linear.bytes() / PAGE);
+        pages.insert_range(8..24);
+        (24..48).step_by(2).for_each(|page| pages.insert(page));
+        let mut deferred = DeferredCopies::of(&plan, &pages);
+        deferred.step(&linear);
+        let expected: Vec<u64> = (16..24).chain((24..48).step_by(2)).collect();
+        assert_eq!(copied(&linear), expected);
+        assert!(deferred.is_empty());
+        // One that is longer than a step.
+        let mut deferred = DeferredCopies((0..1).map(|_| 16..16 + STEP_PAGES + 8).collect());
+        deferred.step(&linear);
+        assert_eq!(deferred.0, [16 + STEP_PAGES..16 + STEP_PAGES + 8]);
+        let mut many = DeferredCopies((0..STEP_RUNS + 1).map(|_| 16..17).collect());
+        many.step(&linear);
+        assert_eq!(many.0.len(), 1);
     }
 }

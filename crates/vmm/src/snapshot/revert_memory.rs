@@ -10,7 +10,7 @@ use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::{MappingPlan, map_layers, read};
 use super::memory_layers::MemoryLayers;
-use super::populate::runs;
+use super::populate::{make_private, runs};
 use crate::error::VmmError;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
 use nix::errno::Errno;
@@ -252,13 +252,16 @@ pub fn revert_memory(
         let file = layers.file(*layer).ok_or(Errno::ENOENT);
         let file = file.map_err(failed("reading a memory layer"))?;
         for run in runs(&read_anew, run.start * CHUNK_PAGES..run.end * CHUNK_PAGES) {
-            each_extent(linear, run, |offset, bytes, host| {
-                if pages.protected {
-                    make_writable(host, bytes);
-                }
-                read(file, offset, bytes as u64, host)
-            })
-            .map_err(failed("reading a memory layer"))?;
+            linear
+                .each_extent_of_pages(run, |offset, bytes, host| {
+                    if pages.protected {
+                        // The fork of a snapshot has protected them, and each would be a fault of the
+                        // read otherwise.
+                        make_private(host, bytes);
+                    }
+                    read(file, offset, bytes as u64, host)
+                })
+                .map_err(failed("reading a memory layer"))?;
         }
     }
     for run in runs(&revert.unmapped, 0..chunks) {
@@ -268,39 +271,13 @@ pub fn revert_memory(
     Ok((to.except(&revert.captured, from), read_anew))
 }
 
-/// Makes private pages writable in one go: the fork of a snapshot has protected them, and each
-/// would be a fault of the read otherwise. A hint.
-fn make_writable(host: *mut u8, bytes: usize) {
-    // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now; the
-    // content of its pages stays the same.
-    let _ = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_POPULATE_WRITE) };
-}
-
 /// Drops private pages: what lies below them shows again, a file or zeroes.
 fn drop_pages(linear: &LinearMemory, pages: Range<u64>) -> Result<(), Errno> {
-    each_extent(linear, pages, |_, bytes, host| {
+    linear.each_extent_of_pages(pages, |_, bytes, host| {
         // SAFETY: the range lies inside guest memory, which is private, and which nothing uses now.
         let done = unsafe { libc::madvise(host.cast(), bytes, libc::MADV_DONTNEED) };
         Errno::result(done).map(drop)
     })
-}
-
-/// Does `work` with each contiguous part of `pages`: its offset in memory, its bytes, its place.
-fn each_extent(
-    linear: &LinearMemory,
-    pages: Range<u64>,
-    mut work: impl FnMut(u64, usize, *mut u8) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    let around = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
-    for (first, chunks, host) in linear.extents(around) {
-        let start = pages.start.max(first * CHUNK_PAGES);
-        let end = pages.end.min((first + chunks) * CHUNK_PAGES);
-        let skip = usize::try_from((start - first * CHUNK_PAGES) * PAGE);
-        let bytes = usize::try_from((end - start) * PAGE).map_err(|_| Errno::EOVERFLOW)?;
-        let skip = skip.map_err(|_| Errno::EOVERFLOW)?;
-        work(start * PAGE, bytes, host.wrapping_add(skip))?;
-    }
-    Ok(())
 }
 
 /// Puts zeroed anonymous memory in place of mapped chunks.

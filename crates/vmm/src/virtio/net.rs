@@ -130,6 +130,11 @@ impl Net {
         self.closed = true;
     }
 
+    /// True if frames pass.
+    pub fn is_open(&self) -> bool {
+        !self.closed
+    }
+
     /// Drops the frames that wait in the tap and lets further ones pass.
     pub fn open_gate(&mut self) {
         if !std::mem::take(&mut self.closed) {

@@ -4,6 +4,7 @@
 mod captured;
 mod failures;
 mod files;
+mod first_use;
 mod guest_image;
 mod lazy;
 mod live;

@@ -22,6 +22,16 @@ impl TestVm {
         to: &OpenSnapshot,
         source: MemorySource,
     ) -> Result<RollbackReport, String> {
+        self.roll_back_for_use(to, source, None)
+    }
+
+    /// Puts the guest back, with pages that are copied when it is used; returns when it has greeted.
+    pub fn roll_back_for_use(
+        &mut self,
+        to: &OpenSnapshot,
+        source: MemorySource,
+        on_use: Option<&File>,
+    ) -> Result<RollbackReport, String> {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let overlay = file();
         let mut fds = FdList(Vec::new());
@@ -30,6 +40,7 @@ impl TestVm {
             memory: fds.layers(&to.memory),
             source,
             populate: None,
+            populate_on_use: on_use.map(|pages| fds.add(pages)),
             pagemap: fds.add(&pagemap),
             disks: vec![DiskRollback {
                 layers: fds.layers(&to.disk),
@@ -69,7 +80,7 @@ fn sequence(vm: &mut TestVm) -> u64 {
 }
 
 /// Number of descriptors, number of mappings, and resident memory in KiB of the VMM.
-fn held(vm: &TestVm) -> (usize, usize, u64) {
+pub fn held(vm: &TestVm) -> (usize, usize, u64) {
     let process = format!("/proc/{}", vm.child.id());
     let fds = fs::read_dir(format!("{process}/fd")).unwrap().count();
     let maps = fs::read_to_string(format!("{process}/maps")).unwrap();

@@ -47,6 +47,10 @@ pub struct TestVm {
 enum RestoreSource<'a> {
     Plain(MemorySource),
     WorkingSet(&'a File),
+    /// Mapped, with pages that are copied when the guest is used.
+    OnUse(&'a File),
+    /// The same from its start on.
+    BesideStart(&'a File),
     Lazy(&'a LazyFiles),
 }
 
@@ -123,6 +127,16 @@ impl TestVm {
         Self::start(snapshot, base, RestoreSource::WorkingSet(set)).greeted()
     }
 
+    /// Restores with `pages`, an index, to be copied when the guest is used.
+    pub fn restore_for_use(snapshot: OpenSnapshot, base: &File, pages: &File) -> Self {
+        Self::start(snapshot, base, RestoreSource::OnUse(pages)).greeted()
+    }
+
+    /// The same from its start on.
+    pub fn restore_beside(snapshot: OpenSnapshot, base: &File, pages: &File) -> Self {
+        Self::start(snapshot, base, RestoreSource::BesideStart(pages)).greeted()
+    }
+
     fn greeted(mut self) -> Self {
         self.wait_for_hello();
         self
@@ -160,12 +174,21 @@ impl TestVm {
             memory: fds.layers(&snapshot.memory),
             source: match source {
                 RestoreSource::Plain(source) => source,
-                RestoreSource::Lazy(_) => MemorySource::Map,
+                RestoreSource::Lazy(_)
+                | RestoreSource::OnUse(_)
+                | RestoreSource::BesideStart(_) => MemorySource::Map,
                 RestoreSource::WorkingSet(set) => MemorySource::Copy {
                     working_set: Some(fds.add(set)),
                 },
             },
             populate: None,
+            populate_on_use: match source {
+                RestoreSource::OnUse(pages) | RestoreSource::BesideStart(pages) => {
+                    Some(fds.add(pages))
+                }
+                _ => None,
+            },
+            populate_beside_start: matches!(source, RestoreSource::BesideStart(_)),
             disks: vec![DiskConfig::Layered {
                 base: fds.add(&base),
                 layers: fds.layers(&snapshot.disk),

@@ -1,0 +1,106 @@
+//! Pages that a restored guest writes when it is used.
+
+use super::files::file;
+use super::guest_image::guest;
+use super::rollback::held;
+use super::test_vm::TestVm;
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE};
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::vm::{Event, Request};
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::time::{Duration, Instant};
+
+const MEMORY_MIB: u32 = 256;
+/// Memory that the guest has written to, and the least that its VMM has of its own once all of that
+/// is copied.
+const WRITTEN_MIB: u64 = 48;
+const COPIED_KIB: u64 = 40 << 10;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Index of the pages of all chunks in `layer`.
+fn pages_of(layer: &File) -> File {
+    let (mut layer, mut bytes) = (layer.try_clone().unwrap(), Vec::new());
+    layer.rewind().unwrap();
+    layer.read_to_end(&mut bytes).unwrap();
+    let chunks = LayerIndex::decode_any(&bytes).unwrap().stored;
+    let each = u64::from(MEMORY_CHUNK / MEMORY_PAGE);
+    let mut index = LayerIndex::empty(MEMORY_PAGE, u64::from(MEMORY_MIB) << 20);
+    for chunk in chunks.iter() {
+        index.stored.insert_range(chunk * each..(chunk + 1) * each);
+    }
+    let mut pages = file();
+    pages.write_all(&index.encode()).unwrap();
+    pages
+}
+
+fn own_kib(vm: &TestVm) -> u64 {
+    held(vm).2
+}
+
+/// Has the event loop come by.
+fn ask_event_loop(vm: &mut TestVm) {
+    vm.send(&Request::Stats);
+    vm.wait(|event| match event {
+        Event::Stats(_) => Ok(()),
+        other => Err(other),
+    });
+}
+
+fn wait_until_copied(vm: &TestVm) {
+    let limit = Instant::now() + LIMIT;
+    while own_kib(vm) < COPIED_KIB {
+        assert!(Instant::now() < limit, "{} KiB", own_kib(vm));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
+    let test = "pages_of_a_first_use_are_copied_once_the_guest_is_used";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, MEMORY_MIB, "quiet_guest");
+    assert_eq!(vm.ask(&format!("dirty {WRITTEN_MIB}")), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let base = vm.base();
+    drop(vm);
+    let pages = pages_of(&snapshot.memory[0].1);
+
+    let mut restored = TestVm::restore_for_use(snapshot.share(), &base, &pages);
+    ask_event_loop(&mut restored);
+    assert!(
+        own_kib(&restored) < COPIED_KIB / 2,
+        "{}",
+        own_kib(&restored)
+    );
+    assert_eq!(restored.ask("marks"), "one one");
+    wait_until_copied(&restored);
+    restored.verify();
+    wait_until_copied(&TestVm::restore_beside(snapshot.share(), &base, &pages));
+
+    // Those that are the guest's own stay so, and it goes on from what they were.
+    assert_eq!(restored.ask("mark two"), "ok");
+    let back = restored.roll_back_for_use(&snapshot, MemorySource::Map, Some(&pages));
+    assert!(back.unwrap().pages > COPIED_KIB / 4);
+    assert!(own_kib(&restored) >= COPIED_KIB);
+    assert_eq!(restored.ask("marks"), "one one");
+    restored.verify();
+
+    // Back from memory that has none of them, they are copied when it is used.
+    let mut other = TestVm::restore(snapshot.share(), &base, MemorySource::Map);
+    let back = other.roll_back_for_use(&snapshot, MemorySource::Map, Some(&pages));
+    back.unwrap();
+    ask_event_loop(&mut other);
+    assert!(own_kib(&other) < COPIED_KIB / 2, "{}", own_kib(&other));
+    assert_eq!(other.ask("marks"), "one one");
+    wait_until_copied(&other);
+    // A snapshot of it holds what changed, and no copies.
+    let next = other.snapshot(AfterSnapshot::Resume);
+    assert!(
+        next.report.stored < WRITTEN_MIB << 20 >> 17,
+        "{:?}",
+        next.report
+    );
+    other.verify();
+}
