@@ -2,16 +2,20 @@
 
 use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};
-use jiffy_engine::{IdentityError, SandboxIdentity, SandboxSize, SizeError, new_id};
+use jiffy_engine::{
+    FirstUseAction, IdentityError, SandboxIdentity, SandboxSize, SizeError, new_id,
+};
 use jiffy_image::{
     AgentRoot, BlankDisk, BuildError, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
 use jiffy_microvm::{
-    BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, ModulesImage, NetSpec, RestoreSpec,
+    BootError, BootSpec, Cgroups, FirstUsePages, MemoryPolicy, MicroVm, ModulesImage, NetSpec,
+    RestoreSpec,
 };
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
+use jiffy_proto::snapshot::PopulateMoment;
 use jiffy_proto::vm::DiskLimits;
 use jiffy_snapshot::{Lineage, SnapshotError, Store};
 use std::collections::BTreeMap;
@@ -229,6 +233,14 @@ impl Host {
     }
 }
 
+/// A record of first writes, which a restore can do without.
+fn recorded(pages: Result<Option<File>, SnapshotError>) -> Option<File> {
+    pages.unwrap_or_else(|e| {
+        tracing::warn!("restoring without a record of first writes: {e}");
+        None
+    })
+}
+
 impl PreparedTemplate {
     /// The template.
     pub fn template(&self) -> &Template {
@@ -306,6 +318,19 @@ impl PreparedTemplate {
         })
     }
 
+    /// Pages that a guest of `lineage` writes in its first use, if they are recorded.
+    pub(crate) fn first_use_pages(&self, lineage: &Lineage) -> Option<FirstUsePages> {
+        let index = recorded(lineage.first_use_pages())?;
+        let first_use = self.template.manifest.startup.first_use.as_ref();
+        let action = first_use.and_then(|first_use| first_use.action().ok());
+        let has_interface = lineage.newest().is_some_and(|newest| newest.manifest().net);
+        let used_by = match action {
+            Some(FirstUseAction::Request { .. }) if has_interface => PopulateMoment::Frame,
+            _ => PopulateMoment::Connection,
+        };
+        Some(FirstUsePages { index, used_by })
+    }
+
     /// Returns what a restore of a snapshot with a disk of `disk_mib` MiB needs; the caller gives
     /// the guest its identity.
     pub(crate) fn restore_spec(
@@ -320,16 +345,10 @@ impl PreparedTemplate {
             Some(sum) => Some(self.modules_named(sum)?),
             None => None,
         };
-        let recorded = |pages: Result<Option<File>, SnapshotError>| {
-            pages.unwrap_or_else(|e| {
-                tracing::warn!("restoring without a record of first writes: {e}");
-                None
-            })
-        };
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
             populate: recorded(lineage.written_pages()),
-            populate_on_use: recorded(lineage.first_use_pages()),
+            populate_later: self.first_use_pages(&lineage),
             modules,
             lineage,
             rootfs: self.images()?,

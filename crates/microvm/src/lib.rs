@@ -28,7 +28,7 @@ mod vmm_process;
 pub use adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
 pub use jail::{JailError, Vmm};
 pub use jiffy_cgroup::{CgroupError, Cgroups};
-pub use restore::{LazyMemory, MemoryPolicy, RestoreSpec};
+pub use restore::{FirstUsePages, LazyMemory, MemoryPolicy, RestoreSpec};
 pub use rollback::{RollbackError, RollbackSpec};
 pub use snapshot::SnapshotSpec;
 pub use snapshot_context::{SaveError, WorkingSet};

@@ -9,7 +9,9 @@ use crate::vmm_driver::BootStep;
 use crate::vmm_limits::VmmLimits;
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
-use jiffy_proto::snapshot::{LayerFiles, LazyConfig, LazyLayer, MemorySource, RestoreConfig};
+use jiffy_proto::snapshot::{
+    LaterPages, LayerFiles, LazyConfig, LazyLayer, MemorySource, PopulateMoment, RestoreConfig,
+};
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
 use jiffy_snapshot::{Hold, Lineage, SnapshotError, SnapshotLayer};
 use std::fs::File;
@@ -53,11 +55,29 @@ pub struct RestoreSpec {
     /// Index of pages that become the guest's own before it runs: those that it writes first
     /// ([`crate::WorkingSet::written`]).
     pub populate: Option<File>,
-    /// Index of pages that become its own when it is first used, or beside its start if no other
-    /// guest starts; may have those above, too.
-    pub populate_on_use: Option<File>,
+    /// Pages that become its own in its first use, or beside its start if no other guest starts.
+    pub populate_later: Option<FirstUsePages>,
     /// Memory that has not all arrived; none: all layers are whole.
     pub lazy: Option<LazyMemory>,
+}
+
+/// Pages that a guest writes up to the end of its first use.
+#[derive(Debug)]
+pub struct FirstUsePages {
+    /// Their index; may have those that it writes before, too.
+    pub index: File,
+    /// Sign of its first use.
+    pub used_by: PopulateMoment,
+}
+
+impl FirstUsePages {
+    /// As VMMs know them, with their file among `fds`.
+    pub(crate) fn request<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> LaterPages {
+        LaterPages {
+            pages: add_fd(fds, &self.index),
+            from: self.used_by,
+        }
+    }
 }
 
 /// Memory that has not all arrived, and the way to it.
@@ -139,11 +159,13 @@ impl RestoreSpec {
             memory: layers(&mut fds, &files.memory),
             source: self.memory.source(&mut fds),
             populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
-            populate_on_use: {
-                let pages = self.populate_on_use.as_ref();
-                pages.map(|pages| add_fd(&mut fds, pages))
-            },
-            populate_beside_start: self.vmm.starts_alone(),
+            populate_later: self.populate_later.as_ref().map(|later| LaterPages {
+                from: match self.vmm.starts_alone() {
+                    true => PopulateMoment::Start,
+                    false => later.used_by,
+                },
+                ..later.request(&mut fds)
+            }),
             disks: {
                 let images = self.rootfs.iter();
                 let images = images.map(|image| add_fd(&mut fds, image)).collect();

@@ -1,6 +1,6 @@
 //! Rollback of a running microVM to a snapshot, in its process.
 
-use crate::restore::{LineageFiles, MemoryPolicy, layers};
+use crate::restore::{FirstUsePages, LineageFiles, MemoryPolicy, layers};
 use crate::snapshot_context::{SnapshotContext, add_fd};
 use crate::vm::{BOOT_TIMEOUT, BootError, MicroVm};
 use crate::vmm_driver::BootStep;
@@ -26,8 +26,8 @@ pub struct RollbackSpec {
     pub memory: MemoryPolicy,
     /// See [`crate::RestoreSpec::populate`].
     pub populate: Option<File>,
-    /// See [`crate::RestoreSpec::populate_on_use`].
-    pub populate_on_use: Option<File>,
+    /// Pages that become its own in its first use after this.
+    pub populate_later: Option<FirstUsePages>,
 }
 
 /// Failure of a rollback.
@@ -124,9 +124,9 @@ impl MicroVm {
             memory: layers(&mut fds, &files.lineage.memory),
             source: spec.memory.source(&mut fds),
             populate: spec.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
-            populate_on_use: {
-                let pages = spec.populate_on_use.as_ref();
-                pages.map(|pages| add_fd(&mut fds, pages))
+            populate_later: {
+                let later = spec.populate_later.as_ref();
+                later.map(|later| later.request(&mut fds))
             },
             pagemap: add_fd(&mut fds, &files.pagemap),
             disks: vec![DiskRollback {

@@ -183,7 +183,7 @@ pub struct WorkingSet {
     /// Number of these chunks.
     pub chunks: u64,
     /// Index of the pages that were written, for [`crate::RestoreSpec::populate`] or
-    /// [`crate::RestoreSpec::populate_on_use`].
+    /// [`crate::RestoreSpec::populate_later`].
     pub written: File,
 }
 

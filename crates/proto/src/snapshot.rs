@@ -151,13 +151,9 @@ pub struct RestoreConfig {
     /// [`crate::layer::MEMORY_PAGE`] bytes. Those that are not mapped from a layer are ignored.
     #[serde(default)]
     pub populate: Option<FdIndex>,
-    /// Others that do so when the guest is first used: by a connection from the host, or by the
-    /// network.
+    /// Others that do so while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub populate_on_use: Option<FdIndex>,
-    /// These do so from its start on, beside it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub populate_beside_start: bool,
+    pub populate_later: Option<LaterPages>,
     /// In guest order, as many as were saved.
     pub disks: Vec<DiskConfig>,
     /// Limits of all disks together.
@@ -190,9 +186,9 @@ pub struct RollbackConfig {
     /// See [`RestoreConfig::populate`].
     #[serde(default)]
     pub populate: Option<FdIndex>,
-    /// See [`RestoreConfig::populate_on_use`].
+    /// See [`RestoreConfig::populate_later`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub populate_on_use: Option<FdIndex>,
+    pub populate_later: Option<LaterPages>,
     /// `/proc/PID/pagemap` of the VMM, by which the guest's own pages are found.
     pub pagemap: FdIndex,
     /// One for each disk with an overlay, in guest order.
@@ -258,6 +254,27 @@ pub struct LayerFiles {
     pub file: FdIndex,
     /// Index ([`crate::layer::LayerIndex`]).
     pub index: FdIndex,
+}
+
+/// Pages that become a VM's own while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaterPages {
+    /// As in [`RestoreConfig::populate`]; may have those, too.
+    pub pages: FdIndex,
+    /// Moment from which on they do.
+    pub from: PopulateMoment,
+}
+
+/// Moment from which on pages become a VM's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PopulateMoment {
+    /// Its start, which does not wait for them.
+    Start,
+    /// The first connection from the host by vsock.
+    Connection,
+    /// The first frame for its network interface once it has been detached.
+    Frame,
 }
 
 /// Source of a restored VM's memory.

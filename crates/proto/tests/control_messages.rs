@@ -4,9 +4,9 @@
 
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, CapturedSnapshot, DiskFreeze, DiskRollback, FreezePhases, LayerFiles,
-    MemorySource, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision,
-    SnapshotReport,
+    AfterSnapshot, CapturedSnapshot, DiskFreeze, DiskRollback, FreezePhases, LaterPages,
+    LayerFiles, MemorySource, PopulateMoment, RestoreConfig, RollbackConfig, RollbackReport,
+    SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
 use jiffy_proto::vm::{
     DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StartTimes, StopCause, VmConfig,
@@ -27,7 +27,7 @@ const START: &str = r#"{"op":"start","vcpus":2,"memory_mib":512,"kvm":0,"kernel"
 "vsock":{"guest_cid":3,"host_ports":[7]},"net":{"tap":5,"mac":[2,0,0,0,0,1],"mtu":1500},
 "rng":true,"balloon":false,"console":6}"#;
 const RESTORE: &str = r#"{"op":"restore","kvm":0,"state":1,"memory":[{"file":2,"index":3}],
-"source":{"kind":"copy","working_set":4},"populate":8,"populate_on_use":9,"populate_beside_start":true,
+"source":{"kind":"copy","working_set":4},"populate":8,"populate_later":{"pages":9,"from":"start"},
 "disks":[{"kind":"layered","base":5,"layers":[{"file":2,"index":3}],"overlay":6}],
 "disk_limits":{"bytes_per_s":null,"requests_per_s":null},"vsock":null,"net":null,
 "console":7,"paused":true}"#;
@@ -41,7 +41,7 @@ const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"und
 "captured":{"id":"abc","report":null},"rollback":true,
 "console":0,"overlays":[1]}"#;
 const ROLLBACK: &str = r#"{"op":"rollback","state":0,"memory":[{"file":1,"index":2}],"source":{"kind":"map"},
-"populate":3,"populate_on_use":8,"pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
+"populate":3,"populate_later":{"pages":8,"from":"frame"},"pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
 const ROLLED_BACK: &str = r#"{"event":"rolled_back","read_us":1,"stopped_us":2,"pause_us":3,"scan_us":4,"memory_us":5,
 "state_us":6,"pages":7}"#;
 
@@ -100,8 +100,10 @@ fn restore() -> Request {
             working_set: Some(FdIndex(4)),
         },
         populate: Some(FdIndex(8)),
-        populate_on_use: Some(FdIndex(9)),
-        populate_beside_start: true,
+        populate_later: Some(LaterPages {
+            pages: FdIndex(9),
+            from: PopulateMoment::Start,
+        }),
         disks: vec![DiskConfig::Layered {
             base: FdIndex(5),
             layers: vec![layer],
@@ -145,7 +147,10 @@ fn rollback() -> Request {
         memory: vec![layer(1)],
         source: MemorySource::Map,
         populate: Some(FdIndex(3)),
-        populate_on_use: Some(FdIndex(8)),
+        populate_later: Some(LaterPages {
+            pages: FdIndex(8),
+            from: PopulateMoment::Frame,
+        }),
         pagemap: FdIndex(4),
         disks: vec![DiskRollback {
             layers: vec![layer(5)],

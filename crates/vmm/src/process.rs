@@ -28,7 +28,7 @@ use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
-use jiffy_proto::snapshot::RestoreConfig;
+use jiffy_proto::snapshot::{PopulateMoment, RestoreConfig};
 use jiffy_proto::vm::jail::{ENTER_ARGUMENT, MAKE_ARGUMENT};
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, SPARE_NAME, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
@@ -188,8 +188,6 @@ struct Vm {
     disks: DiskThread,
     exits: ExitCounters,
     running: bool,
-    /// The guest has been used since it was restored, or its first use is prepared for.
-    in_use: bool,
     background_copy: Option<BackgroundCopy>,
     /// Complete snapshot that is neither committed nor aborted.
     prepared: Option<PreparedSnapshot>,
@@ -212,9 +210,9 @@ fn start(
 ) -> Result<Vm, VmmError> {
     let mut fds = ReceivedFds::new(fds);
     let guest_connect = Box::new(link.clone());
-    let (console, paused, in_use) = match origin {
-        VmOrigin::Boot(c) => (c.console, false, false),
-        VmOrigin::Snapshot(c) => (c.console, c.paused, c.populate_beside_start),
+    let (console, paused) = match origin {
+        VmOrigin::Boot(c) => (c.console, false),
+        VmOrigin::Snapshot(c) => (c.console, c.paused),
     };
     let console = fds.copy(console, "console")?;
     let mut machine = match origin {
@@ -246,7 +244,6 @@ fn start(
         disks,
         exits,
         running: !paused,
-        in_use,
         background_copy: None,
         prepared: None,
         reattach_pending: false,
@@ -412,7 +409,8 @@ impl Vm {
                 self.cause = Some(StopCause::BadConfig { reason });
             }
             Request::Connect { port } => {
-                self.in_use = true;
+                let connection = PopulateMoment::Connection;
+                self.machine.deferred_copies.note(connection);
                 if let Some(stream) = fds.into_iter().next() {
                     self.update_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
                         Err(VsockConnectError::Device(e)) => Err(e),

@@ -34,19 +34,15 @@ impl MicroVmEngine {
             return Err(refused("the snapshot has another network card"));
         }
         let prepared = self.templates.prepare_version(&manifest.template).await;
-        let defaults = &prepared
-            .map_err(refused)?
-            .template()
-            .manifest
-            .defaults
-            .clone();
+        let prepared = prepared.map_err(refused)?;
+        let defaults = &prepared.template().manifest.defaults;
         let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
         let spec = RollbackSpec {
             overlay: self.overlays.take(&self.store).map_err(refused)?,
             identity: assigned.clone(),
             memory: self.memory(&lineage),
             populate: lineage.written_pages().unwrap_or_default(),
-            populate_on_use: lineage.first_use_pages().unwrap_or_default(),
+            populate_later: prepared.first_use_pages(&lineage),
             lineage,
         };
         let ruled = guest.nic.set_rules(&identity.network).await;

@@ -12,13 +12,13 @@ use crate::error::VmmError;
 use crate::snapshot::huge_mappings::advise_huge_pages;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
-use crate::snapshot::map_layers::{MAX_MAPPINGS, plan_lazy_mappings};
+use crate::snapshot::map_layers::{MAX_MAPPINGS, MappingPlan, plan_lazy_mappings};
 use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
 use crate::snapshot::populate::{DeferredCopies, populate};
 use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
-use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
+use jiffy_proto::snapshot::{LaterPages, LayerFiles, MemorySource, PopulateMoment, RestoreConfig};
 use jiffy_proto::vm::{FdIndex, limits};
 use kvm_bindings::kvm_clock_data;
 use std::fs::File;
@@ -47,13 +47,13 @@ pub fn restore(
     let plan = plan_lazy_mappings(runs, eager.as_ref(), absent, MAX_MAPPINGS);
     let lazy = lazy.map(&plan, &layers, &linear, on_memory_failure)?;
     let mapped = MappedFiles::of(&plan, &layers)?;
-    let ahead = PagesAhead::take(config.populate, config.populate_on_use, fds)?;
+    let ahead = PagesAhead::take(config.populate, config.populate_later, fds)?;
     let mut deferred_copies = DeferredCopies::default();
     if let Some(ahead) = &ahead {
         // KVM is told of no page that changes: it does not know the memory, or has mapped none.
         advise_huge_pages(&plan, &ahead.all, &linear);
         populate(&plan, &ahead.at_start, &linear);
-        deferred_copies = DeferredCopies::of(&plan, &ahead.all.without(&ahead.at_start));
+        deferred_copies = ahead.deferred(&plan, &ahead.at_start);
     }
 
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
@@ -101,36 +101,47 @@ pub fn restore(
 pub(super) struct PagesAhead {
     /// Those that are copied before it runs.
     pub at_start: UnitSet,
-    /// Those, and the others, which are copied when it is used.
+    /// Those, and the others.
     pub all: UnitSet,
+    /// Moment from which on the others are copied.
+    from: PopulateMoment,
 }
 
 impl PagesAhead {
     /// Takes both sets; none: neither is known.
     pub fn take(
         at_start: Option<FdIndex>,
-        on_use: Option<FdIndex>,
+        later: Option<LaterPages>,
         fds: &mut ReceivedFds,
     ) -> Result<Option<Self>, VmmError> {
         let mut read = |pages| read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE);
         let at_start = at_start.map(&mut read).transpose()?;
-        let on_use = on_use.map(&mut read).transpose()?;
+        let from = later.map_or(PopulateMoment::Start, |later| later.from);
+        let later = later.map(|later| read(later.pages)).transpose()?;
         let stored = |index: LayerIndex| index.stored;
-        Ok(match (at_start.map(stored), on_use.map(stored)) {
+        Ok(match (at_start.map(stored), later.map(stored)) {
             (None, None) => None,
             (Some(at_start), None) => Some(Self {
                 all: at_start.clone(),
                 at_start,
+                from,
             }),
             (None, Some(all)) => Some(Self {
                 at_start: UnitSet::empty(all.units()),
                 all,
+                from,
             }),
-            (Some(at_start), Some(on_use)) => Some(Self {
-                all: at_start.with(&on_use),
+            (Some(at_start), Some(later)) => Some(Self {
+                all: at_start.with(&later),
                 at_start,
+                from,
             }),
         })
+    }
+
+    /// Copies of all but `done` that are left to be made on memory that is mapped by `plan`.
+    pub fn deferred(&self, plan: &MappingPlan, done: &UnitSet) -> DeferredCopies {
+        DeferredCopies::of(plan, &self.all.without(done), self.from)
     }
 }
 

@@ -55,7 +55,7 @@ impl RollbackTarget {
         Ok(Self {
             disks: open_disks(machine, config, fds)?,
             vcpus: vcpus.into_iter().map(Arc::new).collect(),
-            ahead: PagesAhead::take(config.populate, config.populate_on_use, fds)?,
+            ahead: PagesAhead::take(config.populate, config.populate_later, fds)?,
             state,
             layers,
             plan,
@@ -144,8 +144,7 @@ impl Machine {
         if let Some(ahead) = &target.ahead {
             advise_huge_pages(&target.plan, &ahead.all, &linear);
             populate(&target.plan, &ahead.at_start.without(&stayed), &linear);
-            let later = ahead.all.without(&ahead.at_start).without(&stayed);
-            self.deferred_copies = DeferredCopies::of(&target.plan, &later);
+            self.deferred_copies = ahead.deferred(&target.plan, &stayed.with(&ahead.at_start));
         }
         Ok(())
     }

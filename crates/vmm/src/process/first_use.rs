@@ -1,5 +1,5 @@
-//! Pages that a guest writes when it is used: copied ahead in steps between events. From its start
-//! on, if it starts alone; its agent greets meanwhile. Otherwise from its first connection on: that
+//! Pages that a guest writes when it is first used: copied ahead in steps between events. From its
+//! start on, if it starts alone; its agent greets meanwhile. Otherwise from its first use on: that
 //! work would be on the way of others that start at the same time.
 
 use super::Vm;
@@ -7,23 +7,26 @@ use crate::machine::bus::lock;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::snapshot::populate::DeferredCopies;
 use crate::virtio::net::Net;
+use jiffy_proto::snapshot::PopulateMoment;
 
 impl Vm {
     /// Notes a use of the guest if `device` is its network interface, which has an event. Frames
     /// that come before the guest is handed out are the host's own.
     pub(super) fn note_frames(&mut self, device: usize) {
-        if self.in_use || self.listener.is_none() || self.machine.deferred_copies.is_empty() {
+        let frame = PopulateMoment::Frame;
+        if self.listener.is_none() || !self.machine.deferred_copies.await_moment(frame) {
             return;
         }
-        let is_open = self.machine.devices.get(device);
-        let is_open = is_open.and_then(|device| lock(device).device_ref(Net::is_open));
-        self.in_use = is_open == Some(true);
+        let device = self.machine.devices.get(device);
+        if device.and_then(|device| lock(device).device_ref(Net::is_open)) == Some(true) {
+            self.machine.deferred_copies.note(frame);
+        }
     }
 
     /// True if there are copies to make now. A snapshot that is being written shares its pages with
     /// the guest, and copies of them would be copied once more.
     pub(super) fn copies_are_due(&self) -> bool {
-        self.in_use && self.background_copy.is_none() && !self.machine.deferred_copies.is_empty()
+        self.background_copy.is_none() && self.machine.deferred_copies.are_due()
     }
 
     /// Makes some of them.

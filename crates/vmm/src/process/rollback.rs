@@ -111,7 +111,6 @@ impl Vm {
         self.prepared = None;
         self.disks_to_thaw.clear();
         self._greeting = None;
-        self.in_use = false;
         drop(paused_disks);
         self.resume();
         report.stopped_us = micros(stopped);

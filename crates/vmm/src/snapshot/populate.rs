@@ -7,6 +7,7 @@
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
+use jiffy_proto::snapshot::PopulateMoment;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -21,27 +22,43 @@ pub fn populate(plan: &MappingPlan, pages: &UnitSet, linear: &LinearMemory) {
     mapped_runs(plan, pages).for_each(|run| copy(linear, run));
 }
 
-/// Copies that are made when the guest is used: pages that it writes then, which a guest that is
-/// not used does without.
+/// Copies that are made while the guest runs, from a moment on.
 #[derive(Debug, Default)]
-pub struct DeferredCopies(VecDeque<Range<u64>>);
+pub struct DeferredCopies {
+    runs: VecDeque<Range<u64>>,
+    /// None: it has come.
+    awaited: Option<PopulateMoment>,
+}
 
 impl DeferredCopies {
     /// Those of `pages` that `plan` maps.
-    pub fn of(plan: &MappingPlan, pages: &UnitSet) -> Self {
-        Self(mapped_runs(plan, pages).collect())
+    pub fn of(plan: &MappingPlan, pages: &UnitSet, from: PopulateMoment) -> Self {
+        Self {
+            runs: mapped_runs(plan, pages).collect(),
+            awaited: Some(from).filter(|from| *from != PopulateMoment::Start),
+        }
     }
 
-    /// True if there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Notes that `moment` has come.
+    pub fn note(&mut self, moment: PopulateMoment) {
+        self.awaited = self.awaited.filter(|awaited| *awaited != moment);
+    }
+
+    /// True if there are any, which wait for `moment`.
+    pub fn await_moment(&self, moment: PopulateMoment) -> bool {
+        self.awaited == Some(moment) && !self.runs.is_empty()
+    }
+
+    /// True if there are any, and their moment has come.
+    pub fn are_due(&self) -> bool {
+        self.awaited.is_none() && !self.runs.is_empty()
     }
 
     /// Makes some. The guest may run: it finds the same content before and after.
     pub fn step(&mut self, linear: &LinearMemory) {
         let mut left = STEP_PAGES;
         for _ in 0..STEP_RUNS {
-            let Some(mut run) = self.0.pop_front() else {
+            let Some(mut run) = self.runs.pop_front() else {
                 return;
             };
             let end = run.end.min(run.start + left);
@@ -49,7 +66,7 @@ impl DeferredCopies {
             left -= end - run.start;
             run.start = end;
             if !run.is_empty() {
-                self.0.push_front(run);
+                self.runs.push_front(run);
             }
             if left == 0 {
                 return;
@@ -150,17 +167,26 @@ mod tests {
         let mut pages = UnitSet::empty(linear.bytes() / PAGE);
         pages.insert_range(8..24);
         (24..48).step_by(2).for_each(|page| pages.insert(page));
-        let mut deferred = DeferredCopies::of(&plan, &pages);
+        let mut deferred = DeferredCopies::of(&plan, &pages, PopulateMoment::Frame);
+        deferred.note(PopulateMoment::Connection);
+        assert!(!deferred.are_due() && deferred.await_moment(PopulateMoment::Frame));
+        deferred.note(PopulateMoment::Frame);
+        assert!(deferred.are_due());
         deferred.step(&linear);
         let expected: Vec<u64> = (16..24).chain((24..48).step_by(2)).collect();
         assert_eq!(copied(&linear), expected);
-        assert!(deferred.is_empty());
+        assert!(!deferred.are_due());
         // One that is longer than a step.
-        let mut deferred = DeferredCopies((0..1).map(|_| 16..16 + STEP_PAGES + 8).collect());
+        let of = |runs: &[Range<u64>]| DeferredCopies {
+            runs: runs.iter().cloned().collect(),
+            awaited: None,
+        };
+        let end = 16 + STEP_PAGES + 8;
+        let mut deferred = of(&[16..end]);
         deferred.step(&linear);
-        assert_eq!(deferred.0, [16 + STEP_PAGES..16 + STEP_PAGES + 8]);
-        let mut many = DeferredCopies((0..STEP_RUNS + 1).map(|_| 16..17).collect());
+        assert_eq!(deferred.runs, [end - 8..end]);
+        let mut many = of(&vec![16..17; STEP_RUNS + 1]);
         many.step(&linear);
-        assert_eq!(many.0.len(), 1);
+        assert_eq!(many.runs.len(), 1);
     }
 }

@@ -5,7 +5,7 @@ use super::guest_image::guest;
 use super::rollback::held;
 use super::test_vm::TestVm;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE};
-use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource, PopulateMoment};
 use jiffy_proto::vm::{Event, Request};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -66,8 +66,9 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     let base = vm.base();
     drop(vm);
     let pages = pages_of(&snapshot.memory[0].1);
+    let restore = |from| TestVm::restore_populating(snapshot.share(), &base, &pages, from);
 
-    let mut restored = TestVm::restore_for_use(snapshot.share(), &base, &pages);
+    let mut restored = restore(PopulateMoment::Connection);
     ask_event_loop(&mut restored);
     assert!(
         own_kib(&restored) < COPIED_KIB / 2,
@@ -77,11 +78,11 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
     assert_eq!(restored.ask("marks"), "one one");
     wait_until_copied(&restored);
     restored.verify();
-    wait_until_copied(&TestVm::restore_beside(snapshot.share(), &base, &pages));
+    wait_until_copied(&restore(PopulateMoment::Start));
 
     // Those that are the guest's own stay so, and it goes on from what they were.
     assert_eq!(restored.ask("mark two"), "ok");
-    let back = restored.roll_back_for_use(&snapshot, MemorySource::Map, Some(&pages));
+    let back = restored.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
     assert!(back.unwrap().pages > COPIED_KIB / 4);
     assert!(own_kib(&restored) >= COPIED_KIB);
     assert_eq!(restored.ask("marks"), "one one");
@@ -89,7 +90,7 @@ fn pages_of_a_first_use_are_copied_once_the_guest_is_used() {
 
     // Back from memory that has none of them, they are copied when it is used.
     let mut other = TestVm::restore(snapshot.share(), &base, MemorySource::Map);
-    let back = other.roll_back_for_use(&snapshot, MemorySource::Map, Some(&pages));
+    let back = other.roll_back_populating(&snapshot, MemorySource::Map, Some(&pages));
     back.unwrap();
     ask_event_loop(&mut other);
     assert!(own_kib(&other) < COPIED_KIB / 2, "{}", own_kib(&other));

@@ -4,7 +4,8 @@ use super::files::{FdList, OpenSnapshot, file};
 use super::guest_image::guest;
 use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, DiskRollback, MemorySource, RollbackConfig, RollbackReport,
+    AfterSnapshot, DiskRollback, LaterPages, MemorySource, PopulateMoment, RollbackConfig,
+    RollbackReport,
 };
 use jiffy_proto::vm::{Event, Request};
 use std::fs::{self, File};
@@ -22,15 +23,16 @@ impl TestVm {
         to: &OpenSnapshot,
         source: MemorySource,
     ) -> Result<RollbackReport, String> {
-        self.roll_back_for_use(to, source, None)
+        self.roll_back_populating(to, source, None)
     }
 
-    /// Puts the guest back, with pages that are copied when it is used; returns when it has greeted.
-    pub fn roll_back_for_use(
+    /// Puts the guest back, with pages that are copied at its first connection; returns when it has
+    /// greeted.
+    pub fn roll_back_populating(
         &mut self,
         to: &OpenSnapshot,
         source: MemorySource,
-        on_use: Option<&File>,
+        pages: Option<&File>,
     ) -> Result<RollbackReport, String> {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let overlay = file();
@@ -40,7 +42,10 @@ impl TestVm {
             memory: fds.layers(&to.memory),
             source,
             populate: None,
-            populate_on_use: on_use.map(|pages| fds.add(pages)),
+            populate_later: pages.map(|pages| LaterPages {
+                pages: fds.add(pages),
+                from: PopulateMoment::Connection,
+            }),
             pagemap: fds.add(&pagemap),
             disks: vec![DiskRollback {
                 layers: fds.layers(&to.disk),

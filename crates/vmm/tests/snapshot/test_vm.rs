@@ -10,8 +10,8 @@ use jiffy_proto::agent::HELLO_PORT;
 use jiffy_proto::channel::Channel;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, CapturedSnapshot, DiskFreeze, MemorySource, RestoreConfig, SnapshotConfig,
-    SnapshotReport,
+    AfterSnapshot, CapturedSnapshot, DiskFreeze, LaterPages, MemorySource, PopulateMoment,
+    RestoreConfig, SnapshotConfig, SnapshotReport,
 };
 use jiffy_proto::vm::{DiskConfig, DiskLimits, Event, FdIndex, Request, VmConfig};
 use std::fs::File;
@@ -47,10 +47,8 @@ pub struct TestVm {
 enum RestoreSource<'a> {
     Plain(MemorySource),
     WorkingSet(&'a File),
-    /// Mapped, with pages that are copied when the guest is used.
-    OnUse(&'a File),
-    /// The same from its start on.
-    BesideStart(&'a File),
+    /// Mapped, with pages that are copied from a moment on.
+    Populate(&'a File, PopulateMoment),
     Lazy(&'a LazyFiles),
 }
 
@@ -127,14 +125,14 @@ impl TestVm {
         Self::start(snapshot, base, RestoreSource::WorkingSet(set)).greeted()
     }
 
-    /// Restores with `pages`, an index, to be copied when the guest is used.
-    pub fn restore_for_use(snapshot: OpenSnapshot, base: &File, pages: &File) -> Self {
-        Self::start(snapshot, base, RestoreSource::OnUse(pages)).greeted()
-    }
-
-    /// The same from its start on.
-    pub fn restore_beside(snapshot: OpenSnapshot, base: &File, pages: &File) -> Self {
-        Self::start(snapshot, base, RestoreSource::BesideStart(pages)).greeted()
+    /// Restores with `pages`, an index, to be copied from a moment on.
+    pub fn restore_populating(
+        snapshot: OpenSnapshot,
+        base: &File,
+        pages: &File,
+        from: PopulateMoment,
+    ) -> Self {
+        Self::start(snapshot, base, RestoreSource::Populate(pages, from)).greeted()
     }
 
     fn greeted(mut self) -> Self {
@@ -174,21 +172,19 @@ impl TestVm {
             memory: fds.layers(&snapshot.memory),
             source: match source {
                 RestoreSource::Plain(source) => source,
-                RestoreSource::Lazy(_)
-                | RestoreSource::OnUse(_)
-                | RestoreSource::BesideStart(_) => MemorySource::Map,
+                RestoreSource::Lazy(_) | RestoreSource::Populate(..) => MemorySource::Map,
                 RestoreSource::WorkingSet(set) => MemorySource::Copy {
                     working_set: Some(fds.add(set)),
                 },
             },
             populate: None,
-            populate_on_use: match source {
-                RestoreSource::OnUse(pages) | RestoreSource::BesideStart(pages) => {
-                    Some(fds.add(pages))
-                }
+            populate_later: match source {
+                RestoreSource::Populate(pages, from) => Some(LaterPages {
+                    pages: fds.add(pages),
+                    from,
+                }),
                 _ => None,
             },
-            populate_beside_start: matches!(source, RestoreSource::BesideStart(_)),
             disks: vec![DiskConfig::Layered {
                 base: fds.add(&base),
                 layers: fds.layers(&snapshot.disk),
