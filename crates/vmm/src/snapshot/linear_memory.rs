@@ -77,7 +77,8 @@ impl LinearMemory {
         })
     }
 
-    /// Does `work` with each contiguous part of `pages`: its offset in memory, its bytes, its place.
+    /// Does `work` with each contiguous part of `pages`: its offset in memory, its bytes, its
+    /// place.
     pub fn each_extent_of_pages(
         &self,
         pages: Range<u64>,

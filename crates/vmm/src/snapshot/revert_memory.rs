@@ -255,8 +255,8 @@ pub fn revert_memory(
             linear
                 .each_extent_of_pages(run, |offset, bytes, host| {
                     if pages.protected {
-                        // The fork of a snapshot has protected them, and each would be a fault of the
-                        // read otherwise.
+                        // The fork of a snapshot has protected them, and each would be a fault
+                        // of the read otherwise.
                         make_private(host, bytes);
                     }
                     read(file, offset, bytes as u64, host)
