@@ -8,11 +8,13 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use support::sandbox_http::{ask, execute, result, send, stdout};
-use support::skip;
 use support::test_home::TestHome;
+use support::{page_faults, skip};
 
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
+/// Fewer than it writes in its first use after a first command, and more than before.
+const FIRST_USE_PAGES: u64 = 3500;
 
 /// One at a time: each data directory makes the template's snapshot, and a kernel that warms up
 /// wants a processor for itself.
@@ -174,7 +176,13 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
         &one,
         &json!({ "code": "random.seed(1); numpy.random.seed(1)" }),
     );
+    let before = test_home.vmms();
     let children = test_home.ok(&["fork", &one, "--count", "2"]);
+    let vmms: Vec<u32> = test_home.vmms().difference(&before).copied().collect();
+    // One of them at least starts right after another: it has the pages of its first use when it is
+    // used.
+    let prepared = |vmm: &u32| page_faults(*vmm) > FIRST_USE_PAGES;
+    assert!(!vmms.iter().all(prepared));
     let ids: Vec<&str> = children.lines().chain([one.as_str()]).collect();
     let script = json!({ "code": "echo $RANDOM $RANDOM $RANDOM", "language": "bash" });
     let of = |f: &dyn Fn(&str) -> String| ids.iter().map(|id| f(id)).collect::<BTreeSet<_>>();
@@ -185,6 +193,8 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
     ] {
         assert_eq!(drawn.len(), ids.len(), "{drawn:?}");
     }
+    assert_eq!(vmms.len(), 2);
+    assert!(vmms.iter().all(prepared));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
+use support::page_faults;
 use support::test_home::TestHome;
 
 const COPY_LIMIT: Duration = Duration::from_secs(20);
@@ -122,18 +123,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()'"#;
-
-/// Page faults of a process so far, from `/proc/PID/stat`.
-fn page_faults(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat
-        .rsplit_once(')')
-        .unwrap()
-        .1
-        .split_whitespace()
-        .collect();
-    fields[7].parse::<u64>().unwrap() + fields[9].parse::<u64>().unwrap()
-}
 
 #[test]
 fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
