@@ -182,9 +182,9 @@ mod tests {
             awaited: None,
         };
         let end = 16 + STEP_PAGES + 8;
-        let mut deferred = of(&[16..end]);
+        let mut deferred = of(&[16..end, end..end + 1]);
         deferred.step(&linear);
-        assert_eq!(deferred.runs, [end - 8..end]);
+        assert_eq!(deferred.runs, [end - 8..end, end..end + 1]);
         let mut many = of(&vec![16..17; STEP_RUNS + 1]);
         many.step(&linear);
         assert_eq!(many.runs.len(), 1);
