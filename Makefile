@@ -88,8 +88,8 @@ fuzz: ## fuzz each target for FUZZ_SECONDS (600)
 	@scripts/fuzz $(FUZZ_SECONDS)
 
 .PHONY: fuzz-brief
-fuzz-brief: ## fuzz each target for 3 s
-	@scripts/fuzz --brief 3
+fuzz-brief: ## fuzz each target for 2 s
+	@scripts/fuzz --brief 2
 
 .PHONY: fuzz-build
 fuzz-build: ## build what fuzz-brief needs

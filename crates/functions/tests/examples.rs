@@ -47,7 +47,11 @@ fn found(command: &str, arguments: &[&str]) -> bool {
 }
 
 fn run(script: &Path) {
-    let output = Command::new(script).output().unwrap();
+    run_with(script, &[]);
+}
+
+fn run_with(script: &Path, arguments: &[&Path]) {
+    let output = Command::new(script).args(arguments).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
     assert!(output.status.success(), "{}: {text}", script.display());
@@ -66,6 +70,11 @@ fn ask(tenant: &TestTenant, language: &str, body: &[u8]) -> TestResponse {
             directory.path().to_str().unwrap()
         ]
     ));
+    if directory.path().join("package.json").exists() {
+        let script = examples.join("../../scripts/example-packages");
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-packages");
+        run_with(&script, &[directory.path(), &cache]);
+    }
     run(&directory.path().join("test"));
     run(&directory.path().join("build"));
     let compiled = compile(tenant, &directory.path().join("function.wasm"));

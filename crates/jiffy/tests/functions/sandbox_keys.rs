@@ -316,10 +316,14 @@ fn example(test: &str, directory: &Path) -> Option<PathBuf> {
             fs::copy(entry.path(), directory.join(entry.file_name())).unwrap();
         }
     }
-    for script in ["test", "build"] {
-        let ran = Command::new(directory.join(script)).output().unwrap();
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-packages");
+    let packages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/example-packages");
+    let packages = (packages, vec![directory, cache.as_path()]);
+    let own = ["test", "build"].map(|script| (directory.join(script), Vec::new()));
+    for (script, arguments) in [packages].into_iter().chain(own) {
+        let ran = Command::new(&script).args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&ran.stderr).into_owned();
-        assert!(ran.status.success(), "{script}: {text}");
+        assert!(ran.status.success(), "{}: {text}", script.display());
     }
     Some(directory.join("function.wasm"))
 }
