@@ -23,6 +23,9 @@ class Build(Home):
             self.note(series["name"], series["unit"], series["samples"])
         return report
 
+    def rounded(self):
+        return {name: [round(sample, 3) for sample in samples] for name, samples in self.samples.items()}
+
     def start(self, *options):
         self.jiffy("daemon", "start", "--no-listen", "--warm-pool", "0", *options)
         self.jiffy("rm", self.jiffy("create").strip())

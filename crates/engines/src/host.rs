@@ -17,7 +17,7 @@ use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::PopulateMoment;
 use jiffy_proto::vm::DiskLimits;
-use jiffy_snapshot::{Lineage, SnapshotError, Store};
+use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
@@ -233,14 +233,6 @@ impl Host {
     }
 }
 
-/// A record of first writes, which a restore can do without.
-fn recorded(pages: Result<Option<File>, SnapshotError>) -> Option<File> {
-    pages.unwrap_or_else(|e| {
-        tracing::warn!("restoring without a record of first writes: {e}");
-        None
-    })
-}
-
 impl PreparedTemplate {
     /// The template.
     pub fn template(&self) -> &Template {
@@ -318,9 +310,24 @@ impl PreparedTemplate {
         })
     }
 
-    /// Pages that a guest of `lineage` writes in its first use, if they are recorded.
-    pub(crate) fn first_use_pages(&self, lineage: &Lineage) -> Option<FirstUsePages> {
-        let index = recorded(lineage.first_use_pages())?;
+    /// Pages that a guest of `lineage` writes first, and those of its first use, as far as they are
+    /// recorded: a restore can do without.
+    pub(crate) fn first_writes(&self, lineage: &Lineage) -> (Option<File>, Option<FirstUsePages>) {
+        match lineage.written_pages() {
+            Ok(Some(pages)) => {
+                let first_use = pages.first_use;
+                let later = first_use.map(|index| self.first_use_pages(lineage, index));
+                (Some(pages.first_command), later)
+            }
+            Ok(None) => (None, None),
+            Err(e) => {
+                tracing::warn!("restoring without the record of first writes: {e}");
+                (None, None)
+            }
+        }
+    }
+
+    fn first_use_pages(&self, lineage: &Lineage, index: File) -> FirstUsePages {
         let first_use = self.template.manifest.startup.first_use.as_ref();
         let action = first_use.and_then(|first_use| first_use.action().ok());
         let has_interface = lineage.newest().is_some_and(|newest| newest.manifest().net);
@@ -328,7 +335,7 @@ impl PreparedTemplate {
             Some(FirstUseAction::Request { .. }) if has_interface => PopulateMoment::Frame,
             _ => PopulateMoment::Connection,
         };
-        Some(FirstUsePages { index, used_by })
+        FirstUsePages { index, used_by }
     }
 
     /// Returns what a restore of a snapshot with a disk of `disk_mib` MiB needs; the caller gives
@@ -345,10 +352,11 @@ impl PreparedTemplate {
             Some(sum) => Some(self.modules_named(sum)?),
             None => None,
         };
+        let (populate, populate_later) = self.first_writes(&lineage);
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
-            populate: recorded(lineage.written_pages()),
-            populate_later: self.first_use_pages(&lineage),
+            populate,
+            populate_later,
             modules,
             lineage,
             rootfs: self.images()?,

@@ -41,7 +41,8 @@ const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"und
 "captured":{"id":"abc","report":null},"rollback":true,
 "console":0,"overlays":[1]}"#;
 const ROLLBACK: &str = r#"{"op":"rollback","state":0,"memory":[{"file":1,"index":2}],"source":{"kind":"map"},
-"populate":3,"populate_later":{"pages":8,"from":"frame"},"pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
+"populate":3,"populate_later":{"pages":8,"from":"frame"},
+"pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
 const ROLLED_BACK: &str = r#"{"event":"rolled_back","read_us":1,"stopped_us":2,"pause_us":3,"scan_us":4,"memory_us":5,
 "state_us":6,"pages":7}"#;
 

@@ -47,3 +47,4 @@ pub use missing::{MissingMemory, PIN_FILE, is_reserved};
 pub use parts::{PartKind, SnapshotPart};
 pub use snapshot::{Hold, Snapshot, SnapshotLayer, read_index};
 pub use store::Store;
+pub use working_set::WrittenPages;

@@ -28,6 +28,15 @@ const MAX_TOUCHED_CHUNKS: u64 = 1024;
 /// A set and the file that holds it.
 type RecordedSet = (UnitSet, File);
 
+/// Indexes of the pages that a restored guest writes first.
+#[derive(Debug)]
+pub struct WrittenPages {
+    /// Up to the end of a first command.
+    pub first_command: File,
+    /// Up to the end of the first use, if the template tells one.
+    pub first_use: Option<File>,
+}
+
 impl Snapshot {
     /// Adds `index`, an index of memory whose `stored` are the touched chunks. An existing working
     /// set stays.
@@ -111,17 +120,18 @@ impl Lineage {
         self.recorded(WORKING_SET_FILE, MEMORY_CHUNK)
     }
 
-    /// Index of the written pages of the newest snapshot that has one.
-    pub fn written_pages(&self) -> Result<Option<File>, SnapshotError> {
-        let found = self.recorded(WRITTEN_PAGES_FILE, MEMORY_PAGE)?;
-        Ok(found.map(|(_, file)| file))
-    }
-
-    /// Index of the pages written up to the end of the first use, of the newest snapshot that has
-    /// one.
-    pub fn first_use_pages(&self) -> Result<Option<File>, SnapshotError> {
-        let found = self.recorded(FIRST_USE_PAGES_FILE, MEMORY_PAGE)?;
-        Ok(found.map(|(_, file)| file))
+    /// Written pages of the newest snapshot that has any.
+    pub fn written_pages(&self) -> Result<Option<WrittenPages>, SnapshotError> {
+        for snapshot in self.snapshots().iter().rev() {
+            if let Some((_, first_command)) = snapshot.read_set(WRITTEN_PAGES_FILE, MEMORY_PAGE)? {
+                let first_use = snapshot.read_set(FIRST_USE_PAGES_FILE, MEMORY_PAGE)?;
+                return Ok(Some(WrittenPages {
+                    first_command,
+                    first_use: first_use.map(|(_, file)| file),
+                }));
+            }
+        }
+        Ok(None)
     }
 
     /// Pages that a guest writes up to the end of its first command.

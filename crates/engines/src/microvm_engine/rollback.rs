@@ -37,12 +37,13 @@ impl MicroVmEngine {
         let prepared = prepared.map_err(refused)?;
         let defaults = &prepared.template().manifest.defaults;
         let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
+        let (populate, populate_later) = prepared.first_writes(&lineage);
         let spec = RollbackSpec {
             overlay: self.overlays.take(&self.store).map_err(refused)?,
             identity: assigned.clone(),
             memory: self.memory(&lineage),
-            populate: lineage.written_pages().unwrap_or_default(),
-            populate_later: prepared.first_use_pages(&lineage),
+            populate,
+            populate_later,
             lineage,
         };
         let ruled = guest.nic.set_rules(&identity.network).await;

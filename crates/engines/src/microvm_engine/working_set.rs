@@ -86,13 +86,15 @@ impl MicroVmEngine {
         let (set, written) = recorded?;
         let snapshot = self.store.get(id).map_err(EngineError::failed)?;
         tracing::debug!(template, id, set.chunks, "working set recorded");
-        let put = snapshot.put_working_set(&set.touched);
-        let put = match written {
-            None => put.and_then(|()| snapshot.put_written_pages(&set.written)),
-            Some(written) => put
-                .and_then(|()| snapshot.put_written_pages(&written))
-                .and_then(|()| snapshot.put_first_use_pages(&set.written)),
+        let put = || match written {
+            None => snapshot.put_written_pages(&set.written),
+            // Before the other: who finds that one looks for it.
+            Some(written) => {
+                snapshot.put_first_use_pages(&set.written)?;
+                snapshot.put_written_pages(&written)
+            }
         };
+        let put = snapshot.put_working_set(&set.touched).and_then(|()| put());
         put.map_err(EngineError::failed)
     }
 

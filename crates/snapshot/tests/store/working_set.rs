@@ -39,11 +39,12 @@ fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
     );
     let written = recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES);
     root.put_written_pages(&written).unwrap();
-    assert!(lineage().written_pages().unwrap().is_some());
-    assert!(lineage().first_use_pages().unwrap().is_none());
+    let pages = lineage().written_pages().unwrap().unwrap();
+    assert!(pages.first_use.is_none());
     let first_use = recorded_set(MEMORY_PAGE, &[16, 17], MEMORY_BYTES);
     root.put_first_use_pages(&first_use).unwrap();
-    assert!(lineage().first_use_pages().unwrap().is_some());
+    let pages = lineage().written_pages().unwrap().unwrap();
+    assert!(pages.first_use.is_some());
     root.write_checksums().unwrap();
     fs::write(root.path().join("working-set.index"), b"JIFFYIDX").unwrap();
     assert!(lineage().working_set().is_err());
@@ -168,6 +169,6 @@ fn a_merged_snapshot_keeps_the_working_set_of_its_lineage() {
     assert_eq!(set.iter().collect::<Vec<_>>(), [0, 1]);
     let lineage = store.lineage("child").unwrap();
     assert_eq!(lineage.snapshots().len(), 1);
-    assert!(lineage.written_pages().unwrap().is_some());
-    assert!(lineage.first_use_pages().unwrap().is_some());
+    let pages = lineage.written_pages().unwrap().unwrap();
+    assert!(pages.first_use.is_some());
 }

@@ -17,7 +17,7 @@ use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
 use crate::snapshot::populate::{DeferredCopies, populate};
 use crate::snapshot::revert_memory::MappedFiles;
 use crate::virtio::vsock::GuestConnect;
-use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
+use jiffy_proto::layer::{MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use jiffy_proto::snapshot::{LaterPages, LayerFiles, MemorySource, PopulateMoment, RestoreConfig};
 use jiffy_proto::vm::{FdIndex, limits};
 use kvm_bindings::kvm_clock_data;
@@ -51,9 +51,9 @@ pub fn restore(
     let mut deferred_copies = DeferredCopies::default();
     if let Some(ahead) = &ahead {
         // KVM is told of no page that changes: it does not know the memory, or has mapped none.
-        advise_huge_pages(&plan, &ahead.all, &linear);
+        advise_huge_pages(&plan, ahead.all(), &linear);
         populate(&plan, &ahead.at_start, &linear);
-        deferred_copies = ahead.deferred(&plan, &ahead.at_start);
+        deferred_copies = ahead.deferred(&plan, None);
     }
 
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
@@ -101,10 +101,8 @@ pub fn restore(
 pub(super) struct PagesAhead {
     /// Those that are copied before it runs.
     pub at_start: UnitSet,
-    /// Those, and the others.
-    pub all: UnitSet,
-    /// Moment from which on the others are copied.
-    from: PopulateMoment,
+    /// These and the others, and the moment from which on those are copied.
+    later: Option<(UnitSet, PopulateMoment)>,
 }
 
 impl PagesAhead {
@@ -114,34 +112,41 @@ impl PagesAhead {
         later: Option<LaterPages>,
         fds: &mut ReceivedFds,
     ) -> Result<Option<Self>, VmmError> {
-        let mut read = |pages| read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE);
+        let mut read = |pages| {
+            let index = read_layer_index(fds, pages, "pages to populate", MEMORY_PAGE)?;
+            Ok::<UnitSet, VmmError>(index.stored)
+        };
         let at_start = at_start.map(&mut read).transpose()?;
-        let from = later.map_or(PopulateMoment::Start, |later| later.from);
-        let later = later.map(|later| read(later.pages)).transpose()?;
-        let stored = |index: LayerIndex| index.stored;
-        Ok(match (at_start.map(stored), later.map(stored)) {
-            (None, None) => None,
-            (Some(at_start), None) => Some(Self {
-                all: at_start.clone(),
+        let Some(later) = later else {
+            return Ok(at_start.map(|at_start| Self {
                 at_start,
-                from,
-            }),
-            (None, Some(all)) => Some(Self {
-                at_start: UnitSet::empty(all.units()),
-                all,
-                from,
-            }),
-            (Some(at_start), Some(later)) => Some(Self {
-                all: at_start.with(&later),
-                at_start,
-                from,
-            }),
-        })
+                later: None,
+            }));
+        };
+        let pages = read(later.pages)?;
+        let at_start = at_start.unwrap_or_else(|| UnitSet::empty(pages.units()));
+        Ok(Some(Self {
+            later: Some((pages.with(&at_start), later.from)),
+            at_start,
+        }))
     }
 
-    /// Copies of all but `done` that are left to be made on memory that is mapped by `plan`.
-    pub fn deferred(&self, plan: &MappingPlan, done: &UnitSet) -> DeferredCopies {
-        DeferredCopies::of(plan, &self.all.without(done), self.from)
+    /// All of them.
+    pub fn all(&self) -> &UnitSet {
+        self.later.as_ref().map_or(&self.at_start, |(all, _)| all)
+    }
+
+    /// Copies that are left to be made on memory that is mapped by `plan`, where `own` pages are
+    /// the guest's own already.
+    pub fn deferred(&self, plan: &MappingPlan, own: Option<&UnitSet>) -> DeferredCopies {
+        let Some((all, from)) = &self.later else {
+            return DeferredCopies::default();
+        };
+        let left = all.without(&self.at_start);
+        match own {
+            Some(own) => DeferredCopies::of(plan, &left.without(own), *from),
+            None => DeferredCopies::of(plan, &left, *from),
+        }
     }
 }
 

@@ -133,7 +133,7 @@ impl Machine {
         self.captured = captured.filter(|captured| captured.are_of(layers));
         let own = OwnPages {
             now: private,
-            may_stay: target.ahead.as_ref().map(|ahead| &ahead.all),
+            may_stay: target.ahead.as_ref().map(PagesAhead::all),
             captured: self.captured.as_ref(),
             protected: std::mem::take(&mut self.protected),
         };
@@ -142,9 +142,9 @@ impl Machine {
         self.layers = std::mem::take(&mut target.layers);
         self.deferred_copies = DeferredCopies::default();
         if let Some(ahead) = &target.ahead {
-            advise_huge_pages(&target.plan, &ahead.all, &linear);
+            advise_huge_pages(&target.plan, ahead.all(), &linear);
             populate(&target.plan, &ahead.at_start.without(&stayed), &linear);
-            self.deferred_copies = ahead.deferred(&target.plan, &stayed.with(&ahead.at_start));
+            self.deferred_copies = ahead.deferred(&target.plan, Some(&stayed));
         }
         Ok(())
     }
