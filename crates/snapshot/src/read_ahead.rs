@@ -4,10 +4,10 @@ use crate::snapshot::read_index;
 use crate::{Lineage, SnapshotError, SnapshotLayer};
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use rustix::io::{ReadWriteFlags, preadv2};
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 const CHUNK: u64 = MEMORY_CHUNK as u64;
@@ -82,11 +82,33 @@ impl IndexedLayers {
     }
 }
 
-/// Returns true if the byte at `offset` can be read without waiting.
+/// Returns true if the page at `offset` is in the page cache. Not by a read that may not wait: that
+/// one asks for the page, and a quick disk has it there in time.
 fn is_cached(file: &File, offset: u64) -> bool {
-    let mut byte = [0];
-    let mut buffers = [IoSliceMut::new(&mut byte)];
-    preadv2(file, &mut buffers, offset, ReadWriteFlags::NOWAIT).is_ok()
+    let Ok(offset) = offset.try_into() else {
+        return false;
+    };
+    let length = MEMORY_PAGE as usize;
+    let mut state = 0u8;
+    // SAFETY: a read-only mapping of one page, which nothing reads and which ends here; mincore
+    // writes one byte for it.
+    unsafe {
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        let page = libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            protection,
+            flags,
+            file.as_raw_fd(),
+            offset,
+        );
+        if page == libc::MAP_FAILED {
+            return false;
+        }
+        let told = libc::mincore(page, length, &raw mut state);
+        libc::munmap(page, length);
+        told == 0 && state & 1 == 1
+    }
 }
 
 /// Chunks in which `pages` lie.
