@@ -23,6 +23,10 @@ const BOOT_MIB: u64 = 48;
 const TASKS_PER_GUEST: u64 = 12;
 const DESCRIPTORS_PER_GUEST: u64 = 15;
 const SPARE_PER_HOST: u64 = 256;
+/// Pressure on memory rejects guests only if less than this part of the host's memory, one in so
+/// many, is available. The kernel counts time spent on reclaiming page cache as pressure, also if
+/// all of that cache is free for the taking.
+const SCARCE_MEMORY_PART: u64 = 4;
 
 /// Limits of the use of a host.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,7 +47,8 @@ pub struct HostLimits {
     /// empty. With 1 whatever was admitted can be written; with more, guests that all fill their
     /// disks at once can fill the host's.
     pub disk_overcommit: f64,
-    /// Pressure above which nothing is begun, in percent of ten seconds. Waiting for processors
+    /// Pressure above which nothing is begun, in percent of ten seconds. Pressure on memory counts
+    /// only while less than a quarter of the host's memory is available. Waiting for processors
     /// slows everybody and harms nobody, so by default it refuses nothing.
     pub pressure: Pressure,
 }
@@ -399,25 +404,55 @@ impl Admission {
                 return Err(Refusal { short_of, what });
             }
         }
+        self.bears_pressure(figures)
+    }
+
+    /// Checks that the tasks of the host do not wait too long for its resources.
+    fn bears_pressure(&self, figures: &HostFigures) -> Result<(), Refusal> {
         let (Some(now), most) = (figures.pressure, self.limits.pressure) else {
             return Ok(());
         };
+        let rejection = |who: &str, what: &str, (now, most): (f64, f64), more: &str| Refusal {
+            short_of: Shortage::Pressure,
+            what: format!(
+                "this host is under pressure: {who} waited for {what} for {now:.0} % of the last 10 s, and the limit is {most:.0} %{more}"
+            ),
+        };
+        if let Some(scarcity) = memory_scarcity(figures) {
+            let checks = [
+                ("all tasks", now.memory_full, most.memory_full),
+                ("some tasks", now.memory_some, most.memory_some),
+            ];
+            for (who, now, most) in checks {
+                if now > most {
+                    return Err(rejection(who, "memory", (now, most), &scarcity));
+                }
+            }
+        }
         let checks = [
-            (now.memory_full, most.memory_full, "everything", "memory"),
-            (now.memory_some, most.memory_some, "something", "memory"),
-            (now.io_full, most.io_full, "everything", "disks"),
-            (now.cpu_some, most.cpu_some, "something", "processors"),
+            ("all tasks", "disks", now.io_full, most.io_full),
+            ("some tasks", "processors", now.cpu_some, most.cpu_some),
         ];
-        match checks.into_iter().find(|(now, most, ..)| now > most) {
-            Some((now, most, who, what)) => Err(Refusal {
-                short_of: Shortage::Pressure,
-                what: format!(
-                    "this host is under pressure: {who} waited for {what} for {now:.0} % of the last ten seconds, and nothing is begun above {most:.0} %"
-                ),
-            }),
+        match checks.into_iter().find(|(_, _, now, most)| now > most) {
+            Some((who, what, now, most)) => Err(rejection(who, what, (now, most), "")),
             None => Ok(()),
         }
     }
+}
+
+/// Returns the available memory in words if it is scarce, so that pressure on memory may be more
+/// than the reclaim of page cache. Memory of unknown size counts as scarce.
+fn memory_scarcity(figures: &HostFigures) -> Option<String> {
+    let (Some(available), Some(total)) = (figures.memory_available_mib, figures.memory_total_mib)
+    else {
+        return Some(String::new());
+    };
+    let enough = total / SCARCE_MEMORY_PART;
+    (available < enough).then(|| {
+        format!(
+            " while less than {enough} MiB of memory are available; {available} of {total} MiB are"
+        )
+    })
 }
 
 impl Reservation {

@@ -99,6 +99,15 @@ impl KernelReader {
         number(&text(self.group.as_ref()?.join(file))?)
     }
 
+    /// Memory of the control group in bytes, without the page cache that the kernel reclaims when
+    /// memory is needed.
+    fn group_used_bytes(&self) -> u64 {
+        let used = self.group("memory.current").unwrap_or(0);
+        let files = self.group.as_ref().map(|group| group.join("memory.stat"));
+        let cached = files.and_then(text).map_or(0, |text| cached_bytes(&text));
+        used.saturating_sub(cached)
+    }
+
     fn slow(&self) -> SlowFigures {
         let mut slow = self.slow.lock();
         match *slow {
@@ -130,7 +139,7 @@ impl HostReader for KernelReader {
         let memory = text("/proc/meminfo").unwrap_or_default();
         let (mut total, mut available) = (mib(&memory, "MemTotal:"), mib(&memory, "MemAvailable:"));
         if let Some(most) = self.group("memory.max").map(|bytes| bytes >> 20) {
-            let used = self.group("memory.current").unwrap_or(0) >> 20;
+            let used = self.group_used_bytes() >> 20;
             total = Some(total.map_or(most, |t| t.min(most)));
             let left = most.saturating_sub(used);
             available = Some(available.map_or(left, |a| a.min(left)));
@@ -163,6 +172,18 @@ fn number(text: &str) -> Option<u64> {
 fn mib(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(number(line.trim_end().strip_suffix("kB")?)? >> 10)
+}
+
+/// Bytes of page cache in a `memory.stat` that can be dropped: files on disks, without pages that
+/// must be written first.
+fn cached_bytes(text: &str) -> u64 {
+    let bytes = |name: &str| {
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| number(line.strip_prefix(name)?.strip_prefix(' ')?));
+        value.unwrap_or(0)
+    };
+    let cached = bytes("active_file").saturating_add(bytes("inactive_file"));
+    cached.saturating_sub(bytes("file_dirty").saturating_add(bytes("file_writeback")))
 }
 
 fn descriptors_free() -> Option<u64> {
@@ -207,6 +228,10 @@ mod tests {
         assert_eq!(average(file, "full"), Some(0.5));
         assert_eq!(average("", "full"), None);
         assert_eq!(number("max\n"), None);
+        let group = "anon 7\nfile 900\nfile_dirty 30\nfile_writeback 20\nshmem 100\n\
+                     inactive_file 500\nactive_file 300\n";
+        assert_eq!(cached_bytes(group), 750);
+        assert_eq!(cached_bytes("file_dirty 30\n"), 0);
     }
 
     #[test]

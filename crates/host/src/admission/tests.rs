@@ -78,31 +78,80 @@ fn each_shortage_is_refused_and_named() {
         ..ample()
     };
     assert_eq!(refusal(limits, descriptors), Shortage::Descriptors);
-    for pressure in [
-        Pressure {
-            memory_full: 11.0,
-            ..Pressure::default()
-        },
-        Pressure {
-            memory_some: 41.0,
-            ..Pressure::default()
-        },
-        Pressure {
+    let disks = HostFigures {
+        pressure: Some(Pressure {
             io_full: 91.0,
             ..Pressure::default()
-        },
-    ] {
-        let figures = HostFigures {
-            pressure: Some(pressure),
-            ..ample()
-        };
-        assert_eq!(refusal(limits, figures), Shortage::Pressure);
-    }
+        }),
+        ..ample()
+    };
+    assert_eq!(refusal(limits, disks), Shortage::Pressure);
     let none = HostLimits {
         sandboxes: Some(0),
         ..limits
     };
     assert_eq!(refusal(none, ample()), Shortage::Sandboxes);
+}
+
+#[test]
+fn pressure_on_memory_rejects_only_while_memory_is_scarce() {
+    let limits = HostLimits::default();
+    let under = |pressure, available| HostFigures {
+        memory_available_mib: available,
+        pressure: Some(pressure),
+        ..ample()
+    };
+    let some = Pressure {
+        memory_some: 54.0,
+        ..Pressure::default()
+    };
+    let full = Pressure {
+        memory_some: 54.0,
+        memory_full: 30.0,
+        ..Pressure::default()
+    };
+    let admits = |figures| {
+        let admission = admission(limits, figures);
+        let admitted = admission.admit(Occupant::Sandbox, size(512));
+        admitted.is_ok() && admission.bears_exchange().is_ok()
+    };
+    for pressure in [some, full] {
+        // A quarter of 16,384 MiB is 4,096: the kernel reclaims page cache, and finds enough.
+        for available in [8_192, 4_096] {
+            assert!(admits(under(pressure, Some(available))), "{available}");
+        }
+        for available in [Some(4_095), Some(1_000), None] {
+            let figures = under(pressure, available);
+            assert_eq!(refusal(limits, figures), Shortage::Pressure);
+        }
+        let unknown = HostFigures {
+            memory_total_mib: None,
+            ..under(pressure, Some(8_192))
+        };
+        assert_eq!(refusal(limits, unknown), Shortage::Pressure);
+    }
+    let below = Pressure {
+        memory_some: 40.0,
+        memory_full: 10.0,
+        ..Pressure::default()
+    };
+    assert!(admits(under(below, Some(1_000))), "the limits themselves");
+    let refused = admission(limits, under(some, Some(1_000)))
+        .admit(Occupant::Sandbox, size(512))
+        .unwrap_err();
+    let error = OperationError::from(refused).to_string();
+    for part in ["54 %", "40 %", "1000 of 16384 MiB", "4096 MiB"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // Scarce memory does not hide the pressure on other resources, nor does ample memory.
+    let disks = Pressure {
+        io_full: 91.0,
+        ..some
+    };
+    assert_eq!(
+        refusal(limits, under(disks, Some(8_192))),
+        Shortage::Pressure
+    );
 }
 
 #[test]
