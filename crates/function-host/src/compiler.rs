@@ -1,17 +1,28 @@
 //! Compilation of modules, by a process of its own each.
 
+use crate::compile_turns::{CompileTurn, CompileTurns};
 use crate::deploy_step::{DeployStep, reached};
+use crate::disk_room::DeployRoom;
 use crate::tenant_process::ProcessError;
-use jiffy_proto::function::CompileLimits;
+use jiffy_proto::function::{CompileLimits, MAX_ARTIFACT_BYTES};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Interval at which the end of a compiler is looked for.
-const COMPILE_POLL: Duration = Duration::from_millis(5);
-/// Longest message of a compiler that is passed on, in bytes.
+/// Interval at which the end of a compiler, the end of its turn and its timeout are checked.
+const COMPILE_POLL_MS: u16 = 5;
+/// Time after which a compiler leaves its turn to one that waits.
+const TURN_TIME: Duration = Duration::from_millis(200);
+/// Maximum length of a compiler's message that is passed on, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
+/// Bytes of machine code that are written at once.
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// Settings of a compilation.
 #[derive(Debug, Clone, Copy)]
@@ -26,14 +37,37 @@ pub struct CompilerSettings<'a> {
     pub jailed: bool,
 }
 
+/// Process of a compiler, killed when this value is dropped.
+#[derive(Debug)]
+struct CompilerProcess<'a> {
+    child: Child,
+    turns: &'a CompileTurns,
+    /// `None` while it is stopped.
+    turn: Option<CompileTurn<'a>>,
+    turn_end: Instant,
+    /// Moment at which it has had its time. Time without a turn does not count.
+    deadline: Instant,
+}
+
+impl Drop for CompilerProcess<'_> {
+    fn drop(&mut self) {
+        // Fails if it was waited for, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Compiles the module in `source` to `target` by a process of its own, and returns the digest of
-/// the compiled file in hexadecimal digits.
+/// the compiled file in hexadecimal digits. Reserves in `room` what it writes. Blocks, also until
+/// it has one of `turns`.
 pub fn compile(
     settings: &CompilerSettings<'_>,
     source: File,
     target: &Path,
+    room: &DeployRoom,
+    turns: &CompileTurns,
 ) -> Result<String, ProcessError> {
-    let file = File::options().write(true).create_new(true).open(target)?;
+    let mut file = File::options().write(true).create_new(true).open(target)?;
     let messages = tempfile::tempfile()?;
     let limits = &settings.limits;
     let mut command = Command::new(settings.program);
@@ -47,35 +81,112 @@ pub fn compile(
     }
     command
         .stdin(source)
-        .stdout(file)
+        .stdout(Stdio::piped())
         .stderr(messages.try_clone()?);
-    let mut child = command.spawn()?;
+    let turn = turns.take();
+    let started = Instant::now();
+    let mut process = CompilerProcess {
+        child: command.spawn()?,
+        turns,
+        turn: Some(turn),
+        turn_end: started + TURN_TIME,
+        deadline: started + limits.time,
+    };
     reached(DeployStep::Compile);
-    let deadline = Instant::now() + limits.time;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
+    let digest = process.receive(&mut file, room)?;
+    let status = process.wait()?;
+    if !status.success() {
+        return Err(ProcessError::Compile(message(messages, status)));
+    }
+    Ok(digest.to_hex().to_string())
+}
+
+impl<'a> CompilerProcess<'a> {
+    /// Writes the process's output to `file` until the process closes it.
+    fn receive(
+        &mut self,
+        file: &mut File,
+        room: &DeployRoom,
+    ) -> Result<blake3::Hash, ProcessError> {
+        let output = self.child.stdout.take();
+        let mut output = output.ok_or_else(|| io::Error::other("the compiler has no output"))?;
+        let mut hasher = blake3::Hasher::new();
+        let (mut buffer, mut written) = (vec![0; CHUNK_BYTES], 0_u64);
+        loop {
+            self.keep_time()?;
+            if !is_readable(&output)? {
+                continue;
+            }
+            let count = match output.read(&mut buffer) {
+                Ok(0) => return Ok(hasher.finalize()),
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e.into()),
+            };
+            let bytes = buffer.get(..count).unwrap_or_default();
+            let length = u64::try_from(count).unwrap_or(u64::MAX);
+            written = written.saturating_add(length);
+            if written > MAX_ARTIFACT_BYTES {
+                let most = MAX_ARTIFACT_BYTES >> 20;
+                let message = format!("the compiled module is larger than {most} MiB");
+                return Err(ProcessError::Compile(message));
+            }
+            room.grow(length).map_err(ProcessError::NoRoom)?;
+            hasher.update(bytes);
+            file.write_all(bytes)?;
         }
-        if Instant::now() > deadline {
-            child.kill()?;
-            child.wait()?;
+    }
+
+    /// Waits for the end of the process.
+    fn wait(&mut self) -> Result<ExitStatus, ProcessError> {
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            self.keep_time()?;
+            std::thread::sleep(Duration::from_millis(COMPILE_POLL_MS.into()));
+        }
+    }
+
+    /// Fails if the process has had its time, and leaves its turn to another if that is over.
+    fn keep_time(&mut self) -> Result<(), ProcessError> {
+        let now = Instant::now();
+        if now > self.deadline {
             return Err(ProcessError::Compile(
                 "the module takes too long to compile".to_owned(),
             ));
         }
-        std::thread::sleep(COMPILE_POLL);
-    };
-    if !status.success() {
-        return Err(ProcessError::Compile(message(messages, status)));
+        if now < self.turn_end || !self.turns.is_awaited() {
+            return Ok(());
+        }
+        // One that has exited is not waited for yet: no other process has its id.
+        let signal = |child: &Child, signal| {
+            let id = i32::try_from(child.id()).map_err(io::Error::other)?;
+            kill(Pid::from_raw(id), signal).map_err(io::Error::from)
+        };
+        signal(&self.child, Signal::SIGSTOP)?;
+        self.turn = None;
+        self.turn = Some(self.turns.take());
+        signal(&self.child, Signal::SIGCONT)?;
+        let begun = Instant::now();
+        self.turn_end = begun + TURN_TIME;
+        self.deadline += begun.saturating_duration_since(now);
+        Ok(())
     }
-    let digest = blake3::Hasher::new()
-        .update_reader(File::open(target)?)?
-        .finalize();
-    Ok(digest.to_hex().to_string())
 }
 
-fn message(mut file: File, status: std::process::ExitStatus) -> String {
-    use std::io::{Read, Seek};
+/// Waits a moment until `output` has bytes or was closed.
+fn is_readable(output: &ChildStdout) -> io::Result<bool> {
+    let mut polled = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut polled, PollTimeout::from(COMPILE_POLL_MS)) {
+        Ok(count) => Ok(count > 0),
+        Err(nix::errno::Errno::EINTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn message(mut file: File, status: ExitStatus) -> String {
+    use std::io::Seek;
     let mut text = Vec::new();
     let read = file.rewind().and_then(|()| {
         let limit = u64::try_from(MAX_MESSAGE_BYTES).unwrap_or(u64::MAX);

@@ -2,6 +2,7 @@
 
 use crate::module_digest::ModuleDigest;
 use crate::owner::MAX_NAME_BYTES;
+use crate::running_process::BoxError;
 use crate::tenant_process::ProcessError;
 use jiffy_proto::function::{LimitError, MAX_FUNCTIONS, MAX_MODULE_BYTES};
 use std::path::Path;
@@ -41,6 +42,9 @@ pub enum FunctionError {
     /// Module above the limit.
     #[error("the module is larger than {} MiB", MAX_MODULE_BYTES >> 20)]
     TooLarge,
+    /// The budget of the owner has no room for the module or its machine code.
+    #[error("{0}")]
+    NoRoom(BoxError),
     /// No such module of the owner.
     #[error("there is no module {0} of yours: this host has none, nor has a store that it shares")]
     NoModule(ModuleDigest),
@@ -86,6 +90,7 @@ impl From<ProcessError> for FunctionError {
             ProcessError::Refused(message) | ProcessError::Compile(message) => {
                 Self::Module(message)
             }
+            ProcessError::NoRoom(refusal) => Self::NoRoom(refusal),
             ProcessError::Start(_) | ProcessError::Control(_) => {
                 Self::Unavailable(error.to_string())
             }

@@ -1,5 +1,6 @@
 //! Function as it is kept on disk.
 
+use crate::egress::AllowList;
 use crate::function_error::FunctionError;
 use crate::owner::is_name;
 use crate::sandbox_key::{SandboxKey, is_given};
@@ -12,10 +13,6 @@ use serde::{Deserialize, Serialize};
 pub const MAX_VERSIONS: usize = 5;
 /// Environment of a function in bytes, as JSON. It is part of one control message.
 const MAX_ENV_BYTES: usize = 32 << 10;
-/// Hosts that a function may send requests to.
-const MAX_ALLOWED_HOSTS: usize = 64;
-/// Longest name of a host in bytes.
-const MAX_HOST_BYTES: usize = 253;
 
 /// Function with its versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -219,24 +216,15 @@ fn check_given(env: &std::collections::BTreeMap<String, String>) -> Result<(), F
 }
 
 fn check_hosts(hosts: &[String]) -> Result<(), FunctionError> {
-    if hosts.len() > MAX_ALLOWED_HOSTS {
-        let message = format!("`allow` names {MAX_ALLOWED_HOSTS} hosts at most");
-        return Err(FunctionError::Setting(message));
-    }
     let name = |host: &String| host.split(':').next().unwrap_or_default().to_owned();
     if let Some(host) = hosts.iter().find(|host| is_api_host(&name(host))) {
         let message = format!("`{host}` is reached with a key for sandboxes only (`sandboxKey`)");
         return Err(FunctionError::Setting(message));
     }
-    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':' | b'*');
-    let bad =
-        |host: &&String| !(1..=MAX_HOST_BYTES).contains(&host.len()) || !host.bytes().all(legal);
-    match hosts.iter().find(bad) {
-        None => Ok(()),
-        Some(host) => Err(FunctionError::Setting(format!(
-            "`{}` is no host that a function can be allowed",
-            host.escape_debug()
-        ))),
+    // As the function's process reads them.
+    match AllowList::parse(hosts) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(FunctionError::Setting(format!("`allow`: {error}"))),
     }
 }
 
@@ -329,13 +317,21 @@ mod tests {
             env("A", &"x".repeat(MAX_ENV_BYTES)),
             allow(vec![String::new()]),
             allow(vec!["a b".to_owned()]),
-            allow(vec!["a".to_owned(); MAX_ALLOWED_HOSTS + 1]),
+            allow(vec!["a:0".to_owned()]),
+            allow(vec!["[a]".to_owned()]),
+            allow(vec!["a".to_owned(); crate::egress::MAX_ALLOWED_HOSTS + 1]),
             memory,
         ] {
             assert!(bad.apply(&mut record).is_err(), "{bad:?}");
         }
         env("A", "x").apply(&mut record).unwrap();
-        allow(vec!["api.example:8443".to_owned()])
+        let hosts = [
+            "api.example:8443",
+            "*.a_b.example",
+            "[2600::1]",
+            "[2600::1]:8443",
+        ];
+        allow(hosts.map(str::to_owned).to_vec())
             .apply(&mut record)
             .unwrap();
         DeployChanges::default().apply(&mut record).unwrap();
@@ -344,7 +340,7 @@ mod tests {
                 record.settings.env["A"].as_str(),
                 record.settings.allow.len()
             ),
-            ("x", 1)
+            ("x", 4)
         );
         assert!(new_record(None, "a--b", 0).is_err());
     }

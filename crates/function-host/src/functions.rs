@@ -11,7 +11,9 @@ mod send;
 pub use change::ModuleUpload;
 pub use direct::ConnectionPermit;
 pub(crate) use direct::DirectLink;
+pub use module_store::FoundModule;
 
+use crate::compile_turns::CompileTurns;
 use crate::egress::EgressSettings;
 use crate::function_error::FunctionError;
 use crate::function_record::FunctionRecord;
@@ -35,11 +37,12 @@ use tokio::sync::Semaphore;
 
 /// Directory of modules that arrive, beside those of owners.
 const UPLOADS: &str = ".uploads";
-/// Modules of an owner that arrive, or wait for their deployment, at once: none of their bytes are
-/// in a budget yet.
+/// Modules of an owner that arrive, are copied, or wait for their deployment, at once.
 pub const MAX_UPLOADS: usize = 16;
-/// Modules that are compiled at once.
-const MAX_COMPILERS: usize = 2;
+/// Modules that are being compiled, one of an owner at most: this bounds the memory of compilers.
+const MAX_COMPILERS: usize = 8;
+/// Compilers that run at once. Others are stopped, and have their turns.
+const MAX_RUNNING_COMPILERS: usize = 2;
 /// Interval at which processes are looked after.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -76,6 +79,7 @@ struct Shared {
     settings: FunctionHostSettings,
     owners: RwLock<Owners>,
     compilers: Semaphore,
+    compile_turns: CompileTurns,
     /// None: modules stay on this host.
     store: OnceLock<ModuleStore>,
 }
@@ -98,6 +102,8 @@ struct Owner {
     starting: tokio::sync::Mutex<StartBackoff>,
     /// Held while a function changes.
     changing: tokio::sync::Mutex<()>,
+    /// Held while a module is compiled: compilers of one owner do not delay those of others.
+    compiling: tokio::sync::Mutex<()>,
     uploads: Arc<Semaphore>,
 }
 
@@ -110,6 +116,7 @@ impl Owner {
             running: RwLock::default(),
             starting: tokio::sync::Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            compiling: tokio::sync::Mutex::default(),
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
         }
     }
@@ -140,6 +147,7 @@ impl Functions {
             settings,
             owners: RwLock::default(),
             compilers: Semaphore::new(MAX_COMPILERS),
+            compile_turns: CompileTurns::new(MAX_RUNNING_COMPILERS),
             store: OnceLock::new(),
         }));
         // Modules whose deployment was cut off.

@@ -4,6 +4,7 @@
 //! The process is the program `jiffy-functions` (crates/functions), which links Wasmtime; this
 //! crate does not. Why it is so: docs/design-functions.md.
 
+pub mod compile_turns;
 pub mod compiler;
 pub mod deploy_step;
 pub mod egress;
@@ -17,6 +18,7 @@ pub mod running_process;
 pub mod sandbox_key;
 pub mod tenant_process;
 
+mod disk_room;
 mod function_state;
 mod function_store;
 mod log_buffer;
@@ -27,9 +29,12 @@ mod process_record;
 mod request_limit;
 mod schedule;
 
+pub use disk_room::{DeployRoom, DiskRoom};
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
-pub use functions::{ConnectionPermit, FunctionHostSettings, Functions, MAX_UPLOADS, ModuleUpload};
+pub use functions::{
+    ConnectionPermit, FoundModule, FunctionHostSettings, Functions, MAX_UPLOADS, ModuleUpload,
+};
 pub use module_digest::ModuleDigest;
 pub use response_body::FunctionBody;
 pub use running_process::{BoxError, RequestBody};

@@ -2,6 +2,7 @@
 
 use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use crate::process_record::ProcessRecord;
+use crate::running_process::BoxError;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -52,6 +53,9 @@ pub enum ProcessError {
     /// The module was not compiled. The message is its author's.
     #[error("{0}")]
     Compile(String),
+    /// The budget of the module's owner has no room for the machine code.
+    #[error("{0}")]
+    NoRoom(BoxError),
 }
 
 /// Settings of a process that is started.

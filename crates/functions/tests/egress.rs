@@ -3,6 +3,8 @@
 
 mod support;
 
+use jiffy_function_host::DeployRoom;
+use jiffy_function_host::compile_turns::CompileTurns;
 use jiffy_function_host::compiler::{self, CompilerSettings};
 use jiffy_function_host::egress::{EgressSettings, KnownNames};
 use jiffy_function_host::tenant_process::{HTTP_SOCKET, TenantProcess};
@@ -299,7 +301,8 @@ fn an_adopted_process_reaches_nothing_until_it_is_allowed() {
         limits: CompileLimits::default(),
         jailed: true,
     };
-    let digest = compiler::compile(&compiling, module, &target).unwrap();
+    let (room, turns) = (DeployRoom::default(), CompileTurns::new(1));
+    let digest = compiler::compile(&compiling, module, &target, &room, &turns).unwrap();
     let file = File::open(&target).unwrap();
     first
         .load("http", &file, &digest, settings(&[&entry], 20_000))

@@ -9,13 +9,15 @@ mod kills;
 mod modules;
 #[path = "host/refused_modules.rs"]
 mod refused_modules;
+#[path = "host/shares.rs"]
+mod shares;
 
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
-    BoxError, DeployChanges, FunctionError, FunctionHostSettings, FunctionRecord, Functions,
-    MAX_UPLOADS, RequestBody, owner,
+    BoxError, DeployChanges, DeployRoom, FunctionError, FunctionHostSettings, FunctionRecord,
+    Functions, MAX_UPLOADS, RequestBody, owner,
 };
 use jiffy_proto::function::{CompileLimits, MAX_FUNCTIONS, SlotReset, TenantLimits};
 use nix::sys::signal::{Signal, kill};
@@ -224,11 +226,17 @@ async fn modules_of_an_owner_that_arrive_are_bounded_and_others_wait() {
     let functions = open(directory.path());
     let mut arriving = Vec::new();
     for _ in 0..MAX_UPLOADS {
-        arriving.push(functions.upload_of(KEY).await.unwrap());
+        arriving.push(
+            functions
+                .upload_of(KEY, DeployRoom::default())
+                .await
+                .unwrap(),
+        );
     }
-    let mut waiting = pin!(functions.upload_of(KEY));
+    let mut waiting = pin!(functions.upload_of(KEY, DeployRoom::default()));
     assert!(poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
-    functions.upload_of(Some("another")).await.unwrap();
+    let another = functions.upload_of(Some("another"), DeployRoom::default());
+    another.await.unwrap();
     arriving.pop();
     drop(waiting.await.unwrap());
     drop(arriving);

@@ -16,7 +16,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_engine::Engine;
 use jiffy_function_host::{FunctionError, FunctionRecord, Functions};
-use jiffy_host::StoreState;
+use jiffy_host::{QuotaRefusal, StoreState};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -56,6 +56,10 @@ impl From<FunctionError> for ApiError {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self::new(status, "functions_unavailable", message).after(1)
             }
+            F::NoRoom(refusal) => match refusal.downcast::<QuotaRefusal>() {
+                Ok(refusal) => (*refusal).into(),
+                Err(other) => Self::internal(other.to_string()),
+            },
             F::File { .. } | F::Store => Self::internal(message),
         }
     }

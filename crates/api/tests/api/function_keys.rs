@@ -14,6 +14,7 @@ use jiffy_function_host::{
 use jiffy_proto::function::{CompileLimits, LoadSettings, TenantLimits, World};
 use jiffy_proto::internal::InternalOrigin;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 struct NoInvoker;
@@ -25,14 +26,14 @@ impl FunctionInvoker for NoInvoker {
 }
 
 /// Control plane with functions whose records lie in a directory.
-struct FunctionApi {
-    api: Api,
+pub struct FunctionApi {
+    pub api: Api,
     functions: Functions,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// A function of the key `owner` with a key for sandboxes of `of`.
-fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> FunctionRecord {
+pub fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> FunctionRecord {
     FunctionRecord {
         owner: owner.map(str::to_owned),
         name: name.to_owned(),
@@ -61,13 +62,13 @@ fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> FunctionReco
     }
 }
 
-fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
+pub fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
     SandboxKey::new(key.key.id.clone(), false, scope).unwrap()
 }
 
 impl FunctionApi {
     /// With the records that `make` returns for keys of the control plane.
-    fn new(make: impl FnOnce(&jiffy_api::Keys) -> Vec<FunctionRecord>) -> Self {
+    pub fn new(make: impl FnOnce(&jiffy_api::Keys) -> Vec<FunctionRecord>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let api = Api::new();
         for record in make(&api.keys) {
@@ -92,8 +93,13 @@ impl FunctionApi {
         Self {
             api,
             functions,
-            _directory: directory,
+            directory,
         }
+    }
+
+    /// Directory of the functions.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     async fn call(

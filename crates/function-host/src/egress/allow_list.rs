@@ -14,7 +14,9 @@ const DEFAULT_PORTS: [u16; 2] = [80, 443];
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllowListError {
     /// Not a host.
-    #[error("`{0}` is no host to allow: write NAME, *.NAME or ADDRESS, and :PORT behind it")]
+    #[error(
+        "`{0}` is no host to allow: write NAME, *.NAME, ADDRESS or [IPv6], and :PORT behind it"
+    )]
     Entry(String),
     /// Too many.
     #[error("a function may have {MAX_ALLOWED_HOSTS} allowed hosts")]
@@ -44,7 +46,13 @@ impl AllowList {
             return Err(AllowListError::TooMany);
         }
         let parsed = entries.iter().map(|text| {
-            entry(text).ok_or_else(|| AllowListError::Entry(text.chars().take(300).collect()))
+            let shown = || {
+                text.chars()
+                    .take(300)
+                    .flat_map(char::escape_debug)
+                    .collect()
+            };
+            entry(text).ok_or_else(|| AllowListError::Entry(shown()))
         });
         let hosts = parsed.collect::<Result<_, _>>()?;
         Ok(Self {

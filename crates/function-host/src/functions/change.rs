@@ -4,6 +4,7 @@ use super::direct::publish;
 use super::processes::blocking;
 use super::{Functions, Owner};
 use crate::deploy_step::{DeployStep, reached};
+use crate::disk_room::DeployRoom;
 use crate::function_error::FunctionError;
 use crate::function_record::{DeployChanges, FunctionRecord, VersionRecord, new_record};
 use crate::function_state::FunctionState;
@@ -24,6 +25,8 @@ pub struct ModuleUpload {
     bytes: u64,
     /// First bytes, which tell the world.
     head: Vec<u8>,
+    /// Reserved before anything is written.
+    room: DeployRoom,
     /// One of its owner's.
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -36,6 +39,7 @@ impl ModuleUpload {
         if self.bytes > MAX_MODULE_BYTES {
             return Err(FunctionError::TooLarge);
         }
+        self.room.grow(length).map_err(FunctionError::NoRoom)?;
         if self.head.len() < 8 {
             self.head.extend(bytes.iter().take(8 - self.head.len()));
         }
@@ -72,18 +76,25 @@ impl Functions {
             hasher: blake3::Hasher::new(),
             bytes: 0,
             head: Vec::new(),
+            room: DeployRoom::default(),
             _permit: None,
         })
     }
 
-    /// The same for a module that a client sends. Waits while its owner has [`MAX_UPLOADS`].
+    /// The same for a module of an owner, whose bytes and machine code are reserved in `room`.
+    /// Waits while the owner has [`MAX_UPLOADS`].
     ///
     /// [`MAX_UPLOADS`]: super::MAX_UPLOADS
-    pub async fn upload_of(&self, key: Option<&str>) -> Result<ModuleUpload, FunctionError> {
+    pub async fn upload_of(
+        &self,
+        key: Option<&str>,
+        room: DeployRoom,
+    ) -> Result<ModuleUpload, FunctionError> {
         let unavailable = |e: AcquireError| FunctionError::Unavailable(e.to_string());
         let uploads = self.owner(key)?.uploads.clone();
         let permit = uploads.acquire_owned().await.map_err(unavailable)?;
         Ok(ModuleUpload {
+            room,
             _permit: Some(permit),
             ..self.upload()?
         })
@@ -142,6 +153,8 @@ impl Functions {
             return Err(FunctionError::Setting(message.to_owned()));
         }
         let (digest, bytes) = (module.digest().digits(), module.bytes);
+        // Held until the record counts the files.
+        let room = module.room.clone();
         {
             let (owner, digest) = (owner.clone(), digest.clone());
             blocking(move || {
@@ -163,7 +176,7 @@ impl Functions {
         });
         let artifact = match known {
             Some(artifact) => artifact,
-            None => self.compile(owner, &in_use.0, &digest).await?,
+            None => self.compile(owner, &in_use.0, &digest, &room).await?,
         };
         record.push(VersionRecord {
             number: 0,

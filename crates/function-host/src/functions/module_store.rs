@@ -3,6 +3,7 @@
 
 use super::processes::blocking;
 use super::{Functions, ModuleUpload, Owner, Shared};
+use crate::disk_room::DeployRoom;
 use crate::function_error::FunctionError;
 use crate::module_digest::ModuleDigest;
 use crate::module_queue::ModuleQueue;
@@ -24,6 +25,32 @@ const COPY_BYTES: usize = 1 << 20;
 pub(super) struct ModuleStore {
     modules: StoredModules,
     queue: Arc<ModuleQueue>,
+}
+
+/// Module that was found by its digest.
+#[derive(Debug)]
+pub struct FoundModule {
+    digest: ModuleDigest,
+    file: File,
+    bytes: u64,
+}
+
+impl FoundModule {
+    fn new(digest: ModuleDigest, file: File) -> Result<Self, FunctionError> {
+        let metadata = file.metadata();
+        let bytes = metadata.map_err(FunctionError::file(Path::new("a module")))?;
+        Ok(Self {
+            digest,
+            file,
+            bytes: bytes.len(),
+        })
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for ModuleStore {
@@ -81,25 +108,23 @@ impl Functions {
         }
     }
 
-    /// Module of an owner for a deployment, from this host or from the store. Those of other owners
-    /// are not found.
-    pub async fn module(
+    /// Finds a module of an owner for a deployment, on this host or in the store. Modules of other
+    /// owners are not found. Writes nothing for the owner: the store's cache is the host's.
+    pub async fn find_module(
         &self,
         key: Option<&str>,
         digest: ModuleDigest,
-    ) -> Result<ModuleUpload, FunctionError> {
+    ) -> Result<FoundModule, FunctionError> {
         if !self.is_installed() {
             return Err(FunctionError::NotInstalled);
         }
         let digits = digest.digits();
-        let owner = self.existing_owner(key, "").ok();
-        let local = owner.and_then(|owner| File::open(owner.store.module(&digits)).ok());
-        if let Some(file) = local {
-            let upload = self.upload()?;
-            let copied = blocking(move || copy(&file, upload)).await;
-            match copied {
-                Ok(upload) if upload.digest() == digest => return Ok(upload),
-                Ok(_) => tracing::error!("the module {digest} is damaged on this host"),
+        if let Ok(owner) = self.existing_owner(key, "") {
+            let (path, expected) = (owner.store.module(&digits), digits.clone());
+            match tokio::task::spawn_blocking(move || open(&path, &expected)).await {
+                Ok(Ok(file)) => return FoundModule::new(digest, file),
+                Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => {}
+                Ok(Err(e)) => tracing::error!("the module {digest} cannot be read: {e}"),
                 Err(e) => tracing::error!("the module {digest} cannot be read: {e}"),
             }
         }
@@ -107,7 +132,18 @@ impl Functions {
         let store = self.0.store.get().ok_or_else(unknown)?;
         let fetching = store.modules.fetch(key, &digits, MAX_MODULE_BYTES);
         let file = fetching.await.map_err(|e| refusal(digest, e))?;
-        let (file, upload) = (file.ok_or_else(unknown)?, self.upload()?);
+        FoundModule::new(digest, file.ok_or_else(unknown)?)
+    }
+
+    /// Copies a module for a deployment. Its bytes and machine code are reserved in `room`.
+    pub async fn copy_module(
+        &self,
+        key: Option<&str>,
+        found: FoundModule,
+        room: DeployRoom,
+    ) -> Result<ModuleUpload, FunctionError> {
+        let upload = self.upload_of(key, room).await?;
+        let FoundModule { digest, file, .. } = found;
         let upload = blocking(move || copy(&file, upload)).await?;
         match upload.digest() == digest {
             true => Ok(upload),

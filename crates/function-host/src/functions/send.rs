@@ -5,6 +5,7 @@ use super::processes::blocking;
 use super::{Functions, Owner};
 use crate::compiler::{self, CompilerSettings};
 use crate::deploy_step::{DeployStep, reached};
+use crate::disk_room::DeployRoom;
 use crate::function_error::FunctionError;
 use crate::function_record::{Artifact, FunctionRecord};
 use crate::function_store::{FunctionStore, UNFINISHED};
@@ -121,7 +122,9 @@ impl Functions {
             .store
             .artifact(running.process.engine(), &version.module);
         if artifact.engine != running.process.engine() || !path.exists() {
-            artifact = self.compile(owner, running, &version.module).await?;
+            artifact = self
+                .compile(owner, running, &version.module, &DeployRoom::default())
+                .await?;
             let noted = note(owner.clone(), version.module, artifact.clone());
             tokio::spawn(noted);
         }
@@ -142,20 +145,22 @@ impl Functions {
         .await
     }
 
-    /// Compiles a module for the engine of a process.
+    /// Compiles a module for the engine of a process. Machine code is reserved in `room`.
     pub(super) async fn compile(
         &self,
         owner: &Arc<Owner>,
         running: &Arc<RunningProcess>,
         module: &str,
+        room: &DeployRoom,
     ) -> Result<Artifact, FunctionError> {
         let unavailable = |e: tokio::sync::AcquireError| FunctionError::Unavailable(e.to_string());
+        let _compiling = owner.compiling.lock().await;
         let _permit = self.0.compilers.acquire().await.map_err(unavailable)?;
         let engine = running.process.engine().to_owned();
         let target = owner.store.artifact(&engine, module);
         let source = owner.store.module(module);
         let name = owner::process_owner(owner.key.as_deref());
-        let shared = self.0.clone();
+        let (shared, room) = (self.0.clone(), room.clone());
         blocking(move || {
             let program = shared.settings.program.as_deref();
             let program = program.ok_or(FunctionError::NotInstalled)?;
@@ -168,7 +173,8 @@ impl Functions {
                 limits: shared.settings.compile,
                 jailed: shared.settings.jailed,
             };
-            let done = compiler::compile(&settings, file, &unfinished);
+            let done =
+                compiler::compile(&settings, file, &unfinished, &room, &shared.compile_turns);
             let done = done.map_err(FunctionError::from).and_then(|digest| {
                 let bytes = FunctionStore::keep_artifact(&unfinished, &target)?;
                 Ok(Artifact {

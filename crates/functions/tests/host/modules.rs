@@ -2,7 +2,9 @@
 
 use super::{KEY, NAME, deploy, deploy_module, get, open, try_get};
 use crate::support::constant;
-use jiffy_function_host::{DeployChanges, FunctionError, FunctionRecord, Functions, ModuleDigest};
+use jiffy_function_host::{
+    DeployChanges, DeployRoom, FunctionError, FunctionRecord, Functions, ModuleDigest,
+};
 use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, StoredModules};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,7 +92,10 @@ async fn deploy_by_digest(
     key: Option<&str>,
     digest: ModuleDigest,
 ) -> Result<Arc<FunctionRecord>, FunctionError> {
-    let module = functions.module(key, digest).await?;
+    let module = functions.find_module(key, digest).await?;
+    let module = functions
+        .copy_module(key, module, DeployRoom::default())
+        .await?;
     let changes = DeployChanges::default();
     functions.deploy(key, NAME, changes, module).await
 }
@@ -139,10 +144,10 @@ async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_
     // Gone from a: b holds it. Gone from b as well: nobody has it.
     a.remove(KEY, NAME).await.unwrap();
     wait("a lets go", || hosts.objects("modules").len() == 1).await;
-    drop(a.module(KEY, digest).await.unwrap());
+    drop(a.find_module(KEY, digest).await.unwrap());
     b.remove(KEY, NAME).await.unwrap();
     wait("b lets go", || hosts.objects("modules").is_empty()).await;
-    let refused = a.module(KEY, digest).await;
+    let refused = a.find_module(KEY, digest).await;
     assert!(
         matches!(refused, Err(FunctionError::NoModule(_))),
         "{refused:?}"
@@ -178,7 +183,7 @@ async fn a_module_that_is_damaged_in_the_store_is_refused_and_taken_from_the_hos
     let forger = StoredModules::open(hosts.remote("c")).unwrap();
     let forged = forger.store(KEY, &wrong.to_string()[7..], file).await;
     forged.unwrap();
-    let refused = b.module(KEY, wrong).await;
+    let refused = deploy_by_digest(&b, KEY, wrong).await;
     assert!(
         matches!(refused, Err(FunctionError::ModuleDamaged(_))),
         "{refused:?}"
@@ -204,7 +209,7 @@ async fn a_module_is_deployed_while_the_store_is_away_and_stored_when_it_is_back
         functions.is_stored(record.owner.as_deref(), module)
     };
     let unknown = ModuleDigest::from(blake3::hash(b"unknown"));
-    let refused = a.module(KEY, unknown).await;
+    let refused = a.find_module(KEY, unknown).await;
     assert!(
         matches!(refused, Err(FunctionError::StoreUnavailable(_))),
         "{refused:?}"

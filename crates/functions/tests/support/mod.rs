@@ -1,6 +1,8 @@
 //! Tenant's process with functions, and a client that speaks to it over its socket.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use jiffy_function_host::DeployRoom;
+use jiffy_function_host::compile_turns::CompileTurns;
 use jiffy_function_host::compiler::{self, CompilerSettings};
 use jiffy_function_host::tenant_process::{
     HTTP_SOCKET, ProcessError, ProcessSettings, TenantProcess,
@@ -114,7 +116,13 @@ impl TestTenant {
             limits,
             jailed: true,
         };
-        let digest = compiler::compile(&settings, file, &target)?;
+        let digest = compiler::compile(
+            &settings,
+            file,
+            &target,
+            &DeployRoom::default(),
+            &CompileTurns::new(1),
+        )?;
         Ok((target, digest))
     }
 

@@ -11,13 +11,18 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use jiffy_engine::Engine;
 use jiffy_function_host::owner::is_name;
-use jiffy_function_host::{DeployChanges, FunctionError, ModuleUpload};
-use jiffy_host::{QuotaAmount, QuotaRequest};
+use jiffy_function_host::{
+    BoxError, DeployChanges, DeployRoom, DiskRoom, FunctionError, ModuleUpload,
+};
+use jiffy_host::{QuotaAmount, QuotaPermit, QuotaRequest};
+use jiffy_proto::function::MAX_MODULE_BYTES;
 use multer::{Field, Multipart};
 use serde_json::Value;
 
 /// Bytes on disk that are reserved per byte of a module: itself and its machine code.
 const DISK_PER_MODULE_BYTE: u64 = 4;
+/// Bytes by which a reservation grows at least, unless the budget has less.
+const GROWTH_BYTES: u64 = 4 << 20;
 
 /// `POST /functions/{name}`: a form with `settings` (JSON, may be absent) and `module`, which is
 /// absent if the settings name it by its digest.
@@ -31,13 +36,15 @@ pub(in crate::routes) async fn deploy<E: Engine>(
     if !is_name(&name) {
         return Err(FunctionError::Name.into());
     }
+    let expected = content_length(&request).unwrap_or(0);
     let mut form = form(request)?;
     let (mut settings, mut module) = (DeploySettings::default(), None);
     while let Some(mut field) = form.next_field().await.map_err(malformed)? {
         match field.name() {
             Some("settings") => settings = parse(&small(&mut field).await?)?,
             Some("module") if module.is_none() => {
-                let mut upload = functions.upload_of(caller.bounds()).await?;
+                let room = module_room(&app, &caller, expected).await?;
+                let mut upload = functions.upload_of(caller.bounds(), room).await?;
                 receive(&mut field, &mut upload).await?;
                 module = Some(upload);
             }
@@ -49,7 +56,11 @@ pub(in crate::routes) async fn deploy<E: Engine>(
     }
     let module = match (module, settings.digest()?) {
         (Some(module), None) => module,
-        (None, Some(digest)) => functions.module(caller.bounds(), digest).await?,
+        (None, Some(digest)) => {
+            let found = functions.find_module(caller.bounds(), digest).await?;
+            let room = module_room(&app, &caller, found.bytes()).await?;
+            functions.copy_module(caller.bounds(), found, room).await?
+        }
         (None, None) => {
             let message = "the form needs the part `module`, a WebAssembly file, or the digest of \
                            one that you deployed before in its `settings`";
@@ -60,20 +71,6 @@ pub(in crate::routes) async fn deploy<E: Engine>(
                 "the form has the part `module` or a `digest` in its `settings`, not both";
             return Err(ApiError::invalid(message));
         }
-    };
-    let _room = match caller.key().filter(|_| caller.bounds().is_some()) {
-        Some(key) => {
-            let amount = QuotaAmount {
-                disk_bytes: module.bytes().saturating_mul(DISK_PER_MODULE_BYTE),
-                ..QuotaAmount::default()
-            };
-            let request = QuotaRequest {
-                amount,
-                disk_floor: None,
-            };
-            Some(app.quota.reserve(key, request, None).await?)
-        }
-        None => None,
     };
     let scope = settings.sandbox_key()?;
     let renew = settings.renew_sandbox_key;
@@ -93,6 +90,57 @@ pub(in crate::routes) async fn deploy<E: Engine>(
         Err(_) => app.end_sandbox_key(granted.as_ref(), former.as_ref()),
     }
     Ok(Json(app.shown_function(&*deployed?)))
+}
+
+fn content_length(request: &Request) -> Option<u64> {
+    let length = request.headers().get(header::CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+/// Reserves space for a module of `bytes` bytes and its machine code in the budget of the caller.
+/// Both may come to need more, which is reserved before it is written.
+async fn module_room<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    bytes: u64,
+) -> Result<DeployRoom, ApiError> {
+    let Some(key) = caller.key().filter(|_| caller.bounds().is_some()) else {
+        return Ok(DeployRoom::default());
+    };
+    let bytes = bytes.min(MAX_MODULE_BYTES);
+    let request = QuotaRequest {
+        amount: QuotaAmount {
+            disk_bytes: bytes.saturating_mul(DISK_PER_MODULE_BYTE),
+            ..QuotaAmount::default()
+        },
+        disk_floor: None,
+    };
+    let permit = app.quota.reserve(key, request, None).await?;
+    Ok(DeployRoom::limited(ModuleRoom { permit, used: 0 }))
+}
+
+/// Space in the budget of a key for one deployment.
+#[derive(Debug)]
+struct ModuleRoom {
+    permit: QuotaPermit,
+    /// Bytes that the deployment writes.
+    used: u64,
+}
+
+impl DiskRoom for ModuleRoom {
+    fn grow(&mut self, bytes: u64) -> Result<(), BoxError> {
+        self.used = self.used.saturating_add(bytes);
+        let reserved = self.permit.disk_bytes().unwrap_or(u64::MAX);
+        let missing = self.used.saturating_sub(reserved);
+        if missing == 0 {
+            return Ok(());
+        }
+        // In large steps as long as the budget has them: each counts all that the key has.
+        if missing < GROWTH_BYTES && self.permit.grow(GROWTH_BYTES).is_ok() {
+            return Ok(());
+        }
+        Ok(self.permit.grow(missing)?)
+    }
 }
 
 fn form(request: Request) -> Result<Multipart<'static>, ApiError> {
