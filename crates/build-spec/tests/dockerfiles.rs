@@ -167,6 +167,43 @@ fn stages_after_the_target_are_dropped() {
     );
 }
 
+/// Command of the only step of a Dockerfile.
+fn only_command(text: &str) -> StepCommand {
+    let parsed = with(text, &[], None).unwrap();
+    let [step] = &parsed.spec.stages[0].steps[..] else {
+        panic!("{:?}", parsed.spec.stages[0].steps);
+    };
+    match &step.action {
+        StepAction::Run { command, .. } => command.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_here_document_with_a_command_is_its_input_and_one_without_is_the_script() {
+    let line = |text: &str| StepCommand::Line(text.to_owned());
+    for (text, expected) in [
+        (
+            "FROM a\nRUN <<'PY' python3\nprint(1)\nPY\n",
+            line("<<'PY' python3\nprint(1)\nPY\n"),
+        ),
+        (
+            "FROM a\nRUN <<X bash\n[[ 1 ]]\nX\n",
+            line("<<X bash\n[[ 1 ]]\nX\n"),
+        ),
+        (
+            "FROM a\nRUN <<A <<B cat\n1\nA\n2\nB\n",
+            line("<<A <<B cat\n1\nA\n2\nB\n"),
+        ),
+        ("FROM a\nRUN <<X\n[ 1 ]\nX\n", line("[ 1 ]\n")),
+        ("FROM a\nRUN  <<-'X Y' \n\t[ 1 ]\nX Y\n", line("[ 1 ]\n")),
+    ] {
+        assert_eq!(only_command(text), expected, "{text}");
+    }
+    let program = only_command("FROM a\nRUN <<X\n#!/usr/bin/python3\nprint(1)\nX\n");
+    assert!(matches!(program, StepCommand::Exec(_)), "{program:?}");
+}
+
 #[test]
 fn an_error_names_its_line_and_instruction() {
     for (text, expected) in [

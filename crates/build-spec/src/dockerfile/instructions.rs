@@ -164,8 +164,17 @@ fn announced(rest: &str, escape: char) -> Vec<HereDocument> {
         .collect()
 }
 
-/// Here-document that a word announces.
+/// Returns the here-document that `word` announces. `None` if `word` is more than one word.
 pub(super) fn document(word: &str) -> Option<HereDocument> {
+    let mut quote = None;
+    for c in word.chars() {
+        match (quote, c) {
+            (None, c) if c.is_whitespace() => return None,
+            (None, '"' | '\'') => quote = Some(c),
+            (Some(open), c) if open == c => quote = None,
+            _ => {}
+        }
+    }
     let word = word.trim_start_matches(|c: char| c.is_ascii_digit());
     let name = word.strip_prefix("<<")?;
     let (name, strip) = match name.strip_prefix('-') {

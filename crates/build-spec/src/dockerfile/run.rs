@@ -69,8 +69,9 @@ fn mount_type(value: &str) -> &str {
     kinds.next().unwrap_or("bind")
 }
 
-/// Command of a line with here-documents. A single document without a command is the script itself;
-/// others are left to the shell.
+/// Returns the command of a line with here-documents. If a here-document is the only word of the
+/// line, its content is the script. Otherwise the shell receives the line and its documents, as in
+/// `RUN <<EOF python3`.
 fn with_documents(line: &Instruction, rest: &str) -> StepCommand {
     if let ([only], Some(_)) = (&line.documents[..], document(rest)) {
         let script = &only.content;
