@@ -11,7 +11,10 @@ use jiffy_host::{
     FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotRecord,
 };
 use jiffy_image::Reference;
-use jiffy_template_builder::{DEFAULT_TAG, ResolvedBy, ResolvedTemplate, resolve};
+use jiffy_template_builder::{
+    DEFAULT_TAG, ResolvedBy, ResolvedTemplate, StoredTemplate, is_visible, resolve,
+};
+use std::ops::ControlFlow;
 
 /// Longest id or name that is looked for.
 const MAX_NAME: usize = 256;
@@ -275,12 +278,55 @@ impl<E: Engine> App<E> {
         Ok(snapshots.fetch(owner.as_deref(), id, scope).await?)
     }
 
-    /// A template by name or id, perhaps with a tag, if it exists for the caller.
+    /// Returns a template by name or id, optionally with a tag or a build id, if it exists for the
+    /// caller. A name or id alone finds a template without a default tag by its newest tag.
     pub(crate) fn template(&self, caller: &Caller, id: &str) -> Result<TemplateInfo, ApiError> {
-        match self.meaning(caller, id)? {
-            Some(meaning) => self.info(&meaning),
-            None => Err(self.no_template(caller, id)),
+        if let Some(meaning) = self.meaning(caller, id)? {
+            return self.info(&meaning);
         }
+        let newest = match id.contains(':') {
+            true => None,
+            false => self.newest_tag(caller, id)?,
+        };
+        newest.ok_or_else(|| self.no_template(caller, id))
+    }
+
+    /// Returns the newest tag of the template `id` (an id or `[owner/]name`) that the caller may
+    /// see.
+    fn newest_tag(&self, caller: &Caller, id: &str) -> Result<Option<TemplateInfo>, ApiError> {
+        let record = match &self.builder {
+            Some(builder) if is_id(id) => builder.records().template(id)?,
+            _ => None,
+        };
+        let mut names: Vec<String> = record
+            .map(|r| r.reference(DEFAULT_TAG))
+            .into_iter()
+            .collect();
+        if let Ok(named) = Reference::parse(id) {
+            let own = caller.bounds().filter(|_| named.owner().is_none());
+            let own = own.map(|key| format!("{key}/{}", named.name()));
+            names.extend(own.into_iter().chain([named.without_tag()]));
+        }
+        for name in names {
+            let mut newest: Option<TemplateInfo> = None;
+            let walked = self.templates.walk(Some(&name), &mut |info| {
+                if info.without_tag() != name {
+                    return ControlFlow::Break(());
+                }
+                let exists = is_visible(info.owner.as_deref(), info.visibility, caller.bounds());
+                if exists && newest.as_ref().is_none_or(|n| n.created < info.created) {
+                    newest = Some(info);
+                }
+                ControlFlow::Continue(())
+            });
+            match (walked, newest) {
+                (_, Some(info)) => return Ok(Some(info)),
+                // The name cannot be that of a template.
+                (Ok(()) | Err(TemplateRefusal::Unknown(_)), None) => {}
+                (Err(e), None) => return Err(ApiError::internal(e.to_string())),
+            }
+        }
+        Ok(None)
     }
 
     /// The template that `id` means for the caller. Tags that every template answers to mean it as
@@ -288,7 +334,10 @@ impl<E: Engine> App<E> {
     fn meaning(&self, caller: &Caller, id: &str) -> Result<Option<ResolvedTemplate>, ApiError> {
         let records = self.builder.as_ref().map(|builder| builder.records());
         let look = |reference: &Reference| match self.templates.find(&reference.to_string()) {
-            Ok(info) => Ok(Some(info.visibility)),
+            Ok(info) => Ok(Some(StoredTemplate {
+                visibility: info.visibility,
+                version: info.version,
+            })),
             Err(TemplateRefusal::Unknown(_)) => Ok(None),
             Err(e) => Err(ApiError::internal(e.to_string())),
         };
@@ -313,7 +362,10 @@ impl<E: Engine> App<E> {
         let name = id.split_once(':').map(|(name, _)| name);
         match name.map(|name| (name, self.meaning(caller, name))) {
             Some((name, Ok(Some(_)))) => {
-                let why = format!(": template `{}` has no such tag", short(name));
+                let why = format!(
+                    ": template `{}` has no such tag, and no such build that a tag refers to",
+                    short(name)
+                );
                 missing(id, &why)
             }
             _ => missing(id, WHERE),

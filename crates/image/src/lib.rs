@@ -60,7 +60,8 @@ pub use progress::{Phase, Progress};
 pub use prune::PrunedImages;
 pub use recipe::{Recipe, RecipeError};
 pub use reference::{
-    DEFAULT_TAG, Reference, image_on_demand, imported_image, is_image_on_demand, unfinished_build,
+    DEFAULT_TAG, MAX_TAG, MAX_TEMPLATE_NAME, Reference, image_on_demand, imported_image,
+    is_image_on_demand, unfinished_build,
 };
 pub use template::{Template, TemplateError, Templates};
 pub use template_index::TemplateSummary;

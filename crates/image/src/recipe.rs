@@ -2,7 +2,7 @@
 
 use crate::file::{FileError, OnPath};
 use crate::manifest::Defaults;
-use crate::reference::is_template_name;
+use crate::reference::{MAX_TEMPLATE_NAME, is_template_name};
 use crate::verified::sum_of;
 use jiffy_engine::{FirstUse, Readiness, SandboxSize, StartCommand, Startup};
 use serde::Deserialize;
@@ -251,7 +251,7 @@ impl RecipeSpec {
         };
         if !is_template_name(&self.name) {
             return Some(format!(
-                "`{}` is not a template name ([a-z0-9][a-z0-9._-]*, at most 63)",
+                "`{}` is not a template name ([a-z0-9][a-z0-9._-]*, at most {MAX_TEMPLATE_NAME})",
                 self.name
             ));
         }

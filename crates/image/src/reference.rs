@@ -9,6 +9,11 @@ use std::fmt;
 
 /// Default tag.
 pub const DEFAULT_TAG: &str = "default";
+/// Maximum length of a template's name in bytes. With owner, tag and the prefix of unfinished
+/// directories it fits into a file name.
+pub const MAX_TEMPLATE_NAME: usize = 128;
+/// Maximum length of a tag in bytes.
+pub const MAX_TAG: usize = 63;
 
 /// Separator of name and tag in file names; a colon would separate overlayfs's options.
 const TAG_IN_FILES: char = '@';
@@ -28,8 +33,8 @@ pub struct Reference {
 
 impl Reference {
     /// Parses `name`, `name:tag`, `owner/name` or `owner/name:tag`: a name is
-    /// `[a-z0-9][a-z0-9._-]{0,62}`, a tag `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, an owner the id of a
-    /// key ([`is_id`]).
+    /// `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, a tag `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, an owner the id
+    /// of a key ([`is_id`]). Capitals of the name are lower-cased, as E2B does.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         Self::split(text, '/', ':').ok_or_else(|| TemplateError::Name {
             name: text.chars().take(150).collect(),
@@ -62,10 +67,11 @@ impl Reference {
             None => (None, text),
         };
         let (name, tag) = rest.split_once(before_tag).unwrap_or((rest, DEFAULT_TAG));
-        let sound = owner.is_none_or(is_id) && is_template_name(name) && is_tag(tag);
+        let name = name.to_ascii_lowercase();
+        let sound = owner.is_none_or(is_id) && is_template_name(&name) && is_tag(tag);
         sound.then(|| Self {
             owner: owner.map(str::to_owned),
-            name: name.to_owned(),
+            name,
             tag: tag.to_owned(),
         })
     }
@@ -146,15 +152,21 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Tells if `name` is a valid template name: `[a-z0-9][a-z0-9._-]{0,62}`.
+/// Returns whether `name` is a valid template name: `[a-z0-9][a-z0-9._-]{0,127}`.
 pub(crate) fn is_template_name(name: &str) -> bool {
-    name.chars().all(|c| !c.is_ascii_uppercase()) && is_tag(name)
+    name.chars().all(|c| !c.is_ascii_uppercase()) && is_word(name, MAX_TEMPLATE_NAME)
 }
 
 fn is_tag(tag: &str) -> bool {
-    tag.len() <= 63
-        && tag.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && tag
+    is_word(tag, MAX_TAG)
+}
+
+/// Returns whether `text` consists of 1 to `max` letters, digits, `.`, `_` and `-`, and starts with
+/// a letter or digit.
+fn is_word(text: &str, max: usize) -> bool {
+    text.len() <= max
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
@@ -208,7 +220,7 @@ mod tests {
 
     #[test]
     fn names_and_tags_are_short_and_harmless() {
-        for good in ["base", "a", "0", "py3.11_x-y", &"a".repeat(63)] {
+        for good in ["base", "a", "0", "py3.11_x-y", &"a".repeat(128)] {
             assert!(is_template_name(good), "{good}");
         }
         for bad in [
@@ -220,13 +232,28 @@ mod tests {
             "a~b",
             "..",
             "ü",
-            &"a".repeat(64),
+            &"a".repeat(129),
         ] {
             assert!(!is_template_name(bad), "{bad}");
         }
-        for bad in ["a:", ":a", "a:b:c", "a:b/c", "a@b", "a:.b", "A:b", "a:ü"] {
+        for bad in ["a:", ":a", "a:b:c", "a:b/c", "a@b", "a:.b", "Ä:b", "a:ü"] {
             assert!(Reference::parse(bad).is_err(), "{bad}");
         }
+        assert!(Reference::parse(&format!("a:{}", "t".repeat(64))).is_err());
+    }
+
+    #[test]
+    fn capitals_of_names_are_lower_cased_and_those_of_tags_are_not() {
+        let reference = Reference::parse(&format!("{KEY}/Harbor__Task-1:V2")).unwrap();
+        assert_eq!(reference.to_string(), format!("{KEY}/harbor__task-1:V2"));
+        let own = Reference::in_namespace(Some(KEY), "Harbor__Task-1:V2").unwrap();
+        assert_eq!(own, reference);
+        // Directories have lower-case names only: another spelling is not the same directory.
+        assert_eq!(Reference::of_file("App"), None);
+        let longest = Reference::parse(&format!("{KEY}/{}:{}", "N".repeat(128), "t".repeat(63)));
+        let name = longest.unwrap().file_name();
+        assert!(name.len() <= 240, "{} bytes", name.len());
+        assert!(Reference::of_file(&name).is_some());
     }
 
     #[test]

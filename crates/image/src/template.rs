@@ -10,7 +10,7 @@ use crate::lock::Lock;
 use crate::manifest::{TemplateManifest, Visibility};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
-use crate::reference::Reference;
+use crate::reference::{MAX_TAG, MAX_TEMPLATE_NAME, Reference};
 use crate::template_index::TemplateIndex;
 use crate::verified::{VerifiedFile, VerifyError};
 use crate::version;
@@ -47,9 +47,9 @@ pub struct Templates {
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error(
-        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter \
-         or digit, at most 63; a tag (`{{name}}:{{tag}}`) may have upper case too, and \
-         `{{owner}}/{{name}}` begins with the id of an API key"
+        "`{name}` is not a template name: use at most {MAX_TEMPLATE_NAME} letters, digits, `.`, `_` \
+         and `-`, starting with a letter or digit; a tag (`{{name}}:{{tag}}`) has at most {MAX_TAG}, \
+         and `{{owner}}/{{name}}` begins with the id of an API key"
     )]
     Name { name: String },
     #[error(

@@ -27,10 +27,12 @@ mod waiting_builds;
 pub use error::BuilderError;
 pub use jiffy_image::DEFAULT_TAG;
 pub use log::BuildProgress;
-pub use names::{ResolvedBy, ResolvedTemplate, VisibilityLookup, is_visible, resolve};
+pub use names::{
+    ResolvedBy, ResolvedTemplate, StoredTemplate, TemplateLookup, is_visible, resolve,
+};
 pub use records::{
-    BuildRecord, BuildRecords, BuildStatus, FailureReason, LogLevel, LogLine, LogQuery,
-    RecordError, TemplateRecord, WantedSize,
+    BuildRecord, BuildRecords, BuildStatus, FailureReason, LogLevel, LogLine, LogPosition,
+    LogQuery, RecordError, TemplateRecord, WantedSize,
 };
 pub use request::BuildRequest;
 pub use step_cache::{PrunableBuildCache, PrunedBuildCache};

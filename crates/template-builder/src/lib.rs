@@ -8,7 +8,8 @@ mod builder;
 pub use builder::{
     BuildProgress, BuildRecord, BuildRecords, BuildRequest, BuildStatus, BuildUsage, Builder,
     BuilderError, BuilderSettings, DEFAULT_TAG, FailureReason, IncomingUpload, LogLevel, LogLine,
-    LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS, PrunableBuildCache, PrunedBuildCache,
-    RecordError, ResolvedBy, ResolvedTemplate, TemplateRecord, UploadError, UploadStore,
-    VisibilityLookup, WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder, is_visible, resolve,
+    LogPosition, LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS, PrunableBuildCache,
+    PrunedBuildCache, RecordError, ResolvedBy, ResolvedTemplate, StoredTemplate, TemplateLookup,
+    TemplateRecord, UploadError, UploadStore, WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder,
+    is_visible, resolve,
 };

@@ -41,6 +41,25 @@ fn record_of<E: Engine>(
     }
 }
 
+/// Returns the id of the build that made a template: that of the builder, else one that stands for
+/// its version.
+fn build_of<E: Engine>(
+    app: &App<E>,
+    info: &TemplateInfo,
+    record: Option<&TemplateRecord>,
+) -> Result<String, ApiError> {
+    let (Some(builder), Some(record)) = (&app.builder, record) else {
+        return Ok(build_id(info));
+    };
+    let builds = builder.records().builds(&record.id)?;
+    let made = builds.into_iter().find(|build| {
+        build.status == BuildStatus::Ready
+            && build.version == info.version
+            && build.tags.contains(&info.tag)
+    });
+    Ok(made.map_or_else(|| build_id(info), |build| build.id))
+}
+
 /// `GET /templates`: those that are built, each with all its tags, by owner and name, in pages.
 pub(super) async fn list<E: Engine>(
     State(app): State<App<E>>,
@@ -131,7 +150,8 @@ fn entry_of<E: Engine>(
         return Ok(None);
     }
     let names: Vec<String> = tags.iter().map(|t| caller.called(&t.reference())).collect();
-    let shown = listed(info, &caller.called(&name), record.as_ref(), &names);
+    let build = build_of(app, info, record.as_ref())?;
+    let shown = listed(info, &caller.called(&name), record.as_ref(), &build, &names);
     Ok(Some((name, shown)))
 }
 
@@ -159,7 +179,8 @@ pub(super) async fn one<E: Engine>(
     let record = record_of(&app, &info)?;
     let called = caller.called(&info.without_tag());
     let names = [caller.called(&info.reference())];
-    let mut shown = listed(&info, &called, record.as_ref(), &names);
+    let made_by = build_of(&app, &info, record.as_ref())?;
+    let mut shown = listed(&info, &called, record.as_ref(), &made_by, &names);
     let build = |id: String, status: &str, created: String, changed: String| {
         json!({
             "buildID": id,

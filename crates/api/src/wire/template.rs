@@ -22,17 +22,18 @@ pub(crate) fn build_id(info: &TemplateInfo) -> String {
         .join("-")
 }
 
-/// A template in a list: `called` so by its viewer, with the names of all its tags. One that was
-/// built here has an id of its own.
+/// A template in a list: `called` so by its viewer, made by `build`, with the names of all its
+/// tags. One that was built here has an id of its own.
 pub(crate) fn listed(
     info: &TemplateInfo,
     called: &str,
     record: Option<&TemplateRecord>,
+    build: &str,
     names: &[String],
 ) -> Value {
     json!({
         "templateID": record.map_or(called, |r| &r.id),
-        "buildID": build_id(info),
+        "buildID": build,
         "cpuCount": info.size.vcpus,
         "memoryMB": info.size.memory_mib,
         "diskSizeMB": info.size.disk_mib,

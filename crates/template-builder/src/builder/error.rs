@@ -5,7 +5,7 @@ use super::uploads::UploadError;
 use super::{MAX_TAGS, MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 use jiffy_engine::IdentityError;
 use jiffy_host::QuotaRefusal;
-use jiffy_image::{BuildError, TemplateError};
+use jiffy_image::{BuildError, MAX_TAG, MAX_TEMPLATE_NAME, TemplateError};
 use std::io;
 
 /// Error of a builder operation.
@@ -13,8 +13,8 @@ use std::io;
 pub enum BuilderError {
     /// Invalid template name.
     #[error(
-        "`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or \
-         digit, at most 63, and `name:tag` for a tag"
+        "`{0}` cannot name a template: use at most {MAX_TEMPLATE_NAME} letters, digits, `.`, `_` and \
+         `-`, starting with a letter or digit; add a tag of at most {MAX_TAG} as `name:tag`"
     )]
     Name(String),
     /// Too many tags.

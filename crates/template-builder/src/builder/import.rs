@@ -1,6 +1,6 @@
 //! Bases of stages: templates of the image store, and images of registries.
 
-use super::names::resolve;
+use super::names::{StoredTemplate, resolve};
 use super::{BuilderError, BuilderInner, printable};
 use jiffy_build_spec::spec::ImageSource;
 use jiffy_engine::{Engine, is_id};
@@ -19,10 +19,17 @@ impl<E: Engine> BuilderInner<E> {
     ) -> Result<String, BuilderError> {
         let look = |reference: &Reference| {
             let found = self.templates.look_up(reference);
-            let stock = reference.is_stock().then_some(Visibility::Public);
             // A stock template that is not built yet is built on first use.
+            let stock = reference.is_stock().then_some(StoredTemplate {
+                visibility: Visibility::Public,
+                version: None,
+            });
+            let stored = |m: TemplateManifest| StoredTemplate {
+                visibility: m.visibility,
+                version: Some(m.version()),
+            };
             found
-                .map(|manifest| manifest.map(|m| m.visibility).or(stock))
+                .map(|manifest| manifest.map(stored).or(stock))
                 .map_err(BuilderError::Template)
         };
         let found = resolve(which, owner, Some(&*self.records), &look)?;

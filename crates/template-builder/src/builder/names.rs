@@ -1,6 +1,6 @@
 //! Resolution of template names for a caller.
 
-use super::records::{BuildRecords, RecordError};
+use super::records::{BuildRecords, BuildStatus, RecordError, TemplateRecord};
 use jiffy_engine::is_id;
 use jiffy_image::{DEFAULT_TAG, Reference, Visibility};
 
@@ -25,8 +25,17 @@ pub struct ResolvedTemplate {
     pub resolved_by: ResolvedBy,
 }
 
-/// Lookup of a template's visibility in the image store; none: no such template.
-pub type VisibilityLookup<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<Visibility>, E>;
+/// A template in the image store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTemplate {
+    /// Callers for whom it exists.
+    pub visibility: Visibility,
+    /// Its version. `None` if it is not built yet.
+    pub version: Option<String>,
+}
+
+/// Lookup of a template in the image store. Returns `None` if there is no such template.
+pub type TemplateLookup<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<StoredTemplate>, E>;
 
 /// Tells if a template of `owner` is visible to `caller`; none: the host's owner.
 pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&str>) -> bool {
@@ -37,21 +46,26 @@ pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&s
     }
 }
 
-/// Resolves `which` (an id or `[owner/]name`, optionally with a tag) for `caller`; none: the host's
-/// owner.
+/// Resolves `which` (an id or `[owner/]name`, optionally with a tag or the id of a build) for
+/// `caller`. A `caller` of `None` is the host's owner.
 ///
-/// Order: ids, the caller's own names, stock templates, public templates of the host's owner. The
-/// template of another key is found by `owner/name` only, if it is public or the caller is the
-/// host's owner.
+/// Order: builds of a template, ids, the caller's own names, stock templates, public templates of
+/// the host's owner. The template of another key is found by `owner/name` only, if it is public or
+/// the caller is the host's owner.
 pub fn resolve<E: From<RecordError>>(
     which: &str,
     caller: Option<&str>,
     records: Option<&BuildRecords>,
-    look: VisibilityLookup<'_, E>,
+    look: TemplateLookup<'_, E>,
 ) -> Result<Option<ResolvedTemplate>, E> {
+    if let Some(records) = records
+        && let Some(built) = resolve_build(which, caller, records, look)?
+    {
+        return Ok(Some(built));
+    }
     let found = |reference: Reference, resolved_by| -> Result<Option<ResolvedTemplate>, E> {
         let seen = look(&reference)?;
-        let seen = seen.filter(|v| is_visible(reference.owner(), *v, caller));
+        let seen = seen.filter(|t| is_visible(reference.owner(), t.visibility, caller));
         Ok(seen.map(|_| ResolvedTemplate {
             reference,
             resolved_by,
@@ -88,9 +102,86 @@ pub fn resolve<E: From<RecordError>>(
     )
 }
 
+/// Resolves `template:<build id>` to a tag that refers to exactly this build. Returns `None` if
+/// `which` has no build id, or if every tag of the build refers to another build now.
+fn resolve_build<E: From<RecordError>>(
+    which: &str,
+    caller: Option<&str>,
+    records: &BuildRecords,
+    look: TemplateLookup<'_, E>,
+) -> Result<Option<ResolvedTemplate>, E> {
+    let Some((word, id)) = which.split_once(':').filter(|(_, id)| is_build_id(id)) else {
+        return Ok(None);
+    };
+    let Some(build) = records.build(id)? else {
+        return Ok(None);
+    };
+    let Some(template) = records.template(&build.template)? else {
+        return Ok(None);
+    };
+    let Some(resolved_by) = names_template(word, &template, caller) else {
+        return Ok(None);
+    };
+    if build.status != BuildStatus::Ready {
+        return Ok(None);
+    }
+    // A later build with an equal result takes over the tags.
+    let builds = records.builds(&template.id)?;
+    let equal = builds.iter().filter(|other| other.version == build.version);
+    for tag in equal.flat_map(|other| &other.tags) {
+        let Ok(reference) = Reference::parse(&template.reference(tag)) else {
+            continue;
+        };
+        let Some(stored) = look(&reference)? else {
+            continue;
+        };
+        // A newer build publishes its tags before it is recorded as their owner.
+        let is_build = stored.version == build.version;
+        if is_build && is_visible(reference.owner(), stored.visibility, caller) {
+            return Ok(Some(ResolvedTemplate {
+                reference,
+                resolved_by,
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns whether `text` has the form of a build id: a UUID in lower case.
+fn is_build_id(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let is_hex = |part: &&str| part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+    lengths == [8, 4, 4, 4, 12] && parts.iter().all(is_hex)
+}
+
+/// Returns how `word` (an id or `[owner/]name`) names `template` for `caller`. `None` if it names
+/// another template.
+fn names_template(
+    word: &str,
+    template: &TemplateRecord,
+    caller: Option<&str>,
+) -> Option<ResolvedBy> {
+    if word == template.id {
+        return Some(ResolvedBy::Id);
+    }
+    let named = Reference::parse(word).ok()?;
+    let owner = template.owner.as_deref();
+    let is_own = owner == caller;
+    let is_named = match named.owner() {
+        Some(namespace) => owner == Some(namespace),
+        None => is_own || owner.is_none(),
+    };
+    let resolved_by = match is_own {
+        true => ResolvedBy::Own,
+        false => ResolvedBy::Shared,
+    };
+    (is_named && named.name() == template.name).then_some(resolved_by)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::records::TemplateRecord;
+    use super::super::records::{BuildRecord, WantedSize};
     use super::*;
     use std::collections::HashMap;
 
@@ -102,6 +193,7 @@ mod tests {
         _dir: tempfile::TempDir,
         records: BuildRecords,
         all: HashMap<String, Visibility>,
+        versions: HashMap<String, String>,
     }
 
     impl Store {
@@ -112,13 +204,18 @@ mod tests {
                 records,
                 _dir: dir,
                 all: all.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect(),
+                versions: HashMap::new(),
             }
         }
 
         fn means(&self, which: &str, caller: Option<&str>) -> Option<(String, ResolvedBy)> {
             let look = |r: &Reference| {
                 let stock = r.is_stock().then_some(Visibility::Public);
-                Ok::<_, RecordError>(self.all.get(&r.to_string()).copied().or(stock))
+                let visibility = self.all.get(&r.to_string()).copied().or(stock);
+                Ok::<_, RecordError>(visibility.map(|visibility| StoredTemplate {
+                    visibility,
+                    version: self.versions.get(&r.to_string()).cloned(),
+                }))
             };
             let found = resolve(which, caller, Some(&self.records), &look).unwrap();
             found.map(|m| (m.reference.to_string(), m.resolved_by))
@@ -210,5 +307,90 @@ mod tests {
         );
         let host = expected("shared", ResolvedBy::Shared);
         assert_eq!(store.means("shared", Some(MALLORY)), host);
+    }
+
+    #[test]
+    fn the_id_of_a_build_names_exactly_that_build() {
+        use Visibility::{Private, Public};
+        let of = |owner: &str, name: &str| format!("{owner}/{name}");
+        let (app, tagged) = (of(ALICE, "app"), of(ALICE, "app:v1"));
+        let mut store = Store::new(&[(&app, Private), (&tagged, Private), ("app", Public)]);
+        let template = TemplateRecord {
+            id: ID.to_owned(),
+            name: "app".to_owned(),
+            owner: Some(ALICE.to_owned()),
+            public: false,
+            created_ms: 1,
+        };
+        store.records.insert_template(&template).unwrap();
+        let uuid = |n: u32| format!("0123456{n}-89ab-4cde-8f01-23456789abcd");
+        for (n, tag) in [(1, "v1"), (2, "default"), (3, "default")] {
+            let build = BuildRecord {
+                id: uuid(n),
+                template: ID.to_owned(),
+                caller: None,
+                tags: vec![tag.to_owned()],
+                size: WantedSize::default(),
+                status: BuildStatus::Building,
+                reason: None,
+                steps: Vec::new(),
+                version: None,
+                created_ms: 1,
+                changed_ms: 1,
+            };
+            store.records.insert_build(&build).unwrap();
+        }
+        let named = |word: &str, n: u32| format!("{word}:{}", uuid(n));
+        assert_eq!(
+            store.means(&named("app", 1), Some(ALICE)),
+            None,
+            "unfinished"
+        );
+        for n in [1, 2] {
+            let version = format!("version-{n}");
+            store.records.set_ready(&uuid(n), &[], &version).unwrap();
+            let reference = if n == 1 { &tagged } else { &app };
+            store.versions.insert(reference.clone(), version);
+        }
+        let expected = |name: &str, resolved_by| Some((name.to_owned(), resolved_by));
+        for (word, n, caller, means, by) in [
+            ("app", 1, Some(ALICE), &tagged, ResolvedBy::Own),
+            ("App", 1, Some(ALICE), &tagged, ResolvedBy::Own),
+            ("app", 2, Some(ALICE), &app, ResolvedBy::Own),
+            (ID, 1, Some(ALICE), &tagged, ResolvedBy::Id),
+            (&app, 1, None, &tagged, ResolvedBy::Shared),
+        ] {
+            let which = named(word, n);
+            assert_eq!(
+                store.means(&which, caller),
+                expected(means, by),
+                "{which} {caller:?}"
+            );
+        }
+        for (word, caller) in [
+            ("app", Some(MALLORY)),
+            (app.as_str(), Some(MALLORY)),
+            (ID, Some(MALLORY)),
+            ("app", None),
+            ("other", Some(ALICE)),
+        ] {
+            assert_eq!(
+                store.means(&named(word, 1), caller),
+                None,
+                "{word} {caller:?}"
+            );
+        }
+        // The tag belongs to a newer build: the name of the older one starts nothing else, unless
+        // both are equal.
+        store
+            .records
+            .retag(ID, Some(&uuid(3)), &["default".to_owned()])
+            .unwrap();
+        for (version, means) in [("version-3", None), ("version-2", Some(&app))] {
+            store.records.set_ready(&uuid(3), &[], version).unwrap();
+            store.versions.insert(app.clone(), version.to_owned());
+            let found = store.means(&named("app", 2), Some(ALICE));
+            assert_eq!(found.map(|(name, _)| name).as_ref(), means, "{version}");
+        }
     }
 }

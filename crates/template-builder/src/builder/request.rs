@@ -36,7 +36,8 @@ impl<E: Engine> Builder<E> {
             Some((namespace, name)) => (Some(namespace), name),
             None => (owner, word),
         };
-        let found = self.template_named(namespace, name)?.filter(theirs);
+        let name = name.to_ascii_lowercase();
+        let found = self.template_named(namespace, &name)?.filter(theirs);
         found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 

@@ -48,11 +48,11 @@ pub(super) fn templates() -> Value {
             "progress": object(&["text", "percent"], json!({ "text": text(), "percent": integer(0, 100) })),
         })),
         "NewTemplate": object(&["name"], json!({
-            "name": { "type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}(:[a-z0-9][a-z0-9._-]{0,62})?$" },
+            "name": { "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(:[A-Za-z0-9][A-Za-z0-9._-]{0,62})?$" },
             "alias": text(),
             "tags": {
                 "type": "array", "maxItems": 99,
-                "items": { "type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$" },
+                "items": { "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$" },
             },
             "cpuCount": integer(1, u64::from(SandboxSize::MAX_VCPUS)),
             "memoryMB": memory_of_template(),
