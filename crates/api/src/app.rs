@@ -1,5 +1,6 @@
 //! State that the calls work on.
 
+use crate::console_times::ConsoleTimes;
 use crate::failures::Failures;
 use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
@@ -81,6 +82,7 @@ pub struct App<E: Engine> {
     pub(crate) quota: Arc<Quota>,
     pub(crate) replays: Arc<ReplayCaches>,
     pub(crate) failures: Arc<Failures>,
+    pub(crate) console_times: Arc<ConsoleTimes>,
 }
 
 impl<E: Engine> Clone for App<E> {
@@ -99,6 +101,7 @@ impl<E: Engine> Clone for App<E> {
             quota: self.quota.clone(),
             replays: self.replays.clone(),
             failures: self.failures.clone(),
+            console_times: self.console_times.clone(),
         }
     }
 }
@@ -126,6 +129,7 @@ impl<E: Engine> App<E> {
             quota,
             replays: Arc::default(),
             failures: Arc::default(),
+            console_times: Arc::default(),
         }
     }
 

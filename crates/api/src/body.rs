@@ -1,13 +1,18 @@
 //! Request bodies: JSON, bounded, refused in words.
 
+mod spelling;
+
+pub(crate) use spelling::folded;
+
 use crate::error::ApiError;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
+use spelling::{Distinct, Spelled};
 
 /// Longest request body.
 pub(crate) const MAX_BODY: usize = 1 << 20;
@@ -60,28 +65,28 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Optional<
     }
 }
 
-/// A JSON object as `T`.
+/// Parses a JSON object as `T`. Names of fields are accepted in camel case and in snake case.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let text = bytes.trim_ascii();
     if text.is_empty() {
         return Err(ApiError::invalid("the request needs a body: a JSON object"));
     }
-    // A sequence would do for a struct, as far as the parser is concerned.
     if !text.starts_with(b"{") {
         return Err(ApiError::invalid("the body must be a JSON object"));
     }
     let mut reader = serde_json::Deserializer::from_slice(text);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
+    let Distinct(value) = Distinct::deserialize(&mut reader)
+        .map_err(|e| ApiError::invalid(format!("the body is not understood: {e}")))?;
+    reader
+        .end()
+        .map_err(|e| ApiError::invalid(format!("the body goes on behind its end: {e}")))?;
+    serde_path_to_error::deserialize(Spelled(value)).map_err(|e| {
         let (path, inner) = (e.path().to_string(), e.inner().to_string());
         match path.as_str() {
             "." => ApiError::invalid(format!("the body is not understood: {inner}")),
             path => ApiError::invalid(format!("`{path}` is not understood: {inner}")),
         }
-    })?;
-    reader
-        .end()
-        .map_err(|e| ApiError::invalid(format!("the body goes on behind its end: {e}")))?;
-    Ok(value)
+    })
 }
 
 async fn read(body: Body) -> Result<Bytes, ApiError> {
@@ -106,18 +111,6 @@ fn says_json(headers: &HeaderMap) -> bool {
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-/// Something that is an object and not, as parsers also allow, a sequence of its fields.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Object<T>(pub T);
-
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let map = serde_json::Map::deserialize(deserializer)?;
-        let value = T::deserialize(serde_json::Value::Object(map));
-        value.map(Self).map_err(serde::de::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,7 +119,7 @@ mod tests {
     #[derive(Debug, Default, Deserialize)]
     #[serde(default)]
     struct Thing {
-        inner: Object<BTreeMap<String, String>>,
+        inner: BTreeMap<String, String>,
     }
 
     #[test]
@@ -138,6 +131,6 @@ mod tests {
         assert!(message("").contains("needs a body"));
         assert!(message("{} x").contains("behind its end"));
         assert!(message("{").contains("not understood"));
-        assert!(parse::<Thing>(b" {} ").unwrap().inner.0.is_empty());
+        assert!(parse::<Thing>(b" {} ").unwrap().inner.is_empty());
     }
 }

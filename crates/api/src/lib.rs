@@ -8,6 +8,7 @@ mod app;
 mod auto_resume;
 mod body;
 mod caller;
+mod console_times;
 mod ending;
 mod error;
 mod failures;

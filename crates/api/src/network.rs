@@ -1,6 +1,5 @@
 //! Network rules as clients send them, checked.
 
-use crate::body::Object;
 use crate::error::ApiError;
 use jiffy_host::NetworkSettings;
 use serde::Deserialize;
@@ -14,9 +13,10 @@ pub(crate) const MAX_MBPS: u32 = 100_000;
 /// Longest name.
 const MAX_NAME: usize = 253;
 
-/// `network` of a new sandbox.
+/// `network` of a new sandbox. Unknown members are rejected: an ignored restriction would leave the
+/// sandbox open.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(crate) struct NetworkBody {
     allow_out: Option<Vec<String>>,
     deny_out: Option<Vec<String>>,
@@ -29,51 +29,50 @@ pub(crate) struct NetworkBody {
     mask_request_host: Option<String>,
 }
 
-/// Replacement of the rules of an existing sandbox. Rules that are left out are cleared.
+/// Replacement of the rules of an existing sandbox. Egress rules that are left out are cleared.
+/// `allowPublicTraffic` and `maskRequestHost` stay as they are if they are left out. Unknown
+/// members are rejected.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(crate) struct NetworkUpdate {
-    #[serde(flatten)]
-    lists: Lists,
     allow_internet_access: Option<bool>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Lists {
     allow_out: Option<Vec<String>>,
     deny_out: Option<Vec<String>>,
     dns_servers: Option<Vec<String>>,
     egress_mbps: Option<u32>,
     egress_proxy: Option<Value>,
     rules: Option<Value>,
+    https_ports: Option<Value>,
+    allow_public_traffic: Option<bool>,
+    mask_request_host: Option<String>,
 }
 
 impl NetworkUpdate {
-    /// The rules, checked; who may reach the sandbox stays as it is in `before`.
+    /// Checks the rules and returns the change of a sandbox's settings.
     pub fn check(self) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
-        let Lists {
-            allow_out,
-            deny_out,
-            dns_servers,
-            egress_mbps,
-            egress_proxy,
-            rules,
-        } = self.lists;
+        let restrict_traffic = self.allow_public_traffic.map(|allowed| !allowed);
+        let mask = self.mask_request_host.clone();
         let body = NetworkBody {
-            allow_out,
-            deny_out,
-            dns_servers,
-            egress_mbps,
-            egress_proxy,
-            rules,
-            ..NetworkBody::default()
+            allow_out: self.allow_out,
+            deny_out: self.deny_out,
+            dns_servers: self.dns_servers,
+            egress_mbps: self.egress_mbps,
+            egress_proxy: self.egress_proxy,
+            rules: self.rules,
+            https_ports: self.https_ports,
+            allow_public_traffic: self.allow_public_traffic,
+            // An empty name removes the mask.
+            mask_request_host: self.mask_request_host.filter(|host| !host.is_empty()),
         };
         let new = body.check(self.allow_internet_access)?;
         Ok(move |network: &mut NetworkSettings| {
+            let before = std::mem::take(network);
             *network = NetworkSettings {
-                restrict_traffic: network.restrict_traffic,
-                mask_request_host: network.mask_request_host.take(),
+                restrict_traffic: restrict_traffic.unwrap_or(before.restrict_traffic),
+                mask_request_host: match mask {
+                    Some(_) => new.mask_request_host,
+                    None => before.mask_request_host,
+                },
                 ..new
             };
         })
@@ -145,11 +144,10 @@ pub(crate) fn is_empty(value: &Value) -> bool {
 
 /// A `network` that may be missing.
 pub(crate) fn checked(
-    network: Option<Object<NetworkBody>>,
+    network: Option<NetworkBody>,
     allow_internet_access: Option<bool>,
 ) -> Result<NetworkSettings, ApiError> {
-    let body = network.unwrap_or_default().0;
-    body.check(allow_internet_access)
+    network.unwrap_or_default().check(allow_internet_access)
 }
 
 fn list(

@@ -1,5 +1,6 @@
 //! Query parameters: bounded, refused in words.
 
+use crate::body::folded;
 use crate::error::ApiError;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -7,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// The parameters of a request, decoded.
+/// The parameters of a request, decoded. Names are accepted in camel case and in snake case.
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Query {
@@ -29,13 +30,19 @@ impl Query {
 
     /// The first value of a parameter that is not empty.
     pub fn get(&self, name: &str) -> Option<&str> {
-        let mut values = self.0.iter().filter(|(n, v)| n == name && !v.is_empty());
-        values.next().map(|(_, v)| v.as_str())
+        self.values(name).find(|value| !value.is_empty())
+    }
+
+    /// Returns the values of a parameter, which may be empty.
+    fn values(&self, name: &str) -> impl Iterator<Item = &str> {
+        let name = folded(name);
+        let named = self.0.iter().filter(move |(n, _)| folded(n) == name);
+        named.map(|(_, value)| value.as_str())
     }
 
     /// A whole number.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, ApiError> {
-        let Some((_, text)) = self.0.iter().find(|(n, _)| n == name) else {
+        let Some(text) = self.values(name).next() else {
             return Ok(None);
         };
         let number = text.parse().ok().filter(|n| range.contains(n));
@@ -50,7 +57,7 @@ impl Query {
 
     /// One of several words.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, ApiError> {
-        let Some((_, text)) = self.0.iter().find(|(n, _)| n == name) else {
+        let Some(text) = self.values(name).next() else {
             return Ok(None);
         };
         one_of(name, text, words).map(Some)
@@ -63,7 +70,7 @@ impl Query {
         words: &[(&str, T)],
     ) -> Result<Option<Vec<T>>, ApiError> {
         let mut found = Vec::new();
-        for (_, value) in self.0.iter().filter(|(n, _)| n == name) {
+        for value in self.values(name) {
             for text in value.split(',') {
                 found.push(one_of(name, text, words)?);
             }
@@ -79,7 +86,7 @@ impl Query {
 
     /// A moment in RFC 3339, in milliseconds since 1970.
     pub fn moment(&self, name: &str) -> Result<Option<i64>, ApiError> {
-        let Some((_, text)) = self.0.iter().find(|(n, _)| n == name) else {
+        let Some(text) = self.values(name).next() else {
             return Ok(None);
         };
         // The `+` of an offset that nobody encoded arrives as a space.

@@ -8,6 +8,7 @@ use crate::hooks::TemplateRefusal;
 use crate::keys::KeyStatus;
 use crate::query::Query;
 use crate::quota::running;
+use crate::routes::bounds::MAX_MOMENT;
 use crate::wire::build::{BuildStart, LEVELS, NewTemplate, entry, status};
 use axum::Json;
 use axum::body::Body;
@@ -18,8 +19,8 @@ use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::QuotaRequest;
 use jiffy_image::TemplateError;
 use jiffy_template_builder::{
-    BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogQuery, RecordError, UploadError,
-    WantedSize,
+    BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogPosition, LogQuery, RecordError,
+    UploadError, WantedSize,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -242,7 +243,7 @@ pub(super) fn status_of<E: Engine>(
     let limit = query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE);
     let level = query.word("level", &LEVELS)?;
     let which = LogQuery {
-        from: from.unwrap_or(0),
+        from: LogPosition::Number(from.unwrap_or(0)),
         limit: usize::try_from(limit).unwrap_or(usize::MAX),
         backwards: false,
         level: level.unwrap_or(LogLevel::Debug),
@@ -265,9 +266,12 @@ pub(super) async fn logs<E: Engine>(
     let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let backwards = [("forward", false), ("backward", true)];
     let backwards = query.word("direction", &backwards)?.unwrap_or(false);
-    let usual = if backwards { u64::from(u32::MAX) } else { 0 };
+    // Logs are in one place, from which both of E2B's sources are served.
+    query.word("source", &[("temporary", ()), ("persistent", ())])?;
+    let usual = if backwards { MAX_MOMENT * 1000 } else { 0 };
+    let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
     let which = LogQuery {
-        from: (query.number("cursor", 0..=u64::from(u32::MAX))?).unwrap_or(usual),
+        from: LogPosition::Moment(cursor.unwrap_or(usual)),
         limit: usize::try_from(query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE))
             .unwrap_or(usize::MAX),
         backwards,

@@ -1,7 +1,7 @@
 //! `POST /sandboxes` and `POST /v2/sandboxes`.
 
 use crate::app::App;
-use crate::body::{Object, Raw, parse};
+use crate::body::{Raw, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::idempotency::{digest, key_of};
@@ -39,15 +39,15 @@ struct NewSandbox {
     timeout: Option<i64>,
     auto_pause: Option<bool>,
     auto_pause_memory: Option<bool>,
-    auto_resume: Option<Object<AutoResumeBody>>,
+    auto_resume: Option<AutoResumeBody>,
     secure: Option<bool>,
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
-    network: Option<Object<NetworkBody>>,
+    network: Option<NetworkBody>,
     metadata: Option<BTreeMap<String, String>>,
     env_vars: Option<BTreeMap<String, String>>,
     envs: Option<BTreeMap<String, String>>,
-    lifecycle: Option<Object<Lifecycle>>,
+    lifecycle: Option<Lifecycle>,
     mcp: Option<Value>,
     iam: Option<Value>,
     volume_mounts: Option<Value>,
@@ -60,7 +60,7 @@ struct NewSandbox {
     engine: Option<String>,
     prefetch: Option<Prefetch>,
     ca_certificates: Option<String>,
-    proxy: Option<Object<ProxyBody>>,
+    proxy: Option<ProxyBody>,
 }
 
 /// Proxy of a new sandbox.
@@ -72,12 +72,13 @@ struct ProxyBody {
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct AutoResumeBody {
     enabled: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Lifecycle {
     on_timeout: Option<WireOnTimeout>,
     auto_resume: Option<bool>,
@@ -211,35 +212,28 @@ fn refuse_unsupported(wanted: &NewSandbox) -> Result<(), ApiError> {
     }
 }
 
-fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&Object<Lifecycle>>) -> OnTimeout {
-    let nested = lifecycle.and_then(|l| l.0.on_timeout);
+fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&Lifecycle>) -> OnTimeout {
+    let nested = lifecycle.and_then(|l| l.on_timeout);
     match (auto_pause, nested) {
         (Some(true), _) | (None, Some(WireOnTimeout::Pause)) => OnTimeout::Pause,
         (Some(false), _) | (None, Some(WireOnTimeout::Kill) | None) => OnTimeout::Kill,
     }
 }
 
-fn auto_resume(
-    flag: Option<Object<AutoResumeBody>>,
-    lifecycle: Option<&Object<Lifecycle>>,
-) -> bool {
-    let flag = flag.and_then(|a| a.0.enabled);
-    flag.or(lifecycle.and_then(|l| l.0.auto_resume))
+fn auto_resume(flag: Option<AutoResumeBody>, lifecycle: Option<&Lifecycle>) -> bool {
+    let flag = flag.and_then(|a| a.enabled);
+    flag.or(lifecycle.and_then(|l| l.auto_resume))
         .unwrap_or(false)
 }
 
-fn site(
-    certificates: Option<String>,
-    proxy: Option<Object<ProxyBody>>,
-) -> Result<SiteSettings, ApiError> {
+fn site(certificates: Option<String>, proxy: Option<ProxyBody>) -> Result<SiteSettings, ApiError> {
     let invalid = |what: &str, e: SiteError| ApiError::invalid(format!("`{what}`: {e}"));
     let authorities = match certificates.as_deref().filter(|pem| !pem.is_empty()) {
         Some(pem) => authorities(pem, MAX_AUTHORITIES_BYTES),
         None => Ok(Vec::new()),
     };
-    let proxy = proxy.map(|Object(body)| {
-        jiffy_host::proxy(&body.url, body.no_proxy.as_deref().unwrap_or_default())
-    });
+    let proxy = proxy
+        .map(|body| jiffy_host::proxy(&body.url, body.no_proxy.as_deref().unwrap_or_default()));
     Ok(SiteSettings {
         authorities: authorities.map_err(|e| invalid("caCertificates", e))?,
         proxy: proxy.transpose().map_err(|e| invalid("proxy", e))?,

@@ -123,49 +123,67 @@ pub(super) async fn all_metrics<E: Engine>(
     Ok(Json(json!({ "sandboxes": found })))
 }
 
-/// Lines of a console, each with the moment its sandbox last changed its state: a console knows no
-/// time.
-struct Console {
-    at: String,
-    lines: Vec<String>,
+/// A line of a console.
+struct ConsoleLine {
+    at_ms: u64,
+    text: String,
+    level: &'static str,
 }
 
-impl Console {
-    fn of<E: Engine>(app: &App<E>, caller: &Caller, id: &str) -> Result<Self, ApiError> {
-        let record = app.sandbox(caller, id, Liveness::Mendable)?;
-        let text = app
-            .sandboxes
-            .observe()
-            .console_tail(&record.id)?
-            .unwrap_or_default();
-        let most = usize::try_from(MAX_LINES).unwrap_or(usize::MAX);
-        // A guest's host name is its id.
-        let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
-        let mut lines: Vec<String> = text.lines().map(shown).collect();
-        if let SandboxState::Broken { cause, .. } = &record.state {
-            lines.push(format!("jiffy: {}", shown(cause)));
-        }
-        let begin = lines.len().saturating_sub(most);
-        Ok(Self {
-            at: moment(record.changed_ms),
-            lines: lines[begin..].to_vec(),
+impl ConsoleLine {
+    fn entry(&self) -> Value {
+        json!({
+            "timestamp": moment(self.at_ms),
+            "message": self.text,
+            "level": self.level,
+            "fields": {},
         })
     }
 
-    fn entries(&self) -> Vec<Value> {
-        let entry = |line: &String| {
-            json!({
-                "timestamp": self.at,
-                "message": line,
-                "level": "info",
-                "fields": {},
-            })
-        };
-        self.lines.iter().map(entry).collect()
+    /// The line as E2B's clients expect the lines of a log: with a JSON object as its text.
+    fn v1(&self) -> Value {
+        let line = json!({
+            "level": self.level,
+            "logger": "console",
+            "message": self.text,
+        });
+        json!({ "timestamp": moment(self.at_ms), "line": line.to_string() })
     }
 }
 
-/// `GET /sandboxes/{id}/logs`: the last lines of its console.
+/// Returns the last lines of a sandbox's console, oldest first.
+fn console<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    id: &str,
+) -> Result<Vec<ConsoleLine>, ApiError> {
+    let record = app.sandbox(caller, id, Liveness::Mendable)?;
+    let text = app
+        .sandboxes
+        .observe()
+        .console_tail(&record.id)?
+        .unwrap_or_default();
+    let mut lines: Vec<&str> = text.lines().collect();
+    keep_last(&mut lines, MAX_LINES);
+    // A guest's host name is its id.
+    let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
+    let reason = match &record.state {
+        SandboxState::Broken { cause, .. } => Some(format!("jiffy: {cause}")),
+        _ => None,
+    };
+    let texts: Vec<&str> = lines.iter().copied().chain(reason.as_deref()).collect();
+    let times = (app.console_times).of(&record.id, &texts, record.changed_ms, now_ms);
+    let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
+        at_ms,
+        text: shown(text),
+        level: if at < lines.len() { "info" } else { "error" },
+    };
+    Ok(texts.iter().zip(times).enumerate().map(line).collect())
+}
+
+/// `GET /sandboxes/{id}/logs`: the last lines of its console, or the first since `start`.
 pub(super) async fn logs_v1<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -173,17 +191,19 @@ pub(super) async fn logs_v1<E: Engine>(
     query: Query,
 ) -> Result<Json<Value>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
-    query.number("start", 0..=MAX_MOMENT * 1000)?;
-    let mut console = Console::of(&app, &caller, &id)?;
-    keep_last(&mut console.lines, limit);
-    let plain = |line: &String| json!({ "timestamp": console.at, "line": line });
-    let logs: Vec<Value> = console.lines.iter().map(plain).collect();
-    Ok(Json(
-        json!({ "logs": logs, "logEntries": console.entries() }),
-    ))
+    let start = query.number("start", 0..=MAX_MOMENT * 1000)?;
+    let mut lines = console(&app, &caller, &id)?;
+    match start {
+        Some(start) => keep_from(&mut lines, start, limit),
+        None => keep_last(&mut lines, limit),
+    }
+    let logs: Vec<Value> = lines.iter().map(ConsoleLine::v1).collect();
+    let entries: Vec<Value> = lines.iter().map(ConsoleLine::entry).collect();
+    Ok(Json(json!({ "logs": logs, "logEntries": entries })))
 }
 
-/// `GET /v2/sandboxes/{id}/logs`: the same, searched.
+/// `GET /v2/sandboxes/{id}/logs`: the same, searched. Lines are returned from `cursor` on, or back
+/// from there.
 pub(super) async fn logs_v2<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -191,24 +211,35 @@ pub(super) async fn logs_v2<E: Engine>(
     query: Query,
 ) -> Result<Json<Value>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
-    query.number("cursor", 0..=MAX_MOMENT * 1000)?;
+    let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
     let directions = [("forward", false), ("backward", true)];
     let backward = query.word("direction", &directions)?.unwrap_or(false);
     let levels = [("debug", 0), ("info", 1), ("warn", 2), ("error", 3)];
     let level = query.word("level", &levels)?.unwrap_or(0);
-    let mut console = Console::of(&app, &caller, &id)?;
-    if level > 1 {
-        // A console knows one level.
-        console.lines.clear();
-    }
+    let mut lines = console(&app, &caller, &id)?;
+    let rank = |name: &str| levels.iter().find(|(n, _)| *n == name).map_or(0, |l| l.1);
+    lines.retain(|line| rank(line.level) >= level);
     if let Some(search) = query.get("search") {
-        console.lines.retain(|line| line.contains(search));
+        lines.retain(|line| line.text.contains(search));
     }
-    keep_last(&mut console.lines, limit);
+    match cursor {
+        Some(cursor) if !backward => keep_from(&mut lines, cursor, limit),
+        cursor => {
+            lines.retain(|line| cursor.is_none_or(|cursor| line.at_ms <= cursor));
+            keep_last(&mut lines, limit);
+        }
+    }
     if backward {
-        console.lines.reverse();
+        lines.reverse();
     }
-    Ok(Json(json!({ "logs": console.entries() })))
+    let entries: Vec<Value> = lines.iter().map(ConsoleLine::entry).collect();
+    Ok(Json(json!({ "logs": entries })))
+}
+
+/// Keeps the first `limit` lines that are not older than `start_ms`.
+fn keep_from(lines: &mut Vec<ConsoleLine>, start_ms: u64, limit: u64) {
+    lines.retain(|line| line.at_ms >= start_ms);
+    lines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
 }
 
 fn keep_last<T>(lines: &mut Vec<T>, limit: u64) {

@@ -1,7 +1,6 @@
 //! Builds of templates as clients describe and see them.
 
 use super::moment;
-use crate::body::Object;
 use crate::error::ApiError;
 use jiffy_build_spec::expand::escape;
 use jiffy_build_spec::spec::{
@@ -51,10 +50,10 @@ impl NewTemplate {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct BuildStart {
-    spec: Option<Object<BuildSpec>>,
+    spec: Option<BuildSpec>,
     from_image: Option<String>,
     from_template: Option<String>,
-    from_image_registry: Option<Object<Registry>>,
+    from_image_registry: Option<Registry>,
     #[serde(default)]
     steps: Option<Vec<WireStep>>,
     start_cmd: Option<String>,
@@ -85,7 +84,7 @@ struct WireStep {
 impl BuildStart {
     /// Returns the specification of the build.
     pub fn spec(self) -> Result<BuildSpec, ApiError> {
-        if let Some(Object(spec)) = self.spec {
+        if let Some(spec) = self.spec {
             return Ok(spec);
         }
         let wire = self.steps.unwrap_or_default();
@@ -142,7 +141,7 @@ impl BuildStart {
     }
 }
 
-fn credentials(Object(registry): Object<Registry>) -> Result<Option<(String, String)>, ApiError> {
+fn credentials(registry: Registry) -> Result<Option<(String, String)>, ApiError> {
     match registry.r#type.as_str() {
         "registry" => Ok(registry.username.zip(registry.password)),
         kind => Err(ApiError::unsupported_option(format!(

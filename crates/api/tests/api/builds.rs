@@ -56,7 +56,27 @@ async fn a_build_waits_for_its_start_and_reports_its_result() {
         .get(&format!("{path}/logs?level=error"))
         .await
         .expect(200);
-    assert_eq!(logs.body["logs"].as_array().unwrap().len(), 1);
+    let lines = logs.body["logs"].as_array().unwrap();
+    assert_eq!(lines.len(), 1);
+    let at: jiff::Timestamp = lines[0]["timestamp"].as_str().unwrap().parse().unwrap();
+    let at = at.as_millisecond();
+    for (query, count) in [
+        (format!("cursor={at}&source=temporary"), 1),
+        (format!("cursor={}&source=persistent", at + 1), 0),
+        (format!("cursor={at}&direction=backward"), 1),
+        (format!("cursor={}&direction=backward", at - 1), 0),
+    ] {
+        let path = format!("{path}/logs?level=error&{query}");
+        let some = api.get(&path).await.expect(200);
+        assert_eq!(
+            some.body["logs"].as_array().unwrap().len(),
+            count,
+            "{query}"
+        );
+    }
+    api.get(&format!("{path}/logs?source=elsewhere"))
+        .await
+        .expect(400);
 }
 
 #[tokio::test]
@@ -329,7 +349,7 @@ async fn names_that_cannot_be_or_are_taken_are_refused() {
         "x:",
         ":y",
         "-x",
-        &"a".repeat(64),
+        &"a".repeat(129),
         // Ids of sandboxes, snapshots, templates and builds, and what builds call their own.
         "abcdefghijkmnpqrstuv",
         "01234567-89ab-4cde-8f01-23456789abcd",

@@ -348,7 +348,37 @@ async fn logs_are_the_consoles_last_lines() {
         .get(&format!("/sandboxes/{id}/logs?limit=10"))
         .await
         .expect(200);
-    assert_eq!(first.body["logs"][0]["line"], "guest is up");
+    let line = first.body["logs"][0]["line"].as_str().unwrap();
+    let line: Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        line["level"], "info",
+        "E2B's command line wants JSON: {line}"
+    );
+    assert_eq!(
+        (&line["logger"], &line["message"]),
+        (&json!("console"), &json!("guest is up"))
+    );
+    let at: jiff::Timestamp = first.body["logs"][0]["timestamp"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    for (first_ms, count) in [(at.as_millisecond(), 1), (at.as_millisecond() + 1, 0)] {
+        let path = format!("/sandboxes/{id}/logs?start={first_ms}");
+        let some = api.get(&path).await.expect(200);
+        assert_eq!(
+            some.body["logs"].as_array().unwrap().len(),
+            count,
+            "{first_ms}"
+        );
+        let path = format!("/v2/sandboxes/{id}/logs?cursor={first_ms}");
+        let some = api.get(&path).await.expect(200);
+        assert_eq!(
+            some.body["logs"].as_array().unwrap().len(),
+            count,
+            "{first_ms}"
+        );
+    }
     assert_eq!(first.body["logEntries"][0]["message"], "guest is up");
     let second = format!("/v2/sandboxes/{id}/logs");
     for (query, count) in [

@@ -3,11 +3,11 @@
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_engine::{Engine, Guest};
+use jiffy_engine::{Engine, Guest, new_token};
 
 impl<E: Engine> Sandboxes<E> {
-    /// Changes the settings of a sandbox by `change`, which sees those in force. Its time and its
-    /// secrets are not changed by this.
+    /// Changes the settings of a sandbox by `change`, which sees those in force. Its timeout is
+    /// not changed by this.
     pub async fn change_settings(
         &self,
         id: &str,
@@ -22,6 +22,15 @@ impl<E: Engine> Sandboxes<E> {
             }
             let before = record.settings.rules();
             change(&mut record.settings);
+            // The traffic token exists exactly as long as the ports are restricted.
+            match (
+                record.settings.network.restrict_traffic,
+                &record.traffic_token,
+            ) {
+                (true, None) => record.traffic_token = Some(new_token()?),
+                (false, Some(_)) => record.traffic_token = None,
+                _ => {}
+            }
             let rules = record.settings.rules();
             this.0
                 .engine

@@ -11,13 +11,15 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Console {
     /// Oldest first.
+    #[serde(rename = "logEntries")]
     pub logs: Vec<ConsoleLine>,
 }
 
 /// One of them.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConsoleLine {
-    /// Without its end.
+    /// Text without the line end.
+    #[serde(rename(deserialize = "message"))]
     pub line: String,
 }
 

@@ -6,7 +6,7 @@ mod schema;
 mod templates;
 
 pub use builds::{BuildRecord, BuildStatus, FailureReason, WantedSize};
-pub use log_lines::{LogLevel, LogLine, LogQuery, MAX_LOG_LINES};
+pub use log_lines::{LogLevel, LogLine, LogPosition, LogQuery, MAX_LOG_LINES};
 pub use templates::TemplateRecord;
 
 use super::pending_ends::PendingEnds;

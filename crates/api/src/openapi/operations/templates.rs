@@ -2,7 +2,7 @@
 
 use crate::openapi::operation::Operation;
 use crate::openapi::reference::{list, query, schema};
-use crate::routes::bounds::{MAX_PAGE, MAX_UNPAGED};
+use crate::routes::bounds::{MAX_MOMENT, MAX_PAGE, MAX_UNPAGED};
 use axum::http::Method;
 use serde_json::json;
 
@@ -10,6 +10,11 @@ use serde_json::json;
 pub(super) fn templates() -> Vec<Operation> {
     let level = json!({ "type": "string", "enum": ["debug", "info", "warn", "error"] });
     let offset = json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX });
+    let cursor = json!({
+        "type": "integer", "minimum": 0, "maximum": MAX_MOMENT * 1000,
+        "description": "Time of the first line, in milliseconds since 1970",
+    });
+    let source = json!({ "type": "string", "enum": ["temporary", "persistent"] });
     let limit = json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE });
     vec![
         Operation::get("/templates", "listTemplates", "Templates of this host, by owner and name")
@@ -45,7 +50,7 @@ pub(super) fn templates() -> Vec<Operation> {
             "How far a build is",
         )
         .with(vec![
-            query("logsOffset", offset.clone()),
+            query("logsOffset", offset),
             query("limit", limit.clone()),
             query("level", level.clone()),
         ])
@@ -91,12 +96,13 @@ pub(super) fn templates() -> Vec<Operation> {
             "What a build said",
         )
         .with(vec![
-            query("cursor", offset),
+            query("cursor", cursor),
             query("limit", limit),
             query(
                 "direction",
                 json!({ "type": "string", "enum": ["forward", "backward"] }),
             ),
+            query("source", source),
             query("level", level),
         ])
         .answers(200, "Its lines", schema("BuildLogs"))

@@ -14,6 +14,15 @@ pub(super) fn object(required: &[&str], properties: Value) -> Value {
     json!({ "type": "object", "required": required, "properties": properties })
 }
 
+/// An object with only these properties: others are rejected.
+pub(super) fn closed_object(required: &[&str], properties: Value) -> Value {
+    let mut schema = object(required, properties);
+    if let Some(map) = schema.as_object_mut() {
+        map.insert("additionalProperties".to_owned(), json!(false));
+    }
+    schema
+}
+
 /// Two lists of properties as one.
 pub(super) fn joined(mut one: Value, other: Value) -> Value {
     if let (Some(one), Value::Object(other)) = (one.as_object_mut(), other) {

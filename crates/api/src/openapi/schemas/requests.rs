@@ -1,7 +1,8 @@
 //! Bodies of requests about sandboxes.
 
 use super::parts::{
-    addresses, flag, integer, joined, maybe, nothing, object, pairs, sandbox_name, text, timeout,
+    addresses, closed_object, flag, integer, joined, maybe, nothing, object, pairs, sandbox_name,
+    text, timeout,
 };
 use crate::network;
 use crate::routes::bounds::{MAX_REFRESH, MAX_SNAPSHOT_NAME};
@@ -20,6 +21,7 @@ fn lists() -> Value {
     let name = "(\\*\\.)?([a-z]([a-z0-9-]{0,30}[a-z0-9])?\\.){0,3}[a-z]([a-z0-9-]{0,30}[a-z0-9])?";
     // Of IPv6 the patterns know what starts no trouble; more is understood.
     let v6 = "::1|fd00::(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?";
+    let host = "^[a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?$";
     json!({
         "allowOut": addresses(&format!("^({cidr}|{v6}|{name})$")),
         "denyOut": addresses(&format!("^({cidr}|{v6})$")),
@@ -27,18 +29,14 @@ fn lists() -> Value {
         "egressMbps": maybe(integer(1, u64::from(network::MAX_MBPS))),
         "egressProxy": nothing(),
         "rules": nothing(),
+        "httpsPorts": nothing(),
+        "allowPublicTraffic": maybe(flag()),
+        "maskRequestHost": maybe(json!({ "type": "string", "pattern": host })),
     })
 }
 
 /// Bodies of requests.
 pub(super) fn requests() -> Value {
-    let network = json!({
-        "httpsPorts": nothing(),
-        "allowPublicTraffic": maybe(flag()),
-        "maskRequestHost": maybe(json!({
-            "type": "string", "pattern": "^[a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?$",
-        })),
-    });
     let on_timeout = json!({ "type": ["string", "null"], "enum": ["kill", "pause", null] });
     let not_false = json!({
         "description": "Not supported: false is refused",
@@ -74,14 +72,14 @@ pub(super) fn requests() -> Value {
             "timeout": maybe(timeout()),
             "autoPause": maybe(flag()),
             "autoPauseMemory": not_false,
-            "autoResume": maybe(object(&[], json!({ "enabled": maybe(flag()) }))),
+            "autoResume": maybe(closed_object(&[], json!({ "enabled": maybe(flag()) }))),
             "secure": maybe(flag()),
             "allow_internet_access": maybe(flag()),
-            "network": maybe(object(&[], joined(lists(), network))),
+            "network": maybe(closed_object(&[], lists())),
             "metadata": pairs("^(?!host-mount$)"),
             "envVars": pairs("^[^=\\u0000]+$"),
             "envs": pairs("^[^=\\u0000]+$"),
-            "lifecycle": maybe(object(&[], json!({
+            "lifecycle": maybe(closed_object(&[], json!({
                 "onTimeout": on_timeout,
                 "autoResume": maybe(flag()),
             }))),
@@ -136,7 +134,7 @@ pub(super) fn requests() -> Value {
             "durable": maybe(flag()),
             "ack": maybe(json!({ "type": "string", "enum": ["captured", "stored"] })),
         }))),
-        "NetworkUpdate": object(&[], joined(lists(), json!({
+        "NetworkUpdate": closed_object(&[], joined(lists(), json!({
             "allow_internet_access": maybe(flag()),
         }))),
         "RevokeKey": object(&[], json!({

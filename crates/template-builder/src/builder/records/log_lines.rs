@@ -55,11 +55,20 @@ pub struct LogLine {
     pub message: String,
 }
 
+/// First line of a selection.
+#[derive(Debug, Clone, Copy)]
+pub enum LogPosition {
+    /// By its number.
+    Number(u64),
+    /// By its time, in milliseconds since 1970.
+    Moment(u64),
+}
+
 /// Selection of log lines.
 #[derive(Debug, Clone, Copy)]
 pub struct LogQuery {
-    /// Number of the first line.
-    pub from: u64,
+    /// First line.
+    pub from: LogPosition,
     /// Maximum number of lines.
     pub limit: usize,
     /// Descending order.
@@ -100,9 +109,13 @@ impl BuildRecords {
     pub fn log_lines(&self, build: &str, which: LogQuery) -> Result<Vec<LogLine>, RecordError> {
         let order = if which.backwards { "DESC" } else { "ASC" };
         let compare = if which.backwards { "<=" } else { ">=" };
+        let (column, from) = match which.from {
+            LogPosition::Number(number) => ("number", number),
+            LogPosition::Moment(at_ms) => ("at_ms", at_ms),
+        };
         let query = format!(
             "SELECT number, at_ms, level, step, message FROM lines
-             WHERE build = ?1 AND number {compare} ?2
+             WHERE build = ?1 AND {column} {compare} ?2
              AND CASE level WHEN 'debug' THEN 0 WHEN 'info' THEN 1 WHEN 'warn' THEN 2 ELSE 3 END >= ?4
              ORDER BY number {order} LIMIT ?3"
         );
@@ -110,7 +123,7 @@ impl BuildRecords {
             let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
             c.prepare_cached(&query)?
                 .query_map(
-                    params![build, to_sql(which.from), limit, which.level as i64],
+                    params![build, to_sql(from), limit, which.level as i64],
                     line,
                 )?
                 .collect()

@@ -90,7 +90,7 @@ fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
         let build = &records.builds("t1").unwrap()[0];
         assert_eq!((build.id.as_str(), &build.caller), ("b1", &None));
         let which = LogQuery {
-            from: 0,
+            from: LogPosition::Number(0),
             limit: 9,
             backwards: false,
             level: LogLevel::Debug,
@@ -170,7 +170,7 @@ fn lines_are_read_in_pages_and_by_level() {
     }
     let numbers = |from, limit, backwards, level| {
         let which = LogQuery {
-            from,
+            from: LogPosition::Number(from),
             limit,
             backwards,
             level,
@@ -183,7 +183,7 @@ fn lines_are_read_in_pages_and_by_level() {
     assert_eq!(numbers(9, 2, true, LogLevel::Debug), [9, 8]);
     assert_eq!(numbers(10, 2, false, LogLevel::Debug), [0_u64; 0]);
     let which = LogQuery {
-        from: 0,
+        from: LogPosition::Number(0),
         limit: 1,
         backwards: false,
         level: LogLevel::Debug,

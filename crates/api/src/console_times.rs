@@ -1,0 +1,139 @@
+//! Times of console lines.
+//!
+//! A console is a stream of bytes without times, and clients that follow a console need times that
+//! grow: they ask for the lines after the last one that they have. A line therefore has the time at
+//! which this daemon first read it. Lines of one read differ by a millisecond each. Lines of the
+//! first read follow the last change of the sandbox's state.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Maximum number of sandboxes whose lines are remembered. The least recently read is forgotten.
+const MAX_SANDBOXES: usize = 256;
+
+/// Lines of a console that were read, oldest first.
+#[derive(Debug, Default)]
+struct ReadLines {
+    /// Hash and time in milliseconds of each line.
+    lines: Vec<(u64, u64)>,
+    /// Time of the newest line that was ever read.
+    newest_ms: u64,
+    read_at: u64,
+}
+
+/// Times of the consoles that clients read.
+#[derive(Debug, Default)]
+pub(crate) struct ConsoleTimes(Mutex<HashMap<String, ReadLines>>);
+
+impl ConsoleTimes {
+    /// Returns a time in milliseconds since 1970 for each of `lines`, the last lines of the console
+    /// of `sandbox`. Times grow strictly, and a line keeps its time in later calls. `changed_ms` is
+    /// the time of the last change of the sandbox's state.
+    pub fn of(&self, sandbox: &str, lines: &[&str], changed_ms: u64, now_ms: u64) -> Vec<u64> {
+        let mut sandboxes = self.0.lock();
+        let turn = sandboxes.values().map(|s| s.read_at).max().unwrap_or(0) + 1;
+        if !sandboxes.contains_key(sandbox) && sandboxes.len() >= MAX_SANDBOXES {
+            let oldest = sandboxes.iter().min_by_key(|(_, s)| s.read_at);
+            if let Some(id) = oldest.map(|(id, _)| id.clone()) {
+                sandboxes.remove(&id);
+            }
+        }
+        let read = sandboxes.entry(sandbox.to_owned()).or_default();
+        let hashes: Vec<u64> = lines.iter().map(|line| hash(line)).collect();
+        let known = known_lines(&read.lines, &hashes);
+        let mut times: Vec<u64> = known.iter().map(|(_, at)| *at).collect();
+        let count = (lines.len() - times.len()) as u64;
+        let first = match read.newest_ms {
+            0 => changed_ms,
+            newest => newest.saturating_add(1).max(now_ms.saturating_sub(count)),
+        };
+        times.extend((0..count).map(|n| first.saturating_add(n)));
+        read.lines = hashes.into_iter().zip(times.iter().copied()).collect();
+        read.newest_ms = times.last().copied().unwrap_or(0).max(read.newest_ms);
+        read.read_at = turn;
+        times
+    }
+}
+
+fn hash(line: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    line.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns the lines of `before` that `now` starts with. The first line of `now` may be the rest of
+/// a line that was partly overwritten, and the last line of `before` may have been incomplete.
+fn known_lines<'a>(before: &'a [(u64, u64)], now: &[u64]) -> &'a [(u64, u64)] {
+    let mut known: &[(u64, u64)] = &[];
+    for (incomplete, overwritten) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+        let end = before.len().saturating_sub(incomplete);
+        let length = overlap(&before[..end], now.get(overwritten..).unwrap_or_default());
+        let start = end.checked_sub(length + overwritten);
+        if let Some(start) = start
+            && length > 0
+            && length + overwritten > known.len()
+        {
+            known = &before[start..end];
+        }
+    }
+    known
+}
+
+/// Returns the length of the longest end of `before` that `now` starts with.
+fn overlap(before: &[(u64, u64)], now: &[u64]) -> usize {
+    // The prefix function of Knuth, Morris and Pratt: linear, also for a guest that writes the same
+    // line again and again.
+    let mut borders = vec![0; now.len()];
+    let mut length = 0;
+    for at in 1..now.len() {
+        while length > 0 && now[at] != now[length] {
+            length = borders[length - 1];
+        }
+        length += usize::from(now[at] == now[length]);
+        borders[at] = length;
+    }
+    length = 0;
+    for (line, _) in before {
+        while length > 0 && now.get(length) != Some(line) {
+            length = borders[length - 1];
+        }
+        length += usize::from(now.get(length) == Some(line));
+    }
+    length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_keep_their_times_and_times_grow() {
+        let times = ConsoleTimes::default();
+        let first = times.of("s", &["a", "b", "b"], 1_000, 5_000);
+        assert_eq!(first, [1_000, 1_001, 1_002]);
+        assert_eq!(times.of("s", &["a", "b", "b"], 1_000, 6_000), first);
+        // The oldest line was overwritten, and two are new.
+        let later = times.of("s", &["b", "b", "c", "d"], 1_000, 7_000);
+        assert_eq!(later, [1_001, 1_002, 6_998, 6_999]);
+        // A part of the oldest line was overwritten, and the newest line was completed.
+        let completed = times.of("s", &["ird", "c", "de", "e"], 1_000, 8_000);
+        assert_eq!(completed, [1_002, 6_998, 7_998, 7_999]);
+        // A restored guest has a new console.
+        assert_eq!(times.of("s", &["f"], 8_500, 9_001), [9_000]);
+        assert_eq!(times.of("s", &[], 8_500, 9_000), [] as [u64; 0]);
+        assert_eq!(times.of("s", &["f"], 8_500, 6_000), [9_001], "never back");
+        assert_eq!(times.of("t", &["e"], 9, 10), [9]);
+    }
+
+    #[test]
+    fn a_bounded_number_of_consoles_is_remembered() {
+        let times = ConsoleTimes::default();
+        for n in 0..MAX_SANDBOXES + 5 {
+            times.of(&format!("s{n}"), &["x"], 1, 2);
+        }
+        let all = times.0.lock();
+        assert_eq!(all.len(), MAX_SANDBOXES);
+        assert!(!all.contains_key("s0") && all.contains_key("s5"));
+    }
+}
