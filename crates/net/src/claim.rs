@@ -238,7 +238,17 @@ impl Drop for RangeClaims {
 /// Makes and locks the file `path` in `directory`. Its former holder may have removed both.
 fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
     loop {
-        fs::create_dir_all(directory)?;
+        match fs::create_dir_all(directory) {
+            // Another holder removed it, or made it again, between the attempt to create it and the
+            // check of what is in the way.
+            Err(e)
+                if e.kind() == io::ErrorKind::AlreadyExists
+                    && fs::symlink_metadata(directory).map_or(true, |there| there.is_dir()) =>
+            {
+                continue;
+            }
+            made => made?,
+        }
         // A link that leads nowhere is an error, not a file that was removed.
         let file = File::options()
             .create(true)

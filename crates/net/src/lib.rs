@@ -14,6 +14,7 @@ mod error;
 mod forwarding;
 pub mod guest;
 mod guest_connections;
+mod happy_eyeballs;
 mod host;
 mod host_address;
 mod host_addresses;

@@ -38,8 +38,10 @@ pub enum RulesError {
     /// Neither an address nor a CIDR.
     #[error("`{0}` is neither an address nor a CIDR")]
     Malformed(String),
-    /// A name server that the rules do not allow.
-    #[error("`dnsServers`: `{0}` cannot be reached under these rules; allow it first")]
+    /// A name server in a private range, or of an IP version that the host does not have.
+    #[error(
+        "`dnsServers`: `{0}` is in a private or special-purpose range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`), or this host has no route to its IP version; name a public server"
+    )]
     NameServer(IpAddr),
 }
 
@@ -127,7 +129,9 @@ impl EgressPolicy {
             pace: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
             control_plane,
         };
-        let out_of_reach = |server: &&IpAddr| !policy.allows(**server);
+        // The host sends the questions, and only those for names that the rules allow: naming a
+        // server permits it, also under rules that deny its address to the guest itself.
+        let out_of_reach = |server: &&IpAddr| !policy.permits_by_name(**server);
         match policy.name_servers.iter().find(out_of_reach) {
             Some(server) => Err(RulesError::NameServer(*server)),
             None => Ok(policy),
@@ -188,7 +192,7 @@ impl EgressPolicy {
         self.reaches_anything() && (!only_names || self.allows_name(name))
     }
 
-    /// The name servers for its questions.
+    /// Returns the name servers for its questions, which the host sends.
     pub(crate) fn upstreams(&self, host: &Upstreams) -> Vec<SocketAddr> {
         match self.name_servers.as_slice() {
             [] => host.get(),

@@ -114,6 +114,32 @@ fn rules_that_cannot_be_enforced_are_refused() {
         ..NetworkRules::default()
     };
     assert_eq!(refused(server), RulesError::NameServer(ip("127.0.0.1")));
+    let server = NetworkRules {
+        dns_servers: vec![ip("2600::1")],
+        ..NetworkRules::default()
+    };
+    assert_eq!(refused(server), RulesError::NameServer(ip("2600::1")));
+}
+
+#[test]
+fn naming_a_name_server_permits_questions_to_it_and_nothing_else() {
+    // The example in the documentation of E2B's SDKs.
+    let named = NetworkRules {
+        dns_servers: vec![ip("1.1.1.1")],
+        ..rules(&["api.example.com"], &["0.0.0.0/0"], true)
+    };
+    let reach = HostReachability::default();
+    let policy = EgressPolicy::new(&named, &reach).unwrap();
+    let host = Upstreams::in_file("/nonexistent");
+    assert_eq!(policy.upstreams(&host), [(ip("1.1.1.1"), 53).into()]);
+    assert!(policy.answers("api.example.com") && !policy.answers("other.example"));
+    assert!(!policy.allows(ip("1.1.1.1")));
+    let closed = NetworkRules {
+        dns_servers: vec![ip("1.1.1.1")],
+        ..rules(&[], &[], false)
+    };
+    let closed = EgressPolicy::new(&closed, &reach).unwrap();
+    assert!(!closed.answers("api.example.com") && !closed.allows(ip("1.1.1.1")));
 }
 
 #[test]

@@ -9,11 +9,14 @@ use crate::NetError;
 use crate::connections::ConnectionRecorder;
 use crate::counted_stream::CountedStream;
 use crate::guest::{GATEWAY, GATEWAY6};
+use crate::happy_eyeballs;
 use crate::namespace;
+use crate::network_state::blocking;
 use crate::policy::EgressPolicy;
 use crate::slot_layout::PROXY_PORTS;
 use crate::sniff::{self, SniffProtocol, SniffResult};
 use crate::upstream::{self, Upstreams};
+use jiffy_engine::RefusalReason;
 use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin, is_api_host};
 use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
@@ -23,15 +26,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
-/// Most connections of one sandbox at the same time; further ones wait.
-const MAX_CONNECTIONS: usize = 256;
+/// Maximum number of connections by name of one sandbox at the same time. Further ones are reset.
+/// Each costs the daemon two descriptors and 16 KiB.
+const MAX_CONNECTIONS: usize = 1024;
 /// Time for a client to send its host name.
 const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Listening sockets, before the proxy runs.
 pub(crate) struct ProxyListeners(Vec<(net::TcpListener, SniffProtocol)>);
@@ -103,8 +106,12 @@ impl Drop for NameProxy {
 impl NameProxy {
     /// Starts accepting. Must be called inside a tokio runtime.
     pub fn start(listeners: ProxyListeners, route: ProxyRoute) -> io::Result<Self> {
+        Self::start_with(listeners, route, MAX_CONNECTIONS)
+    }
+
+    fn start_with(listeners: ProxyListeners, route: ProxyRoute, most: usize) -> io::Result<Self> {
         let route = Arc::new(route);
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let places = Arc::new(Semaphore::new(most));
         let tasks = listeners.0.into_iter().map(|(listener, protocol)| {
             let listener = TcpListener::from_std(listener)?;
             let (route, places) = (route.clone(), places.clone());
@@ -121,12 +128,13 @@ async fn accept(
     places: Arc<Semaphore>,
 ) {
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let route = route.clone();
+                let Ok(place) = places.clone().try_acquire_owned() else {
+                    route.reset(&stream);
+                    continue;
+                };
                 tokio::spawn(async move {
                     // Both sides see any end as a close.
                     let _ = route.carry(stream, protocol).await;
@@ -140,14 +148,24 @@ async fn accept(
 }
 
 impl ProxyRoute {
+    /// Resets a connection beyond the limit when it is dropped: programs get an error at once.
+    fn reset(&self, client: &TcpStream) {
+        let dialled = original_destination(client);
+        self.record
+            .refused_by_name(dialled, None, RefusalReason::Limit);
+        // Without the option the connection is closed, which programs notice as well.
+        let _ = client.set_zero_linger();
+    }
+
     async fn carry(&self, mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
         let dialled = original_destination(&client);
+        let refused = |name: Option<&str>| {
+            (self.record).refused_by_name(dialled, name, RefusalReason::Rules);
+        };
         let greeting = tokio::time::timeout(SNIFF_TIMEOUT, sniff_host(&mut client, protocol));
         let heard = greeting.await.map_err(io::Error::from).flatten();
-        let Some((name, head)) =
-            heard.inspect_err(|_| self.record.refused_by_name(dialled, None))?
-        else {
-            self.record.refused_by_name(dialled, None);
+        let Some((name, head)) = heard.inspect_err(|_| refused(None))? else {
+            refused(None);
             return refuse(client, protocol).await;
         };
         let reached = match is_api_host(&name) {
@@ -157,7 +175,7 @@ impl ProxyRoute {
         let (mut server, address) = match reached {
             Ok(reached) => reached,
             Err(ProxyRefusal::Forbidden) => {
-                self.record.refused_by_name(dialled, Some(&name));
+                refused(Some(&name));
                 return refuse(client, protocol).await;
             }
             Err(ProxyRefusal::Silent) => {
@@ -213,33 +231,36 @@ impl ProxyRoute {
             SniffProtocol::Http => 80,
             SniffProtocol::Tls => 443,
         };
-        let permitted = |ip: &&IpAddr| policy.permits_by_name(**ip);
-        let reachable: Vec<&IpAddr> = found.iter().filter(permitted).take(4).collect();
+        let permitted = |ip: &IpAddr| policy.permits_by_name(*ip);
+        let reachable: Vec<IpAddr> = found.iter().copied().filter(permitted).collect();
         if reachable.is_empty() && !found.is_empty() {
             return Err(ProxyRefusal::Forbidden);
         }
-        for address in reachable {
-            if let Some(stream) = self.connect_from_slot((*address, port).into()).await {
+        let connect = |address: SocketAddr| connect_from(self.slot.clone(), address);
+        let addresses = happy_eyeballs::in_turns(&reachable, port);
+        match happy_eyeballs::first(addresses, connect).await {
+            Some(stream) => {
                 let address = stream.peer_addr().ok();
-                return Ok((Box::new(stream), address));
+                Ok((Box::new(stream), address))
             }
+            None => Err(ProxyRefusal::Silent),
         }
-        Err(ProxyRefusal::Silent)
     }
+}
 
-    /// Connects from the slot: so the host's own table judges it like other connections from there.
-    async fn connect_from_slot(&self, address: SocketAddr) -> Option<TcpStream> {
-        let slot = self.slot.clone();
-        let connect = move || {
-            namespace::enter(&slot, || {
-                net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
-                    .map_err(NetError::host(format!("connecting to {address}")))
-            })
-        };
-        let stream = tokio::task::spawn_blocking(connect).await.ok()?.ok()?;
-        stream.set_nonblocking(true).ok()?;
-        TcpStream::from_std(stream).ok()
-    }
+/// Connects from a slot: so the host's own table judges the connection like others from there.
+async fn connect_from(slot: String, address: SocketAddr) -> Option<TcpStream> {
+    let open = move || {
+        namespace::enter(&slot, || {
+            let socket = match address {
+                SocketAddr::V4(_) => TcpSocket::new_v4(),
+                SocketAddr::V6(_) => TcpSocket::new_v6(),
+            };
+            socket.map_err(NetError::host("opening a socket in a slot"))
+        })
+    };
+    let socket = blocking(open).await.ok()?;
+    socket.connect(address).await.ok()
 }
 
 /// The address that the guest chose, before the slot's table redirected its connection.
@@ -283,4 +304,64 @@ async fn refuse(mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()
         client.write_all(answer.as_bytes()).await?;
     }
     client.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::connections::ConnectionSockets;
+    use jiffy_engine::ConnectionLog;
+
+    fn listener() -> (net::TcpListener, SocketAddr) {
+        let listener = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_limit_are_reset_at_once() {
+        let sockets = Arc::new(ConnectionSockets::none());
+        let record = Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true));
+        let (_policy, policy) = watch::channel(None);
+        let route = ProxyRoute {
+            slot: "nobody".to_owned(),
+            policy,
+            host: Arc::new(Upstreams::in_file("/nonexistent")),
+            record: record.clone(),
+            control_plane: None,
+        };
+        let [(a, http), (b, tls)] = [listener(), listener()];
+        let listeners = ProxyListeners(vec![(a, SniffProtocol::Http), (b, SniffProtocol::Tls)]);
+        let _proxy = NameProxy::start_with(listeners, route, 2).unwrap();
+        // All of the limit can be used, whichever listeners the connections are of.
+        let mut first = TcpStream::connect(http).await.unwrap();
+        let mut second = TcpStream::connect(http).await.unwrap();
+        for address in [http, tls] {
+            let mut beyond = TcpStream::connect(address).await.unwrap();
+            let end = tokio::time::timeout(Duration::from_secs(5), beyond.read_u8()).await;
+            let error = end.unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        let lines = record.read().list;
+        let refused = lines.iter().map(|line| (line.refused, line.times));
+        assert!(refused.eq([(Some(RefusalReason::Limit), 2)]), "{lines:?}");
+        // A connection that ends makes room for another.
+        first
+            .write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        first.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        second
+            .write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            .await
+            .unwrap();
+        second.read_to_string(&mut answer).await.unwrap();
+        let mut next = TcpStream::connect(tls).await.unwrap();
+        next.write_all(b"no TLS").await.unwrap();
+        assert_eq!(next.read_to_string(&mut answer).await.unwrap(), 0);
+    }
 }

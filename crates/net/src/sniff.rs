@@ -4,7 +4,8 @@ use httparse::Status;
 use rustls::server::Acceptor;
 use std::io;
 
-/// Most bytes that are read for it.
+/// Maximum number of bytes that are read for it. A request may have a longer head if its `Host` is
+/// among them.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 /// Protocol of a connection.
@@ -58,7 +59,24 @@ fn tls(head: &[u8]) -> SniffResult {
 }
 
 fn http(head: &[u8]) -> SniffResult {
-    let mut headers = [httparse::EMPTY_HEADER; 100];
+    if head.len() < MAX_HEAD_BYTES {
+        return http_host(head);
+    }
+    // The head may be longer than what is read of it. Its complete lines decide.
+    let lines = head
+        .iter()
+        .rposition(|&b| b == b'\n')
+        .map_or(0, |end| end + 1);
+    let mut whole = head.get(..lines).unwrap_or_default().to_vec();
+    whole.extend(b"\r\n");
+    http_host(&whole)
+}
+
+/// Returns the host that the head of a request names.
+fn http_host(head: &[u8]) -> SniffResult {
+    // Each header has a line.
+    let most = head.iter().filter(|&&b| b == b'\n').count();
+    let mut headers = vec![httparse::EMPTY_HEADER; most];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
         Ok(Status::Partial) => return SniffResult::Incomplete,
@@ -154,6 +172,29 @@ mod tests {
         ] {
             assert_eq!(sniff(SniffProtocol::Http, head), SniffResult::NoName);
         }
+    }
+
+    #[test]
+    fn a_long_head_goes_to_the_host_at_its_start() {
+        let to = SniffResult::Name("a.example".to_owned());
+        let start = "GET / HTTP/1.1\r\nHost: a.example\r\n".to_owned();
+        let many = start.clone() + &"X-Y: z\r\n".repeat(500) + "\r\n";
+        assert_eq!(sniff(SniffProtocol::Http, many.as_bytes()), to);
+        let long = start + "Cookie: " + &"c".repeat(2 * MAX_HEAD_BYTES);
+        let (short, read) = (&long.as_bytes()[..100], &long.as_bytes()[..MAX_HEAD_BYTES]);
+        assert_eq!(sniff(SniffProtocol::Http, short), SniffResult::Incomplete);
+        assert_eq!(sniff(SniffProtocol::Http, read), to);
+        let late = "GET / HTTP/1.1\r\nX: ".to_owned() + &long + "\r\nHost: a.example\r\n";
+        assert_eq!(
+            sniff(SniffProtocol::Http, late.as_bytes()),
+            SniffResult::NoName
+        );
+        // Two names, of which the second is incomplete.
+        let two = "GET / HTTP/1.1\r\nHost: a.example\r\nHost: b.exa".to_owned();
+        assert_eq!(
+            sniff(SniffProtocol::Http, two.as_bytes()),
+            SniffResult::Incomplete
+        );
     }
 
     #[test]

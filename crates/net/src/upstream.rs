@@ -84,12 +84,16 @@ pub(crate) async fn ask(
     None
 }
 
-/// Addresses of `name`; those of IPv6 after the others, and only if they are wanted.
+/// Returns the addresses of `name`: IPv4 first, then IPv6 if `ipv6` is set.
 pub(crate) async fn addresses(name: &str, servers: &[SocketAddr], ipv6: bool) -> Vec<IpAddr> {
-    let mut found = of_type(name, RecordType::A, servers).await;
-    if ipv6 {
-        found.extend(of_type(name, RecordType::AAAA, servers).await);
-    }
+    let v6 = async {
+        match ipv6 {
+            true => of_type(name, RecordType::AAAA, servers).await,
+            false => Vec::new(),
+        }
+    };
+    let (mut found, v6) = tokio::join!(of_type(name, RecordType::A, servers), v6);
+    found.extend(v6);
     found
 }
 
@@ -104,10 +108,15 @@ async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<
     let Ok(question) = asked.to_vec() else {
         return Vec::new();
     };
-    let answer = match ask(&question, &asked, servers, DnsTransport::Udp).await {
-        Some(answer) => Message::from_vec(&answer).ok(),
-        None => None,
+    let over = async |transport| {
+        let answer = ask(&question, &asked, servers, transport).await?;
+        Message::from_vec(&answer).ok()
     };
+    let mut answer = over(DnsTransport::Udp).await;
+    if answer.as_ref().is_some_and(|a| a.metadata.truncation) {
+        // The whole answer does not fit into a datagram. Its part is better than nothing.
+        answer = over(DnsTransport::Tcp).await.or(answer);
+    }
     let records = answer.map(|answer| answer.answers).unwrap_or_default();
     let found = records.iter().filter_map(|record| match &record.data {
         RData::A(address) => Some(IpAddr::V4(address.0)),
@@ -164,10 +173,64 @@ async fn over_tcp(question: &[u8], server: SocketAddr) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use hickory_proto::rr::Record;
+    use hickory_proto::rr::rdata::A;
+    use std::net;
+
     #[test]
     fn name_servers_are_parsed_like_the_c_librarys() {
         let text = "# c\nnameserver 10.0.0.1\nsearch x\nnameserver ::1\nnameserver bad\n";
-        let servers: Vec<String> = super::parse(text).iter().map(ToString::to_string).collect();
+        let servers: Vec<String> = parse(text).iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.0.0.1:53", "[::1]:53"]);
+    }
+
+    /// An answer with `count` addresses, truncated if `truncated`.
+    fn answer(question: &[u8], count: u8, truncated: bool) -> Vec<u8> {
+        let mut answer = Message::from_vec(question).unwrap();
+        answer.metadata.message_type = MessageType::Response;
+        answer.metadata.truncation = truncated;
+        let name = answer.queries[0].name().clone();
+        for n in 0..count {
+            let address = RData::A(A(Ipv4Addr::new(192, 0, 2, n)));
+            answer.add_answer(Record::from_rdata(name.clone(), 60, address));
+        }
+        answer.to_vec().unwrap()
+    }
+
+    /// A name server that answers over UDP in part, and over TCP as a whole if `with_tcp`.
+    fn truncating_server(with_tcp: bool) -> SocketAddr {
+        let tcp = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = tcp.local_addr().unwrap();
+        let udp = net::UdpSocket::bind(address).unwrap();
+        udp.set_nonblocking(true).unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        tokio::spawn(async move {
+            let udp = UdpSocket::from_std(udp).unwrap();
+            let mut question = [0; 512];
+            let (length, from) = udp.recv_from(&mut question).await.unwrap();
+            let part = answer(&question[..length], 2, true);
+            udp.send_to(&part, from).await.unwrap();
+            let tcp = with_tcp.then(|| tokio::net::TcpListener::from_std(tcp).unwrap());
+            let Some(tcp) = tcp else { return };
+            let (mut stream, _) = tcp.accept().await.unwrap();
+            let mut question = vec![0; stream.read_u16().await.unwrap().into()];
+            stream.read_exact(&mut question).await.unwrap();
+            let whole = answer(&question, 60, false);
+            let length = u16::try_from(whole.len()).unwrap();
+            stream.write_u16(length).await.unwrap();
+            stream.write_all(&whole).await.unwrap();
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_truncated_answer_is_fetched_over_tcp() {
+        let servers = [truncating_server(true)];
+        assert_eq!(addresses("many.example", &servers, false).await.len(), 60);
+        // Without TCP the part that arrived is used.
+        let servers = [truncating_server(false)];
+        assert_eq!(addresses("many.example", &servers, false).await.len(), 2);
     }
 }

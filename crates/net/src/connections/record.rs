@@ -130,8 +130,13 @@ impl ConnectionRecorder {
     }
 
     /// Records a connection to `to` with the name `name` that the proxy refused.
-    pub fn refused_by_name(&self, to: Option<SocketAddr>, name: Option<&str>) {
-        let line = line_to(to, name, Some(RefusalReason::Rules));
+    pub fn refused_by_name(
+        &self,
+        to: Option<SocketAddr>,
+        name: Option<&str>,
+        reason: RefusalReason,
+    ) {
+        let line = line_to(to, name, Some(reason));
         self.lines.lock().refused.count(line);
     }
 

@@ -19,7 +19,7 @@ fn to(last: u8, port: u16) -> Option<SocketAddr> {
 fn equal_connections_are_one_line_and_dropped_lines_are_counted() {
     let record = record();
     for _ in 0..3 {
-        record.refused_by_name(to(1, 80), Some("a.example"));
+        record.refused_by_name(to(1, 80), Some("a.example"), RefusalReason::Rules);
     }
     record.question("b.example.", "A".to_owned(), None);
     let read = record.read();
@@ -27,7 +27,7 @@ fn equal_connections_are_one_line_and_dropped_lines_are_counted() {
     assert_eq!(read.list[0].times + read.list[1].times, 4);
     assert!(read.since_ms.is_some());
     for port in 1..=2000 {
-        record.refused_by_name(to(2, port), None);
+        record.refused_by_name(to(2, port), None, RefusalReason::Rules);
     }
     let read = record.read();
     assert_eq!(read.list.len(), MAX_LINES[1] + 1);
