@@ -8,6 +8,7 @@
 
 pub mod entry;
 pub mod error;
+mod mode;
 pub mod pack;
 mod pax;
 pub mod read;
@@ -18,6 +19,7 @@ mod xattr;
 
 pub use entry::{ArchiveEntry, ArchiveEntryKind, ContentRange};
 pub use error::ArchiveError;
+pub use mode::set_mode;
 pub use pack::{PackOptions, Packer};
 pub use read::{ArchiveReader, ReadLimits};
 pub use unpack::{UnpackOptions, UnpackOwner, UnpackStats, unpack};

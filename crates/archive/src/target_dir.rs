@@ -86,14 +86,21 @@ pub struct TargetDir<'a> {
     root: BorrowedFd<'a>,
     resolve: ResolveFlags,
     owner: Option<(u32, u32)>,
+    /// Entries that may still be created. `None`: any number.
+    entries_left: Option<u64>,
     /// Parent of the last entry: archives list entries by directory.
     last: Option<(Vec<u8>, OwnedFd)>,
 }
 
 impl<'a> TargetDir<'a> {
     /// Uses the open directory `root`. If `confined`, no symbolic links are followed. Directories
-    /// without an entry belong to `owner`.
-    pub fn new(root: BorrowedFd<'a>, confined: bool, owner: Option<(u32, u32)>) -> Self {
+    /// without an entry belong to `owner`. At most `max_entries` are created.
+    pub fn new(
+        root: BorrowedFd<'a>,
+        confined: bool,
+        owner: Option<(u32, u32)>,
+        max_entries: Option<u64>,
+    ) -> Self {
         let resolve = match confined {
             true => RESOLVE_CONFINED,
             false => ResolveFlags::NO_MAGICLINKS,
@@ -102,8 +109,20 @@ impl<'a> TargetDir<'a> {
             root,
             resolve,
             owner,
+            entries_left: max_entries,
             last: None,
         }
+    }
+
+    /// Counts an entry that is about to be created. Fails if it is one too many.
+    pub fn count_entry(&mut self, path: &EntryPath) -> Result<(), ArchiveError> {
+        let Some(left) = &mut self.entries_left else {
+            return Ok(());
+        };
+        let problem = "is one more than the maximum number of entries";
+        let too_many = || ArchiveError::entry(path.bytes(), problem);
+        *left = left.checked_sub(1).ok_or_else(too_many)?;
+        Ok(())
     }
 
     /// Descriptor of the directory.
@@ -120,17 +139,9 @@ impl<'a> TargetDir<'a> {
         let fd = match self.last.take() {
             Some((known, fd)) if known == parent => fd,
             _ => match self.open(parent) {
-                Err(Errno::NOENT) => self.make(parent),
-                opened => opened,
-            }
-            .map_err(|errno| match errno {
-                Errno::LOOP => ArchiveError::entry(path.bytes(), "goes through a symbolic link"),
-                Errno::NOTDIR => ArchiveError::entry(
-                    path.bytes(),
-                    "goes through a file, as if it were a directory",
-                ),
-                errno => ArchiveError::file("open the directory of", path.bytes(), errno),
-            })?,
+                Err(Errno::NOENT) => self.make(parent, path)?,
+                opened => opened.map_err(|errno| failed(path, errno))?,
+            },
         };
         let last = self.last.insert((parent.to_vec(), fd));
         Ok((last.1.as_fd(), name))
@@ -154,26 +165,45 @@ impl<'a> TargetDir<'a> {
         }
     }
 
-    fn make(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+    /// Creates the directory `path`, a parent of `entry`.
+    fn make(&mut self, path: &[u8], entry: &EntryPath) -> Result<OwnedFd, ArchiveError> {
+        let failed = |errno| failed(entry, errno);
         let ends = (path.iter().enumerate()).filter(|(_, b)| **b == b'/');
         let ends = ends.map(|(at, _)| at).chain([path.len()]);
-        let mut above = self.open(b"")?;
+        let mut above = self.open(b"").map_err(failed)?;
         let mut start = 0;
         for end in ends {
             let name = &path[start..end];
             start = end + 1;
-            match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) => {
-                    if let Some((uid, gid)) = self.owner {
-                        own(&above, name, uid, gid)?;
+            above = match self.open(&path[..end]) {
+                Err(Errno::NOENT) => {
+                    self.count_entry(entry)?;
+                    match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+                        Ok(()) => {
+                            if let Some((uid, gid)) = self.owner {
+                                own(&above, name, uid, gid).map_err(failed)?;
+                            }
+                        }
+                        Err(Errno::EXIST) => {}
+                        Err(e) => return Err(failed(e)),
                     }
+                    self.open(&path[..end]).map_err(failed)?
                 }
-                Err(Errno::EXIST) => {}
-                Err(e) => return Err(e),
-            }
-            above = self.open(&path[..end])?;
+                opened => opened.map_err(failed)?,
+            };
         }
         Ok(above)
+    }
+}
+
+fn failed(path: &EntryPath, errno: Errno) -> ArchiveError {
+    match errno {
+        Errno::LOOP => ArchiveError::entry(path.bytes(), "goes through a symbolic link"),
+        Errno::NOTDIR => {
+            let problem = "goes through a file, as if it were a directory";
+            ArchiveError::entry(path.bytes(), problem)
+        }
+        errno => ArchiveError::file("open the directory of", path.bytes(), errno),
     }
 }
 

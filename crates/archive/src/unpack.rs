@@ -1,7 +1,8 @@
 //! Unpacking of archives below a directory.
 
 use crate::entry::{ArchiveEntry, ArchiveEntryKind};
-use crate::error::ArchiveError;
+use crate::error::{ArchiveError, shown};
+use crate::mode::set_mode;
 use crate::read::ArchiveReader;
 use crate::target_dir::{EntryPath, TargetDir, own};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
@@ -31,22 +32,28 @@ pub struct UnpackOptions {
     pub owner: UnpackOwner,
     /// Permissions of all files; those of the archive by default.
     pub mode: Option<u32>,
-    /// Untrusted archive: no devices, set-user-id bits or attributes, and no symbolic links are
-    /// followed.
+    /// Untrusted archive: no devices, named pipes, set-user-id bits or attributes, and no symbolic
+    /// links are followed.
     pub confined: bool,
     /// Replacement for the first component of every path.
     pub rename: Option<Vec<u8>>,
     /// Maximum total size of the files in bytes, with holes.
     pub max_bytes: Option<u64>,
+    /// Maximum number of files and directories, with directories that the archive does not list.
+    pub max_entries: Option<u64>,
 }
 
 /// Result of unpacking.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnpackStats {
-    /// Number of entries.
+    /// Number of unpacked entries.
     pub entries: u64,
     /// Bytes of files without holes.
     pub bytes: u64,
+    /// Number of devices and named pipes that were skipped, since the archive is untrusted.
+    pub skipped: u64,
+    /// Name of the first of them, for display.
+    pub first_skipped: Option<String>,
 }
 
 /// Unpacks an archive into the open directory `root`.
@@ -64,7 +71,7 @@ pub fn unpack(
     };
     let mut work = Unpacker {
         reader: ArchiveReader::new(input),
-        place: TargetDir::new(root, rules.confined, owner),
+        place: TargetDir::new(root, rules.confined, owner, rules.max_entries),
         rules,
         open: Vec::new(),
         buffer: vec![0; BUFFER],
@@ -108,6 +115,15 @@ impl<R: Read> Unpacker<'_, R> {
                 let problem = "is more than may be unpacked";
                 return Err(ArchiveError::entry(&entry.path, problem));
             }
+            if self.rules.confined && is_special(entry.kind) {
+                self.done.skipped += 1;
+                let first = &mut self.done.first_skipped;
+                first.get_or_insert_with(|| shown(&entry.path));
+                continue;
+            }
+            if !path.is_root() {
+                self.place.count_entry(&path)?;
+            }
             match entry.kind {
                 ArchiveEntryKind::Directory => self.directory(entry, path)?,
                 _ if path.is_root() => {
@@ -117,8 +133,6 @@ impl<R: Read> Unpacker<'_, R> {
                 ArchiveEntryKind::Symlink => self.symlink(&entry, &path)?,
                 ArchiveEntryKind::HardLink => self.hard_link(&entry, &path)?,
                 ArchiveEntryKind::Fifo => self.node(&entry, &path, FileType::Fifo, 0)?,
-                // Untrusted archives create no devices.
-                _ if self.rules.confined => continue,
                 ArchiveEntryKind::Character(major, minor) => {
                     let device = fs::makedev(major, minor);
                     self.node(&entry, &path, FileType::CharacterDevice, device)?;
@@ -265,8 +279,15 @@ impl<R: Read> Unpacker<'_, R> {
             _ => return Err(ArchiveError::entry(path.bytes(), missing)),
         };
         // Checked before an existing file is removed.
-        fs::statat(&target_parent, target_name, AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|_| ArchiveError::entry(path.bytes(), missing))?;
+        match fs::statat(&target_parent, target_name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => {}
+            // Another name of something that was skipped.
+            Err(Errno::NOENT) if self.done.skipped > 0 => {
+                self.done.skipped += 1;
+                return Ok(());
+            }
+            Err(_) => return Err(ArchiveError::entry(path.bytes(), missing)),
+        }
         self.replacing(path, |parent, name| {
             fs::linkat(&target_parent, target_name, parent, name, AtFlags::empty())
         })
@@ -285,7 +306,7 @@ impl<R: Read> Unpacker<'_, R> {
         })?;
         self.set_owner_and_time(entry, path)?;
         let (parent, name) = self.place.parent(path)?;
-        fs::chmodat(parent, name, mode, AtFlags::empty())
+        set_mode(parent, name, mode)
             .map_err(|errno| ArchiveError::file("protect", path.bytes(), errno))
     }
 
@@ -328,6 +349,12 @@ impl<R: Read> Unpacker<'_, R> {
         let times = times(entry.mtime);
         fs::utimensat(parent, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
     }
+}
+
+/// Returns whether an entry is neither a file, nor a directory, nor a link.
+fn is_special(kind: ArchiveEntryKind) -> bool {
+    use ArchiveEntryKind::{Directory, File, HardLink, Symlink};
+    !matches!(kind, File | Directory | Symlink | HardLink)
 }
 
 fn own_open(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {

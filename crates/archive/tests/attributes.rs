@@ -28,6 +28,7 @@ fn attributes_of_users_are_kept() {
         confined: false,
         rename: None,
         max_bytes: None,
+        max_entries: None,
     };
     let root = File::open(dir.path().join("into")).unwrap();
     unpack(&bytes[..], root.as_fd(), &rules).unwrap();

@@ -32,6 +32,7 @@ impl Scene {
             confined: true,
             rename: rename.map(|name| name.as_bytes().to_vec()),
             max_bytes: None,
+            max_entries: None,
         };
         unpack(archive, root.as_fd(), &rules)
     }
@@ -132,7 +133,7 @@ fn existing_links_are_not_followed() {
 }
 
 #[test]
-fn devices_setuid_and_attributes_are_dropped() {
+fn devices_pipes_setuid_and_attributes_are_dropped() {
     let scene = Scene::new();
     let mut f = file("f");
     f.uid = 12;
@@ -143,9 +144,16 @@ fn devices_setuid_and_attributes_are_dropped() {
     let entries = [
         entry(ArchiveEntryKind::Character(1, 3), "null", ""),
         entry(ArchiveEntryKind::Block(8, 0), "disk", ""),
+        entry(ArchiveEntryKind::UnknownDevice, "unknown", ""),
+        entry(ArchiveEntryKind::Fifo, "pipe", ""),
+        entry(ArchiveEntryKind::HardLink, "the same pipe", "pipe"),
         f,
     ];
-    scene.unpack(&archive(&entries), None).unwrap();
+    let done = scene.unpack(&archive(&entries), None).unwrap();
+    assert_eq!(
+        (done.skipped, done.first_skipped.as_deref()),
+        (5, Some("null"))
+    );
     let path = scene.dir.path().join("in");
     assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
     let found = fs::metadata(path.join("f")).unwrap();
@@ -247,6 +255,71 @@ fn bytes_changed_at_random_do_no_harm() {
 }
 
 #[test]
+fn entries_beyond_the_limit_are_refused_before_they_are_created() {
+    let count = |path: &std::path::Path| {
+        let all = std::process::Command::new("find").arg(path).output();
+        all.unwrap().stdout.iter().filter(|b| **b == b'\n').count() - 1
+    };
+    let listed: Vec<_> = (0..5).map(|n| file(&n.to_string())).collect();
+    // Directories that no entry lists count as well.
+    let implied = [file("a/b/c/d/f")];
+    let links = [file("f"), entry(ArchiveEntryKind::HardLink, "g", "f")];
+    let directory = ArchiveEntryKind::Directory;
+    let directories = [entry(directory, ".", ""), entry(directory, "d", "")];
+    for (entries, needed) in [
+        (&listed[..], 5),
+        (&implied[..], 5),
+        (&links[..], 2),
+        (&directories[..], 1),
+    ] {
+        for most in 0..=needed {
+            let scene = Scene::new();
+            let path = scene.dir.path().join("in");
+            let root = File::open(&path).unwrap();
+            let rules = UnpackOptions {
+                owner: UnpackOwner::Ours,
+                mode: None,
+                confined: true,
+                rename: None,
+                max_bytes: None,
+                max_entries: Some(most),
+            };
+            let done = unpack(&archive(entries)[..], root.as_fd(), &rules);
+            let created = u64::try_from(count(&path)).unwrap();
+            assert!(created <= most, "{created} of {most}");
+            match done {
+                Ok(_) => assert_eq!((most, created), (needed, needed)),
+                Err(e) => {
+                    assert!(most < needed && e.is_malformed(), "{e}");
+                    assert!(e.to_string().contains("maximum number of entries"), "{e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn permissions_are_never_set_through_a_link() {
+    let scene = Scene::new();
+    let (inside, secret) = (
+        scene.dir.path().join("in"),
+        scene.dir.path().join("out/secret"),
+    );
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    let before = mode(&secret);
+    // In the place of a file that was there a moment ago.
+    symlink("../out/secret", inside.join("link")).unwrap();
+    fs::write(inside.join("file"), "").unwrap();
+    let root = File::open(&inside).unwrap();
+    let wanted = rustix::fs::Mode::from_raw_mode(0o4001);
+    let refused = jiffy_archive::set_mode(&root, "link", wanted);
+    assert_eq!(refused, Err(rustix::io::Errno::LOOP));
+    assert_eq!(mode(&secret), before);
+    jiffy_archive::set_mode(&root, "file", wanted).unwrap();
+    assert_eq!(mode(&inside.join("file")), 0o4001);
+}
+
+#[test]
 fn content_beyond_the_limit_is_refused_before_it_is_read() {
     let scene = Scene::new();
     let root = File::open(scene.dir.path().join("in")).unwrap();
@@ -256,6 +329,7 @@ fn content_beyond_the_limit_is_refused_before_it_is_read() {
         confined: true,
         rename: None,
         max_bytes: Some(max),
+        max_entries: None,
     };
     let two = archive(&[file("a"), file("b")]);
     unpack(&two[..], root.as_fd(), &rules(8)).unwrap();

@@ -111,8 +111,13 @@ fn traps_in_a_guests_files_do_nothing_on_the_host() {
         at("outside")
     );
     test_home.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", &script]);
-    test_home.ok(&["cp", "-r", "-u", "root", &format!("{id}:t"), &at("t")]);
-    assert!(!Path::new(&at("t/null")).exists() && !Path::new(&at("t/disk")).exists());
+    let copied = test_home.call(&["cp", "-r", "-u", "root", &format!("{id}:t"), &at("t")]);
+    assert_eq!(copied.code, Some(0), "{copied:?}");
+    let message = "skipped 3 devices and named pipes";
+    assert!(copied.stderr.contains(message), "{copied:?}");
+    for special in ["t/null", "t/disk", "t/pipe"] {
+        assert!(!Path::new(&at(special)).exists(), "{special}");
+    }
     let found = fs::metadata(at("t/setuid")).unwrap();
     assert_eq!(found.mode() & 0o7777, 0o755);
     assert_eq!(found.uid(), fs::metadata(here.path()).unwrap().uid());

@@ -10,7 +10,7 @@ mod apply;
 mod survey;
 
 use crate::cli::Volume;
-use crate::sandbox::tree::{from_tree, receive, send};
+use crate::sandbox::tree::{ReceiveLimits, from_tree, receive, report_skipped, send};
 use anyhow::{Context, ensure};
 use apply::Apply;
 use jiffy_agent_client::{AgentClient, ArchiveOptions};
@@ -128,7 +128,12 @@ impl HostTree {
             false => (self.guest.clone(), Some(FILE_NAME.into())),
         };
         let reader = agent.archive_read(&[&from], user).await?;
-        receive(reader, File::open(staging.path())?, rename, Some(MAX_BYTES)).await?;
+        let limits = ReceiveLimits {
+            bytes: Some(MAX_BYTES),
+            entries: Some(u64::try_from(MAX_ENTRIES)?),
+        };
+        let root = File::open(staging.path())?;
+        report_skipped(&receive(reader, root, rename, limits).await?);
         let (path, is_dir, sent) = (self.path.clone(), self.is_dir, sent.clone());
         tokio::task::spawn_blocking(move || carry_over(staging.path(), &path, is_dir, &sent))
             .await?

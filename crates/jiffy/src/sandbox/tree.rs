@@ -1,13 +1,13 @@
 //! `jiffy cp -r`: directories into a sandbox or out of it, as `docker cp` has it.
 //!
 //! Archives of a sandbox are not trusted: each is unpacked beneath one name of ours, through no
-//! symbolic link, without devices and without setuid.
+//! symbolic link, without devices, named pipes and setuid.
 
 use crate::cli::CpArgs;
 use anyhow::Context;
 use bytes::{Buf, Bytes};
 use jiffy_agent_client::{AgentClient, ArchiveOptions, EntryKind, FileReader};
-use jiffy_archive::{PackOptions, Packer, UnpackOptions, UnpackOwner, unpack};
+use jiffy_archive::{PackOptions, Packer, UnpackOptions, UnpackOwner, UnpackStats, unpack};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -113,35 +113,51 @@ pub async fn download(
     let (directory, rename) = target_on_host(path, to)?;
     let root =
         File::open(&directory).with_context(|| format!("cannot open {}", directory.display()))?;
-    let unpacked = receive(reader, root, rename, None).await;
-    unpacked.with_context(failed)
+    let unpacked = receive(reader, root, rename, ReceiveLimits::default()).await;
+    report_skipped(&unpacked.with_context(failed)?);
+    Ok(())
 }
 
-/// Unpacks what a sandbox sends beneath `root`, as a stranger's: at most `max_bytes` of files, and
-/// so many of archive around them.
+/// Limits of what a sandbox sends. `None`: any number.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ReceiveLimits {
+    /// Bytes of files. The archive around them may have as many.
+    pub bytes: Option<u64>,
+    /// Files and directories.
+    pub entries: Option<u64>,
+}
+
+/// Reports entries of a sandbox that are not created on this host.
+pub fn report_skipped(done: &UnpackStats) {
+    if let Some(first) = &done.first_skipped {
+        eprintln!(
+            "jiffy: skipped {} devices and named pipes of the sandbox, the first is {first}",
+            done.skipped
+        );
+    }
+}
+
+/// Unpacks what a sandbox sends below `root`, as an untrusted archive. Limits are checked before
+/// anything beyond them is written.
 pub async fn receive(
     reader: FileReader,
     root: File,
     rename: Option<Vec<u8>>,
-    max_bytes: Option<u64>,
-) -> anyhow::Result<()> {
+    limits: ReceiveLimits,
+) -> anyhow::Result<UnpackStats> {
     let rules = UnpackOptions {
         owner: UnpackOwner::Ours,
         mode: None,
         confined: true,
         rename,
-        max_bytes,
+        max_bytes: limits.bytes,
+        max_entries: limits.entries,
     };
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
-    let work = tokio::task::spawn_blocking(move || {
-        unpack(Received::new(receiver), root.as_fd(), &rules).map(drop)
-    });
-    let sent = forward(
-        reader,
-        sender,
-        max_bytes.map_or(u64::MAX, |max| max.saturating_mul(2)),
-    )
-    .await;
+    let work =
+        tokio::task::spawn_blocking(move || unpack(Received::new(receiver), root.as_fd(), &rules));
+    let max_archive = limits.bytes.map_or(u64::MAX, |max| max.saturating_mul(2));
+    let sent = forward(reader, sender, max_archive).await;
     let unpacked = work.await?;
     // A broken connection is the cause of an archive that ends too early.
     sent?;

@@ -1,21 +1,25 @@
 //! `PUT /archive`: unpacks a tar archive.
 
-use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, archive_permit, resolve};
+use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, resolve};
 use crate::body::{ReplyBody, json};
 use crate::filesystem::operation;
 use crate::rest::error::RestError;
 use crate::rpc::request;
 use crate::state::Agent;
-use crate::users::Users;
+use crate::users::{User, Users};
+use crate::workers::{CallClass, Progress};
 use bytes::{Buf, Bytes};
 use flate2::read::MultiGzDecoder;
 use hyper::body::Incoming;
-use hyper::{Request, Response, StatusCode, header};
+use hyper::{Request, Response, header};
 use jiffy_archive::{ArchiveError, UnpackOptions, UnpackOwner, UnpackStats, unpack};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::pin::pin;
 use tokio::sync::mpsc;
+
+const WHAT: &str = "cannot unpack an archive";
 
 /// Unpacks the request's archive beneath the query's path.
 pub async fn answer(
@@ -23,22 +27,11 @@ pub async fn answer(
     request: Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = ArchiveQuery::of(request.uri());
-    let user = query.user(agent)?;
-    let [path] = &query.paths[..] else {
+    if query.paths.len() != 1 {
         return Err(RestError::bad("the query must name one path"));
-    };
-    let path = resolve(&user, path);
-    let rules = UnpackOptions {
-        owner: match &query.owner {
-            Some(text) if text == "@" => UnpackOwner::Fixed(user.uid, user.gid),
-            Some(text) => owner(text)?,
-            None => UnpackOwner::Archive,
-        },
-        mode: query.mode.as_deref().map(mode).transpose()?,
-        confined: false,
-        rename: None,
-        max_bytes: None,
-    };
+    }
+    let lookup = query.lookup(agent);
+    let mode = query.mode.as_deref().map(mode).transpose()?;
     let encoding = request.headers().get(header::CONTENT_ENCODING);
     let gzip = match encoding.map_or(Ok(""), |v| v.to_str()).map(str::trim) {
         Ok("" | "identity") => false,
@@ -49,35 +42,63 @@ pub async fn answer(
             ));
         }
     };
-    let failed = |e: &io::Error| RestError::io(&format!("cannot open '{}'", path.display()), e);
-    operation::make_dirs(&path, &user).map_err(|e| failed(&e))?;
-    let root = File::open(&path).map_err(|e| failed(&e))?;
-    let room = archive_permit(agent).await?;
+    let prepare = move |progress: &Progress| prepare(&query, &lookup.find()?, mode, progress);
+    let call = agent.workers.attempt(CallClass::Files, WHAT, prepare);
+    let (root, rules) = call.await?;
 
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
-    let work = tokio::task::spawn_blocking(move || {
-        let _room = room;
-        let pieces = ArchiveReader::new(receiver);
-        match gzip {
+    let unpack = move |progress: &Progress| {
+        let pieces = ArchiveReader::new(receiver, progress.clone());
+        let unpacked = match gzip {
             true => unpack(MultiGzDecoder::new(pieces), root.as_fd(), &rules),
             false => unpack(pieces, root.as_fd(), &rules),
+        };
+        unpacked.map_err(|e| refusal(&e))
+    };
+    let mut work = pin!(agent.workers.attempt(CallClass::Archive, WHAT, unpack));
+    let forward = forward(request.into_body(), sender);
+    let UnpackStats { entries, bytes } = tokio::select! {
+        // It may be done, or have failed, before the end of the body.
+        outcome = &mut work => outcome?,
+        sent = forward => {
+            let outcome = work.await;
+            sent?;
+            outcome?
         }
-    });
-    let sent = forward(request.into_body(), sender).await;
-    let outcome = work.await.map_err(|e| {
-        RestError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("cannot unpack: {e}"),
-        )
-    })?;
-    sent?;
-    let UnpackStats { entries, bytes } = outcome.map_err(|e| refusal(&e))?;
+    };
     Ok(json(
         &serde_json::json!({ "entries": entries, "bytes": bytes }),
     ))
 }
 
-/// Hands the body to the thread, which may have had enough of it.
+/// Opens the target directory, which is created if it does not exist.
+fn prepare(
+    query: &ArchiveQuery,
+    user: &User,
+    mode: Option<u32>,
+    progress: &Progress,
+) -> Result<(File, UnpackOptions), RestError> {
+    let path = resolve(user, query.paths.first().map_or(&[][..], Vec::as_slice));
+    progress.enter(&path)?;
+    let options = UnpackOptions {
+        owner: match &query.owner {
+            Some(text) if text == "@" => UnpackOwner::Fixed(user.uid, user.gid),
+            Some(text) => owner(text)?,
+            None => UnpackOwner::Archive,
+        },
+        mode,
+        confined: false,
+        rename: None,
+        max_bytes: None,
+        max_entries: None,
+    };
+    let failed = |e: &io::Error| RestError::io(&format!("cannot open '{}'", path.display()), e);
+    operation::make_dirs(&path, user).map_err(|e| failed(&e))?;
+    let root = File::open(&path).map_err(|e| failed(&e))?;
+    Ok((root, options))
+}
+
+/// Sends the body to the worker, which may end before it.
 async fn forward(
     body: &mut Incoming,
     sender: mpsc::Sender<Option<Bytes>>,
@@ -121,14 +142,16 @@ fn mode(text: &str) -> Result<u32, RestError> {
 /// The thread's end of the body. One that breaks off is no end of an archive.
 struct ArchiveReader {
     receiver: mpsc::Receiver<Option<Bytes>>,
+    progress: Progress,
     piece: Bytes,
     ended: bool,
 }
 
 impl ArchiveReader {
-    fn new(receiver: mpsc::Receiver<Option<Bytes>>) -> Self {
+    fn new(receiver: mpsc::Receiver<Option<Bytes>>, progress: Progress) -> Self {
         Self {
             receiver,
+            progress,
             piece: Bytes::new(),
             ended: false,
         }
@@ -138,12 +161,14 @@ impl ArchiveReader {
 impl Read for ArchiveReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() && !self.ended {
-            match self.receiver.blocking_recv() {
+            let receive = || self.receiver.blocking_recv();
+            match self.progress.while_client_waits(receive) {
                 Some(Some(piece)) => self.piece = piece,
                 Some(None) => self.ended = true,
                 None => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
+        self.progress.advance();
         let n = buffer.len().min(self.piece.len());
         self.piece.copy_to_slice(&mut buffer[..n]);
         Ok(n)

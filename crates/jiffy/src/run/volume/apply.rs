@@ -5,10 +5,10 @@
 
 use super::survey::{MAX_DEPTH, Survey};
 use anyhow::{Context, bail, ensure};
+use jiffy_archive::set_mode;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chmodat, chownat,
-    fchmod, fchown, fstat, futimens, mkdirat, openat, readlinkat, renameat, statat, symlinkat,
-    unlinkat,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chownat, fchmod,
+    fchown, fstat, futimens, mkdirat, openat, readlinkat, renameat, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -207,7 +207,7 @@ impl<'a> Apply<'a> {
             && time(&before) == time(stat)
         {
             if mode(&before) != mode(stat) {
-                chmodat(target, name, mode(stat), AtFlags::empty())?;
+                set_mode(target, name, mode(stat))?;
             }
             return Ok(());
         }
