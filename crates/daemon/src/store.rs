@@ -88,7 +88,15 @@ async fn collect_at(remote: Arc<RemoteStore>, interval: Duration) {
 
 async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreError> {
     let shared = &remote.shared;
-    for name in shared.tenants().await?.names {
+    let tenants = shared.tenants().await?;
+    for name in &tenants.damaged {
+        tracing::error!(
+            object = name.object,
+            reason = name.reason,
+            "the name of a tenant of the store is damaged: the tenant is not collected"
+        );
+    }
+    for name in tenants.names {
         let tenant = shared.tenant(&name).await?;
         let options = GcOptions::default();
         match shared.collect_if_due(&tenant, options, interval).await {

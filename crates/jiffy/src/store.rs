@@ -98,11 +98,18 @@ fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
     remote.with_context(|| format!("cannot use the store {url}"))
 }
 
-/// Names of the store's tenants, which are told of if some are not this host's to open.
+/// Names of the store's tenants. Reports tenants that are left out.
 async fn known(remote: &RemoteStore) -> anyhow::Result<TenantNames> {
     let known = remote.shared.tenants().await?;
+    for name in &known.damaged {
+        errln!(
+            "jiffy: {} is damaged: {}; a tenant is left out, and nothing of it is changed. A daemon \
+             that uses the tenant (push or pull a snapshot of its key) writes the name again",
+            name.object, name.reason
+        );
+    }
     if known.foreign > 0 {
-        eprintln!(
+        errln!(
             "jiffy: {} tenants have other master keys, or no name yet: they are left alone",
             known.foreign
         );
@@ -110,14 +117,23 @@ async fn known(remote: &RemoteStore) -> anyhow::Result<TenantNames> {
     Ok(known)
 }
 
-/// Tenants of the store.
-async fn tenants(remote: &RemoteStore) -> anyhow::Result<Vec<Arc<Tenant>>> {
+/// Exit code of a command on all tenants: a failure if tenants were left out that this host should
+/// be able to open.
+fn code_for(known: &TenantNames) -> ExitCode {
+    match known.damaged.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Tenants of the store, and the exit code so far.
+async fn tenants(remote: &RemoteStore) -> anyhow::Result<(Vec<Arc<Tenant>>, ExitCode)> {
     let known = known(remote).await?;
     let mut tenants = Vec::new();
     for name in &known.names {
         tenants.push(remote.shared.tenant(name).await?);
     }
-    Ok(tenants)
+    Ok((tenants, code_for(&known)))
 }
 
 fn print<T: Serialize>(remote: &RemoteStore, tenants: &[OfTenant<T>]) -> anyhow::Result<()> {
@@ -126,7 +142,7 @@ fn print<T: Serialize>(remote: &RemoteStore, tenants: &[OfTenant<T>]) -> anyhow:
         "tenants": tenants,
         "requests": remote.traffic(),
     });
-    println!("{}", serde_json::to_string_pretty(&value)?);
+    outln!("{}", jiffy_client::terminal::json(&value)?);
     Ok(())
 }
 
@@ -137,8 +153,9 @@ async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
         dry_run: args.dry_run,
         ..GcOptions::default()
     };
-    let (mut collected, mut code) = (Vec::new(), ExitCode::SUCCESS);
-    for tenant in tenants(&remote).await? {
+    let mut collected = Vec::new();
+    let (tenants, mut code) = tenants(&remote).await?;
+    for tenant in tenants {
         let bar = StepBar::new(tenant.name());
         let progress = |step, done, total| bar.update(step, done, total);
         let result: Result<GcReport, StoreError> = remote
@@ -152,9 +169,9 @@ async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
                 result,
             }),
             Err(e) => {
-                eprintln!("jiffy: tenant {}: {e}", tenant.name());
+                errln!("jiffy: tenant {}: {e}", tenant.name());
                 if matches!(e, StoreError::Damaged { .. }) {
-                    eprintln!("jiffy: `jiffy store verify` names all that is damaged");
+                    errln!("jiffy: `jiffy store verify` names all that is damaged");
                 }
                 code = ExitCode::FAILURE;
             }
@@ -170,7 +187,8 @@ async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
 async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
     let (mut verified, mut missing) = (Vec::new(), args.ids.clone());
-    for tenant in tenants(&remote).await? {
+    let (tenants, code) = tenants(&remote).await?;
+    for tenant in tenants {
         let mut roots: Vec<Hash> = Vec::new();
         for id in &args.ids {
             if let Some(root) = remote.shared.named(&tenant, id).await? {
@@ -194,11 +212,11 @@ async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
     );
     match args.place.json {
         true => print(&remote, &verified)?,
-        false => show::verified(&verified, &remote.traffic()),
+        false => show::verified(&verified, code == ExitCode::SUCCESS, &remote.traffic()),
     }
     let sound = verified.iter().all(|verified| verified.result.is_sound());
     Ok(match sound {
-        true => ExitCode::SUCCESS,
+        true => code,
         false => ExitCode::FAILURE,
     })
 }
@@ -214,7 +232,7 @@ async fn verify_tenant(
     let report = remote.shared.verify_tenant(tenant, only, &progress).await?;
     // Pushes would count on what is damaged.
     if let Err(e) = remote.shared.distrust(tenant, &report).await {
-        eprintln!("jiffy: pushes still count on the damaged packs: {e}");
+        errln!("jiffy: pushes still count on the damaged packs: {e}");
     }
     let left = match repair && !report.damaged.is_empty() {
         false => repair.then(Vec::new),
@@ -233,12 +251,14 @@ async fn verify_tenant(
 
 async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
-    let mut names = known(&remote).await?.names;
+    let known = known(&remote).await?;
+    let mut code = code_for(&known);
+    let mut names = known.names;
     for name in &args.tenants {
         anyhow::ensure!(names.contains(name), "the store has no tenant {name}");
     }
     names.retain(|name| args.tenants.is_empty() || args.tenants.contains(name));
-    let (mut rotated, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    let mut rotated = Vec::new();
     let bar = StepBar::new("rotate");
     for (done, name) in (0..).zip(&names) {
         bar.update("tenants", done, names.len() as u64);
@@ -249,7 +269,7 @@ async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
                 result,
             }),
             Err(e) => {
-                bar.suspend(|| eprintln!("jiffy: tenant {name}: {e}"));
+                bar.suspend(|| errln!("jiffy: tenant {name}: {e}"));
                 code = ExitCode::FAILURE;
             }
         }
@@ -282,7 +302,8 @@ async fn rotate_tenant(
 async fn stats(place: &StorePlace) -> anyhow::Result<ExitCode> {
     let remote = open(place)?;
     let mut figures = Vec::new();
-    for tenant in tenants(&remote).await? {
+    let (tenants, code) = tenants(&remote).await?;
+    for tenant in tenants {
         let bar = StepBar::new(tenant.name());
         let progress = |step, done, total| bar.update(step, done, total);
         let usage = remote.shared.chunk_usage(&tenant, &progress).await?;
@@ -300,5 +321,5 @@ async fn stats(place: &StorePlace) -> anyhow::Result<ExitCode> {
         true => print(&remote, &figures)?,
         false => show::stats(&figures, &remote.traffic()),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }

@@ -157,6 +157,7 @@ async fn life(host: &Host) {
     assert!((ratio - 8.0 / 7.0).abs() < 1e-6, "{stats}");
     assert!(host.jiffy(&["verify"]).status.success());
     verify_and_repair(host, &remote, roots[1]).await;
+    a_damaged_name_is_no_success(host, &remote).await;
     // Five of the first pack's six chunks are dead.
     remote.shared.remove_name(&tenant, "one").await.unwrap();
     remote.shared.remove(&tenant, roots[0]).await.unwrap();
@@ -210,6 +211,35 @@ async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store:
     assert!(text.contains("repaired 1 of 1"), "{text}");
     let missing = host.jiffy(&["verify", "three"]);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("no snapshot three"));
+}
+
+/// A tenant whose name cannot be read is left out, which no command takes for a success.
+async fn a_damaged_name_is_no_success(host: &Host, remote: &RemoteStore) {
+    let names = host.files("tenants");
+    let name = names.iter().find(|path| path.ends_with("name")).unwrap();
+    let mut bytes = fs::read(name).unwrap();
+    bytes[30] ^= 1;
+    fs::write(name, &bytes).unwrap();
+    let mut before = Vec::new();
+    walk(&host.objects, &mut before);
+    for command in [
+        &["verify"][..],
+        &["gc", "--grace", "0"],
+        &["stats"],
+        &["rotate"],
+    ] {
+        let failed = host.jiffy(command);
+        assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+        let told = String::from_utf8_lossy(&failed.stderr);
+        assert!(told.contains("/name is damaged"), "{told}");
+        let shown = String::from_utf8_lossy(&failed.stdout);
+        assert!(!shown.contains("all is as it was written"), "{shown}");
+    }
+    let mut after = Vec::new();
+    walk(&host.objects, &mut after);
+    assert_eq!(before, after);
+    remote.shared.tenant("host").await.unwrap();
+    assert!(host.jiffy(&["verify"]).status.success());
 }
 
 /// The secret of the host's tenant is wrapped with a second master key, and the first one goes.

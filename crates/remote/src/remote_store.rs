@@ -1,7 +1,9 @@
 //! The shared store as this host uses it.
 
 use crate::{LastStore, RemoteError, RemoteSettings, key_file};
-use jiffy_store::{BackendSettings, Keyring, LayerCache, SharedStore, Tenant, Traffic};
+use jiffy_store::{
+    BackendSettings, Keyring, LayerCache, SharedStore, Tenant, Traffic, VersionMemory,
+};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -69,8 +71,9 @@ impl RemoteStore {
             false => settings.url.open(limits),
         }?;
         let cache = LayerCache::open(dir.join("layers"), settings.cache_bytes)?;
+        let versions = VersionMemory::open(&dir.join("versions.json"), &settings.url.to_string())?;
         Ok(Arc::new(Self {
-            shared: SharedStore::new(backend, keyring),
+            shared: SharedStore::new(backend, keyring).with_versions(versions),
             cache: Arc::new(cache),
             url: settings.url.to_string(),
             index_cache: dir.join("indexes"),
@@ -160,8 +163,7 @@ impl RemoteStore {
 
     /// Asks the store for something, to learn early that it does not answer or refuses.
     pub async fn probe(&self) -> Result<(), RemoteError> {
-        self.shared.backend().list("tenants").await?;
-        Ok(())
+        Ok(self.shared.backend().probe("tenants").await?)
     }
 }
 

@@ -52,7 +52,7 @@ impl RemoteStore {
         let (pushed, report) = self.shared.push(&tenant, &source, &options).await?;
         for name in names {
             self.shared
-                .set_name(&tenant, &id_of(name), pushed.root)
+                .move_name(&tenant, &id_of(name), pushed.root)
                 .await?;
         }
         Ok(report)

@@ -1,7 +1,10 @@
 //! Requests to a store: made again, hedged, limited and counted.
 
+mod conditional;
+mod listing;
+
 use crate::StoreError;
-use crate::directory_store::DirectoryMissing;
+use crate::request_error::{classify, generic, is_passing};
 use crate::stall_clock::StallClock;
 use crate::traffic::{Bandwidth, Counters, Traffic, add};
 use bytes::{Bytes, BytesMut};
@@ -9,20 +12,26 @@ use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{
     Error, GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, ObjectStoreExt, PutMode,
-    PutPayload,
+    PutPayload, PutResult,
 };
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
+
+pub use listing::Listed;
 
 /// Bytes per second below which the upload of an object is given up.
 const MIN_UPLOAD_BYTES_PER_SECOND: u64 = 64 << 10;
+/// Bytes per second below which an answer is given up that takes longer than the deadline.
+const MIN_DOWNLOAD_BYTES_PER_SECOND: u64 = 512;
+/// Maximum size in bytes of an object. A listing that states more is wrong.
+const MAX_OBJECT_BYTES: u64 = 1 << 40;
+/// Memory in bytes that is reserved for an answer before its bytes arrive.
+const RESERVED_ANSWER_BYTES: u64 = 16 << 20;
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-/// Longest reason of a failure that is shown.
-const MAX_REASON_CHARS: usize = 300;
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// Limits of the requests to a store.
@@ -38,6 +47,8 @@ pub struct BackendSettings {
     pub deadline: Duration,
     /// Time without a byte after which a range is asked for a second time; the first answer counts.
     pub hedge_after: Option<Duration>,
+    /// Maximum number of objects in a listing.
+    pub max_listed: usize,
     /// Bytes written per second.
     pub upload_bytes_per_second: Option<u64>,
     /// Bytes read per second.
@@ -52,22 +63,15 @@ impl Default for BackendSettings {
             request_timeout: Duration::from_secs(30),
             deadline: Duration::from_secs(90),
             hedge_after: Some(Duration::from_secs(1)),
+            max_listed: 1_000_000,
             upload_bytes_per_second: None,
             download_bytes_per_second: None,
         }
     }
 }
 
-/// Object as a listing shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Key without the store's prefix.
-    pub key: String,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// Time of the last change by the store's clock, milliseconds since 1970.
-    pub modified_ms: i64,
-}
+/// ETag and version id of an object, as the store returns them.
+type Tags = (Option<String>, Option<String>);
 
 /// Store as requests reach it.
 #[derive(Debug)]
@@ -76,6 +80,7 @@ pub struct Backend {
     prefix: Path,
     settings: BackendSettings,
     permits: Semaphore,
+    replacing: Mutex<()>,
     upload: Option<Bandwidth>,
     download: Option<Bandwidth>,
     counters: Counters,
@@ -88,6 +93,7 @@ impl Backend {
             store,
             prefix,
             permits: Semaphore::new(settings.concurrency.max(1)),
+            replacing: Mutex::default(),
             upload: settings.upload_bytes_per_second.map(Bandwidth::new),
             download: settings.download_bytes_per_second.map(Bandwidth::new),
             counters: Counters::default(),
@@ -165,8 +171,16 @@ impl Backend {
     }
 
     /// Reads the body of an answer, of which each piece counts as progress.
-    async fn body(&self, answer: GetResult, clock: &StallClock) -> Result<Bytes, Error> {
+    async fn body(
+        &self,
+        answer: GetResult,
+        expected: u64,
+        clock: &StallClock,
+    ) -> Result<Bytes, Error> {
         let length = answer.range.end.saturating_sub(answer.range.start);
+        if length > expected {
+            return Err(generic("the answer is longer than requested"));
+        }
         let bytes = match answer.payload {
             // At once: as a stream it comes in pieces of a few KiB.
             GetResultPayload::File(..) => {
@@ -175,9 +189,10 @@ impl Backend {
                 bytes
             }
             GetResultPayload::Stream(mut pieces) => {
-                let mut bytes = BytesMut::with_capacity(usize::try_from(length).unwrap_or(0));
+                let reserved = length.min(RESERVED_ANSWER_BYTES);
+                let mut bytes = BytesMut::with_capacity(usize::try_from(reserved).unwrap_or(0));
                 while let Some(piece) = pieces.try_next().await? {
-                    clock.tick();
+                    clock.tick(time_of(piece.len() as u64, MIN_DOWNLOAD_BYTES_PER_SECOND));
                     add(&self.counters.bytes_read, piece.len() as u64);
                     if (bytes.len() + piece.len()) as u64 > length {
                         return Err(generic("the answer is longer than it says"));
@@ -195,6 +210,10 @@ impl Backend {
 
     /// Reads an object of at most `limit` bytes.
     pub async fn get(&self, key: &str, limit: u64) -> Result<Bytes, StoreError> {
+        self.read(key, limit).await.map(|(bytes, _)| bytes)
+    }
+
+    async fn read(&self, key: &str, limit: u64) -> Result<(Bytes, Tags), StoreError> {
         let path = self.path(key);
         let clock = &self.clock(0);
         let read = self.attempt(key, clock, || async {
@@ -204,9 +223,12 @@ impl Backend {
             if size > limit {
                 return Ok(Err(size));
             }
+            let tags = (answer.meta.e_tag.clone(), answer.meta.version.clone());
+            let since = Instant::now();
             self.throttle(size).await;
-            clock.tick();
-            self.body(answer, clock).await.map(Ok)
+            clock.excuse(since.elapsed());
+            let bytes = self.body(answer, size, clock).await?;
+            Ok(Ok((bytes, tags)))
         });
         read.await?.map_err(|bytes| StoreError::TooLarge {
             object: key.to_owned(),
@@ -233,8 +255,9 @@ impl Backend {
             ..GetOptions::default()
         };
         let answer = self.store.get_opts(path, options).await?;
-        let bytes = self.body(answer, clock).await?;
-        match bytes.len() as u64 == range.end - range.start {
+        let expected = range.end.saturating_sub(range.start);
+        let bytes = self.body(answer, expected, clock).await?;
+        match bytes.len() as u64 == expected {
             true => Ok(bytes),
             false => Err(generic("the answer was cut short")),
         }
@@ -275,7 +298,7 @@ impl Backend {
         .await
     }
 
-    async fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<(), StoreError> {
+    async fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<PutResult, StoreError> {
         if let Some(upload) = &self.upload {
             upload.take(bytes.len() as u64).await;
         }
@@ -285,24 +308,21 @@ impl Backend {
             add(&self.counters.puts, 1);
             add(&self.counters.bytes_written, bytes.len() as u64);
             let payload = PutPayload::from_bytes(bytes.clone());
-            self.store
-                .put_opts(&path, payload, mode.clone().into())
-                .await
+            self.put_once(&path, payload, mode.clone()).await
         })
         .await
-        .map(drop)
     }
 
     /// Writes an object, whether it exists or not.
     pub async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError> {
-        self.write(key, bytes, PutMode::Overwrite).await
+        self.write(key, bytes, PutMode::Overwrite).await.map(drop)
     }
 
     /// Writes an object unless it exists; returns false if it does. An object may be found to exist
     /// because an earlier attempt wrote it whose answer was lost.
     pub async fn create(&self, key: &str, bytes: Bytes) -> Result<bool, StoreError> {
         match self.write(key, bytes, PutMode::Create).await {
-            Ok(()) => Ok(true),
+            Ok(_) => Ok(true),
             Err(StoreError::Conflict { .. }) => match self.head(key).await? {
                 Some(_) => Ok(false),
                 // Another write was under way, and failed.
@@ -325,40 +345,12 @@ impl Backend {
         match asked.await {
             Ok(meta) => Ok(Some(Listed {
                 key: key.to_owned(),
-                bytes: meta.size,
+                bytes: meta.size.min(MAX_OBJECT_BYTES),
                 modified_ms: meta.last_modified.timestamp_millis(),
             })),
             Err(StoreError::Missing { .. }) => Ok(None),
             Err(e) => Err(e),
         }
-    }
-
-    /// Lists all objects below `prefix`.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
-        let path = self.path(prefix);
-        let skipped = match self.prefix.as_ref().len() {
-            0 => 0,
-            length => length + 1,
-        };
-        let clock = &self.clock(0);
-        self.attempt(prefix, clock, || async {
-            add(&self.counters.lists, 1);
-            let listed = self.store.list(Some(&path)).map_ok(|meta| {
-                clock.tick();
-                Listed {
-                    key: meta
-                        .location
-                        .as_ref()
-                        .get(skipped..)
-                        .unwrap_or("")
-                        .to_owned(),
-                    bytes: meta.size,
-                    modified_ms: meta.last_modified.timestamp_millis(),
-                }
-            });
-            listed.try_collect().await
-        })
-        .await
     }
 
     /// Removes an object; one that is missing is no error.
@@ -400,77 +392,7 @@ fn backoff(attempt: u32) -> Duration {
     base / 2 + base * u32::from(random) / 512
 }
 
-fn generic(reason: &'static str) -> Error {
-    Error::Generic {
-        store: "store",
-        source: reason.into(),
-    }
-}
-
-/// Status in the message of a request: listings have no other.
-fn status(e: &Error) -> Option<u16> {
-    let text = e.to_string();
-    let (_, rest) = text.split_once("status code: ")?;
-    rest.get(..3)?.parse().ok()
-}
-
-/// Returns true if the same request may succeed later.
-fn is_passing(e: &Error) -> bool {
-    !matches!(status(e), Some(400..=407 | 409..=428 | 430..=499))
-}
-
-/// Message of a failure: what an S3 server says in XML, or the beginning of all of it.
-fn reason(e: &(impl std::fmt::Display + ?Sized)) -> String {
-    let text = e.to_string();
-    let inner = |tag: &str| {
-        let (_, rest) = text.split_once(&format!("<{tag}>"))?;
-        Some(rest.split_once('<')?.0)
-    };
-    let told = match (inner("Code"), inner("Message")) {
-        (Some(code), Some(message)) => format!("{code}: {message}"),
-        _ => text.clone(),
-    };
-    told.chars().take(MAX_REASON_CHARS).collect()
-}
-
-/// Reason for which there is no store at all, if that is why a request failed.
-fn absence(e: &Error) -> Option<String> {
-    if let Error::Generic { source, .. } = e
-        && let Some(missing) = source.downcast_ref::<DirectoryMissing>()
-    {
-        return Some(missing.to_string());
-    }
-    let told = e
-        .to_string()
-        .contains("<Code>NoSuchBucket</Code>")
-        .then(|| reason(e))?;
-    Some(format!(
-        "{told}; make the bucket, or check --store and AWS_ENDPOINT_URL"
-    ))
-}
-
-fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
-    let object = key.to_owned();
-    if let Some(reason) = absence(e) {
-        return StoreError::Absent { object, reason };
-    }
-    match e {
-        Error::NotFound { .. } => StoreError::Missing { object },
-        Error::AlreadyExists { .. } | Error::Precondition { .. } => StoreError::Conflict { object },
-        Error::PermissionDenied { source, .. } | Error::Unauthenticated { source, .. } => {
-            StoreError::Denied {
-                object,
-                reason: reason(source),
-            }
-        }
-        e if matches!(status(e), Some(401 | 403)) => StoreError::Denied {
-            object,
-            reason: reason(e),
-        },
-        e => StoreError::Unavailable {
-            object,
-            attempts,
-            reason: reason(e),
-        },
-    }
+/// Time that `units` take at `per_second` of them.
+fn time_of(units: u64, per_second: u64) -> Duration {
+    Duration::from_micros(units.saturating_mul(1_000_000) / per_second)
 }

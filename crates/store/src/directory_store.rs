@@ -7,19 +7,24 @@
 use async_trait::async_trait;
 use futures_util::stream::{BoxStream, once};
 use futures_util::{StreamExt, TryStreamExt};
+use nix::fcntl::{Flock, FlockArg};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    UpdateVersion,
 };
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// Folder that each store has: the first object of a store is a tenant's record.
 const TENANTS_FOLDER: &str = "tenants";
+/// File that is locked for a conditional replace. Listings leave out names of this form.
+const REPLACE_LOCK: &str = "replace#1";
 
 /// The directory of a store is not there.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +82,48 @@ impl Directory {
     }
 }
 
+impl Directory {
+    /// Replaces a file if its version still is `expected`. File systems have no such operation: all
+    /// hosts make it under one lock. Holding the lock is bounded by one write of a small file.
+    async fn replace(
+        self: Arc<Self>,
+        key: &Key,
+        data: PutPayload,
+        mut how: PutOptions,
+        expected: UpdateVersion,
+    ) -> Result<PutResult> {
+        let path = self.path.join(REPLACE_LOCK);
+        let locked = tokio::task::spawn_blocking(move || lock(&path)).await;
+        let lock = locked.map_err(io::Error::other).and_then(|lock| lock);
+        let _lock = lock.map_err(|e| Error::Generic {
+            store: "directory",
+            source: e.into(),
+        })?;
+        let files = self.open()?;
+        // Opened rather than looked up: a network file system then asks its server.
+        let found = files.get_opts(key, GetOptions::default()).await?;
+        if found.meta.e_tag != expected.e_tag {
+            return Err(Error::Precondition {
+                path: key.to_string(),
+                source: "another host replaced it".into(),
+            });
+        }
+        how.mode = PutMode::Overwrite;
+        files.put_opts(key, data, how).await
+    }
+}
+
+/// Takes the lock at `path`, which ends when the file is closed. Blocks.
+fn lock(path: &Path) -> io::Result<Flock<File>> {
+    let mut options = File::options();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e.into())
+}
+
 impl DirectoryStore {
     /// The store in `path`. Makes nothing, and looks at nothing.
     pub fn new(path: PathBuf) -> Self {
@@ -115,7 +162,10 @@ impl DirectoryStore {
 impl ObjectStore for DirectoryStore {
     async fn put_opts(&self, key: &Key, data: PutPayload, how: PutOptions) -> Result<PutResult> {
         let directory = self.clone().files().await?;
-        directory.open()?.put_opts(key, data, how).await
+        match how.mode.clone() {
+            PutMode::Update(expected) => directory.replace(key, data, how, expected).await,
+            _ => directory.open()?.put_opts(key, data, how).await,
+        }
     }
 
     async fn put_multipart_opts(

@@ -102,6 +102,39 @@ pub enum StoreError {
         /// The bound in bytes.
         limit: u64,
     },
+    /// The store ignores the conditions of writes.
+    #[error(
+        "cannot write {object} on a condition: the store has no ETags, or ignores If-None-Match; use a server with conditional writes (versitygw: without --nometa, on a file system with extended attributes)"
+    )]
+    NoConditions {
+        /// Key of the object.
+        object: String,
+    },
+    /// The store has an older version of a record than this host has seen.
+    #[error(
+        "the store has version {version} of {object}, and this host has seen version {known}: it was set back, or serves old data; if you restored it from a backup, remove {} and try again",
+        file.display()
+    )]
+    Regressed {
+        /// Record.
+        object: String,
+        /// Version in the store; 0 if it has none.
+        version: u64,
+        /// Highest version that this host has seen.
+        known: u64,
+        /// File in which the host remembers versions.
+        file: PathBuf,
+    },
+    /// A listing has more objects than it may have.
+    #[error(
+        "the listing of {prefix} has more than {limit} objects; remove snapshots, or check that the store is the right one"
+    )]
+    TooMany {
+        /// Common beginning of the keys.
+        prefix: String,
+        /// Maximum number of objects.
+        limit: usize,
+    },
     /// A manifest of another tenant.
     #[error("{object} belongs to another tenant")]
     Tenant {

@@ -5,6 +5,8 @@
 //! are. All of it is encrypted under keys of the tenant.
 
 mod backend;
+#[cfg(feature = "s3")]
+mod bounded_http;
 mod cache;
 mod codec;
 mod collection;
@@ -26,6 +28,7 @@ mod push;
 mod readers;
 mod remote;
 mod repair;
+mod request_error;
 mod s3;
 mod snapshot_names;
 mod source;
@@ -36,6 +39,7 @@ mod tenant_names;
 mod traffic;
 mod usage;
 mod verify;
+mod version_memory;
 
 pub use backend::{Backend, BackendSettings, Listed};
 pub use cache::{CachedLayer, LayerCache};
@@ -61,3 +65,4 @@ pub use tenant_names::TenantNames;
 pub use traffic::Traffic;
 pub use usage::{ChunkUsage, StoreStats};
 pub use verify::{DamagedFrame, DamagedObject, DamagedSnapshot, VerifyReport};
+pub use version_memory::VersionMemory;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "s3")]
 pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
-    use object_store::aws::AmazonS3Builder;
+    use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
     use object_store::{ClientOptions, RetryConfig};
 
     const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -30,7 +30,13 @@ pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::E
         max_retries: 0,
         ..RetryConfig::default()
     };
-    let store = builder.with_bucket_name(bucket).with_retry(retry).build()?;
+    let store = builder
+        .with_bucket_name(bucket)
+        .with_retry(retry)
+        // Mutual exclusion rests on them: no variable turns them off.
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_http_connector(crate::bounded_http::BoundedConnector)
+        .build()?;
     Ok(Arc::new(store))
 }
 

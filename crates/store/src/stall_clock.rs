@@ -1,4 +1,4 @@
-//! Time limits of a request, which hold while it brings nothing.
+//! Time limits of a request: the time without a byte, and the whole time by the bytes received.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,6 +18,8 @@ struct Times {
     attempt: Instant,
     /// Last byte of all attempts, or the beginning of the first.
     request: Instant,
+    /// Time at which the request ends although bytes arrive. Each byte postpones it a little.
+    end: Instant,
 }
 
 impl StallClock {
@@ -31,6 +33,7 @@ impl StallClock {
             times: Mutex::new(Times {
                 attempt: now,
                 request: now,
+                end: now + limit,
             }),
         }
     }
@@ -44,13 +47,21 @@ impl StallClock {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that bytes arrived.
-    pub fn tick(&self) {
+    /// Notes progress for which the request may take `time` longer.
+    pub fn tick(&self, time: Duration) {
         let now = Instant::now();
-        *self.times() = Times {
-            attempt: now,
-            request: now,
-        };
+        let mut times = self.times();
+        times.attempt = now;
+        times.request = now;
+        times.end += time;
+    }
+
+    /// Leaves `waited` out of all limits: this host caused it.
+    pub fn excuse(&self, waited: Duration) {
+        let mut times = self.times();
+        times.attempt += waited;
+        times.request += waited;
+        times.end += waited;
     }
 
     /// Begins an attempt, after `waited` that does not count.
@@ -58,11 +69,13 @@ impl StallClock {
         let mut times = self.times();
         times.attempt = Instant::now();
         times.request += waited;
+        times.end += waited;
     }
 
-    /// Returns when all attempts together have brought nothing for too long.
+    /// Returns when all attempts together have brought nothing for too long, or too little.
     pub async fn stalled(&self) {
-        self.reached(|times| times.request + self.limit).await;
+        self.reached(|times| times.end.min(times.request + self.limit))
+            .await;
     }
 
     /// Returns when this attempt has brought nothing for too long.
@@ -97,11 +110,29 @@ mod tests {
         let clock = StallClock::new(of(3), of(5));
         let start = Instant::now();
         tokio::time::sleep(of(2)).await;
-        clock.tick();
+        clock.tick(of(60));
         clock.attempt_stalled().await;
         assert_eq!(start.elapsed(), of(5));
         clock.begin_attempt(of(1));
         clock.stalled().await;
         assert_eq!(start.elapsed(), of(2 + 1 + 5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_arrive_one_at_a_time_do_not_postpone_the_end() {
+        let of = Duration::from_secs;
+        let clock = StallClock::new(of(3), of(5));
+        let start = Instant::now();
+        let trickle = async {
+            loop {
+                tokio::time::sleep(of(1)).await;
+                clock.tick(Duration::from_millis(1));
+            }
+        };
+        tokio::select! {
+            () = trickle => {}
+            () = clock.stalled() => {}
+        }
+        assert!(start.elapsed() < of(6), "{:?}", start.elapsed());
     }
 }

@@ -1,20 +1,22 @@
 //! Tenants of a store: records of their wrapped secrets, and rotation.
 //!
-//! A record is `tenants/<keyed hash of the name>/<version>`, encrypted. Records are only added; the
-//! latest version holds, and two hosts that write the same version conflict. A generation of data
-//! keys is for ever: what was written under it stays readable. Another master key wraps the secrets
-//! anew and touches no pack.
+//! A record is `tenants/<keyed hash of the name>/<version>`, encrypted with its version. Records
+//! are only added; the latest version holds, and two hosts that write the same version conflict.
+//! Each host remembers the latest version that it has seen ([`VersionMemory`]). A generation of
+//! data keys is for ever: what was written under it stays readable. Another master key wraps the
+//! secrets anew and touches no pack.
 
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;
 use crate::keyring::{Keyring, MAX_WRAPPED_BYTES, key_error};
-use crate::{Backend, Hash, Listed, StoreError};
+use crate::version_memory::{RecordVersion, VersionMemory};
+use crate::{Backend, FormatError, Hash, Listed, StoreError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-const MAX_RECORD_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_RECORD_BYTES: u64 = 1 << 20;
 const MAX_GENERATIONS: usize = 1000;
 /// Versions of a record that stay, so that a host that has just listed them finds its own.
 const KEPT_VERSIONS: usize = 3;
@@ -26,6 +28,18 @@ pub const SHARED_TENANT: &str = "shared";
 struct Record {
     id: String,
     generations: Vec<Wrapped>,
+    /// Version in the key of the record. `None` in the first one, and in those that earlier
+    /// versions of Jiffy wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<u32>,
+}
+
+impl Record {
+    /// Newest generation of data keys.
+    fn generation(&self) -> u32 {
+        let generations = self.generations.iter().map(|wrapped| wrapped.generation);
+        generations.max().unwrap_or(0)
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -121,12 +135,23 @@ impl Tenant {
 pub struct SharedStore {
     pub(crate) backend: Backend,
     pub(crate) keyring: Keyring,
+    pub(crate) versions: VersionMemory,
 }
 
 impl SharedStore {
     /// Opens the store behind `backend`. Makes no request.
     pub fn new(backend: Backend, keyring: Keyring) -> Self {
-        Self { backend, keyring }
+        Self {
+            backend,
+            keyring,
+            versions: VersionMemory::default(),
+        }
+    }
+
+    /// Remembers versions of records in `versions`, beyond the life of this value.
+    #[must_use]
+    pub fn with_versions(self, versions: VersionMemory) -> Self {
+        Self { versions, ..self }
     }
 
     /// Requests to the store.
@@ -148,24 +173,22 @@ impl SharedStore {
 
     /// Opens tenant `name`, which is made if it is new.
     pub async fn tenant(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
-        let (listed, newest) = self.list_newest(name).await?;
-        if let Some((_, record)) = newest {
-            if !listed.iter().any(|found| found.key.ends_with("/name")) {
-                self.write_tenant_name(&self.prefix(name), name).await;
-            }
+        if let Some((_, record)) = self.newest(name).await? {
+            self.ensure_tenant_name(&self.prefix(name), name).await;
             return self.unwrap(name, &record).await.map(Arc::new);
         }
         let id: TenantId = random().map_err(|e| key_error(name, &e.to_string()))?;
         let record = Record {
             id: to_hex(&id),
             generations: vec![self.new_generation(name, &id, 1).await?],
+            version: None,
         };
         match self.write(name, 1, &record).await {
             // Another host was first.
             Err(StoreError::Conflict { .. }) => {}
             other => other?,
         }
-        self.write_tenant_name(&self.prefix(name), name).await;
+        self.ensure_tenant_name(&self.prefix(name), name).await;
         match self.newest(name).await? {
             Some((_, record)) => self.unwrap(name, &record).await.map(Arc::new),
             None => Err(key_error(name, "its record went away")),
@@ -210,12 +233,7 @@ impl SharedStore {
     pub async fn rotate(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
         let (version, mut record) = self.existing(name).await?;
         let id = id_of(name, &record)?;
-        let newest = record
-            .generations
-            .iter()
-            .map(|wrapped| wrapped.generation)
-            .max();
-        let next = newest.unwrap_or(0) + 1;
+        let next = record.generation() + 1;
         record
             .generations
             .push(self.new_generation(name, &id, next).await?);
@@ -228,15 +246,8 @@ impl SharedStore {
         newest.ok_or_else(|| key_error(name, "the store does not know it"))
     }
 
+    /// Reads the latest record of tenant `name`.
     async fn newest(&self, name: &str) -> Result<Option<(u32, Record)>, StoreError> {
-        Ok(self.list_newest(name).await?.1)
-    }
-
-    /// Lists the objects of tenant `name`, and reads its latest record.
-    async fn list_newest(
-        &self,
-        name: &str,
-    ) -> Result<(Vec<Listed>, Option<(u32, Record)>), StoreError> {
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -244,7 +255,7 @@ impl SharedStore {
             match self.newest_of(name, &listed).await {
                 // Another host wrapped it anew, and removed this one.
                 Err(StoreError::Missing { .. }) if attempts < KEPT_VERSIONS => {}
-                other => return Ok((listed, other?)),
+                other => return other,
             }
         }
     }
@@ -258,26 +269,44 @@ impl SharedStore {
             .iter()
             .filter_map(|found| version_of(&found.key))
             .max();
+        let prefix = self.prefix(name);
         let Some(version) = newest else {
+            self.versions.check(&prefix, RecordVersion::default())?;
             return Ok(None);
         };
-        let key = record_key(&self.prefix(name), version);
+        let key = record_key(&prefix, version);
         let object = self.backend.get(&key, MAX_RECORD_BYTES).await?;
         let opened = self.keyring.open_record(name, &object);
         let opened = Zeroizing::new(opened.map_err(StoreError::damaged(&key))?);
         let parsed = serde_json::from_slice::<Record>(&opened);
         let record = parsed.map_err(|_| key_error(name, "its record is malformed"))?;
+        if record.version.is_some_and(|written| written != version) {
+            let reason = FormatError::Damaged("it is another version of the record");
+            return Err(StoreError::damaged(&key)(reason));
+        }
+        let found = RecordVersion {
+            version: version.into(),
+            generation: record.generation(),
+        };
+        self.versions.check(&prefix, found)?;
         Ok(Some((version, record)))
     }
 
     async fn write(&self, name: &str, version: u32, record: &Record) -> Result<(), StoreError> {
         let malformed = |_| key_error(name, "its record cannot be written");
-        let text = serde_json::to_vec(record).map_err(malformed)?;
+        let record = Record {
+            // The first one can be read by earlier versions of Jiffy.
+            version: (version > 1).then_some(version),
+            ..record.clone()
+        };
+        let text = serde_json::to_vec(&record).map_err(malformed)?;
         let key = record_key(&self.prefix(name), version);
         let sealed = self
             .keyring
             .seal_record(name, &text)
             .map_err(StoreError::damaged(&key))?;
+        // Without conditions two hosts would write two records of one version.
+        self.backend.check_conditions().await?;
         if !self.backend.create(&key, sealed.clone().into()).await?
             // The answer to an earlier attempt may have been lost.
             && self.backend.get(&key, MAX_RECORD_BYTES).await? != sealed
@@ -377,10 +406,18 @@ fn id_of(name: &str, record: &Record) -> Result<TenantId, StoreError> {
     hex(&record.id).ok_or_else(|| key_error(name, "the id in its record is malformed"))
 }
 
+/// Beginning of each record before it is sealed; `None` for bytes that differ.
+pub(crate) fn record_beginning() -> Vec<Option<u8>> {
+    let known = |text: &'static str| text.bytes().map(Some);
+    let id = std::iter::repeat_n(None, 2 * size_of::<TenantId>());
+    let rest = "\",\"generations\":[{\"generation\":";
+    known("{\"id\":\"").chain(id).chain(known(rest)).collect()
+}
+
 fn record_key(prefix: &str, version: u32) -> String {
     format!("{prefix}/{version:010}")
 }
 
-fn version_of(key: &str) -> Option<u32> {
+pub(crate) fn version_of(key: &str) -> Option<u32> {
     key.rsplit('/').next()?.parse().ok()
 }

@@ -1,9 +1,9 @@
 //! Names of a store's tenants: `tenants/<keyed hash of the name>/name`, encrypted, so that a host
 //! with the master keys can work on all of them.
 
-use crate::StoreError;
-use crate::tenant::{SHARED_TENANT, SharedStore};
-use std::collections::BTreeSet;
+use crate::tenant::{MAX_RECORD_BYTES, SHARED_TENANT, SharedStore, record_beginning, version_of};
+use crate::{DamagedObject, FormatError, StoreError};
+use std::collections::{BTreeMap, BTreeSet};
 
 const MAX_NAME_BYTES: u64 = 4096;
 
@@ -12,13 +12,24 @@ const MAX_NAME_BYTES: u64 = 4096;
 pub struct TenantNames {
     /// Names that the master keys open. Stock templates come last: the others refer to them.
     pub names: Vec<String>,
-    /// Tenants that were made with other master keys.
+    /// Number of tenants without a name, or that were made with other master keys.
     pub foreign: u64,
+    /// Names of tenants of these master keys that are damaged or missing. Operations on all tenants
+    /// leave these tenants out, and must report a failure.
+    pub damaged: Vec<DamagedObject>,
+}
+
+/// Name of a tenant as the store has it.
+#[derive(Debug)]
+enum FoundName {
+    Name(String),
+    Missing,
+    Unreadable(FormatError),
 }
 
 impl SharedStore {
     /// Writes the name of a tenant. Without it only hosts that know the name find the tenant.
-    pub(crate) async fn write_tenant_name(&self, folder: &str, name: &str) {
+    async fn write_tenant_name(&self, folder: &str, name: &str) {
         let key = format!("{folder}/name");
         let sealed = match self.keyring.seal_record(&key, name.as_bytes()) {
             Ok(sealed) => sealed,
@@ -30,18 +41,43 @@ impl SharedStore {
         }
     }
 
+    /// Writes the name of a tenant unless it is there and undamaged.
+    pub(crate) async fn ensure_tenant_name(&self, folder: &str, name: &str) {
+        match self.tenant_name(folder).await {
+            Ok(FoundName::Name(_)) => {}
+            Ok(_) => self.write_tenant_name(folder, name).await,
+            Err(e) => tracing::warn!("the name of a tenant cannot be read: {e}"),
+        }
+    }
+
     /// Lists the tenants of the store.
     pub async fn tenants(&self) -> Result<TenantNames, StoreError> {
         let listed = self.backend.list("tenants").await?;
-        let folders: BTreeSet<&str> = listed
-            .iter()
-            .filter_map(|found| found.key.rsplit_once('/').map(|(folder, _)| folder))
-            .collect();
+        let mut folders: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for found in &listed {
+            if let Some((folder, _)) = found.key.rsplit_once('/') {
+                folders.entry(folder).or_default().insert(&found.key);
+            }
+        }
         let mut tenants = TenantNames::default();
-        for folder in folders {
-            match self.tenant_name(folder).await? {
-                Some(name) => tenants.names.push(name),
-                None => tenants.foreign += 1,
+        for (folder, keys) in folders {
+            let reason = match self.tenant_name(folder).await? {
+                FoundName::Name(name) => {
+                    tenants.names.push(name);
+                    continue;
+                }
+                FoundName::Missing => None,
+                FoundName::Unreadable(e) => Some(e.to_string()),
+            };
+            let is_ours = self.is_ours(&keys).await?;
+            if reason.is_none() || !is_ours {
+                tenants.foreign += 1;
+            }
+            if is_ours {
+                tenants.damaged.push(DamagedObject {
+                    object: format!("{folder}/name"),
+                    reason: reason.unwrap_or_else(|| "it is missing".to_owned()),
+                });
             }
         }
         tenants
@@ -50,15 +86,38 @@ impl SharedStore {
         Ok(tenants)
     }
 
-    async fn tenant_name(&self, folder: &str) -> Result<Option<String>, StoreError> {
+    /// Returns whether records of a tenant whose name is unknown were sealed with these keys.
+    async fn is_ours(&self, keys: &BTreeSet<&str>) -> Result<bool, StoreError> {
+        for key in keys.iter().filter(|key| version_of(key).is_some()) {
+            match self.backend.get(key, MAX_RECORD_BYTES).await {
+                Ok(record) if self.keyring.is_likely_ours(&record, &record_beginning()) => {
+                    return Ok(true);
+                }
+                Ok(_) | Err(StoreError::Missing { .. } | StoreError::TooLarge { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(false)
+    }
+
+    async fn tenant_name(&self, folder: &str) -> Result<FoundName, StoreError> {
         let key = format!("{folder}/name");
         let object = match self.backend.get(&key, MAX_NAME_BYTES).await {
-            Err(StoreError::Missing { .. }) => return Ok(None),
+            Err(StoreError::Missing { .. }) => return Ok(FoundName::Missing),
+            Err(StoreError::TooLarge { .. }) => {
+                let reason = FormatError::Damaged("it is larger than a name");
+                return Ok(FoundName::Unreadable(reason));
+            }
             other => other?,
         };
-        let name = self.keyring.open_record(&key, &object).ok();
-        let name = name.and_then(|name| String::from_utf8(name).ok());
+        let name = match self.keyring.open_record(&key, &object) {
+            Ok(name) => name,
+            Err(e) => return Ok(FoundName::Unreadable(e)),
+        };
+        let name = String::from_utf8(name).ok();
         // A name that was moved to another folder is none.
-        Ok(name.filter(|name| folder == format!("tenants/{}", self.keyring.locate(name))))
+        let name = name.filter(|name| folder == format!("tenants/{}", self.keyring.locate(name)));
+        let moved = FormatError::Damaged("it is the name of another tenant");
+        Ok(name.map_or(FoundName::Unreadable(moved), FoundName::Name))
     }
 }

@@ -1,13 +1,17 @@
 //! A real S3 server: versitygw over a directory, on the loopback device.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "support/hostile_s3.rs"]
+mod hostile_s3;
 mod support;
 
+use hostile_s3::{Answer, HostileS3};
 use jiffy_store::*;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -51,24 +55,40 @@ fn start(program: &Path, dir: &Path) -> Server {
             "--quiet",
         ])
         .arg("posix")
-        .arg("--nometa")
         .arg(dir.join("root"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let server = Server(child, address);
+    let mut server = Server(child, address);
     let deadline = Instant::now() + Duration::from_secs(20);
     while TcpStream::connect(address).is_err() {
-        assert!(Instant::now() < deadline, "versitygw does not listen");
+        let ended = server.0.try_wait().unwrap();
+        assert!(
+            ended.is_none() && Instant::now() < deadline,
+            "versitygw does not listen: {ended:?}; TMPDIR needs extended attributes of users"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     server
 }
 
+/// Held while variables are set and read.
+static VARIABLES: Mutex<()> = Mutex::new(());
+
 /// Store on the server, by the variables that users set.
 fn connect(address: SocketAddr, secret: &str) -> SharedStore {
+    connect_to(address, secret, "s3://bucket/some/prefix", quick())
+}
+
+fn connect_to(
+    address: SocketAddr,
+    secret: &str,
+    url: &str,
+    settings: BackendSettings,
+) -> SharedStore {
+    let _turn = VARIABLES.lock().unwrap();
     for (name, value) in [
         ("AWS_ENDPOINT_URL", format!("http://{address}")),
         ("AWS_ALLOW_HTTP", "true".into()),
@@ -76,11 +96,11 @@ fn connect(address: SocketAddr, secret: &str) -> SharedStore {
         ("AWS_ACCESS_KEY_ID", "test".into()),
         ("AWS_SECRET_ACCESS_KEY", secret.into()),
     ] {
-        // SAFETY: the one test of this program sets them before it makes threads that read them.
+        // SAFETY: variables are read by the standard library only, which locks them.
         unsafe { std::env::set_var(name, value) };
     }
-    let url: StoreUrl = "s3://bucket/some/prefix".parse().unwrap();
-    SharedStore::new(url.open(quick()).unwrap(), keyring())
+    let url: StoreUrl = url.parse().unwrap();
+    SharedStore::new(url.open(settings).unwrap(), keyring())
 }
 
 #[test]
@@ -92,8 +112,8 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(&program, dir.path());
     let store = connect(server.1, "testsecret");
-    let nowhere: StoreUrl = "s3://another-bucket/prefix".parse().unwrap();
-    let nowhere = SharedStore::new(nowhere.open(quick()).unwrap(), keyring());
+    let nowhere = "s3://another-bucket/prefix";
+    let nowhere = connect_to(server.1, "testsecret", nowhere, quick());
     let stranger = connect(server.1, "wrong");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -152,4 +172,165 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
             .unwrap_err();
         assert!(matches!(failed, StoreError::Unavailable { .. }), "{failed}");
     });
+}
+
+#[test]
+fn answers_that_do_not_end_are_given_up_at_their_limits() {
+    let server = HostileS3::start();
+    let settings = BackendSettings {
+        attempts: 2,
+        deadline: Duration::from_secs(60),
+        max_listed: 12_000,
+        ..quick()
+    };
+    let url = "s3://bucket/some/prefix";
+    let store = connect_to(server.address, "any", url, settings.clone());
+    let brief = BackendSettings {
+        deadline: Duration::from_millis(400),
+        ..settings
+    };
+    let brief = connect_to(server.address, "any", url, brief);
+    let (store, brief) = (store.backend(), brief.backend());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        // Limit of a page, and what sockets of two attempts hold.
+        let most = 2 * ((8 << 20) + (8 << 20));
+        for status in [200, 403, 500] {
+            server.answer(Answer::Endless(status));
+            let failed = store.list("tenants").await.unwrap_err().to_string();
+            assert!(failed.contains("larger than"), "{status}: {failed}");
+            let failed = store.probe("tenants").await.unwrap_err().to_string();
+            assert!(failed.contains("larger than"), "{status}: {failed}");
+            let (_, sent) = server.counts();
+            assert!(sent < 2 * most, "{status}: {sent} bytes");
+        }
+        for status in [403, 500] {
+            server.answer(Answer::Endless(status));
+            store.get("any", 100).await.unwrap_err();
+            store.put("any", "bytes".into()).await.unwrap_err();
+            store.delete("any").await.unwrap_err();
+            let (_, sent) = server.counts();
+            assert!(sent < 3 * most, "{status}: {sent} bytes");
+        }
+        server.answer(Answer::LongRange);
+        store.get_range("any", 0..100).await.unwrap_err();
+        let (_, sent) = server.counts();
+        assert!(sent < most, "{sent} bytes");
+        server.answer(Answer::Page(5000, Duration::ZERO));
+        store.probe("tenants").await.unwrap();
+        assert_eq!(server.counts().0, 1);
+        let failed = store.list("tenants").await.unwrap_err();
+        assert!(matches!(failed, StoreError::TooMany { .. }), "{failed}");
+        assert_eq!(server.counts().0, 3);
+        // Progress that is too slow does not count.
+        server.answer(Answer::Page(1, Duration::from_millis(50)));
+        let failed = brief.list("tenants").await.unwrap_err();
+        assert!(failed.is_unavailable(), "{failed}");
+        server.answer(Answer::Trickle);
+        let failed = brief.get("any", 100_000).await.unwrap_err();
+        assert!(failed.is_unavailable(), "{failed}");
+    });
+}
+
+/// Hosts that find one stale lock at the same moment. One of them collects; the others wait until
+/// it does, and until each of them has failed.
+#[test]
+fn one_of_many_collections_takes_over_a_stale_lock() {
+    const HOSTS: usize = 6;
+    let dir = tempfile::tempdir().unwrap();
+    let server = program().map(|program| start(&program, dir.path()));
+    if server.is_none() {
+        eprintln!("skipped: s3::one_of_many_collections: versitygw is not built");
+    }
+    let address = server.as_ref().map(|server| server.1);
+    let objects = dir.path().join("root/bucket/some/prefix");
+    let directory = dir.path().join("directory");
+    let url = format!("file://{}", directory.display());
+    let open = |address: Option<SocketAddr>| match address {
+        Some(address) => connect(address, "testsecret"),
+        None => {
+            let url: StoreUrl = url.parse().unwrap();
+            SharedStore::new(url.open(quick()).unwrap(), keyring())
+        }
+    };
+    let places = [(None, directory.clone()), (address, objects)];
+    for (address, place) in places
+        .iter()
+        .filter(|(a, p)| a.is_some() || *p == directory)
+    {
+        let first = open(*address);
+        let runtime = || {
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+        };
+        let tenant = runtime().block_on(async {
+            let tenant = first.tenant("alice").await.unwrap();
+            let options = PushOptions::new(dir.path().join("index"));
+            let source = snapshot(dir.path(), &[1]);
+            first.push(&tenant, &source, &options).await.unwrap();
+            tenant
+        });
+        let id: String = tenant.id().iter().map(|b| format!("{b:02x}")).collect();
+        let lock = place.join(id).join("gc/lock");
+        for round in 0..5 {
+            let stale = format!("stale lock {round}, of a process that was cut off");
+            let key = format!(
+                "{}/gc/lock",
+                lock.parent()
+                    .unwrap()
+                    .parent()
+                    .unwrap()
+                    .file_name()
+                    .unwrap()
+                    .display()
+            );
+            let stale = &stale.as_bytes()[..32];
+            let write = first.backend().put(&key, stale.to_vec().into());
+            runtime().block_on(write).unwrap();
+            let file = std::fs::File::options().write(true).open(&lock).unwrap();
+            let hours_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
+            file.set_modified(hours_ago).unwrap();
+            let (collecting, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let barrier = Barrier::new(HOSTS);
+            let collect = || {
+                let store = open(*address);
+                let runtime = runtime();
+                runtime.block_on(store.find_tenant("alice")).unwrap();
+                let entered = AtomicUsize::new(0);
+                let wait = |_: &str, _, _| {
+                    if entered.fetch_add(1, Ordering::SeqCst) > 0 {
+                        return;
+                    }
+                    collecting.fetch_add(1, Ordering::SeqCst);
+                    let deadline = Instant::now() + Duration::from_secs(30);
+                    while collecting.load(Ordering::SeqCst) + ended.load(Ordering::SeqCst) < HOSTS {
+                        assert!(
+                            Instant::now() < deadline,
+                            "a host neither collects nor fails"
+                        );
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                };
+                barrier.wait();
+                let collected =
+                    runtime.block_on(store.collect_with(&tenant, GcOptions::default(), &wait));
+                if let Err(e) = collected {
+                    assert!(matches!(e, StoreError::Collecting(_)), "{e}");
+                    ended.fetch_add(1, Ordering::SeqCst);
+                }
+            };
+            std::thread::scope(|scope| {
+                for _ in 0..HOSTS {
+                    scope.spawn(collect);
+                }
+            });
+            let collecting = collecting.into_inner();
+            assert_eq!(collecting, 1, "{collecting} hosts collected at once");
+        }
+    }
 }

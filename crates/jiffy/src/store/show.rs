@@ -29,25 +29,25 @@ pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
             result.readers.to_string(),
         ]);
     }
-    print!("{}", table.text());
+    out!("{}", table.text());
     if dry_run {
-        println!("a dry run: nothing was changed");
+        outln!("a dry run: nothing was changed");
     }
     requests(traffic);
 }
 
 /// Prints verifications.
-pub fn verified(verified: &[OfTenant<Verified>], traffic: &Traffic) {
+pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Traffic) {
     for OfTenant { tenant, result } in verified {
         let report = &result.report;
-        println!(
+        outln!(
             "tenant {tenant}: {} snapshots, {} chunks, {} read",
             report.snapshots,
             report.chunks,
             mib(report.bytes)
         );
         for object in &report.objects {
-            println!("damaged  {}: {}", object.object, object.reason);
+            outln!("damaged  {}: {}", line(&object.object), line(&object.reason));
         }
         for snapshot in &report.damaged {
             chunks("damaged ", snapshot);
@@ -59,22 +59,22 @@ pub fn verified(verified: &[OfTenant<Verified>], traffic: &Traffic) {
         let left = result.left.iter().flatten().map(|found| found.chunks.len());
         if result.left.is_some() && !report.damaged.is_empty() {
             let (all, left) = (repaired.sum::<usize>(), left.sum::<usize>());
-            println!(
+            outln!(
                 "repaired {} of {all} damaged chunks",
                 all.saturating_sub(left)
             );
         }
     }
     let sound = verified.iter().all(|verified| verified.result.is_sound());
-    if sound {
-        println!("all is as it was written");
+    if sound && is_complete {
+        outln!("all is as it was written");
     }
     requests(traffic);
 }
 
 fn chunks(word: &str, snapshot: &DamagedSnapshot) {
     for chunk in &snapshot.chunks {
-        println!(
+        outln!(
             "{word} snapshot {} {} chunk {}: {} ({})",
             snapshot.id, chunk.part, chunk.chunk, chunk.reason, chunk.pack
         );
@@ -95,7 +95,7 @@ pub fn rotated(rotated: &[OfTenant<TenantKeys>], traffic: &Traffic) {
             result.generation.to_string(),
         ]);
     }
-    print!("{}", table.text());
+    out!("{}", table.text());
     requests(traffic);
 }
 
@@ -122,7 +122,7 @@ pub fn stats(figures: &[OfTenant<Figures>], traffic: &Traffic) {
         row(&mut table, tenant.clone(), result);
     }
     row(&mut table, "all".to_owned(), &total);
-    print!("{}", table.text());
+    out!("{}", table.text());
     requests(traffic);
 }
 
@@ -142,7 +142,7 @@ fn row(table: &mut Table, name: String, figures: &Figures) {
 }
 
 fn requests(traffic: &Traffic) {
-    println!(
+    outln!(
         "requests: {} gets, {} puts, {} heads, {} lists, {} deletes; {} read, {} written",
         traffic.gets,
         traffic.puts,

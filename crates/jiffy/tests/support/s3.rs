@@ -36,7 +36,8 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts a server over `dir`; none where the program was not built.
+    /// Starts a server over `dir`, whose file system has extended attributes of users: without them
+    /// there are no conditional writes. `None` if the program was not built.
     pub fn start(dir: &Path) -> Option<Self> {
         std::fs::create_dir_all(dir.join("bucket")).unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -51,19 +52,26 @@ impl S3Server {
         Some(server)
     }
 
-    /// Starts it at the same address.
+    /// Starts the server at the same address.
     pub fn run(&mut self) {
         let child = Command::new(&self.program)
             .args(["--port", &self.address.to_string(), "--quiet"])
             .args(["--access", "test", "--secret", SECRET])
-            .args(["posix", "--nometa"])
+            .arg("posix")
             .arg(&self.dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        self.child = Some(child.unwrap());
-        super::wait_for("versitygw", || TcpStream::connect(self.address).ok());
+        let child = self.child.insert(child.unwrap());
+        super::wait_for("versitygw", || {
+            let ended = child.try_wait().unwrap();
+            assert!(
+                ended.is_none(),
+                "versitygw ended: {ended:?}; has TMPDIR extended attributes?"
+            );
+            TcpStream::connect(self.address).ok()
+        });
     }
 
     /// Ends it.

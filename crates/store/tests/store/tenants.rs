@@ -262,3 +262,121 @@ fn addresses_of_stores_are_parsed_or_refused_in_words() {
         );
     }
 }
+
+/// A store that serves what it had before, to a host that has seen later versions.
+#[tokio::test]
+async fn a_store_that_goes_back_to_old_records_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("store");
+    let open = |memory: &str| {
+        let path = dir.path().join(memory);
+        store(&place, keys("k1"))
+            .with_versions(jiffy_store::VersionMemory::open(&path, "here").unwrap())
+    };
+    let record = |version: u32| {
+        let folder = fs::read_dir(place.join("tenants")).unwrap().next().unwrap();
+        folder.unwrap().path().join(format!("{version:010}"))
+    };
+    open("one").tenant("alice").await.unwrap();
+    let first = fs::read(record(1)).unwrap();
+    open("one").rotate("alice").await.unwrap();
+    let second = fs::read(record(2)).unwrap();
+    open("one").rotate("alice").await.unwrap();
+    assert_eq!(
+        open("two")
+            .tenant("alice")
+            .await
+            .unwrap()
+            .current()
+            .unwrap()
+            .generation(),
+        3
+    );
+    let regressed = |e: &StoreError| matches!(e, StoreError::Regressed { .. });
+    // The latest record is hidden, or an older one is served in its place or as a later one.
+    let third = fs::read(record(3)).unwrap();
+    fs::remove_file(record(3)).unwrap();
+    for host in ["one", "two"] {
+        let refused = open(host).find_tenant("alice").await.unwrap_err();
+        assert!(regressed(&refused), "{refused}");
+        let refused = open(host).rotate("alice").await.unwrap_err();
+        assert!(regressed(&refused), "{refused}");
+    }
+    for (version, old) in [
+        (3, &first),
+        (3, &second),
+        (4, &second),
+        (4, &first),
+        (4, &third),
+    ] {
+        fs::write(record(version), old).unwrap();
+        let refused = open("two").tenant("alice").await.unwrap_err();
+        let is_damage = matches!(refused, StoreError::Damaged { .. });
+        assert!(regressed(&refused) || is_damage, "{version}: {refused}");
+        fs::remove_file(record(version)).unwrap();
+    }
+    // A host that has seen nothing notices a record that was moved.
+    fs::write(record(4), &second).unwrap();
+    let refused = open("new").tenant("alice").await.unwrap_err();
+    assert!(matches!(refused, StoreError::Damaged { .. }), "{refused}");
+    fs::remove_file(record(4)).unwrap();
+    // None at all is older than any.
+    let folder = record(1).parent().unwrap().to_owned();
+    fs::rename(&folder, dir.path().join("away")).unwrap();
+    let refused = open("two").tenant("alice").await.unwrap_err();
+    assert!(regressed(&refused), "{refused}");
+    fs::rename(dir.path().join("away"), &folder).unwrap();
+    fs::write(record(3), &third).unwrap();
+    open("two").tenant("alice").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_name_that_moved_does_not_move_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("store");
+    let open = |memory: &str| {
+        let path = dir.path().join(memory);
+        store(&place, keys("k1"))
+            .with_versions(jiffy_store::VersionMemory::open(&path, "here").unwrap())
+    };
+    let (one, two) = (open("one"), open("two"));
+    let tenant = one.tenant("alice").await.unwrap();
+    let id: String = tenant
+        .id()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let names = place.join(id).join("names");
+    let name = |root: jiffy_store::Hash| {
+        let folder = fs::read_dir(&names).unwrap().next().unwrap().unwrap();
+        folder.path().join(root.to_string())
+    };
+    let (old, new) = (jiffy_store::Hash([9; 32]), jiffy_store::Hash([1; 32]));
+    one.move_name(&tenant, "template t", old).await.unwrap();
+    let kept = fs::read(name(old)).unwrap();
+    one.move_name(&tenant, "template t", new).await.unwrap();
+    assert_eq!(two.named(&tenant, "template t").await.unwrap(), Some(new));
+    // The store brings the old name back, as its newest object.
+    fs::write(name(old), &kept).unwrap();
+    assert_eq!(
+        open("new").named(&tenant, "template t").await.unwrap(),
+        Some(new)
+    );
+    fs::remove_file(name(new)).unwrap();
+    for host in [&one, &two, &open("two")] {
+        let refused = host.named(&tenant, "template t").await.unwrap_err();
+        assert!(matches!(refused, StoreError::Regressed { .. }), "{refused}");
+    }
+    // A name that a host sets anew holds, also after a removal.
+    two.move_name(&tenant, "template t", old).await.unwrap();
+    assert_eq!(one.named(&tenant, "template t").await.unwrap(), Some(old));
+    open("new")
+        .remove_name(&tenant, "template t")
+        .await
+        .unwrap();
+    open("new")
+        .move_name(&tenant, "template t", new)
+        .await
+        .unwrap();
+    assert_eq!(one.named(&tenant, "template t").await.unwrap(), Some(new));
+}

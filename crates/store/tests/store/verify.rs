@@ -266,3 +266,40 @@ async fn tenants_are_listed_with_the_master_keys_and_no_others() {
     let tenants = stranger.tenants().await.unwrap();
     assert_eq!((tenants.names.len(), tenants.foreign), (0, 4));
 }
+
+#[tokio::test]
+async fn a_tenant_whose_name_is_damaged_is_named_and_no_stranger() {
+    let place = Place::new().await;
+    place.store.tenant("bob").await.unwrap();
+    let whole = place.store.tenants().await.unwrap();
+    assert_eq!((whole.names.len(), whole.damaged.len()), (2, 0));
+    for name in place
+        .files("tenants")
+        .iter()
+        .filter(|p| p.ends_with("name"))
+    {
+        flip_from_end(name, 18);
+        let found = place.store.tenants().await.unwrap();
+        assert_eq!((found.names.len(), found.foreign), (1, 0));
+        let [damaged] = &found.damaged[..] else {
+            panic!("{found:?}")
+        };
+        let expected = format!(
+            "{}/name",
+            name.parent().unwrap().file_name().unwrap().display()
+        );
+        assert!(damaged.object.ends_with(&expected), "{damaged:?}");
+        fs::remove_file(name).unwrap();
+        assert_eq!(place.store.tenants().await.unwrap().damaged.len(), 1);
+        // Hosts that know the name write it again.
+        for known in ["alice", "bob"] {
+            place.store.tenant(known).await.unwrap();
+        }
+        assert_eq!(place.store.tenants().await.unwrap(), whole);
+        flip_from_end(name, 8);
+        for known in ["alice", "bob"] {
+            place.store.tenant(known).await.unwrap();
+        }
+        assert_eq!(place.store.tenants().await.unwrap(), whole);
+    }
+}

@@ -1,0 +1,89 @@
+//! Listings, whose length and time are bounded.
+
+use super::{Backend, MAX_OBJECT_BYTES, time_of};
+use crate::StoreError;
+use crate::request_error::generic;
+use crate::traffic::add;
+use futures_util::TryStreamExt;
+use object_store::ObjectMeta;
+
+/// Keys per second below which a listing is given up that takes longer than the deadline.
+const MIN_LISTED_PER_SECOND: u64 = 100;
+/// Maximum length in bytes of the keys that Jiffy writes, without the store's prefix.
+const MAX_KEY_BYTES: usize = 256;
+
+/// Object as a listing shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Key without the store's prefix.
+    pub key: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Time of the last change by the store's clock, milliseconds since 1970.
+    pub modified_ms: i64,
+}
+
+impl Backend {
+    /// Lists all objects below `prefix`. Objects whose keys are longer than Jiffy writes them are
+    /// left out.
+    ///
+    /// # Errors
+    /// [`StoreError::TooMany`] if there are more than [`max_listed`] objects.
+    ///
+    /// [`max_listed`]: crate::BackendSettings::max_listed
+    pub async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
+        let limit = self.settings.max_listed;
+        let listed = self.list_some(prefix, limit).await?;
+        listed.ok_or_else(|| StoreError::TooMany {
+            prefix: prefix.to_owned(),
+            limit,
+        })
+    }
+
+    /// Checks that the store answers and allows requests. Reads one page of a listing at most.
+    pub async fn probe(&self, prefix: &str) -> Result<(), StoreError> {
+        self.list_some(prefix, 0).await.map(drop)
+    }
+
+    /// Lists the objects below `prefix`; `None` if there are more than `limit`.
+    async fn list_some(
+        &self,
+        prefix: &str,
+        limit: usize,
+    ) -> Result<Option<Vec<Listed>>, StoreError> {
+        let path = self.path(prefix);
+        let clock = &self.clock(0);
+        self.attempt(prefix, clock, || async {
+            add(&self.counters.lists, 1);
+            let mut pages = self.store.list(Some(&path));
+            let (mut number, mut listed) = (0, Vec::new());
+            while let Some(meta) = pages.try_next().await? {
+                clock.tick(time_of(1, MIN_LISTED_PER_SECOND));
+                number += 1;
+                if number > limit {
+                    return Ok(None);
+                }
+                if !meta.location.prefix_matches(&path) {
+                    return Err(generic("the listing has a key outside of its prefix"));
+                }
+                listed.extend(self.listed(&meta));
+            }
+            Ok(Some(listed))
+        })
+        .await
+    }
+
+    /// Object of a listing. `None` if its key is longer than the keys that Jiffy writes.
+    fn listed(&self, meta: &ObjectMeta) -> Option<Listed> {
+        let skipped = match self.prefix.as_ref().len() {
+            0 => 0,
+            length => length + 1,
+        };
+        let key = meta.location.as_ref().get(skipped..).unwrap_or("");
+        (key.len() <= MAX_KEY_BYTES).then(|| Listed {
+            key: key.to_owned(),
+            bytes: meta.size.min(MAX_OBJECT_BYTES),
+            modified_ms: meta.last_modified.timestamp_millis(),
+        })
+    }
+}
