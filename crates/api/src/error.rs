@@ -183,9 +183,13 @@ impl From<OperationError> for ApiError {
                 };
                 Self::not_found(error_code, message)
             }
-            (O::CaptureLost { .. }, _) => Self::not_found("snapshot_not_found", message),
-            // Killed since it was looked up: for clients there is no such sandbox any more.
-            (O::State { state, .. }, _) if *state == SandboxState::Killed => {
+            (O::CaptureLost { .. }, _) => {
+                let message = format!("the snapshot does not exist: {message}");
+                Self::not_found("snapshot_not_found", message)
+            }
+            // Killed since it was looked up: for clients the sandbox does not exist any more.
+            (O::State { id, state, .. }, _) if *state == SandboxState::Killed => {
+                let message = format!("sandbox `{id}` does not exist any more: {message}");
                 Self::not_found("sandbox_not_found", message)
             }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),

@@ -57,7 +57,7 @@ impl TemplateInfo {
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateRefusal {
     /// No such template.
-    #[error("there is no template `{0}`")]
+    #[error("template `{0}` does not exist")]
     Unknown(String),
     /// One that every key may use, always.
     #[error("`{0}` is a stock template, which every key may use")]
@@ -225,7 +225,8 @@ mod tests {
         let templates = Templates::new(&Home::at(dir.path().join("home")).unwrap());
         let base = templates.find("base").unwrap();
         assert_eq!((base.name.as_str(), base.version), ("base", None));
-        for name in ["nope", "..", "../templates", "/etc", "", "BASE", "a\0"] {
+        assert_eq!(templates.find("BASE").unwrap().name, "base");
+        for name in ["nope", "..", "../templates", "/etc", "", "a\0"] {
             let found = templates.find(name);
             assert!(matches!(found, Err(TemplateRefusal::Unknown(_))), "{name}");
         }

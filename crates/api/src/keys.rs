@@ -128,7 +128,7 @@ pub enum KeyError {
     Expired,
     /// No such key.
     #[error(
-        "there is no key `{0}` in force, or several have that name; `jiffy key ls` shows those there are"
+        "key `{0}` does not exist or is not in force, or several keys have that name; `jiffy key ls` lists them"
     )]
     Unknown(String),
 }

@@ -56,7 +56,7 @@ impl<E: Engine> App<E> {
                 false => "",
             };
             let message = format!(
-                "there is no sandbox `{}` on this host{elsewhere}",
+                "sandbox `{}` does not exist on this host{elsewhere}",
                 short(id)
             );
             ApiError::not_found("sandbox_not_found", message)
@@ -122,7 +122,7 @@ impl<E: Engine> App<E> {
             return Ok(found);
         }
         let unknown = || {
-            let message = format!("there is no snapshot `{}`", short(id));
+            let message = format!("snapshot `{}` does not exist", short(id));
             ApiError::not_found("snapshot_not_found", message)
         };
         let short_id = caller.is_owner().then(|| self.snapshot_by_prefix(id));
@@ -408,7 +408,7 @@ const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as d
     and `GET /snapshots`";
 
 fn missing(id: &str, why: &str) -> ApiError {
-    let message = format!("there is no template or snapshot `{}`{why}", short(id));
+    let message = format!("template or snapshot `{}` does not exist{why}", short(id));
     ApiError::not_found("template_not_found", message)
 }
 

@@ -15,10 +15,10 @@ pub enum FunctionError {
     #[error("this host runs no functions: the program jiffy-functions is not installed")]
     NotInstalled,
     /// No such function.
-    #[error("there is no function `{0}`")]
+    #[error("function `{0}` does not exist")]
     NotFound(String),
     /// No such version.
-    #[error("the function `{name}` has no version {version} any more; it has {kept}")]
+    #[error("version {version} of function `{name}` does not exist any more; it has {kept}")]
     NoVersion {
         /// Function.
         name: String,
@@ -46,7 +46,7 @@ pub enum FunctionError {
     #[error("{0}")]
     NoRoom(BoxError),
     /// No such module of the owner.
-    #[error("there is no module {0} of yours: this host has none, nor has a store that it shares")]
+    #[error("module {0} of yours does not exist on this host, nor in a store that it shares")]
     NoModule(ModuleDigest),
     /// Module that is not as it was put into the store.
     #[error("the module {0} in the store is damaged; deploy it from its file")]

@@ -106,6 +106,8 @@ async fn connect<S: Sandboxes>(
     add(&shared.counters.guest_connections, 1);
     let handshake = http1::Builder::new()
         .preserve_header_case(true)
+        // Names that the client did not write: those that the gateway sets.
+        .title_case_headers(true)
         .max_headers(limits.headers)
         .max_header_size(limits.head_bytes)
         .max_buf_size(limits.head_bytes)

@@ -80,6 +80,11 @@ impl HeaderRewrite<'_> {
         let masked = self.access.mask_request_host.as_ref();
         let masked = masked.map(|host| host.replace("${PORT}", &port));
         set("host", masked.as_deref().unwrap_or(self.host));
+        if masked.is_some() {
+            // Without the client's spelling of names the guest gets `Host`, as from E2B's proxy,
+            // also if the client wrote `host`.
+            parts.extensions.clear();
+        }
         set(SANDBOX_ID, &self.target.id);
         set(SANDBOX_PORT, &port);
         set("x-forwarded-for", &before);

@@ -52,7 +52,7 @@ impl ErrorKind {
 #[derive(Debug, thiserror::Error)]
 pub enum OperationError {
     /// No such sandbox or snapshot.
-    #[error("there is no {what} `{id}`; `{list}` shows those there are")]
+    #[error("{what} `{id}` does not exist; `{list}` lists those that exist")]
     Unknown {
         /// Sandbox or snapshot.
         what: &'static str,

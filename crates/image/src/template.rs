@@ -58,7 +58,7 @@ pub enum TemplateError {
     Reserved { name: String },
     #[error("`{name}` is a stock template, which every key may use")]
     Stock { name: String },
-    #[error("there is no template `{name}`; {known}")]
+    #[error("template `{name}` does not exist; {known}")]
     Unknown { name: String, known: String },
     #[error("manifest {} is not readable: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
     Manifest { path: PathBuf, problem: String },
@@ -366,7 +366,7 @@ mod tests {
         let message = templates.get("nope").unwrap_err().to_string();
         assert_eq!(
             message,
-            "there is no template `nope`; there are none yet: run `jiffy template build base`"
+            "template `nope` does not exist; there are none yet: run `jiffy template build base`"
         );
         FakeRecipe::new("one").build(&home).unwrap();
         FakeRecipe::new("two").build(&home).unwrap();
@@ -376,7 +376,7 @@ mod tests {
         let message = templates.get("nope:x").unwrap_err().to_string();
         assert_eq!(
             message,
-            "there is no template `nope:x`; there are: one, two, two:old"
+            "template `nope:x` does not exist; there are: one, two, two:old"
         );
         assert_eq!(templates.list().unwrap().len(), 3);
         templates.remove("one:default").unwrap();

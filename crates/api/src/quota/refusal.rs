@@ -81,8 +81,14 @@ pub(super) fn refuse(
             continue;
         };
         if wanted > 0 && used.saturating_add(wanted) > limit {
+            let kind = match code {
+                "max_snapshots" | "max_templates" => "maximum number of",
+                // Clients look for these words, and wait for room.
+                _ => "maximum number of concurrent",
+            };
             let message = format!(
-                "this key may have {limit} {what} at once, and has {used}: {remedy}, or raise the limit"
+                "this key has reached its {kind} {what}, which is {limit}: it has {used}; {remedy}, \
+                 or raise the limit"
             );
             // Nothing changes by waiting a moment.
             return Some(ApiError::too_many(code, message).permanent());
@@ -234,7 +240,7 @@ mod tests {
         assert!(
             refused
                 .message
-                .contains("may have 0 snapshots at once, and has 3")
+                .contains("maximum number of snapshots, which is 0: it has 3")
         );
     }
 }

@@ -142,7 +142,10 @@ pub(super) async fn limits<E: Engine>(
     let found = app.keys.in_force(id);
     let found = found.map_err(|e| ApiError::internal(e.to_string()))?;
     let found = found.ok_or_else(|| {
-        ApiError::not_found("key_not_found", format!("there is no key `{}`", short(id)))
+        ApiError::not_found(
+            "key_not_found",
+            format!("key `{}` does not exist", short(id)),
+        )
     })?;
     budget(&app, &found).map(Json)
 }

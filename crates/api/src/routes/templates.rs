@@ -250,7 +250,7 @@ pub(super) async fn delete<E: Engine>(
                 // One that is only known as a recipe.
                 Ok(Err(TemplateRefusal::Unknown(_))) => Err(ApiError::not_found(
                     "template_not_found",
-                    "this template is not built: there is nothing to remove",
+                    "this template is not built: an image that could be removed does not exist",
                 )),
                 Ok(Err(e)) => Err(failed(e)),
                 Err(e) => Err(ApiError::internal(e.to_string())),
@@ -345,7 +345,7 @@ pub(super) async fn build_status<E: Engine>(
     if build != build_id(&info) {
         return Err(ApiError::not_found(
             "build_not_found",
-            format!("template `{}` has no such build", short(&id)),
+            format!("this build of template `{}` does not exist", short(&id)),
         ));
     }
     Ok(Json(json!({

@@ -123,7 +123,7 @@ async fn a_key_does_not_reach_a_guest_with_an_upgrade_or_behind_a_body() {
     ))
     .await;
     let seen = raw.rest().await;
-    assert!(seen.contains("hi") && seen.contains("x-other: 1"), "{seen}");
+    assert!(seen.contains("hi") && seen.contains("X-Other: 1"), "{seen}");
     assert!(!seen.contains("e2b_"), "{seen}");
 }
 

@@ -359,4 +359,19 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
     assert!(!head.contains("9.9.9.9"), "{head}");
     let answer = raw.until("\r\n\r\n").await;
     assert!(answer.contains("\r\nX-Ratelimit-LEFT: 1\r\n"), "{answer}");
+    // A masked host is written as E2B's proxy writes it, also for clients that write small letters.
+    let masked = SandboxAccess {
+        mask_request_host: Some("localhost:${PORT}".to_owned()),
+        ..SandboxAccess::default()
+    };
+    guests.add(ID, masked);
+    let mut raw = Raw::new(setup.address).await;
+    raw.say(&format!(
+        "GET / HTTP/1.1\r\nhost: localhost\r\ne2b-sandbox-id: {ID}\r\n\
+         e2b-sandbox-port: 3000\r\n\r\n"
+    ))
+    .await;
+    let head = within(heard.recv()).await.unwrap();
+    assert!(head.contains("\r\nHost: localhost:3000\r\n"), "{head}");
+    raw.until("\r\n\r\n").await;
 }

@@ -36,10 +36,10 @@ pub enum BuilderError {
     )]
     Waiting,
     /// Unknown template.
-    #[error("there is no template `{0}`")]
+    #[error("template `{0}` does not exist")]
     UnknownTemplate(String),
     /// Unknown build.
-    #[error("template `{template}` has no build `{build}`")]
+    #[error("build `{build}` of template `{template}` does not exist")]
     UnknownBuild {
         /// Template.
         template: String,

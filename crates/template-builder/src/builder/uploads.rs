@@ -39,7 +39,7 @@ pub enum UploadError {
     #[error("`{0}` is not the hash of files: send the SHA-256 in hexadecimal")]
     Name(String),
     /// Unknown or expired ticket.
-    #[error("this link to upload to is not known any more: ask for another")]
+    #[error("this upload link does not exist any more: request another")]
     Closed,
     /// Too many tickets.
     #[error("{0} uploads are open already: finish some, or wait an hour")]
