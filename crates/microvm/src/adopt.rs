@@ -8,7 +8,7 @@ use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
 use crate::snapshot::{CapturedDraft, SnapshotSpec};
 use crate::snapshot_context::SaveError;
-use crate::vm::{MicroVm, MicroVmParts};
+use crate::vm::{MicroVm, MicroVmParts, VmmRequests};
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine::{BootReport, ProcessInstance};
 use jiffy_proto::agent::{Hello, Identity};
@@ -99,7 +99,7 @@ struct AdoptedState {
     link: ControlSocket,
     console: ConsoleRing,
     overlay: File,
-    knows_rollback: bool,
+    knows: VmmRequests,
     captured: Option<CapturedDraft>,
 }
 
@@ -192,7 +192,7 @@ impl MicroVm {
             modules: spec.modules,
             identity: Some(spec.identity),
             report: spec.report,
-            knows_rollback: adopted.knows_rollback,
+            knows: adopted.knows,
             steps: None,
         });
         let mut context = vm.context.lock().await;
@@ -248,7 +248,7 @@ async fn take_over(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState, Ad
         link,
         console,
         overlay: reattached.overlay,
-        knows_rollback: reattached.knows_rollback,
+        knows: reattached.knows,
         captured,
     })
 }
@@ -285,7 +285,7 @@ struct ReattachedVmm {
     captured: Option<Box<CapturedSnapshot>>,
     console: OwnedFd,
     overlay: File,
-    knows_rollback: bool,
+    knows: VmmRequests,
 }
 
 async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
@@ -297,16 +297,18 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
             prepared_snapshot,
             captured,
             rollback,
+            fold,
             console,
             overlays,
         } => {
-            let state = (protocol, running, prepared_snapshot, captured, rollback);
+            let knows = VmmRequests { rollback, fold };
+            let state = (protocol, running, prepared_snapshot, captured, knows);
             Some((state, console, overlays, fds))
         }
         _ => None,
     };
     let (state, console, overlays, fds) = answer(link, reattached).await?;
-    let (protocol, running, prepared_snapshot, captured, knows_rollback) = state;
+    let (protocol, running, prepared_snapshot, captured, knows) = state;
     if protocol != CONTROL_PROTOCOL_VERSION {
         return Err(AdoptError::Version(protocol));
     }
@@ -324,7 +326,7 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
         captured,
         console: take(console)?,
         overlay: File::from(take(overlay)?),
-        knows_rollback,
+        knows,
     })
 }
 

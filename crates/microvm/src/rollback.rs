@@ -60,7 +60,7 @@ impl MicroVm {
         spec: RollbackSpec,
         cut_off: impl Future<Output = ()>,
     ) -> Result<RollbackReport, RollbackError> {
-        if !self.knows_rollback {
+        if !self.knows.rollback {
             return Err(refused("it was started by an earlier version of jiffy"));
         }
         if let Some(failure) = self.disk_failure() {

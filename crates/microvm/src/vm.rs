@@ -21,6 +21,7 @@ use jiffy_engine::{BootReport, ExitReason};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::snapshot::FoldedLayers;
 use jiffy_proto::vm::Request;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -48,8 +49,25 @@ pub struct MicroVm {
     limit_task: Option<LimitTask>,
     disk_failure: Arc<OnceLock<String>>,
     pub(crate) next_steps: NextSteps,
-    /// Its VMM knows [`Request::Rollback`].
-    pub(crate) knows_rollback: bool,
+    /// Requests that its VMM knows.
+    pub(crate) knows: VmmRequests,
+}
+
+/// Requests that not every VMM knows: an earlier version may have started it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VmmRequests {
+    /// [`Request::Rollback`].
+    pub rollback: bool,
+    /// [`Request::FoldLayers`].
+    pub fold: bool,
+}
+
+impl VmmRequests {
+    /// Requests of the VMM that belongs to this version.
+    pub const ALL: Self = Self {
+        rollback: true,
+        fold: true,
+    };
 }
 
 impl MicroVm {
@@ -74,6 +92,17 @@ impl MicroVm {
     /// Asks the guest to return `target_mib` MiB of its memory.
     pub fn set_balloon(&self, target_mib: u32) -> Result<(), ChannelError> {
         self.link.send(&Request::Balloon { target_mib }, &[])
+    }
+
+    /// Has the VMM close the lower of two layers that were folded into one, so that its disk space
+    /// is freed while the guest runs. A VMM that does not know the request keeps the file open.
+    pub fn fold_layers(&self, layers: &FoldedLayers) {
+        if self.knows.fold {
+            // A VMM that is gone holds no file.
+            let _ = self
+                .link
+                .send(&Request::FoldLayers(Box::new(layers.clone())), &[]);
+        }
     }
 
     /// Waits until the sandbox has ended; returns the reason.

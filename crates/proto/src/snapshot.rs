@@ -47,6 +47,34 @@ pub struct SnapshotConfig {
     pub captured: bool,
 }
 
+/// Device and inode number of a file (`st_dev` and `st_ino` of stat(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileIdentity {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+}
+
+/// Layer files of one snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotLayerFiles {
+    /// Memory layer.
+    pub memory: FileIdentity,
+    /// Layers of the writable disks, in guest order.
+    pub disks: Vec<FileIdentity>,
+}
+
+/// Two snapshots of one lineage whose layers were folded into one: the controller has copied every
+/// chunk and block that `upper` lacked from the files of `lower` into the files of `upper`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoldedLayers {
+    /// Snapshot that is removed.
+    pub lower: SnapshotLayerFiles,
+    /// Snapshot directly above it.
+    pub upper: SnapshotLayerFiles,
+}
+
 /// Snapshot that a VMM has completed, and that its controller has neither committed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CapturedSnapshot {

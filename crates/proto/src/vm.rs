@@ -4,8 +4,8 @@
 
 use crate::cpu_level::CpuLevel;
 use crate::snapshot::{
-    CapturedSnapshot, LayerFiles, RestoreConfig, RollbackConfig, RollbackReport, SnapshotConfig,
-    SnapshotDecision, SnapshotReport,
+    CapturedSnapshot, FoldedLayers, LayerFiles, RestoreConfig, RollbackConfig, RollbackReport,
+    SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
@@ -137,6 +137,9 @@ pub enum Request {
     /// Aborts the captured snapshot that is being written ([`SnapshotConfig::captured`]); answered
     /// by [`Event::SnapshotFailed`], unless it is complete.
     AbortCapture,
+    /// Uses the upper of two adjacent layers for the content of the lower one as well, and closes
+    /// the lower one. Layers that the VM does not have side by side stay as they are. Not answered.
+    FoldLayers(Box<FoldedLayers>),
     /// Ends the guest at once, without a shutdown. The VM ends once no captured snapshot
     /// ([`SnapshotConfig::captured`]) is being written any more.
     Stop,
@@ -227,6 +230,9 @@ pub enum Event {
         /// The VMM knows [`Request::Rollback`].
         #[serde(default)]
         rollback: bool,
+        /// The VMM knows [`Request::FoldLayers`].
+        #[serde(default)]
+        fold: bool,
         /// The console ring.
         console: FdIndex,
         /// Overlays in use, of writable disks, in guest order; they may change when the snapshot is

@@ -4,9 +4,10 @@
 
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, CapturedSnapshot, DiskFreeze, DiskRollback, FreezePhases, LaterPages,
-    LayerFiles, MemorySource, PopulateMoment, RestoreConfig, RollbackConfig, RollbackReport,
-    SnapshotConfig, SnapshotDecision, SnapshotReport,
+    AfterSnapshot, CapturedSnapshot, DiskFreeze, DiskRollback, FileIdentity, FoldedLayers,
+    FreezePhases, LaterPages, LayerFiles, MemorySource, PopulateMoment, RestoreConfig,
+    RollbackConfig, RollbackReport, SnapshotConfig, SnapshotDecision, SnapshotLayerFiles,
+    SnapshotReport,
 };
 use jiffy_proto::vm::{
     DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StartTimes, StopCause, VmConfig,
@@ -38,11 +39,13 @@ const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
 "phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
 "zero":5,"cpu":"cpu","vcpus":2}"#;
 const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc",
-"captured":{"id":"abc","report":null},"rollback":true,
+"captured":{"id":"abc","report":null},"rollback":true,"fold":true,
 "console":0,"overlays":[1]}"#;
 const ROLLBACK: &str = r#"{"op":"rollback","state":0,"memory":[{"file":1,"index":2}],"source":{"kind":"map"},
 "populate":3,"populate_later":{"pages":8,"from":"frame"},
 "pagemap":4,"disks":[{"layers":[{"file":5,"index":6}],"overlay":7}]}"#;
+const FOLD_LAYERS: &str = r#"{"op":"fold_layers","lower":{"memory":{"device":1,"inode":2},"disks":[{"device":1,"inode":3}]},
+"upper":{"memory":{"device":1,"inode":4},"disks":[{"device":1,"inode":5}]}}"#;
 const ROLLED_BACK: &str = r#"{"event":"rolled_back","read_us":1,"stopped_us":2,"pause_us":3,"scan_us":4,"memory_us":5,
 "state_us":6,"pages":7}"#;
 
@@ -160,6 +163,20 @@ fn rollback() -> Request {
     }))
 }
 
+fn fold_layers() -> Request {
+    let files = |inode| SnapshotLayerFiles {
+        memory: FileIdentity { device: 1, inode },
+        disks: vec![FileIdentity {
+            device: 1,
+            inode: inode + 1,
+        }],
+    };
+    Request::FoldLayers(Box::new(FoldedLayers {
+        lower: files(2),
+        upper: files(4),
+    }))
+}
+
 #[test]
 fn requests_keep_their_serialized_forms() {
     check(vec![
@@ -218,6 +235,7 @@ fn requests_keep_their_serialized_forms() {
             r#"{"op":"prepare","kvm":0,"memory_mib":512}"#,
         ),
         (Request::AbortCapture, r#"{"op":"abort_capture"}"#),
+        (fold_layers(), FOLD_LAYERS),
         (Request::Stop, r#"{"op":"stop"}"#),
     ]);
 }
@@ -322,6 +340,7 @@ fn events_keep_their_serialized_forms() {
                     report: None,
                 })),
                 rollback: true,
+                fold: true,
                 console: FdIndex(0),
                 overlays: vec![FdIndex(1)],
             },

@@ -11,6 +11,7 @@ mod cpu_features;
 mod cpu_level;
 mod devices;
 mod exit_counters;
+mod fold;
 mod kvm_vm;
 mod lazy_layers;
 mod received_fds;
@@ -22,6 +23,9 @@ pub use builder::{Machine, build};
 pub use devices::EventSlot;
 pub(crate) use devices::{borrow_eventfd, new_eventfd, report_device};
 pub use exit_counters::ExitCounters;
+pub(crate) use fold::adjacent;
+#[cfg(test)]
+pub(crate) use fold::file_identity;
 pub use kvm_vm::{KvmVm, VCPUS_AHEAD};
 pub use received_fds::ReceivedFds;
 pub use restore::restore;

@@ -5,6 +5,7 @@ mod batch;
 mod captured;
 mod disk_thread;
 mod first_use;
+mod fold_layers;
 mod reattach;
 mod rollback;
 mod snapshot;
@@ -28,7 +29,7 @@ use crate::virtio::blk::{Block, DiskLayers};
 use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
-use jiffy_proto::snapshot::{PopulateMoment, RestoreConfig};
+use jiffy_proto::snapshot::{FoldedLayers, PopulateMoment, RestoreConfig};
 use jiffy_proto::vm::jail::{ENTER_ARGUMENT, MAKE_ARGUMENT};
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, SPARE_NAME, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
@@ -195,6 +196,8 @@ struct Vm {
     reattach_pending: bool,
     /// Disks (by device number) whose overlays could not be joined after a failed snapshot.
     disks_to_thaw: Vec<usize>,
+    /// Layers to fold, of which a disk was in use at the time of the request.
+    unfolded: Vec<FoldedLayers>,
     cause: Option<StopCause>,
     /// Why the guest has ended while a captured snapshot is being written.
     ended_cause: Option<StopCause>,
@@ -248,6 +251,7 @@ fn start(
         prepared: None,
         reattach_pending: false,
         disks_to_thaw: Vec::new(),
+        unfolded: Vec::new(),
         cause: None,
         ended_cause: None,
     };
@@ -467,6 +471,7 @@ impl Vm {
                 self.link.send(&Event::SnapshotResolved { failure }, &[]);
             }
             Request::AbortCapture => self.abort_capture(),
+            Request::FoldLayers(layers) => self.on_fold_layers(*layers),
             Request::Stop => self.cause = Some(StopCause::Requested),
         }
     }

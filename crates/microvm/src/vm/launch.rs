@@ -1,6 +1,6 @@
 //! Start of a VMM, and of the task that drives it.
 
-use super::{BootError, ConnectGate, MicroVm};
+use super::{BootError, ConnectGate, MicroVm, VmmRequests};
 use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
 use crate::snapshot_context::SnapshotContext;
@@ -36,8 +36,8 @@ pub(crate) struct MicroVmParts {
     /// None: assigned later.
     pub identity: Option<Identity>,
     pub report: BootReport,
-    /// Its VMM knows [`Request::Rollback`].
-    pub knows_rollback: bool,
+    /// Requests that its VMM knows.
+    pub knows: VmmRequests,
     /// Receives the steps of its boot; none if it is up.
     pub steps: Option<mpsc::Sender<BootStep>>,
 }
@@ -103,7 +103,7 @@ impl MicroVm {
                 agent_us: 0,
                 total_us: 0,
             },
-            knows_rollback: true,
+            knows: VmmRequests::ALL,
             steps: Some(step_sender),
         });
         vm.limit_task = limit_task;
@@ -160,7 +160,7 @@ impl MicroVm {
             limit_task: None,
             disk_failure,
             next_steps,
-            knows_rollback: parts.knows_rollback,
+            knows: parts.knows,
         }
     }
 }

@@ -104,6 +104,7 @@ impl Vm {
                     prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
                     captured: self.captured_snapshot(),
                     rollback: true,
+                    fold: true,
                     console: index(0),
                     overlays: (1..fds.len()).map(index).collect(),
                 };

@@ -162,6 +162,7 @@ impl Vm {
         self.pause();
         // Held until memory is forked or written: devices, disks and memory are of one moment.
         let paused_disks = self.disks.pause();
+        self.fold_layers();
         let mut report = SnapshotReport {
             cpu: self.machine.shape.cpu.clone(),
             vcpus: self.machine.shape.vcpus,

@@ -3,8 +3,9 @@
 use super::chunk_hashes::{ChunkHash, ChunkHashes};
 use super::linear_memory::CHUNK_SIZE;
 use crate::error::VmmError;
+use crate::machine::adjacent;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
-use jiffy_proto::snapshot::MAX_LAYERS;
+use jiffy_proto::snapshot::{FileIdentity, MAX_LAYERS};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
@@ -142,6 +143,37 @@ impl MemoryLayers {
         self.0.push(layer);
     }
 
+    /// Folds the layer with the file `lower` into the one directly above it, whose file `upper`
+    /// holds every chunk that only `lower` held. Does nothing if they are not side by side. What is
+    /// mapped from `lower` stays mapped.
+    pub fn fold(&mut self, lower: FileIdentity, upper: FileIdentity) {
+        let files = self.0.iter().map(|layer| &layer.file);
+        let Some(at) = adjacent(files, lower, upper) else {
+            return;
+        };
+        let folded = self.0.remove(at);
+        let Some(layer) = self.0.get_mut(at) else {
+            return;
+        };
+        let decided = layer.index.stored.with(&layer.index.zero);
+        let added = folded.index.stored.without(&decided);
+        match (&layer.hashes, &folded.hashes) {
+            (Some(hashes), Some(below)) => {
+                for chunk in added.iter() {
+                    if let Some(hash) = below.get(chunk) {
+                        hashes.set(chunk, hash);
+                    }
+                }
+            }
+            // A chunk without a hash is compared by reading it.
+            (Some(_), None) if added.count() > 0 => layer.hashes = None,
+            _ => {}
+        }
+        layer.index.stored = layer.index.stored.with(&added);
+        let zero = folded.index.zero.without(&decided);
+        layer.index.zero = layer.index.zero.with(&zero);
+    }
+
     /// Removes the layer of an aborted snapshot. The next snapshot compares memory with the layers
     /// below, so nothing else has to be undone.
     pub fn pop(&mut self) {
@@ -176,6 +208,53 @@ mod tests {
         assert!(matches!(layers.stored_content(2), StoredContent::Zero));
         assert!(matches!(layers.stored_content(200), StoredContent::Zero));
         assert!(matches!(layers.stored_content(3), StoredContent::File(_)));
+    }
+
+    #[test]
+    fn folded_layers_decide_the_same_content_and_the_lower_file_is_closed() {
+        let layers = vec![
+            layer(&[1, 2, 3], &[]),
+            layer(&[3, 4, 9], &[2]),
+            layer(&[4], &[1, 9]),
+        ];
+        let mut layers = MemoryLayers::new(layers, 256 * CHUNK_SIZE).unwrap();
+        let hashes = ChunkHashes::new(256).unwrap();
+        hashes.set(4, [7; 16]);
+        layers.0[2].hashes = Some(hashes);
+        let below = ChunkHashes::new(256).unwrap();
+        below.set(3, [8; 16]);
+        layers.0[1].hashes = Some(below);
+        let identities: Vec<FileIdentity> = (0..3)
+            .map(|at| crate::machine::file_identity(layers.file(at).unwrap()).unwrap())
+            .collect();
+        let decided = |layers: &MemoryLayers, chunk| match layers.stored_content(chunk) {
+            StoredContent::Zero => "zero",
+            StoredContent::File(_) => "file",
+            StoredContent::Hash(hash) if hash == [7; 16] => "hash 7",
+            StoredContent::Hash(hash) if hash == [8; 16] => "hash 8",
+            StoredContent::Hash(_) => "another hash",
+        };
+        let of_all =
+            |layers: &MemoryLayers| (0..10).map(|c| decided(layers, c)).collect::<Vec<_>>();
+        let before = of_all(&layers);
+        assert_eq!(before[3..5], ["hash 8", "hash 7"]);
+
+        // Layers that are not side by side, in another order or unknown stay as they are.
+        layers.fold(identities[0], identities[2]);
+        layers.fold(identities[1], identities[0]);
+        assert_eq!(layers.len(), 3);
+        layers.fold(identities[1], identities[2]);
+        assert_eq!(layers.len(), 2);
+        assert_eq!(of_all(&layers), before);
+        // Chunks of a layer without hashes are compared by reading them.
+        layers.fold(identities[0], identities[2]);
+        assert_eq!((layers.len(), decided(&layers, 4)), (1, "hash 7"));
+        layers.push(layer(&[5], &[]));
+        let newest = crate::machine::file_identity(layers.file(1).unwrap()).unwrap();
+        layers.0[1].hashes = Some(ChunkHashes::new(256).unwrap());
+        layers.0[0].hashes = None;
+        layers.fold(identities[2], newest);
+        assert_eq!((decided(&layers, 4), decided(&layers, 5)), ("file", "file"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::GuestMemory;
 use disk::{BLOCK_BYTES, Disk, SECTOR_BYTES};
 use disk_limiter::DiskWork;
 use jiffy_proto::layer::LayerIndex;
+use jiffy_proto::snapshot::FileIdentity;
 use nix::sys::epoll::EpollFlags;
 use request::RequestServer;
 use std::fs::File;
@@ -168,6 +169,11 @@ impl Block {
         self.warning = None;
         self.warned = false;
         self.disk.revert(layers)
+    }
+
+    /// Folds two adjacent frozen layers into the upper one, if this disk has them.
+    pub fn fold_layers(&mut self, lower: FileIdentity, upper: FileIdentity) {
+        self.disk.fold_layers(lower, upper);
     }
 
     /// Size of the disk in bytes.

@@ -2,8 +2,10 @@
 //! overlay.
 
 use super::overlay::BlockOverlay;
+use crate::machine::adjacent;
 use crate::virtio::device::chain::GuestBuffers;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
+use jiffy_proto::snapshot::FileIdentity;
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -165,6 +167,19 @@ impl Disk {
             layers: before,
             overlay,
         })
+    }
+
+    /// Folds the frozen layer with the file `lower` into the one directly above it, whose file
+    /// `upper` holds every block that only `lower` held. Does nothing if they are not side by side.
+    pub fn fold_layers(&mut self, lower: FileIdentity, upper: FileIdentity) {
+        let files = self.layers.iter().map(|layer| &layer.file);
+        let Some(at) = adjacent(files, lower, upper) else {
+            return;
+        };
+        let folded = self.layers.remove(at);
+        if let Some(layer) = self.layers.get_mut(at) {
+            layer.owned = layer.owned.with(&folded.owned);
+        }
     }
 
     /// Number of the layer below the overlay that holds `block`, from 1; 0 is the base.

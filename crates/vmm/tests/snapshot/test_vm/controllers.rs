@@ -61,6 +61,7 @@ impl TestVm {
                         prepared_snapshot,
                         captured,
                         rollback: true,
+                        fold: true,
                         console: FdIndex(0),
                         overlays,
                     },

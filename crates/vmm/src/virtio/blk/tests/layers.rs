@@ -2,6 +2,7 @@
 //! are never written.
 
 use super::*;
+use crate::machine::file_identity;
 use jiffy_proto::layer::LayerIndex;
 use std::os::unix::fs::FileExt;
 
@@ -123,4 +124,39 @@ fn a_layer_of_another_disk_is_refused() {
     refused(base, layers);
     let (_, layers) = base_and_two_layers();
     refused(file(&pattern(DISK_BYTES / 2)), layers);
+}
+
+#[test]
+fn folded_layers_read_the_same_and_the_lower_file_is_closed() {
+    let (base, mut layers) = base_and_two_layers();
+    let third = file(b"");
+    third.set_len(DISK_BYTES as u64).unwrap();
+    third.write_all_at(&[3; 4096], 4 * 4096).unwrap();
+    let mut index = LayerIndex::empty(4096, DISK_BYTES as u64);
+    index.stored.insert(4);
+    layers.push((third, index));
+    let mut driver = layered(&base, &layers, file(b""));
+    let before = driver.read(0, DISK_BYTES);
+    let identities: Vec<_> = layers
+        .iter()
+        .map(|(file, _)| file_identity(file).unwrap())
+        .collect();
+    // What the third layer lacks of the second, at places that the third does not hold.
+    let copied = &before[4096..3 * 4096];
+    layers[2].0.write_all_at(copied, 4096).unwrap();
+    assert_eq!(driver.read(0, DISK_BYTES), before);
+
+    driver.block.fold_layers(identities[1], identities[2]);
+    assert_eq!(driver.read(0, DISK_BYTES), before);
+    // The lower file is not read any more.
+    layers[1].0.write_all_at(&[9; 3 * 4096], 0).unwrap();
+    assert_eq!(driver.read(0, DISK_BYTES), before);
+    // Layers that are not side by side stay as they are.
+    driver.block.fold_layers(identities[1], identities[0]);
+    assert_eq!(driver.write(block(1), &[7; 512]), STATUS_OK);
+    driver.block.fold_layers(identities[0], identities[2]);
+    layers[0].0.write_all_at(&[9; 4 * 4096], 0).unwrap();
+    let mut now = before;
+    now[4096..4096 + 512].fill(7);
+    assert_eq!(driver.read(0, DISK_BYTES), now);
 }

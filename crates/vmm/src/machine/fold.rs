@@ -1,0 +1,64 @@
+//! Folds of two adjacent layers into the upper one, while the guest runs.
+//!
+//! The controller copies into the files of the upper layer what only the lower one holds, to places
+//! that no index of the upper layer claims. The machine then claims these places for the upper
+//! layer and closes the lower one, which changes no byte that the guest reads. Without this, the
+//! file of a removed snapshot would take disk space until the VM ends.
+
+use super::Machine;
+use crate::virtio::blk::Block;
+use jiffy_proto::snapshot::{FileIdentity, FoldedLayers};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::TryLockError;
+
+/// Returns the identity of a layer's file.
+pub(crate) fn file_identity(file: &File) -> io::Result<FileIdentity> {
+    let metadata = file.metadata()?;
+    Ok(FileIdentity {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+    })
+}
+
+/// Position of the lower of two adjacent files, oldest first. `None` if they are not side by side,
+/// or cannot be identified.
+pub(crate) fn adjacent<'a>(
+    files: impl Iterator<Item = &'a File>,
+    lower: FileIdentity,
+    upper: FileIdentity,
+) -> Option<usize> {
+    let identities: Vec<FileIdentity> = files.map(file_identity).collect::<io::Result<_>>().ok()?;
+    identities
+        .windows(2)
+        .position(|pair| pair == [lower, upper])
+}
+
+impl Machine {
+    /// Folds the layers of memory and of all disks that are side by side here. Returns false if a
+    /// disk is in use at the moment: the caller repeats the call.
+    pub fn fold_layers(&mut self, layers: &FoldedLayers) -> bool {
+        let (lower, upper) = (&layers.lower, &layers.upper);
+        self.layers.fold(lower.memory, upper.memory);
+        let mut done = true;
+        let identities = lower.disks.iter().zip(&upper.disks);
+        for (at, (lower, upper)) in self.writable_disks().into_iter().zip(identities) {
+            let Some(device) = self.devices.get(at) else {
+                continue;
+            };
+            // The disk thread holds the lock while storage answers, and the event loop does not
+            // wait for that.
+            let mut device = match device.try_lock() {
+                Ok(device) => device,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    done = false;
+                    continue;
+                }
+            };
+            device.device_mut(|block: &mut Block| block.fold_layers(*lower, *upper));
+        }
+        done
+    }
+}
