@@ -1,4 +1,6 @@
-//! Snapshots on disk. A snapshot is a directory that never changes once it is published:
+//! Snapshots on disk. A snapshot is a directory whose content never changes once it is published. A
+//! merge ([`Store::merge`]) or a fold ([`Store::prepare_fold`]) replaces its files by others with
+//! the same content:
 //!
 //! - `manifest.json`: id, parent, origin and sizes ([`Manifest`]).
 //! - `state.bin`: vCPUs and devices, for `jiffy-vmm` only.
@@ -24,6 +26,7 @@ mod checksums;
 mod damage;
 mod draft;
 mod error;
+mod fold;
 mod import;
 mod lineage;
 mod manifest;
@@ -40,6 +43,7 @@ mod working_set;
 pub use checksums::{Checksums, DamagedChunk, VerifyResult};
 pub use draft::{Durability, SnapshotDraft};
 pub use error::SnapshotError;
+pub use fold::{Fold, FoldPace};
 pub use import::{ImportMode, check_manifest};
 pub use lineage::Lineage;
 pub use manifest::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};

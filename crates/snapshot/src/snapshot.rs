@@ -7,6 +7,7 @@ use jiffy_proto::layer::{DISK_BLOCK, IndexFileError, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,6 +15,9 @@ use std::sync::Arc;
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// Longest index in bytes: that of a disk of 1 TiB.
 const MAX_INDEX_BYTES: u64 = 65 << 20;
+
+/// Maximum number of replacements of a snapshot's files that an open of it follows.
+const MAX_REPLACEMENTS: usize = 8;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const STATE: &str = "state.bin";
@@ -61,12 +65,36 @@ impl Snapshot {
         if let Some(manifest) = checked.find(id, &path) {
             return Ok(Self { path, manifest });
         }
-        let before = FileStamp::of(&path.join(MANIFEST));
+        let mut attempts = 0;
+        loop {
+            let before = FileStamp::of(&path.join(MANIFEST));
+            match Self::open_unchecked(root, id, &path, &before, checked) {
+                // A merge or a fold replaces all files at once: a manifest and an index that were
+                // read before and after it do not belong together.
+                Err(_)
+                    if attempts < MAX_REPLACEMENTS
+                        && before.is_ok()
+                        && FileStamp::of(&path.join(MANIFEST)).ok() != before.ok() =>
+                {
+                    attempts += 1;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    fn open_unchecked(
+        root: &Path,
+        id: &str,
+        path: &Path,
+        before: &Result<FileStamp, SnapshotError>,
+        checked: &CheckedSnapshots,
+    ) -> Result<Self, SnapshotError> {
         let manifest = store_index::manifest(root, id)?;
-        let stamps = SnapshotStamps::of(&path, &manifest);
-        let snapshot = Self::checked_at(&path, manifest)?;
+        let stamps = SnapshotStamps::of(path, &manifest);
+        let snapshot = Self::checked_at(path, manifest)?;
         if let (Ok(before), Ok(stamps)) = (before, stamps)
-            && stamps.is_of_manifest(before)
+            && stamps.is_of_manifest(*before)
         {
             checked.insert(snapshot.manifest.clone(), stamps);
         }
@@ -148,24 +176,28 @@ impl Snapshot {
         &self.path
     }
 
-    /// Bytes of its layers, their indexes and its state: its disk space without its ancestors.
-    /// Holes of the layers do not count.
+    /// Disk space of its layers, their indexes and its state in bytes, without its ancestors: the
+    /// blocks that the file system has allocated. A layer with missing chunks counts as if it were
+    /// complete.
     pub fn bytes(&self) -> Result<u64, SnapshotError> {
-        let memory = self
-            .manifest
-            .memory
-            .stored
-            .saturating_mul(MEMORY_CHUNK.into());
-        let mut bytes = memory;
-        let mut files = vec![STATE.to_owned(), MEMORY_INDEX.to_owned()];
-        for (number, disk) in self.manifest.disks.iter().enumerate() {
-            bytes = bytes.saturating_add(disk.stored.saturating_mul(DISK_BLOCK.into()));
-            files.push(disk_index(number));
+        let mut files = vec![
+            STATE.to_owned(),
+            MEMORY_INDEX.to_owned(),
+            MEMORY_LAYER.to_owned(),
+        ];
+        for number in 0..self.manifest.disks.len() {
+            files.extend([disk_index(number), disk_layer(number)]);
         }
+        let mut bytes = 0u64;
         for name in files {
             let path = self.path.join(name);
             let metadata = fs::metadata(&path).map_err(SnapshotError::io(&path))?;
-            bytes = bytes.saturating_add(metadata.len());
+            // st_blocks counts units of 512 bytes (stat(2)).
+            bytes = bytes.saturating_add(metadata.blocks().saturating_mul(512));
+        }
+        if self.check_complete().is_err() {
+            let memory = self.manifest.memory.stored;
+            bytes = bytes.max(memory.saturating_mul(MEMORY_CHUNK.into()));
         }
         Ok(bytes)
     }

@@ -97,6 +97,12 @@ impl LineageTree {
         }
     }
 
+    /// Returns true if `child` is the only child of `id`.
+    pub fn is_only_child(&self, id: &str, child: &str) -> bool {
+        let children = self.children.get(id);
+        children.is_some_and(|children| children.len() == 1 && children.contains(child))
+    }
+
     /// One of the children of `id`.
     pub fn child(&self, id: &str) -> Option<&str> {
         let children = self.children.get(id)?;

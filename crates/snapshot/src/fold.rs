@@ -1,0 +1,414 @@
+//! Fold of a snapshot's parent into the snapshot, which reclaims what the snapshot has superseded.
+//!
+//! A sandbox that takes a snapshot at each step and removes the previous one would otherwise leave
+//! every version of its memory and disk behind: a removed snapshot stays for the one that lies on
+//! it. The fold copies what the upper snapshot lacks of the lower one into the layer files of the
+//! upper one, at offsets that its index does not claim, and then replaces its indexes and manifest
+//! in one step. The lower snapshot can be removed afterwards.
+//!
+//! - Whoever has the old indexes reads the same as before, because no claimed offset is written. So
+//!   guests, restores and uploads go on during a fold.
+//! - A process that is killed at any step leaves either the old or the new snapshot. What was copied
+//!   before the last step lies at unclaimed offsets; the next fold writes it again.
+//! - The copy costs as much as the smaller of both layers at most, so that content which is never
+//!   superseded is copied a logarithmic number of times.
+
+use crate::checked_snapshots::FileStamp;
+use crate::checksums::CHECKSUMS_FILE;
+use crate::draft::remove_draft;
+use crate::manifest::Manifest;
+use crate::snapshot::{
+    MANIFEST, MEMORY_INDEX, MEMORY_LAYER, Snapshot, disk_index, disk_layer, read_index,
+};
+use crate::{SnapshotError, SnapshotLayer, Store};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
+use jiffy_proto::snapshot::{FileIdentity, FoldedLayers, SnapshotLayerFiles};
+use nix::fcntl::{AT_FDCWD, FallocateFlags, RenameFlags, fallocate, renameat2};
+use std::fs::{self, File};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A fold that copies at most this much is made even if the upper snapshot holds less: 2 MiB.
+const MIN_COPY_LIMIT: u64 = 2 << 20;
+/// Bytes copied between two calls of the caller's pace function.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of a piece that become a hole if all of them are zero.
+const HOLE_BYTES: usize = MEMORY_CHUNK as usize;
+
+/// Called after each copied piece with its length in bytes; `Break` cancels the fold.
+pub type FoldPace<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
+
+/// Prepared fold of a snapshot's parent into the snapshot. Dropped before [`Self::commit`], it
+/// leaves both snapshots as they were.
+#[derive(Debug)]
+pub struct Fold {
+    store: Store,
+    id: String,
+    parent: String,
+    grandparent: Option<String>,
+    draft: FoldDraft,
+    /// Manifests of the snapshot and of its parent when the fold was prepared.
+    stamps: [FileStamp; 2],
+    files: FoldedLayers,
+}
+
+/// Directory with the files of the snapshot after the fold. Its layers are those of the snapshot.
+#[derive(Debug)]
+struct FoldDraft {
+    path: PathBuf,
+    /// Copied units, which are removed again if the fold is not committed.
+    copied: Vec<(File, UnitSet, u32)>,
+    is_committed: bool,
+}
+
+impl Drop for FoldDraft {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            for (file, units, unit) in &self.copied {
+                // What stays is not claimed, and takes space until the next fold.
+                let _ = each_run(units, *unit, |start, end| punch(file, start, end));
+            }
+        }
+        // After the commit the path leads to the files that were replaced.
+        remove_draft(&self.path);
+    }
+}
+
+/// Change of one layer.
+struct LayerFold {
+    /// Name of the layer's file, and of its index.
+    names: [String; 2],
+    upper: SnapshotLayer,
+    lower: SnapshotLayer,
+    /// Units to copy from the lower file into the upper one.
+    copied: UnitSet,
+    /// Index of the upper layer after the fold.
+    index: LayerIndex,
+    /// Bytes that the upper layer holds now.
+    upper_bytes: u64,
+}
+
+impl LayerFold {
+    fn new(
+        names: [String; 2],
+        [lower, upper]: [SnapshotLayer; 2],
+        path: &Path,
+    ) -> Result<Self, SnapshotError> {
+        let read = |layer: &SnapshotLayer| {
+            read_index(&layer.index).map_err(|e| SnapshotError::damaged(path, e))
+        };
+        let (below, mut index) = (read(&lower)?, read(&upper)?);
+        if (below.unit, below.units()) != (index.unit, index.units()) {
+            return Err(SnapshotError::damaged(path, "its layers differ in size"));
+        }
+        let upper_bytes = index.stored.count() * u64::from(index.unit);
+        let decided = index.stored.with(&index.zero);
+        let copied = below.stored.without(&decided);
+        index.stored = index.stored.with(&copied);
+        index.zero = index.zero.with(&below.zero.without(&decided));
+        Ok(Self {
+            names,
+            upper,
+            lower,
+            copied,
+            index,
+            upper_bytes,
+        })
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.copied.count() * u64::from(self.index.unit)
+    }
+}
+
+impl Store {
+    /// Prepares the fold of the parent of snapshot `id` into it: copies what it lacks. Returns
+    /// `None` if it has no parent, if the parent has other children, if the copy would be larger
+    /// than what `id` holds itself, or if `pace` cancels.
+    ///
+    /// The caller must not let another fold, merge or import of the two snapshots begin before the
+    /// fold is committed or dropped.
+    pub fn prepare_fold(
+        &self,
+        id: &str,
+        pace: &mut FoldPace<'_>,
+    ) -> Result<Option<Fold>, SnapshotError> {
+        let stamp = |id: &str| FileStamp::of(&self.root().join(id).join(MANIFEST));
+        let upper_stamp = stamp(id)?;
+        let upper = self.get(id)?;
+        let Some(parent) = upper.manifest().parent.clone() else {
+            return Ok(None);
+        };
+        let lower_stamp = stamp(&parent)?;
+        let lower = self.get(&parent)?;
+        if !self.is_only_child(&parent, id)? || !have_equal_sizes(&lower, &upper) {
+            return Ok(None);
+        }
+        upper.check_complete()?;
+        lower.check_complete()?;
+        let layers = open_layers(&lower, &upper)?;
+        let copied: u64 = layers.iter().map(LayerFold::copied_bytes).sum();
+        let held: u64 = layers.iter().map(|layer| layer.upper_bytes).sum();
+        if copied > held.max(MIN_COPY_LIMIT) {
+            return Ok(None);
+        }
+        let files = identities(&layers).map_err(SnapshotError::io(upper.path()))?;
+        let grandparent = lower.manifest().parent.clone();
+        let manifest = folded_manifest(&upper, grandparent.clone(), &layers);
+        let draft = FoldDraft {
+            path: self.new_draft_path(),
+            copied: Vec::new(),
+            is_committed: false,
+        };
+        let mut fold = Fold {
+            store: self.clone(),
+            id: id.to_owned(),
+            parent,
+            grandparent,
+            draft,
+            stamps: [upper_stamp, lower_stamp],
+            files,
+        };
+        let prepared = fold.fill(&upper, &manifest, layers, pace)?;
+        Ok(prepared.is_continue().then_some(fold))
+    }
+
+    fn is_only_child(&self, parent: &str, id: &str) -> Result<bool, SnapshotError> {
+        let mut index = self.index.loaded()?;
+        let is_only = index
+            .tree()
+            .is_some_and(|tree| tree.is_only_child(parent, id));
+        Ok(is_only)
+    }
+}
+
+fn have_equal_sizes(lower: &Snapshot, upper: &Snapshot) -> bool {
+    let sizes = |snapshot: &Snapshot| {
+        let manifest = snapshot.manifest();
+        let disks: Vec<u64> = manifest.disks.iter().map(|disk| disk.bytes).collect();
+        (manifest.memory.bytes, disks)
+    };
+    sizes(lower) == sizes(upper)
+}
+
+/// Opens all layers of both snapshots, memory first.
+fn open_layers(lower: &Snapshot, upper: &Snapshot) -> Result<Vec<LayerFold>, SnapshotError> {
+    let memory = [lower.memory()?, upper.memory()?];
+    let names = [MEMORY_LAYER, MEMORY_INDEX].map(str::to_owned);
+    let mut layers = vec![LayerFold::new(names, memory, upper.path())?];
+    for number in 0..upper.manifest().disks.len() {
+        let disk = [lower.disk(number)?, upper.disk(number)?];
+        let names = [disk_layer(number), disk_index(number)];
+        layers.push(LayerFold::new(names, disk, upper.path())?);
+    }
+    Ok(layers)
+}
+
+fn identities(layers: &[LayerFold]) -> io::Result<FoldedLayers> {
+    let files = |layer: fn(&LayerFold) -> &File| -> io::Result<SnapshotLayerFiles> {
+        let all = layers.iter().map(|one| {
+            let metadata = layer(one).metadata()?;
+            Ok(FileIdentity {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+            })
+        });
+        let mut all = all.collect::<io::Result<Vec<FileIdentity>>>()?.into_iter();
+        let memory = all.next().ok_or(io::ErrorKind::NotFound)?;
+        Ok(SnapshotLayerFiles {
+            memory,
+            disks: all.collect(),
+        })
+    };
+    Ok(FoldedLayers {
+        lower: files(|layer| &layer.lower.file)?,
+        upper: files(|layer| &layer.upper.file)?,
+    })
+}
+
+fn folded_manifest(
+    upper: &Snapshot,
+    grandparent: Option<String>,
+    layers: &[LayerFold],
+) -> Manifest {
+    let mut manifest = upper.manifest().clone();
+    manifest.parent = grandparent;
+    if let Some((memory, disks)) = layers.split_first() {
+        manifest.memory.stored = memory.index.stored.count();
+        manifest.memory.zero = memory.index.zero.count();
+        for (sizes, disk) in manifest.disks.iter_mut().zip(disks) {
+            debug_assert_eq!(disk.index.unit, DISK_BLOCK);
+            sizes.stored = disk.index.stored.count();
+        }
+    }
+    manifest
+}
+
+impl Fold {
+    /// Id of the snapshot that is folded into its child, and not needed after the commit.
+    pub fn parent(&self) -> &str {
+        &self.parent
+    }
+
+    /// Fills the draft and copies what the upper layers lack.
+    fn fill(
+        &mut self,
+        upper: &Snapshot,
+        manifest: &Manifest,
+        layers: Vec<LayerFold>,
+        pace: &mut FoldPace<'_>,
+    ) -> Result<ControlFlow<()>, SnapshotError> {
+        let draft = self.draft.path.clone();
+        fs::create_dir(&draft).map_err(SnapshotError::io(&draft))?;
+        let indexes: Vec<&String> = layers.iter().map(|layer| &layer.names[1]).collect();
+        let is_replaced = |name: &str| {
+            [MANIFEST, CHECKSUMS_FILE].contains(&name) || indexes.iter().any(|index| *index == name)
+        };
+        link_files(upper.path(), &draft, is_replaced)?;
+        let path = draft.join(MANIFEST);
+        let text =
+            serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
+        fs::write(&path, text).map_err(SnapshotError::io(&path))?;
+        for layer in layers {
+            let path = draft.join(&layer.names[1]);
+            let index = File::create_new(&path).map_err(SnapshotError::io(&path))?;
+            layer
+                .index
+                .write(&index)
+                .map_err(SnapshotError::io(&path))?;
+            let path = draft.join(&layer.names[0]);
+            let failed = SnapshotError::io(&path);
+            let file = File::options().write(true).open(&path).map_err(failed)?;
+            let to = file.try_clone().map_err(SnapshotError::io(&path))?;
+            let unit = layer.index.unit;
+            // Before the copy: one that fails half-way is undone, too.
+            self.draft.copied.push((file, layer.copied.clone(), unit));
+            let bytes = layer.lower.file.metadata();
+            let bytes = bytes.map_err(SnapshotError::io(upper.path()))?.len();
+            let mut cancelled = ControlFlow::Continue(());
+            each_run(&layer.copied, unit, |start, end| {
+                if cancelled.is_continue() {
+                    cancelled = copy(&layer.lower.file, &to, start, end.min(bytes), pace)?;
+                }
+                Ok(())
+            })
+            .map_err(SnapshotError::io(&path))?;
+            if cancelled.is_break() {
+                return Ok(cancelled);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Replaces the snapshot by the folded one, in one step. Its parent is not needed afterwards,
+    /// and its checksums have to be written anew. Returns the files that became one.
+    pub fn commit(mut self) -> Result<FoldedLayers, SnapshotError> {
+        let place = self.store.root().join(&self.id);
+        let parent = self.store.root().join(&self.parent);
+        for (path, before) in [&place, &parent].into_iter().zip(self.stamps) {
+            if FileStamp::of(&path.join(MANIFEST))? != before {
+                return Err(SnapshotError::Lineage {
+                    id: self.id.clone(),
+                    problem: "was changed while its parent was folded into it".to_owned(),
+                });
+            }
+        }
+        let path = &self.draft.path;
+        renameat2(
+            AT_FDCWD,
+            path,
+            AT_FDCWD,
+            &place,
+            RenameFlags::RENAME_EXCHANGE,
+        )
+        .map_err(|e| SnapshotError::io(&place)(e.into()))?;
+        self.draft.is_committed = true;
+        let index = &self.store.index;
+        index.insert(&self.id, self.grandparent.as_deref());
+        index.checked.forget(&self.id);
+        Ok(self.files.clone())
+    }
+}
+
+/// Links the files of `from` into `to` but those that are replaced.
+fn link_files(
+    from: &Path,
+    to: &Path,
+    is_replaced: impl Fn(&str) -> bool,
+) -> Result<(), SnapshotError> {
+    let failed = SnapshotError::io(from);
+    for entry in fs::read_dir(from).map_err(failed)? {
+        let name = entry.map_err(SnapshotError::io(from))?.file_name();
+        if name.to_str().is_some_and(&is_replaced) {
+            continue;
+        }
+        let path = to.join(&name);
+        fs::hard_link(from.join(&name), &path).map_err(SnapshotError::io(&path))?;
+    }
+    Ok(())
+}
+
+/// Calls `work` with the first byte and the end of each run of `units`, of `unit` bytes each.
+fn each_run(
+    units: &UnitSet,
+    unit: u32,
+    mut work: impl FnMut(u64, u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let unit = u64::from(unit);
+    let mut run: Option<(u64, u64)> = None;
+    for number in units.iter() {
+        match &mut run {
+            Some((_, end)) if *end == number => *end += 1,
+            _ => {
+                if let Some((start, end)) = run.replace((number, number + 1)) {
+                    work(start * unit, end * unit)?;
+                }
+            }
+        }
+    }
+    run.map_or(Ok(()), |(start, end)| work(start * unit, end * unit))
+}
+
+/// Copies bytes `start..end` to the same offsets. Zeroes become holes.
+fn copy(
+    from: &File,
+    to: &File,
+    start: u64,
+    end: u64,
+    pace: &mut FoldPace<'_>,
+) -> io::Result<ControlFlow<()>> {
+    let mut buffer = Vec::new();
+    let mut at = start;
+    while at < end {
+        let stop = end.min(at - at % PIECE_BYTES + PIECE_BYTES);
+        buffer.resize(usize::try_from(stop - at).map_err(io::Error::other)?, 0);
+        from.read_exact_at(&mut buffer, at)?;
+        let mut offset = at;
+        for part in buffer.chunks(HOLE_BYTES) {
+            let next = offset + part.len() as u64;
+            match part.iter().all(|byte| *byte == 0) {
+                true => punch(to, offset, next)?,
+                false => to.write_all_at(part, offset)?,
+            }
+            offset = next;
+        }
+        if pace(stop - at).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        at = stop;
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+fn punch(file: &File, start: u64, end: u64) -> io::Result<()> {
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let signed = |n| i64::try_from(n).map_err(io::Error::other);
+    Ok(fallocate(
+        file,
+        flags,
+        signed(start)?,
+        signed(end - start)?,
+    )?)
+}

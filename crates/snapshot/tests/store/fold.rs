@@ -1,0 +1,376 @@
+//! Folds: content stays, space is reclaimed, and no step loses anything when the process is killed.
+
+use super::*;
+use jiffy_proto::layer::UnitSet;
+use jiffy_proto::snapshot::FileIdentity;
+use jiffy_snapshot::{Fold, SnapshotLayer, read_index};
+use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+const CHUNKS: u64 = 64;
+const BLOCKS: u64 = 256;
+const FOLD_MEMORY: u64 = CHUNKS * MEMORY_CHUNK as u64;
+const FOLD_DISK: u64 = BLOCKS * DISK_BLOCK as u64;
+
+/// Content of one layer: the value that fills each unit; 0 makes it zero.
+type Units = Vec<(u64, u8)>;
+
+/// Publishes a snapshot whose layers hold `memory` and `disk`.
+fn publish(store: &Store, id: &str, parent: Option<&str>, memory: &Units, disk: &Units) {
+    let mut draft = store.draft(1).unwrap();
+    draft.state.write_all_at(id.as_bytes(), 0).unwrap();
+    let overlay = store.overlay().unwrap();
+    let mut indexes = Vec::new();
+    for (file, unit, bytes, units) in [
+        (&draft.memory, MEMORY_CHUNK, FOLD_MEMORY, memory),
+        (&overlay, DISK_BLOCK, FOLD_DISK, disk),
+    ] {
+        file.set_len(bytes).unwrap();
+        let mut index = LayerIndex::empty(unit, bytes);
+        for &(number, value) in units {
+            match value {
+                0 if unit == MEMORY_CHUNK => index.zero.insert(number),
+                _ => {
+                    index.stored.insert(number);
+                    let content = vec![value; unit as usize];
+                    file.write_all_at(&content, number * u64::from(unit))
+                        .unwrap();
+                }
+            }
+        }
+        indexes.push(index);
+    }
+    draft
+        .memory_index
+        .write_all_at(&indexes[0].encode(), 0)
+        .unwrap();
+    draft.disk_indexes[0]
+        .write_all_at(&indexes[1].encode(), 0)
+        .unwrap();
+    let mut manifest = manifest(id, parent);
+    manifest.memory = MemorySizes {
+        bytes: FOLD_MEMORY,
+        stored: indexes[0].stored.count(),
+        zero: indexes[0].zero.count(),
+    };
+    manifest.disks = vec![DiskSizes {
+        bytes: FOLD_DISK,
+        stored: indexes[1].stored.count(),
+    }];
+    draft
+        .publish(&manifest, &[overlay], Durability::PageCache)
+        .unwrap();
+}
+
+/// What a guest sees through `layers`, oldest first: the first byte of each unit, after a check that
+/// the whole unit is filled with it.
+fn view(layers: &[(SnapshotLayer, LayerIndex)], units: u64, unit: u32) -> Vec<u8> {
+    let mut buffer = vec![0; unit as usize];
+    (0..units)
+        .map(|number| {
+            let top = layers.iter().rev().find(|(_, i)| i.decides(number));
+            let Some((layer, _)) = top.filter(|(_, i)| i.stored.contains(number)) else {
+                return 0;
+            };
+            let at = number * u64::from(unit);
+            layer.file.read_exact_at(&mut buffer, at).unwrap();
+            assert!(
+                buffer.iter().all(|byte| *byte == buffer[0]),
+                "unit {number}"
+            );
+            buffer[0]
+        })
+        .collect()
+}
+
+/// Files and indexes of memory and disk of a lineage, opened now.
+fn open(store: &Store, id: &str) -> [Vec<(SnapshotLayer, LayerIndex)>; 2] {
+    let lineage = store.lineage(id).unwrap();
+    let with_index = |layers: Vec<SnapshotLayer>| {
+        let layers = layers.into_iter().map(|layer| {
+            let index = read_index(&layer.index).unwrap();
+            (layer, index)
+        });
+        layers.collect()
+    };
+    [
+        with_index(lineage.memory().unwrap()),
+        with_index(lineage.disk(0).unwrap()),
+    ]
+}
+
+fn seen(layers: &[Vec<(SnapshotLayer, LayerIndex)>; 2]) -> [Vec<u8>; 2] {
+    [
+        view(&layers[0], CHUNKS, MEMORY_CHUNK),
+        view(&layers[1], BLOCKS, DISK_BLOCK),
+    ]
+}
+
+fn fold(store: &Store, id: &str) -> Option<Fold> {
+    store
+        .prepare_fold(id, &mut |_| ControlFlow::Continue(()))
+        .unwrap()
+}
+
+/// Disk space of all snapshots, in bytes.
+fn allocated(store: &Store) -> u64 {
+    let mut bytes = 0;
+    for snapshot in fs::read_dir(store.root()).unwrap() {
+        for file in fs::read_dir(snapshot.unwrap().path()).unwrap() {
+            bytes += file.unwrap().metadata().unwrap().blocks() * 512;
+        }
+    }
+    bytes
+}
+
+/// A sequence of numbers below a limit, the same for the same seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        // A linear congruential generator (Knuth, MMIX).
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+
+    fn units(&mut self, count: u64, of: u64, zeroes: bool) -> Units {
+        let mut set = UnitSet::empty(of);
+        (0..count).for_each(|_| set.insert(self.below(of)));
+        let lowest = u64::from(!zeroes);
+        set.iter()
+            .map(|unit| (unit, (lowest + self.below(250)) as u8))
+            .collect()
+    }
+}
+
+#[test]
+fn folds_keep_the_content_of_every_snapshot_above() {
+    for seed in 0..40 {
+        let (_dir, store) = store();
+        let mut numbers = Numbers(seed);
+        let mut parent: Option<String> = None;
+        let ids = ["t", "a", "b", "c", "d"];
+        for id in ids {
+            let count = 4 + numbers.below(24);
+            let memory = numbers.units(count, CHUNKS, true);
+            let disk = numbers.units(count * 2, BLOCKS, false);
+            publish(&store, id, parent.as_deref(), &memory, &disk);
+            parent = Some(id.to_owned());
+        }
+        let held = open(&store, "d");
+        let expected = seen(&held);
+        // Any order of folds; `t` is a template and stays.
+        let mut left = vec!["b", "c", "d"];
+        while !left.is_empty() {
+            let at = numbers.below(left.len() as u64) as usize;
+            let id = left.remove(at);
+            if store.get(id).is_err() {
+                continue;
+            }
+            // Folded into another one already, or lies on the template.
+            let Some(fold) = fold(&store, id).filter(|fold| fold.parent() != "t") else {
+                continue;
+            };
+            let parent = fold.parent().to_owned();
+            let before = [seen(&open(&store, "d")), seen(&held)];
+            let folded = fold.commit().unwrap();
+            assert_ne!(folded.lower.memory, folded.upper.memory);
+            assert_eq!(before, [expected.clone(), expected.clone()], "seed {seed}");
+            assert_eq!(seen(&open(&store, "d")), expected, "seed {seed}");
+            // Whoever has opened the files before reads the same.
+            assert_eq!(seen(&held), expected, "seed {seed}");
+            store.remove(&parent).unwrap();
+        }
+        assert_eq!(seen(&open(&store, "d")), expected);
+        assert_eq!(names(&store).len(), store.ids().unwrap().len());
+    }
+}
+
+#[test]
+fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
+    let (_dir, store) = store();
+    publish(&store, "t", None, &vec![(0, 1)], &vec![]);
+    let mut parent = "t".to_owned();
+    for round in 1..=50u8 {
+        let id = format!("s{round}");
+        // 16 chunks and 32 blocks that are written each time, and one of each that is new.
+        let mut memory: Units = (8..24).map(|chunk| (chunk, round)).collect();
+        memory.push((u64::from(round) % 40 + 24, round));
+        let mut disk: Units = (0..32).map(|block| (block, round)).collect();
+        disk.push((40 + u64::from(round), round));
+        publish(&store, &id, Some(&parent), &memory, &disk);
+        while let Some(fold) = fold(&store, &id).filter(|fold| fold.parent() != "t") {
+            let folded = fold.parent().to_owned();
+            fold.commit().unwrap();
+            store.remove(&folded).unwrap();
+        }
+        parent = id;
+    }
+    // The template, the newest, and those that hold more than what lies on them.
+    let length = store.lineage("s50").unwrap().snapshots().len();
+    assert!((2..=4).contains(&length), "{length} snapshots");
+    let [memory, disk] = seen(&open(&store, "s50"));
+    assert_eq!(
+        (memory[8], memory[24 + 10], disk[0], disk[41]),
+        (50, 50, 50, 1)
+    );
+    // 57 chunks and 82 blocks are 4 MiB, and 50 rounds wrote 61 MiB.
+    let bytes = allocated(&store);
+    assert!((4 << 20..7 << 20).contains(&bytes), "{bytes} bytes");
+    // The reported sizes are those on the disk.
+    let lineage = store.lineage("s50").unwrap();
+    let reported = lineage.snapshots().iter().map(|s| s.bytes().unwrap());
+    let reported: u64 = reported.sum();
+    assert!(
+        (bytes - (64 << 10)..=bytes).contains(&reported),
+        "{reported} of {bytes} bytes"
+    );
+    assert_eq!(store.find_damage("s50").map(|e| e.to_string()), None);
+}
+
+#[test]
+fn a_fold_is_refused_or_cancelled_without_a_trace() {
+    let (_dir, store) = store();
+    let filled = |range: std::ops::Range<u64>, value| range.map(|unit| (unit, value)).collect();
+    publish(&store, "t", None, &filled(0..4, 1), &vec![]);
+    publish(
+        &store,
+        "large",
+        Some("t"),
+        &filled(0..60, 2),
+        &filled(0..200, 2),
+    );
+    publish(&store, "small", Some("large"), &filled(60..62, 3), &vec![]);
+    let trace = |store: &Store| (names(store).len(), allocated(store));
+    let before = trace(&store);
+    // 3.75 MiB would be copied for a snapshot of 128 KiB.
+    assert!(fold(&store, "small").is_none());
+    // No parent.
+    assert!(fold(&store, "t").is_none());
+    publish(&store, "sibling", Some("large"), &filled(0..60, 4), &vec![]);
+    publish(
+        &store,
+        "equal",
+        Some("sibling"),
+        &filled(20..64, 5),
+        &vec![],
+    );
+    // Its parent has another child.
+    assert!(fold(&store, "sibling").is_none());
+    let with_others = trace(&store);
+    let cancelled = store.prepare_fold("equal", &mut |_| ControlFlow::Break(()));
+    assert!(cancelled.unwrap().is_none());
+    assert_eq!(trace(&store), with_others);
+    drop(fold(&store, "equal").unwrap());
+    assert_eq!(trace(&store), with_others);
+    assert_ne!(before, with_others);
+
+    // A snapshot that was replaced meanwhile stays as it is.
+    let prepared = fold(&store, "equal").unwrap();
+    store.merge("equal", 1).unwrap();
+    let merged = store.manifest("equal").unwrap();
+    assert!(prepared.commit().is_err());
+    assert_eq!(store.manifest("equal").unwrap(), merged);
+}
+
+#[test]
+fn a_folded_snapshot_reports_the_files_that_a_guest_has_open() {
+    let (_dir, store) = store();
+    publish(&store, "t", None, &vec![(0, 1)], &vec![]);
+    publish(&store, "a", Some("t"), &vec![(1, 2)], &vec![(1, 2)]);
+    publish(&store, "b", Some("a"), &vec![(2, 3)], &vec![(2, 3)]);
+    let held = open(&store, "b");
+    let folded = fold(&store, "b").unwrap().commit().unwrap();
+    let identity = |layer: &SnapshotLayer| {
+        let metadata = layer.file.metadata().unwrap();
+        FileIdentity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    };
+    assert_eq!(folded.lower.memory, identity(&held[0][1].0));
+    assert_eq!(folded.upper.memory, identity(&held[0][2].0));
+    assert_eq!(folded.lower.disks, [identity(&held[1][1].0)]);
+    assert_eq!(folded.upper.disks, [identity(&held[1][2].0)]);
+    // The snapshot's files are the same ones.
+    assert_eq!(folded.upper.memory, identity(&open(&store, "b")[0][1].0));
+}
+
+/// Variable with the directory of [`a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot`]
+/// and the step at which its child kills itself.
+const KILL_AT: &str = "JIFFY_TEST_FOLD_KILL_AT";
+
+#[test]
+fn a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot() {
+    if let Ok(order) = std::env::var(KILL_AT) {
+        return fold_and_die(&order);
+    }
+    let mut survived = 0;
+    for step in 0..8 {
+        let (_dir, store) = store();
+        let filled = |range: std::ops::Range<u64>, value| range.map(|unit| (unit, value)).collect();
+        publish(&store, "t", None, &filled(0..4, 1), &vec![]);
+        publish(&store, "a", Some("t"), &filled(0..40, 2), &filled(0..9, 2));
+        publish(
+            &store,
+            "b",
+            Some("a"),
+            &filled(30..64, 3),
+            &filled(5..20, 3),
+        );
+        let held = open(&store, "b");
+        let expected = seen(&held);
+        let this = "fold::a_process_that_is_killed_in_a_fold_leaves_a_whole_snapshot";
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", this, "--nocapture"])
+            .env(KILL_AT, format!("{step} {}", store.root().display()))
+            .output()
+            .unwrap()
+            .status;
+        survived += u32::from(status.signal() != Some(libc::SIGKILL));
+
+        // As the next process finds it.
+        let store = Store::open(store.root()).unwrap();
+        assert_eq!(seen(&open(&store, "b")), expected, "step {step}");
+        assert_eq!(seen(&held), expected, "step {step}");
+        assert_eq!(store.find_damage("b").map(|e| e.to_string()), None);
+        // The fold is made again, unless it was complete.
+        if store.manifest("b").unwrap().parent.as_deref() == Some("a") {
+            fold(&store, "b").unwrap().commit().unwrap();
+        }
+        store.remove("a").unwrap();
+        assert_eq!(seen(&open(&store, "b")), expected, "step {step}");
+        assert_eq!(store.walk(SystemTime::now()).unwrap().count(), 2);
+        assert_eq!(names(&store).len(), 2, "step {step}");
+    }
+    // The last steps are beyond the end, so that every step was reached.
+    assert!((1..8).contains(&survived), "{survived} of 8");
+}
+
+/// Folds `a` into `b` in the directory of `order` and dies at its step: pieces of the copy, then
+/// before the commit, after it, and at the end.
+fn fold_and_die(order: &str) {
+    let (step, root) = order.split_once(' ').unwrap();
+    let mut left: u32 = step.parse().unwrap();
+    let mut step = move || {
+        if left == 0 {
+            // SAFETY: ends this process at once.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        left -= 1;
+    };
+    let store = Store::open(root).unwrap();
+    let fold = store.prepare_fold("b", &mut |_| {
+        step();
+        ControlFlow::Continue(())
+    });
+    let fold = fold.unwrap().unwrap();
+    step();
+    fold.commit().unwrap();
+    step();
+}
