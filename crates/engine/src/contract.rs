@@ -11,11 +11,12 @@
 
 use crate::{
     AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineDescription, EngineError,
-    ExistingSnapshot, ExitReason, GuestStream, ImportedFiles, LineageLimits, NetworkRules,
-    RollbackFailure, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, Startup,
-    VerifiedSnapshot,
+    ExistingSnapshot, ExitReason, FoldPace, FoldPreparation, FoldResult, GuestStream,
+    ImportedFiles, LineageLimits, NetworkRules, RollbackFailure, SandboxSize, SnapshotImport,
+    SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
+use jiffy_proto::snapshot::FoldedLayers;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -197,7 +198,7 @@ pub trait Engine: Send + Sync + 'static {
         }))
     }
 
-    /// Removes what is left of a captured snapshot whose guest is lost. Blocks.
+    /// Removes the files of a captured snapshot whose guest is lost. Blocks.
     fn discard_captured(&self, _id: &str) {}
 
     /// Records the working set of snapshot `id` of `template`, which makes restores fast. Called
@@ -251,8 +252,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Complete snapshots on this host, read from disk.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
-    /// The same, read as they are taken, in no order; removes incomplete snapshots that it comes by
-    /// and that no process will complete.
+    /// The same, read as they are taken, in no order. Removes incomplete snapshots of dead processes.
     fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
         Ok(Box::new(self.snapshots()?.into_iter().map(Ok)))
     }
@@ -270,15 +270,13 @@ pub trait Engine: Send + Sync + 'static {
         false
     }
 
-    /// Removes incomplete files of the engine that no process will complete, beside snapshots;
-    /// returns the number of removed files and directories. Called soon after the start and every
-    /// minute, while the engine is in use.
+    /// Removes incomplete files of the engine that no process will complete, beside snapshots.
+    /// Returns their number. Called soon after the start and every minute.
     fn gc(&self) -> Result<usize, EngineError> {
         Ok(0)
     }
 
-    /// Disk space of snapshot `id` in bytes, without its ancestors. It changes only by
-    /// [`Engine::merge`].
+    /// Disk space of snapshot `id` in bytes, without its ancestors. Merges and folds change it.
     fn snapshot_size(&self, _id: &str) -> Option<u64> {
         None
     }
@@ -302,6 +300,18 @@ pub trait Engine: Send + Sync + 'static {
         _limits: LineageLimits,
     ) -> impl Future<Output = Result<(), EngineError>> + Send {
         std::future::ready(Ok(()))
+    }
+
+    /// Snapshot on whose files those of `id` lie directly, if any. Reads one small file.
+    fn parent_on_disk(&self, _id: &str) -> Option<String> {
+        None
+    }
+
+    /// Prepares the fold of [`Engine::parent_on_disk`] of snapshot `id` into it, so that the parent
+    /// can be removed. Refused if the parent has other children, or if the copy would be larger than
+    /// the snapshot. Guests, restores and uploads of both go on. Blocks.
+    fn prepare_fold(&self, _id: &str, _pace: &mut FoldPace<'_>) -> FoldResult {
+        Ok(FoldPreparation::Refused)
     }
 
     /// Returns true if new sandboxes of `template` may still start from its snapshot `id`, and
@@ -418,6 +428,10 @@ pub trait Guest: Send + Sync + 'static {
             instead: None,
         }))
     }
+
+    /// Closes the lower of two layers that were folded into one ([`Engine::prepare_fold`]), whose
+    /// disk space is not free until then. Does not wait.
+    fn fold_layers(&self, _layers: &FoldedLayers) {}
 
     /// Boot mode and durations.
     fn report(&self) -> BootReport;

@@ -17,6 +17,7 @@ mod network;
 mod process_instance;
 mod reserved_names;
 mod size;
+mod snapshot_fold;
 mod snapshot_import;
 mod snapshot_parts;
 mod snapshot_types;
@@ -48,6 +49,7 @@ pub use reserved_names::{
     is_reserved, is_unfinished_build,
 };
 pub use size::{SandboxSize, SizeError};
+pub use snapshot_fold::{FoldPace, FoldPreparation, FoldResult, PreparedFold};
 pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
 pub use snapshot_parts::{PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
 pub use snapshot_types::{

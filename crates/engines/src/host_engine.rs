@@ -11,9 +11,9 @@ use crate::microvm_engine::{LazyStore, MicroVmEngine};
 use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, CaptureNotice, Engine, EngineDescription, EngineError, EngineName,
-    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, LineageLimits, NetworkRules,
-    RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes,
-    SnapshotWalk, Startup, VerifiedSnapshot,
+    ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, GuestHandle, ImportedFiles, KeptGuest,
+    LineageLimits, NetworkRules, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport,
+    SnapshotParts, SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
 use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
@@ -409,6 +409,20 @@ impl Engine for HostEngine {
         match self.gvisor_store.has(id) {
             true => Ok(()),
             false => self.microvm.merge(id, limits).await,
+        }
+    }
+
+    fn parent_on_disk(&self, id: &str) -> Option<String> {
+        match self.gvisor_store.has(id) {
+            true => None,
+            false => self.microvm.parent_on_disk(id),
+        }
+    }
+
+    fn prepare_fold(&self, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+        match self.gvisor_store.has(id) {
+            true => Ok(FoldPreparation::Refused),
+            false => self.microvm.prepare_fold(id, pace),
         }
     }
 

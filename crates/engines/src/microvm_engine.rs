@@ -26,15 +26,16 @@ use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
 use jiffy_engine::{
     AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
-    ExistingSnapshot, GuestHandle, ImportedFiles, KeptGuest, LineageLimits, MICROVM, NetworkRules,
-    ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport, SnapshotParts,
-    SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
+    ExistingSnapshot, FoldPace, FoldResult, GuestHandle, ImportedFiles, KeptGuest, LineageLimits,
+    MICROVM, NetworkRules, ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize,
+    SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
 use jiffy_microvm::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_snapshot::Store;
+use merging::MergeLock;
 use overlays::OverlaysAhead;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -53,8 +54,7 @@ pub struct MicroVmEngine {
     socket_directory: SocketDirectory,
     templates: Arc<TemplateCache>,
     data_dir_gc: DataDirGc,
-    /// Held by whoever merges; one at a time, since it reads and writes a lot.
-    merging: tokio::sync::Mutex<()>,
+    merges: MergeLock,
     /// Source of memory that has not arrived; none: all memory is here.
     lazy: Option<LazyStore>,
     cached_working_sets: CachedWorkingSets,
@@ -86,7 +86,7 @@ impl MicroVmEngine {
             socket_directory,
             data_dir_gc: DataDirGc::of(templates.host().home().path()),
             templates,
-            merging: tokio::sync::Mutex::default(),
+            merges: MergeLock::default(),
             lazy: None,
             cached_working_sets: CachedWorkingSets::default(),
             overlays: OverlaysAhead::default(),
@@ -398,7 +398,7 @@ impl Engine for MicroVmEngine {
     }
 
     async fn merge(&self, id: &str, limits: LineageLimits) -> Result<(), EngineError> {
-        let _turn = self.merging.lock().await;
+        let _guard = self.merges.lock_for_merge().await;
         // Another call may have merged it meanwhile.
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         let Some(oldest) = merging::oldest(&lineage, limits) else {
@@ -410,6 +410,14 @@ impl Engine for MicroVmEngine {
         let merged = tokio::task::spawn_blocking(move || store.merge(&owned, oldest)).await;
         let merged = merged.map_err(EngineError::failed)?;
         merged.map(drop).map_err(EngineError::failed)
+    }
+
+    fn parent_on_disk(&self, id: &str) -> Option<String> {
+        self.store.manifest(id).ok()?.parent
+    }
+
+    fn prepare_fold(&self, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+        self.merges.prepare_fold(&self.store, id, pace)
     }
 
     fn is_current(&self, template: &str, id: &str) -> bool {

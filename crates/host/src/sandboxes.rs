@@ -18,6 +18,7 @@ mod entry_indexes;
 mod fetch_snapshot;
 mod fork;
 mod gc;
+mod host_options;
 mod id_groups;
 mod lineage_length;
 mod list_order;
@@ -32,6 +33,7 @@ mod recover;
 mod removal;
 mod restart;
 mod rollback;
+mod snapshot_fold;
 mod snapshot_index;
 mod snapshot_removal;
 mod snapshot_upkeep;
@@ -50,6 +52,7 @@ pub use concerns::{
 pub use create::{CreateSpec, Prefetch, SandboxSource};
 pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
+pub use host_options::HostOptions;
 pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
@@ -57,8 +60,7 @@ pub use restart::MAX_RESTART_GRACE;
 pub use wake_options::{AwakeTime, WakeOptions};
 
 use crate::admission::{
-    Admission, HostFigures, HostLimits, HostReader, KernelReader, Occupant, PromisedResources,
-    Reservation,
+    Admission, HostFigures, KernelReader, Occupant, PromisedResources, Reservation,
 };
 use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
 use crate::metrics::Metrics;
@@ -71,10 +73,10 @@ use entry_indexes::EntryIndexes;
 use gc::file_remover::{self, FileRemover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
-use jiffy_remote::RemoteStore;
 use parking_lot::Mutex;
 use pool::Pool;
 use smol_str::SmolStr;
+use snapshot_fold::SnapshotFolder;
 use snapshot_index::SnapshotIndex;
 use snapshot_upkeep::SnapshotUpkeep;
 use start_pacer::StartPacer;
@@ -85,48 +87,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
 use upload::Uploads;
-
-/// Options of a host.
-#[derive(Debug, Clone)]
-pub struct HostOptions {
-    /// Restored sandboxes that wait for their creator, per template and size in use.
-    pub warm: usize,
-    /// Time between two looks at whether what they were restored from is still in memory.
-    pub tend: Duration,
-    /// Limits of the use of the host.
-    pub limits: HostLimits,
-    /// Time between two looks at what each sandbox uses.
-    pub sample: Duration,
-    /// Time between two looks for what belongs to nobody.
-    pub gc_interval: Duration,
-    /// Tells what the host has left; none: the machine this program runs on.
-    pub reader: Option<Arc<dyn HostReader>>,
-    /// Certificate authorities and proxy of all sandboxes.
-    pub site: SiteSettings,
-    /// Store that snapshots are shared in; none: they stay on this host.
-    pub remote: Option<Arc<RemoteStore>>,
-    /// Tells the templates whose snapshots all tenants of the store share.
-    pub is_stock: fn(&str) -> bool,
-    /// Lock of the data directory, without which gc removes nothing; none: there is no other.
-    pub lock: Option<Arc<crate::DirectoryLock>>,
-}
-
-impl Default for HostOptions {
-    fn default() -> Self {
-        Self {
-            warm: 0,
-            tend: Duration::from_secs(60),
-            limits: HostLimits::default(),
-            sample: Duration::from_secs(10),
-            gc_interval: Duration::from_secs(60),
-            reader: None,
-            site: SiteSettings::default(),
-            remote: None,
-            is_stock: |_| false,
-            lock: None,
-        }
-    }
-}
 
 struct SandboxesInner<E: Engine> {
     engine: E,
@@ -166,6 +126,8 @@ struct SandboxesInner<E: Engine> {
     /// Last use of template snapshots, by id.
     template_uses: Mutex<HashMap<String, Instant>>,
     upkeep: SnapshotUpkeep,
+    /// Reclaims the disk space of removed snapshots that others lie on.
+    folder: SnapshotFolder,
     captures: Captures,
     /// Snapshots on their way into the store.
     uploads: Uploads,
@@ -228,6 +190,7 @@ impl<E: Engine> Sandboxes<E> {
         let recovered = recover::recover(&engine, on_disk, left, options.remote.is_some())?;
         let journal = recovered.journal;
         let (upkeep, orders) = SnapshotUpkeep::new();
+        let (folder, folds) = SnapshotFolder::new();
         let uploads = Uploads::new(
             options.remote.clone(),
             options.is_stock,
@@ -261,6 +224,7 @@ impl<E: Engine> Sandboxes<E> {
             fetching: Mutex::default(),
             template_uses: Mutex::default(),
             upkeep,
+            folder,
             captures: Captures::default(),
             uploads,
             quota: Mutex::default(),
@@ -278,6 +242,7 @@ impl<E: Engine> Sandboxes<E> {
         this.spawn_gc(options.gc_interval, options.lock);
         this.begin_uploads();
         snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
+        snapshot_fold::begin(Arc::downgrade(&this.0), folds, options.tend);
         Ok(this)
     }
 

@@ -7,6 +7,7 @@ use jiffy_engine::{
     GuestUsage, NetworkRules, SandboxIdentity, UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
+use jiffy_proto::snapshot::FoldedLayers;
 use std::io;
 use std::sync::Arc;
 use tokio::net::UnixStream;
@@ -84,6 +85,10 @@ impl Guest for HostGuest {
 
     async fn handle(&self) -> Result<GuestHandle, EngineError> {
         guest!(self, guest => guest.handle().await)
+    }
+
+    fn fold_layers(&self, layers: &FoldedLayers) {
+        guest!(self, guest => guest.fold_layers(layers));
     }
 
     fn report(&self) -> BootReport {

@@ -8,6 +8,7 @@ use jiffy_engine::{
 };
 use jiffy_microvm::MicroVm;
 use jiffy_proto::agent::{Hello, Identity};
+use jiffy_proto::snapshot::FoldedLayers;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,10 @@ impl Guest for MicroVmGuest {
     async fn handle(&self) -> Result<GuestHandle, EngineError> {
         let mark = ProcessInstance::of(self.vm.vmm_pid()).map_err(EngineError::failed)?;
         self.handle_of(mark).await
+    }
+
+    fn fold_layers(&self, layers: &FoldedLayers) {
+        self.vm.fold_layers(layers);
     }
 
     fn report(&self) -> BootReport {

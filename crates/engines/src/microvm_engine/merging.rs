@@ -1,13 +1,89 @@
-//! Merges of snapshots with their ancestors, so that lineages stay short.
+//! Merges of snapshots with their ancestors, so that lineages stay short, and folds of removed
+//! snapshots into those that lie on them, so that their space is reclaimed.
 
-use jiffy_engine::LineageLimits;
+use jiffy_engine::{
+    EngineError, FoldPace, FoldPreparation, FoldResult, LineageLimits, PreparedFold,
+};
 use jiffy_snapshot::{Lineage, Store};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 /// Most bytes that a merge copies which is made early: some tens of milliseconds in the page cache.
 const MAX_CHEAP_BYTES: u64 = 64 << 20;
 
 /// Manifests that are read at most: a damaged one may lead in a circle.
 const MAX_LINEAGE: usize = 64;
+
+/// Lock that is held while snapshots are replaced by merged or folded ones: one at a time, since
+/// both read and write a lot, and neither may see the other's half-finished work.
+#[derive(Debug, Default)]
+pub(super) struct MergeLock {
+    lock: Arc<Mutex<()>>,
+    /// Merges that wait for the lock, or hold it. A restore waits for a merge, so that a fold, which
+    /// has time, gives way.
+    merges: AtomicUsize,
+}
+
+/// Guard of a merge.
+pub(super) struct MergeGuard<'a> {
+    merges: &'a AtomicUsize,
+    /// `None` until the lock is held.
+    guard: Option<OwnedMutexGuard<()>>,
+}
+
+impl Drop for MergeGuard<'_> {
+    fn drop(&mut self) {
+        drop(self.guard.take());
+        self.merges.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl MergeLock {
+    /// Locks for a merge. A fold in progress is cancelled.
+    pub async fn lock_for_merge(&self) -> MergeGuard<'_> {
+        self.merges.fetch_add(1, Ordering::AcqRel);
+        // Before the wait: a caller that stops waiting must not count for ever.
+        let mut waiting = MergeGuard {
+            merges: &self.merges,
+            guard: None,
+        };
+        waiting.guard = Some(self.lock.clone().lock_owned().await);
+        waiting
+    }
+
+    /// Prepares a fold of the parent of snapshot `id` into it; holds the lock until the fold is
+    /// committed or dropped. Cancelled if a merge holds the lock or waits for it.
+    pub fn prepare_fold(&self, store: &Store, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+        let Ok(guard) = self.lock.clone().try_lock_owned() else {
+            return Ok(FoldPreparation::Cancelled);
+        };
+        let mut is_cancelled = false;
+        let mut paced = |bytes| {
+            let paced = match self.merges.load(Ordering::Acquire) {
+                0 => pace(bytes),
+                _ => ControlFlow::Break(()),
+            };
+            is_cancelled |= paced.is_break();
+            paced
+        };
+        let fold = store.prepare_fold(id, &mut paced);
+        let Some(fold) = fold.map_err(EngineError::failed)? else {
+            return Ok(match is_cancelled {
+                true => FoldPreparation::Cancelled,
+                false => FoldPreparation::Refused,
+            });
+        };
+        let parent = fold.parent().to_owned();
+        let commit = move || {
+            let folded = fold.commit().map_err(EngineError::failed);
+            drop(guard);
+            folded
+        };
+        Ok(FoldPreparation::Ready(PreparedFold::new(parent, commit)))
+    }
+}
 
 /// Number of the oldest snapshot of `lineage` with which its newest is to be merged; none: it is
 /// short enough.

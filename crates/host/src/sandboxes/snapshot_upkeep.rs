@@ -58,7 +58,7 @@ pub(super) fn begin<E: Engine>(
 }
 
 fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend: Duration) {
-    yield_to_everybody();
+    lower_priority();
     let mut next = Instant::now() + tend;
     // Position among the snapshots that were there at the start.
     let mut looked_at = Some(String::new());
@@ -101,6 +101,8 @@ fn look_at_some<E: Engine>(inner: &Weak<SandboxesInner<E>>, after: &str) -> Opti
     for id in &ids {
         Snapshots(&inner).measure(id);
         let kept = inner.snapshot_index.lock().get(id).is_some_and(|s| s.kept);
+        // What an earlier daemon removed and did not fold.
+        inner.folder.enqueue(id);
         // Checksums that are there stay as they are.
         if kept && let Err(e) = inner.engine.write_checksums(id) {
             tracing::debug!(id, "a snapshot was not sealed: {e}");
@@ -124,8 +126,9 @@ fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
     }
 }
 
-/// Of the calling thread, on Linux. Refused, it costs others a little time.
-fn yield_to_everybody() {
+/// Lowers the processor and I/O priority of the calling thread. A failure costs other threads a
+/// little time.
+pub(super) fn lower_priority() {
     // SAFETY: system calls without pointers that concern this thread only.
     unsafe {
         let thread = libc::gettid();

@@ -7,6 +7,7 @@ mod captures;
 mod deadline;
 mod fake;
 mod fetches;
+mod folds;
 mod full_disk;
 mod large_hosts;
 mod lifecycle;

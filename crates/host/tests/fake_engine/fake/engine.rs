@@ -5,11 +5,13 @@ use super::guest::{FakeGuest, UnassignedFakeGuest};
 use super::world::World;
 use jiffy_engine::{
     AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
-    ExistingSnapshot, Guest, GuestHandle, ImportedFiles, KeptGuest, LineageLimits, RollbackFailure,
-    SandboxIdentity, SandboxSize, SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts,
-    SnapshotTimes, SnapshotWalk, VerifiedSnapshot,
+    ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, Guest, GuestHandle, ImportedFiles,
+    KeptGuest, LineageLimits, PreparedFold, RollbackFailure, SandboxIdentity, SandboxSize,
+    SnapshotFile, SnapshotFileKind, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk,
+    VerifiedSnapshot,
 };
 use jiffy_proto::agent::SiteSettings;
+use jiffy_proto::snapshot::{FileIdentity, FoldedLayers, SnapshotLayerFiles};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
@@ -331,6 +333,49 @@ impl Engine for FakeEngine {
         Ok(())
     }
 
+    fn parent_on_disk(&self, id: &str) -> Option<String> {
+        let merged = self.world.merged.lock().unwrap().contains(id);
+        let parents = self.world.parents.lock().unwrap();
+        parents.get(id).filter(|_| !merged).cloned()
+    }
+
+    fn prepare_fold(&self, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+        let Some(parent) = self.parent_on_disk(id) else {
+            return Ok(FoldPreparation::Refused);
+        };
+        if pace(1).is_break() || self.world.fails("fold") {
+            return Ok(FoldPreparation::Cancelled);
+        }
+        let (world, dir) = (self.world.clone(), self.dir.clone());
+        let (id, folded) = (id.to_owned(), parent.clone());
+        Ok(FoldPreparation::Ready(PreparedFold::new(
+            parent,
+            move || {
+                assert!(dir.join(&id).exists() && dir.join(&folded).exists());
+                if world.fails("fold-commit") {
+                    return Err(EngineError::failed("fold-commit was made to fail"));
+                }
+                let mut parents = world.parents.lock().unwrap();
+                match parents.get(&folded).cloned() {
+                    Some(below) => drop(parents.insert(id.clone(), below)),
+                    None => drop(world.merged.lock().unwrap().insert(id.clone())),
+                }
+                world.folds.lock().unwrap().push((folded, id));
+                let files = SnapshotLayerFiles {
+                    memory: FileIdentity {
+                        device: 0,
+                        inode: 0,
+                    },
+                    disks: Vec::new(),
+                };
+                Ok(FoldedLayers {
+                    lower: files.clone(),
+                    upper: files,
+                })
+            },
+        )))
+    }
+
     fn snapshot_size(&self, id: &str) -> Option<u64> {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or_default().to_owned();
@@ -405,6 +450,11 @@ impl Engine for FakeEngine {
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
+        let folds = self.world.folds_snapshots.load(Ordering::Relaxed);
+        let lies_on_it = |one: &String| self.parent_on_disk(one).as_deref() == Some(id);
+        if folds && self.names(|_| true).iter().any(lies_on_it) {
+            return Err(EngineError::failed("another lies on it"));
+        }
         if self.world.hanging.lock().unwrap().contains("remove") {
             return Err(EngineError::failed("it is in use"));
         }

@@ -7,6 +7,7 @@ use jiffy_engine::{
 };
 use jiffy_host::HostReader;
 use jiffy_proto::agent::SiteSettings;
+use jiffy_proto::snapshot::FoldedLayers;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,6 +74,11 @@ impl Guest for FakeGuest {
         let guests = self.1.guests.lock().unwrap();
         let at = guests.iter().position(|b| Arc::ptr_eq(b, &self.0)).unwrap();
         Ok(GuestHandle(at.to_string()))
+    }
+
+    fn fold_layers(&self, _: &FoldedLayers) {
+        let text = self.0.memory.lock().unwrap().clone();
+        self.1.told_folds.lock().unwrap().push(text);
     }
 
     fn report(&self) -> BootReport {

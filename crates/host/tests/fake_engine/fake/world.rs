@@ -29,6 +29,8 @@ pub struct World {
     pub(super) failing: Mutex<BTreeSet<&'static str>>,
     pub(super) hanging: Mutex<BTreeSet<&'static str>>,
     stuck: Mutex<BTreeSet<&'static str>>,
+    /// Steps that wait until they are released.
+    held: watch::Sender<BTreeSet<&'static str>>,
     /// Seed of how often each step gives way to other tasks; zero: never.
     pub jitter: AtomicU64,
     pub boots: Mutex<usize>,
@@ -57,6 +59,12 @@ pub struct World {
     pub began: AtomicBool,
     /// Snapshots whose files it was told to remove.
     pub removed: Mutex<Vec<String>>,
+    /// Files on which others lie cannot be removed.
+    pub folds_snapshots: AtomicBool,
+    /// Folds: the parent, and the snapshot that it was folded into.
+    pub folds: Mutex<Vec<(String, String)>>,
+    /// Folds that guests were told of, by the text of their sandboxes.
+    pub told_folds: Mutex<Vec<String>>,
     /// Captured snapshots are not stored meanwhile.
     pub storing_waits: watch::Sender<bool>,
     /// Captured snapshots that were given up with their guest.
@@ -90,7 +98,17 @@ impl World {
         self.hanging.lock().unwrap().insert(step);
     }
 
-    /// Returns true if the step hangs and something waits for it.
+    /// Holds a step up until [`Self::release`].
+    pub fn hold(&self, step: &'static str) {
+        self.held.send_modify(|held| _ = held.insert(step));
+    }
+
+    /// Lets a step that was held up go on.
+    pub fn release(&self, step: &'static str) {
+        self.held.send_modify(|held| _ = held.remove(step));
+    }
+
+    /// Returns true if the step hangs or is held up, and something waits for it.
     pub fn is_stuck(&self, step: &str) -> bool {
         self.stuck.lock().unwrap().contains(step)
     }
@@ -98,6 +116,11 @@ impl World {
     pub fn mend(&self) {
         self.failing.lock().unwrap().clear();
         self.hanging.lock().unwrap().clear();
+    }
+
+    /// Returns true if `step` is made to fail.
+    pub(super) fn fails(&self, step: &str) -> bool {
+        self.failing.lock().unwrap().contains(step)
     }
 
     pub(super) async fn step(&self, step: &'static str) -> Result<(), EngineError> {
@@ -112,6 +135,11 @@ impl World {
         if self.hanging.lock().unwrap().contains(step) {
             self.stuck.lock().unwrap().insert(step);
             std::future::pending::<()>().await;
+        }
+        if self.held.borrow().contains(step) {
+            self.stuck.lock().unwrap().insert(step);
+            let mut held = self.held.subscribe();
+            held.wait_for(|held| !held.contains(step)).await.unwrap();
         }
         if self.failing.lock().unwrap().contains(step) {
             return Err(EngineError::failed(format!("{step} was made to fail")));
