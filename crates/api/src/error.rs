@@ -217,6 +217,9 @@ impl From<OperationError> for ApiError {
             }
             (O::Quota(refusal), _) => refusal.clone().into(),
             (_, ErrorKind::Quota) => Self::too_many("quota", message).permanent(),
+            (O::HostDisk { .. }, _) => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "host_disk", message).permanent()
+            }
             (_, ErrorKind::DiskQuota) => Self::out_of_disk(message),
             (_, ErrorKind::Failed) => Self::internal(message),
         }

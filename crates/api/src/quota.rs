@@ -12,7 +12,7 @@ use crate::keys::{Key, Keys, Limits, Scope};
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_function_host::Functions;
 use jiffy_host::{
-    OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
+    DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
     Reserving, Sandboxes,
 };
 use jiffy_template_builder::{BuildUsage, Builder};
@@ -78,6 +78,7 @@ struct QuotaReservation {
     quota: Arc<Quota>,
     key: Key,
     amount: QuotaAmount,
+    disk_limit: DiskLimit,
 }
 
 impl Drop for QuotaReservation {
@@ -90,6 +91,10 @@ impl Drop for QuotaReservation {
 impl QuotaHold for QuotaReservation {
     fn disk_bytes(&self) -> u64 {
         self.amount.disk_bytes
+    }
+
+    fn disk_limit(&self) -> DiskLimit {
+        self.disk_limit
     }
 
     fn grow(&mut self, bytes: u64) -> Result<(), QuotaRefusal> {
@@ -247,22 +252,23 @@ impl Quota {
         request: QuotaRequest,
         new: Option<usize>,
     ) -> Result<QuotaPermit, (ApiError, bool)> {
-        let amount = self.grant(key, request, new)?;
+        let (amount, disk_limit) = self.grant(key, request, new)?;
         Ok(QuotaPermit::held(QuotaReservation {
             quota: self.clone(),
             key: key.clone(),
             amount,
+            disk_limit,
         }))
     }
 
     /// Enters in the ledger what of `request` fits, which is all of it but for disk space above its
-    /// floor.
+    /// floor. Returns that, and the limit from which its disk space comes.
     fn grant(
         &self,
         key: &Key,
         request: QuotaRequest,
         new: Option<usize>,
-    ) -> Result<QuotaAmount, (ApiError, bool)> {
+    ) -> Result<(QuotaAmount, DiskLimit), (ApiError, bool)> {
         let limits = self.limits_of(key);
         let mut ledger = self.ledger.lock();
         // Under the lock: what a request made is there before its promise is taken back.
@@ -301,12 +307,15 @@ impl Quota {
         if let Some(count) = new {
             ledger.note(key, count).map_err(|e| (e, false))?;
         }
+        let mut disk_limit = DiskLimit::Host;
         if let Some(limit) = refusal::disk_limit(&limits) {
             let left = limit.saturating_sub((used + promised).disk_bytes);
-            amount.disk_bytes = amount.disk_bytes.min(left);
+            if left <= amount.disk_bytes {
+                (amount.disk_bytes, disk_limit) = (left, DiskLimit::Key);
+            }
         }
         ledger.promise(&key.id, amount);
-        Ok(amount)
+        Ok((amount, disk_limit))
     }
 
     /// One more request or stream to a sandbox of `owner`.

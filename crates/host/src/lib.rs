@@ -26,7 +26,8 @@ pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};
 pub use private_database::keep_private;
 pub use quota::{
-    Bytes, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest, Reserving,
+    Bytes, DiskLimit, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
+    Reserving,
 };
 pub use records::{
     BrokenBy, MAX_SANDBOX_NAME, SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose,

@@ -26,7 +26,7 @@ pub enum ErrorKind {
     Busy,
     /// The owner has as much as they may: 429.
     Quota,
-    /// The owner keeps as much on disk as they may: 507.
+    /// The disk limit of the owner or the host's disk has no room: 507.
     DiskQuota,
     /// The host failed: 500.
     Failed,
@@ -243,13 +243,25 @@ pub enum OperationError {
     /// The owner's budget has no room.
     #[error(transparent)]
     Quota(#[from] QuotaRefusal),
-    /// The owner's budget of disk space has too little room for a snapshot, which was not taken.
+    /// The disk limit of the owner's key has too little room for a snapshot, which was not taken.
     #[error(
-        "it would take up to {} on disk, and {} are left of the budget: remove snapshots or paused sandboxes, or raise the limit",
+        "it would take up to {} on disk, and the disk limit of this key has {} left: remove snapshots or paused sandboxes, or raise the limit",
         Bytes(*needed),
         Bytes(*left)
     )]
     DiskQuota {
+        /// Bytes it would take at most.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// The host's disk has too little room for a snapshot, which was not taken.
+    #[error(
+        "it would take up to {} on disk, and this host's disk has {} to give beside what its sandboxes may write: remove snapshots or paused sandboxes, or add disk space",
+        Bytes(*needed),
+        Bytes(*left)
+    )]
+    HostDisk {
         /// Bytes it would take at most.
         needed: u64,
         /// Bytes that are left.
@@ -300,7 +312,9 @@ impl OperationError {
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } | Self::NotStored { .. } => ErrorKind::Busy,
             Self::Quota(refusal) if !refusal.of_disk => ErrorKind::Quota,
-            Self::Quota(_) | Self::DiskQuota { .. } => ErrorKind::DiskQuota,
+            Self::Quota(_) | Self::DiskQuota { .. } | Self::HostDisk { .. } => {
+                ErrorKind::DiskQuota
+            }
             Self::Identity(_)
             | Self::Engine { .. }
             | Self::Store { .. }

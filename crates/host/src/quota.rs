@@ -100,10 +100,22 @@ pub struct QuotaRefusal {
     pub message: String,
 }
 
+/// Limit from which the disk space of a reservation comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskLimit {
+    /// The limit of the owner's key.
+    Key,
+    /// What the host's disk has left beside what was promised to guests.
+    Host,
+}
+
 /// Part of a budget, given back when this is dropped.
 pub trait QuotaHold: Debug + Send + Sync {
     /// Bytes on disk it is for.
     fn disk_bytes(&self) -> u64;
+
+    /// Limit that those bytes come from.
+    fn disk_limit(&self) -> DiskLimit;
 
     /// Takes `bytes` more; waits for nothing.
     fn grow(&mut self, bytes: u64) -> Result<(), QuotaRefusal>;
@@ -127,6 +139,13 @@ impl QuotaPermit {
     /// Bytes on disk it is for; none: any number.
     pub fn disk_bytes(&self) -> Option<u64> {
         self.0.as_ref().map(|hold| hold.disk_bytes())
+    }
+
+    /// Limit from which its disk space comes.
+    pub fn disk_limit(&self) -> DiskLimit {
+        self.0
+            .as_ref()
+            .map_or(DiskLimit::Host, |hold| hold.disk_limit())
     }
 
     /// Takes `bytes` more, if the budget has them.

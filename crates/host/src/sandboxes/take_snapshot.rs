@@ -4,7 +4,7 @@ use super::capture::Acknowledgement;
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
-use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
+use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{
     SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord,
 };
@@ -240,8 +240,11 @@ impl<E: Engine> Snapshots<'_, E> {
         let storing = storing.flatten();
         let failure = match taken {
             Ok(times) => return Ok(self.complete(guest, draft, times, with)),
-            Err(EngineError::SnapshotTooLarge { needed, most }) => {
-                OperationError::DiskQuota { needed, left: most }
+            Err(EngineError::SnapshotTooLarge { needed, most: left }) => {
+                match permit.disk_limit() {
+                    DiskLimit::Key => OperationError::DiskQuota { needed, left },
+                    DiskLimit::Host => OperationError::HostDisk { needed, left },
+                }
             }
             Err(e) => {
                 let what = match draft.sandbox.as_str() {
