@@ -414,22 +414,22 @@ impl Keys {
     }
 }
 
-/// The key of this host's owner in `<home>/api-key`, made at the first start: its secret, and
-/// whether it is new. One whose key was revoked is not made again.
-pub fn local_key(home: &Path, keys: &Keys) -> Result<(String, bool), KeyError> {
+/// Returns the path of the file with the key of this host's owner, `<home>/api-key`. Creates file
+/// and key at the first start. A key that was revoked is not created again.
+pub fn local_key(home: &Path, keys: &Keys) -> Result<PathBuf, KeyError> {
     let path = home.join("api-key");
     let failed = |source| KeyError::File {
         path: path.clone(),
         source,
     };
     match fs::read_to_string(&path) {
-        Ok(secret) => return Ok((secret.trim().to_owned(), false)),
+        Ok(_) => return Ok(path),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(failed(e)),
     }
     let made = keys.create("local", Scope::Admin, Limits::default())?;
     revoke::write_secret(&path, &made.secret)?;
-    Ok((made.secret, true))
+    Ok(path)
 }
 
 pub(crate) fn hash(secret: &str) -> [u8; 32] {

@@ -1,5 +1,6 @@
 //! Progress of long steps on standard error: a bar on a terminal, plain lines elsewhere.
 
+use crate::terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use jiffy_image::Progress;
 use std::future::Future;
@@ -75,11 +76,16 @@ impl TemplateProgress {
         self.phase == phase
     }
 
-    /// Prints a line, above the bar if there is one.
-    pub fn print(&self, line: &str) {
+    /// Prints a line of a build, above the bar if there is one. A bold line needs a terminal.
+    pub fn print(&self, line: &str, is_bold: bool) {
+        let line = terminal::without_colours(line);
+        let print = || match is_bold {
+            true => terminal::print_bold_error(&line),
+            false => crate::errln!("{line}"),
+        };
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(print),
+            None => print(),
         }
     }
 
@@ -97,8 +103,10 @@ impl TemplateProgress {
             Progress::Percent(percent) => self.on_percent(percent),
             Progress::Line(line) => {
                 if let Some(bar) = &self.bar {
-                    let line: String = line.chars().filter(|c| !c.is_control()).take(60).collect();
-                    bar.set_message(format!("{}: {line}", self.phase));
+                    let line = terminal::without_colours(line);
+                    let line: String = terminal::line(&line).chars().take(60).collect();
+                    let phase = terminal::line(&self.phase);
+                    bar.set_message(format!("{phase}: {line}"));
                     bar.tick();
                 }
             }
@@ -107,9 +115,10 @@ impl TemplateProgress {
 
     /// Something else goes on now.
     pub fn on_phase(&mut self, phase: &str) {
-        self.phase = phase.to_owned();
+        phase.clone_into(&mut self.phase);
+        let phase = terminal::line(phase);
         if !self.draws {
-            eprintln!("jiffy: template {}: {phase}", self.name);
+            crate::errln!("jiffy: template {}: {phase}", self.name);
             return;
         }
         let name = &self.name;
@@ -121,10 +130,10 @@ impl TemplateProgress {
             if let Ok(style) = style {
                 bar.set_style(style.progress_chars("=> "));
             }
-            bar.set_prefix(format!("template {name}"));
+            bar.set_prefix(format!("template {}", terminal::line(name)));
             bar
         });
-        bar.set_message(self.phase.clone());
+        bar.set_message(phase.into_owned());
     }
 
     /// Progress of the whole.
@@ -136,7 +145,7 @@ impl TemplateProgress {
             None if percent >= self.told + 10 => {
                 self.told = percent;
                 let seconds = self.began.elapsed().as_secs();
-                eprintln!(
+                crate::errln!(
                     "jiffy: template {}: {percent} % after {seconds} s",
                     self.name
                 );

@@ -15,7 +15,7 @@ impl StepBar {
         if let Ok(style) = style {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_prefix(name.to_owned());
+        bar.set_prefix(crate::terminal::line(name).into_owned());
         Self(bar)
     }
 

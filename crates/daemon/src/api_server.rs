@@ -30,6 +30,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, UnixListener};
@@ -272,7 +273,7 @@ impl ApiListener {
         home: &Home,
         keys: &Keys,
     ) -> anyhow::Result<Self> {
-        let announced = check_keys(address, home, keys)?;
+        let key_file = check_keys(address, home, keys)?;
         let tls = tls(options, home)?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}: choose another with `--listen`")
@@ -282,11 +283,8 @@ impl ApiListener {
         if let Some(trust) = tls.as_ref().and_then(Tls::trust) {
             println!("clients trust it by the certificate in {}", trust.display());
         }
-        if let Some(key) = announced {
-            println!(
-                "API key: {key} (kept in {})",
-                home.path().join("api-key").display()
-            );
+        if let Some(file) = key_file {
+            println!("API key in {}", file.display());
         }
         // The starting process may wait for these lines.
         std::io::stdout().flush()?;
@@ -298,12 +296,12 @@ impl ApiListener {
     }
 }
 
-/// Clients of the address must show a key. On loopback there is one for the owner, returned when it
-/// is new; beyond, one must have been made on purpose.
-fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<String>> {
+/// Checks that clients of the address have a key to show. On loopback the owner has one: returns
+/// the path of its file, never the key, since standard output may end up in a journal that others
+/// read. For other addresses a key must have been created on purpose.
+fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<PathBuf>> {
     if address.ip().is_loopback() {
-        let (key, new) = local_key(home.path(), keys)?;
-        return Ok(new.then_some(key));
+        return Ok(Some(local_key(home.path(), keys)?));
     }
     if !keys.any_is_unrevoked()? {
         bail!(

@@ -17,12 +17,12 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         server: args.host.server(),
     };
     let report = runtime()?.block_on(measure(args.task.into(), &options))?;
-    let json = serde_json::to_string_pretty(&report)?;
+    let json = jiffy_client::terminal::json(&report)?;
     if let Some(path) = &args.out {
         std::fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
     }
     match args.json {
-        true => println!("{json}"),
+        true => outln!("{json}"),
         false => report.print(),
     }
     Ok(ExitCode::SUCCESS)

@@ -221,7 +221,7 @@ impl Cli {
             let hint = hint(&error).or_else(|| hints::of_command(&error));
             let _ = error.print();
             if let Some(hint) = hint {
-                eprintln!("\n{hint}");
+                errln!("\n{hint}");
             }
             std::process::exit(error.exit_code())
         })

@@ -1,5 +1,6 @@
 //! Tables on a terminal: columns as wide as what is in them.
 
+use jiffy_client::terminal::line;
 use std::fmt::Write as _;
 
 /// Spaces between two columns.
@@ -30,11 +31,11 @@ impl Table {
         }
     }
 
-    /// Adds a row, a cell for each column. Empty cells show as `-`.
+    /// Adds a row, a cell for each column. Empty cells show as `-`, control characters are escaped.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         let shown = cells.map(|cell| match cell.is_empty() {
             true => "-".to_owned(),
-            false => cell,
+            false => line(&cell).into_owned(),
         });
         self.rows.push(shown.into());
     }
@@ -83,6 +84,13 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cells_are_lines_without_control_characters() {
+        let mut table = Table::new([("NAME", Align::Left), ("SIZE", Align::Right)]);
+        table.row(["a\n\u{1b}[2J".into(), "1".into()]);
+        assert_eq!(table.text(), "NAME         SIZE\na\\n\\x1b[2J     1\n");
+    }
 
     #[test]
     fn columns_are_as_wide_as_what_is_in_them() {

@@ -45,12 +45,13 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
         let process = process_of(&stream);
         let status = query_status(&home, stream).await?;
         if status.listen.is_some() || wanted.no_listen {
-            println!(
+            outln!(
                 "runs already: process {}, version {}",
-                status.pid, status.version
+                status.pid,
+                status.version
             );
             if !options.is_empty() {
-                println!("its options stay as they were: `jiffy daemon restart` changes them");
+                outln!("its options stay as they were: `jiffy daemon restart` changes them");
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -67,7 +68,7 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
             let address = wanted.listen;
             format!("cannot listen on {address}: choose another with `--listen`")
         })?;
-        println!(
+        outln!(
             "process {} has no address: another takes its place, and the sandboxes",
             status.pid
         );
@@ -83,10 +84,10 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
 
 async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
     let status = query_status(home, spawn_and_wait(home, options).await?).await?;
-    println!("process {}", status.pid);
+    outln!("process {}", status.pid);
     if let Some(url) = &status.listen {
-        println!("listening on {url}");
-        println!("API key in {}", home.path().join("api-key").display());
+        outln!("listening on {url}");
+        outln!("API key in {}", home.path().join("api-key").display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -153,7 +154,7 @@ async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonS
 async fn status(json: bool) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     let Some(stream) = connect(&home).await else {
-        println!(
+        outln!(
             "{}",
             if json {
                 r#"{"running":false}"#
@@ -167,9 +168,9 @@ async fn status(json: bool) -> anyhow::Result<ExitCode> {
     if json {
         let mut value = serde_json::to_value(&status)?;
         value["running"] = true.into();
-        println!("{value:#}");
+        outln!("{}", jiffy_client::terminal::json(&value)?);
     } else {
-        print!("{}", table(&status));
+        out!("{}", table(&status));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -69,9 +69,9 @@ impl Finding {
             Status::Note => "note",
             Status::Fail => "FAIL",
         };
-        println!("{mark}  {:<14} {}", self.what, self.found);
+        outln!("{mark}  {:<14} {}", self.what, self.found);
         if let Some(remedy) = &self.remedy {
-            println!("      {:<14} -> {remedy}", "");
+            outln!("      {:<14} -> {remedy}", "");
         }
     }
 }
@@ -109,11 +109,11 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
                 measure::run(args, &mut tell);
             }
         } else if !args.json {
-            println!("--    guest          not booted: mend the above first");
+            outln!("--    guest          not booted: mend the above first");
         }
     }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
+        outln!("{}", jiffy_client::terminal::json(&findings)?);
     }
     Ok(if fit(&findings) {
         ExitCode::SUCCESS

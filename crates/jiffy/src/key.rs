@@ -26,11 +26,11 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
             found.retain(|k| *all || k.revoked_ms.is_none());
             let budgets = runtime()?.block_on(budgets(&home, &found));
             match json {
-                true => println!(
+                true => outln!(
                     "{}",
-                    serde_json::to_string_pretty(&with_budgets(&found, &budgets)?)?
+                    jiffy_client::terminal::json(&with_budgets(&found, &budgets)?)?
                 ),
-                false => print!("{}", table(&found, &budgets)),
+                false => out!("{}", table(&found, &budgets)),
             }
         }
         KeyCommand::Revoke { key, end, json } => {
@@ -39,8 +39,8 @@ pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
                 false => keys.revoke(key)?,
             };
             match json {
-                true => println!("{}", serde_json::to_string_pretty(&gone)?),
-                false => println!("{}", gone.id),
+                true => outln!("{}", jiffy_client::terminal::json(&gone)?),
+                false => outln!("{}", gone.id),
             }
             if *end {
                 end_on_daemon(&home, &gone)?;
@@ -87,14 +87,14 @@ fn end_on_daemon(home: &Home, key: &Key) -> anyhow::Result<()> {
         .build()?;
     runtime.block_on(async {
         let Some(stream) = local_daemon::connect(home).await else {
-            eprintln!("jiffy: no daemon runs; the next one ends the sandboxes of this key");
+            errln!("jiffy: no daemon runs; the next one ends the sandboxes of this key");
             return Ok(());
         };
         let client = Client::over(home, stream).await?;
         let path = format!("/keys/{}/revoke", key.id);
         let body = serde_json::json!({ "end": true });
         let _: serde_json::Value = client.call(Method::POST, &path, &body).await?;
-        eprintln!("jiffy: its sandboxes and builds have ended");
+        errln!("jiffy: its sandboxes and builds have ended");
         Ok(())
     })
 }
@@ -102,10 +102,10 @@ fn end_on_daemon(home: &Home, key: &Key) -> anyhow::Result<()> {
 /// Prints a key whose secret is known only now.
 fn show(made: &NewKey, json: bool) -> anyhow::Result<()> {
     if json {
-        println!("{}", serde_json::to_string_pretty(made)?);
+        outln!("{}", jiffy_client::terminal::json(made)?);
     } else {
-        println!("{}", made.secret);
-        eprintln!(
+        outln!("{}", made.secret);
+        errln!(
             "jiffy: this is the only time the key is shown; `jiffy key revoke {}` ends it",
             made.key.id
         );

@@ -1,5 +1,11 @@
 //! The `jiffy` command: parse, call, print.
 
+// Everything that is printed passes `jiffy_client::terminal`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+#[macro_use]
+extern crate jiffy_client;
+
 mod bench;
 mod cli;
 mod columns;
@@ -80,7 +86,7 @@ fn main() -> ExitCode {
         command => (sandbox::run(command), 1),
     };
     result.unwrap_or_else(|e| {
-        eprintln!("jiffy: {}", error_text::told(&e));
+        errln!("jiffy: {}", error_text::told(&e));
         ExitCode::from(failed)
     })
 }

@@ -41,7 +41,7 @@ pub fn enter_for(command: &Command) {
         Command::Doctor(_) | Command::Daemon(_) => {}
         Command::Serve(args) if args.stop => {}
         // The command that starts it in the background tells its user.
-        Command::Serve(_) => eprintln!("jiffy: {notice}"),
+        Command::Serve(_) => errln!("jiffy: {notice}"),
         _ => rootless::show_once(&home.run(), &notice),
     }
 }

@@ -60,7 +60,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             let found = while_waiting("looking for changes", looking).await?;
             table::show(args.json, &found, table::changes)?;
             if found.more {
-                eprintln!("jiffy: there are more; `--limit` shows up to 100000");
+                errln!("jiffy: there are more; `--limit` shows up to 100000");
             }
         }
         Command::Cp(args) => return copy::run(args).await,
@@ -179,7 +179,7 @@ pub async fn template_of_image(
     }
     match client.has_template(&name).await {
         Ok(true) => {
-            eprintln!("jiffy: image {image} as it was imported before: {e:#}");
+            errln!("jiffy: image {image} as it was imported before: {e:#}");
             Ok(name)
         }
         _ => Err(e.context(format!("cannot import image {image}"))),
@@ -232,9 +232,9 @@ async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let of = args.count;
-    eprintln!("jiffy: {} of {of} children failed:", family.failed.len());
+    errln!("jiffy: {} of {of} children failed:", family.failed.len());
     for why in &family.failed {
-        eprintln!("jiffy:   {why}");
+        errln!("jiffy:   {why}");
     }
     Ok(ExitCode::FAILURE)
 }
@@ -299,7 +299,7 @@ async fn run_for_each(
             Err(e)
                 if what == BulkOperation::RemoveListed && is_refusal(&e, "sandbox_not_found") => {}
             Err(e) => {
-                eprintln!("jiffy: {e:#}");
+                errln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
             }
         }

@@ -105,7 +105,8 @@ async fn known(remote: &RemoteStore) -> anyhow::Result<TenantNames> {
         errln!(
             "jiffy: {} is damaged: {}; a tenant is left out, and nothing of it is changed. A daemon \
              that uses the tenant (push or pull a snapshot of its key) writes the name again",
-            name.object, name.reason
+            name.object,
+            name.reason
         );
     }
     if known.foreign > 0 {

@@ -102,7 +102,7 @@ fn each(
     let mut code = ExitCode::SUCCESS;
     for name in names {
         if let Err(e) = work(name) {
-            eprintln!("jiffy: {e:#}");
+            errln!("jiffy: {e:#}");
             code = ExitCode::FAILURE;
         }
     }
@@ -112,8 +112,8 @@ fn each(
 /// Prints one or the other.
 fn print_result(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
     match json {
-        true => println!("{}", serde_json::to_string_pretty(&value)?),
-        false => println!("{text}"),
+        true => outln!("{}", jiffy_client::terminal::json(&value)?),
+        false => outln!("{text}"),
     }
     Ok(())
 }

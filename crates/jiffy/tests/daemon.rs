@@ -7,6 +7,7 @@ mod support;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
@@ -30,6 +31,24 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
     assert!(
         bad.code != Some(0) && bad.stderr.contains("--warm-pool"),
         "{bad:?}"
+    );
+
+    // The first start creates a key. Standard output, which may be a journal, has its place only.
+    let mut first = jiffy(&["serve", "--listen", "127.0.0.1:0", "--warm-pool", "0"])
+        .env("JIFFY_HOME", test_home.dir.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let place = test_home.dir.path().join("api-key").display().to_string();
+    let mut output = first.stdout.take().unwrap();
+    let mut printed = read_until(&mut output, &place);
+    test_home.ok(&["daemon", "stop"]);
+    first.wait().unwrap();
+    output.read_to_string(&mut printed).unwrap();
+    let key = std::fs::read_to_string(&place).unwrap();
+    assert!(
+        !key.trim().is_empty() && !printed.contains(key.trim()),
+        "{printed}"
     );
 
     test_home.ok(&[

@@ -93,10 +93,14 @@ fn an_ambiguous_key_name_revokes_no_key() {
 fn the_local_key_is_made_once_and_is_the_owners() {
     let dir = tempfile::tempdir().unwrap();
     let keys = Keys::open(dir.path()).unwrap();
-    let (secret, new) = local_key(dir.path(), &keys).unwrap();
-    assert!(new && keys.check(&secret, None).unwrap().valid().unwrap().scope == Scope::Admin);
-    assert_eq!(local_key(dir.path(), &keys).unwrap(), (secret, false));
-    assert_eq!(mode(&dir.path().join("api-key")), 0o600);
+    let path = local_key(dir.path(), &keys).unwrap();
+    assert_eq!(path, dir.path().join("api-key"));
+    assert_eq!(mode(&path), 0o600);
+    let secret = fs::read_to_string(&path).unwrap();
+    let key = keys.check(secret.trim(), None).unwrap().valid().unwrap();
+    assert_eq!(key.scope, Scope::Admin);
+    assert_eq!(local_key(dir.path(), &keys).unwrap(), path);
+    assert_eq!(fs::read_to_string(&path).unwrap(), secret, "the same key");
 }
 
 #[test]
@@ -160,13 +164,12 @@ fn a_rotated_key_is_the_same_key_with_another_secret() {
         keys.rotate("a", hour, None),
         Err(KeyError::Unknown(_))
     ));
-    let (secret, _) = local_key(dir.path(), &keys).unwrap();
+    let path = local_key(dir.path(), &keys).unwrap();
+    let secret = fs::read_to_string(&path).unwrap();
     let rotated = keys.rotate("local", Duration::ZERO, None).unwrap();
-    assert_ne!(secret, rotated.secret);
-    assert_eq!(
-        local_key(dir.path(), &keys).unwrap(),
-        (rotated.secret, false)
-    );
+    assert_ne!(secret.trim(), rotated.secret);
+    assert_eq!(local_key(dir.path(), &keys).unwrap(), path);
+    assert_eq!(fs::read_to_string(&path).unwrap().trim(), rotated.secret);
 }
 
 #[test]

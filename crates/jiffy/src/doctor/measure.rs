@@ -72,7 +72,7 @@ fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let kept = HostFile::new(HostFingerprint::here(), measured.policies, measured.gvisor);
     if !args.json {
         let policies = kept.as_ref().map(|file| policies(file, args.rounds));
-        print!("{}", policies.unwrap_or_default());
+        out!("{}", policies.unwrap_or_default());
         let microvm = kept.as_ref().and_then(HostFile::microvm);
         let microvm = microvm.map(|cost| EngineCost {
             create_ms: cost.create_ms,
@@ -86,7 +86,7 @@ fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
             (EngineName::MicroVm, microvm),
             (EngineName::Gvisor, measured.gvisor),
         ];
-        print!("{}", engines(costs, chosen.choose().engine, args.rounds));
+        out!("{}", engines(costs, chosen.choose().engine, args.rounds));
     }
     let mut findings = Vec::new();
     if let Some(file) = kept {

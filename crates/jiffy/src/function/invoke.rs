@@ -42,7 +42,7 @@ pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
         let body = answer.collect(MAX_SHOWN_BYTES).await?;
         let body = String::from_utf8_lossy(&body);
         let shown = json!({ "status": status.as_u16(), "headers": fields, "body": body });
-        println!("{}", serde_json::to_string_pretty(&shown)?);
+        outln!("{}", jiffy_client::terminal::json(&shown)?);
     } else {
         while let Some(bytes) = answer.next().await? {
             let mut out = std::io::stdout().lock();
@@ -53,7 +53,7 @@ pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
     if status.is_success() {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("jiffy: the response has status {status}");
+    errln!("jiffy: the response has status {status}");
     Ok(ExitCode::FAILURE)
 }
 

@@ -3,7 +3,7 @@
 use super::path;
 use crate::cli::FunctionLogsArgs;
 use hyper::Method;
-use jiffy_client::Client;
+use jiffy_client::{Client, terminal};
 use serde::Deserialize;
 use serde_json::Value;
 use std::io::Write;
@@ -27,11 +27,11 @@ pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
         let page: LogPage = client.call(Method::GET, &call, &Value::Null).await?;
         let mut out = std::io::stdout().lock();
         for entry in &page.entries {
-            let line = match args.output.json {
-                true => entry.to_string(),
-                false => line(entry),
+            let lines = match args.output.json {
+                true => terminal::json_line(entry)? + "\n",
+                false => lines(entry),
             };
-            match writeln!(out, "{line}") {
+            match out.write_all(lines.as_bytes()) {
                 // A reader that has seen enough.
                 Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
                 done => done?,
@@ -47,13 +47,37 @@ pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
     }
 }
 
-fn line(entry: &Value) -> String {
-    let field = |name: &str| entry[name].as_str().unwrap_or_default();
-    format!(
-        "{} {} {:<6} {}",
+/// An entry of a log, each of its lines with all that is known of the entry: a function cannot
+/// write an entry of another stream or request.
+fn lines(entry: &Value) -> String {
+    let field = |name: &str| terminal::line(entry[name].as_str().unwrap_or_default());
+    let head = format!(
+        "{} {} {:<6}",
         field("timestamp"),
         field("requestID"),
-        field("stream"),
-        field("text").trim_end_matches('\n')
-    )
+        field("stream")
+    );
+    let text = entry["text"].as_str().unwrap_or_default();
+    let text = text.trim_end_matches('\n');
+    let lines = text.split('\n');
+    lines
+        .map(|text| format!("{head} {}\n", terminal::line(text)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_writes_neither_control_characters_nor_entries_of_others() {
+        let entry = serde_json::json!({
+            "timestamp": "T", "requestID": "r1", "stream": "stdout",
+            "text": "one\u{1b}[2J\u{9b}1A\nT r2 stderr forged\n\n",
+        });
+        assert_eq!(
+            lines(&entry),
+            "T r1 stdout one\\x1b[2J\\u{9b}1A\nT r1 stdout T r2 stderr forged\n"
+        );
+    }
 }

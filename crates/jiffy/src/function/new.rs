@@ -59,7 +59,7 @@ pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
     let failed = || format!("cannot make the directory {}", directory.display());
     fs::create_dir(directory).with_context(failed)?;
     write(example(args.lang), directory)?;
-    println!(
+    outln!(
         "{name}/ is a function: change its handler, run {name}/test, and deploy it with\n\
          jiffy function deploy {name} {name}",
         name = args.name

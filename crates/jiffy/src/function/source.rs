@@ -49,7 +49,7 @@ pub async fn run(args: &FunctionBuildArgs) -> anyhow::Result<()> {
     };
     let failed = || format!("cannot write the module {}", output.display());
     fs::write(&output, &module).with_context(failed)?;
-    println!("{}", output.display());
+    outln!("{}", output.display());
     Ok(())
 }
 

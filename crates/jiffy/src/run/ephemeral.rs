@@ -265,7 +265,7 @@ async fn open_network(
             Err(e).context("the guest cannot have a network on this host")
         }
         (Err(e), _) => {
-            eprintln!("jiffy: the guest has no network: {e} (`--network off` leaves this out)");
+            errln!("jiffy: the guest has no network: {e} (`--network off` leaves this out)");
             Ok(None)
         }
     }

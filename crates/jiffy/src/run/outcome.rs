@@ -135,9 +135,9 @@ impl Outcome {
     pub fn report(&self, json: bool, began: Instant) -> anyhow::Result<ExitCode> {
         if json {
             let total_us = u64::try_from(began.elapsed().as_micros())?;
-            println!("{}", serde_json::to_string_pretty(&self.json(total_us))?);
+            outln!("{}", jiffy_client::terminal::json(&self.json(total_us))?);
         } else if let Some(message) = &self.message {
-            eprintln!("jiffy: {message}");
+            errln!("jiffy: {message}");
         }
         Ok(ExitCode::from(self.code))
     }

@@ -31,7 +31,7 @@ impl Listeners {
         for &Publication { address, ports } in ports {
             let listener = listen(address, ports.local).await?;
             if ports.local == 0 {
-                eprintln!("jiffy: {} -> {}", listener.local_addr()?, ports.remote);
+                errln!("jiffy: {} -> {}", listener.local_addr()?, ports.remote);
             }
             all.push((listener, ports.remote));
         }

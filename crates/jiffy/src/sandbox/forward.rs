@@ -130,7 +130,7 @@ pub async fn forward(
         let opening = opener(port);
         streams.spawn(async move {
             if let Err(e) = join(stream, opening).await {
-                eprintln!("jiffy: {e:#}");
+                errln!("jiffy: {e:#}");
             }
             drop(permit);
         });

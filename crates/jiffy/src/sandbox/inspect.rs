@@ -27,7 +27,7 @@ pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         match find(&client, id).await {
             Ok(found) => all.push(found),
             Err(e) => {
-                eprintln!("jiffy: {e:#}");
+                errln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
             }
         }

@@ -27,7 +27,7 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
         return table::show(false, &found, ids);
     }
     if found.is_empty() && !args.json {
-        eprintln!(
+        errln!(
             "{}",
             match args.filters.is_empty() {
                 true => "no sandboxes; `jiffy create` makes one",

@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::cli::LogsArgs;
-use jiffy_client::Client;
+use jiffy_client::{Client, terminal};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -59,7 +59,8 @@ pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
     }
     let console: Console = client.last_lines(&args.id, "logs", args.lines).await?;
     table::show(args.json, &console.logs, |lines| {
-        lines.iter().map(|l| format!("{}\n", l.line)).collect()
+        let line = |l: &ConsoleLine| format!("{}\n", terminal::line(&l.line));
+        lines.iter().map(line).collect()
     })
 }
 
@@ -112,7 +113,7 @@ fn text(record: &ConnectionRecord) -> String {
             bytes(c.bytes_out),
             bytes(c.bytes_in),
             c.times,
-            c.host.as_deref().unwrap_or("-"),
+            terminal::line(c.host.as_deref().unwrap_or("-")),
         );
     }
     let _ = writeln!(text, "recorded since {since}");

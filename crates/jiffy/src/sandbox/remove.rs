@@ -6,7 +6,7 @@ use crate::cli::{PruneArgs, RmArgs};
 use crate::columns::{Align, Table};
 use anyhow::bail;
 use jiffy_client::progress::while_waiting;
-use jiffy_client::{Client, Pruned};
+use jiffy_client::{Client, Pruned, terminal};
 use jiffy_host::Bytes;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -48,7 +48,7 @@ fn confirmed(question: &str, yes: bool) -> anyhow::Result<bool> {
         bail!("{question} nobody is there to say so: give --yes");
     }
     let mut out = std::io::stderr();
-    write!(out, "{question} [y/N] ")?;
+    write!(out, "{} [y/N] ", terminal::text(question))?;
     out.flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
@@ -77,7 +77,7 @@ pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
         }
         let gone = client.prune(unused, false);
         let gone = while_waiting("removing what nothing needs", gone).await?;
-        println!("{} freed", Bytes(gone.bytes));
+        outln!("{} freed", Bytes(gone.bytes));
         return Ok(ExitCode::SUCCESS);
     }
     let gone = client.prune(unused, false);

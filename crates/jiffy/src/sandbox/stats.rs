@@ -3,7 +3,7 @@
 use super::table::{self, short};
 use crate::cli::StatsArgs;
 use crate::columns::{Align, Table};
-use jiffy_client::{Client, Metric};
+use jiffy_client::{Client, Metric, terminal};
 use jiffy_host::{Bytes, SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -29,7 +29,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
         if once {
             return table::show(args.json, &lines, text);
         }
-        let text = text(&lines);
+        let text = terminal::text(&text(&lines)).into_owned();
         // Up to where the last one began, and everything from there on goes.
         let back = match shown {
             0 => String::new(),

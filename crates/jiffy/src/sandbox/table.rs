@@ -2,7 +2,7 @@
 
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
-use jiffy_client::Listed;
+use jiffy_client::{Listed, terminal};
 use jiffy_engine::VerifiedSnapshot;
 use jiffy_host::{Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, StoreState};
 use serde::Serialize;
@@ -20,9 +20,9 @@ pub fn show<T: Serialize>(
     text: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<()> {
     let text = if json {
-        serde_json::to_string_pretty(value)? + "\n"
+        terminal::json(value)? + "\n"
     } else {
-        text(value)
+        terminal::text(&text(value)).into_owned()
     };
     match std::io::stdout().write_all(text.as_bytes()) {
         // A reader that has seen enough.
@@ -181,16 +181,11 @@ pub fn snapshots(all: &Vec<Listed<SnapshotRecord>>) -> String {
     )
 }
 
-/// Files that a sandbox changed, as `docker diff` has them. Names come from the sandbox: nothing in
-/// them reaches the terminal as more than a letter.
+/// Files that a sandbox changed, as `docker diff` has them.
 pub fn changes(all: &FileChanges) -> String {
     let mut text = String::new();
     for change in &all.changes {
-        let path = change
-            .path
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c });
-        let path: String = path.collect();
+        let path = terminal::line(&change.path);
         // Writing to a String does not fail.
         let _ = writeln!(text, "{} {path}", change.kind);
     }

@@ -130,7 +130,7 @@ pub struct ReceiveLimits {
 /// Reports entries of a sandbox that are not created on this host.
 pub fn report_skipped(done: &UnpackStats) {
     if let Some(first) = &done.first_skipped {
-        eprintln!(
+        errln!(
             "jiffy: skipped {} devices and named pipes of the sandbox, the first is {first}",
             done.skipped
         );

@@ -35,7 +35,7 @@ pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
         let outcome = match while_waiting("waiting for the sandbox", waiting).await {
             Ok(outcome) => outcome,
             Err(e) => {
-                eprintln!("jiffy: {e:#}");
+                errln!("jiffy: {e:#}");
                 code = 1;
                 continue;
             }

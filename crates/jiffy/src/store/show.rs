@@ -3,6 +3,7 @@
 use super::{Figures, OfTenant, Verified};
 use crate::columns::{Align, Table};
 use crate::template::mib;
+use jiffy_client::terminal::line;
 use jiffy_store::{DamagedSnapshot, GcReport, TenantKeys, Traffic};
 
 /// Prints collections.
@@ -41,13 +42,18 @@ pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Tr
     for OfTenant { tenant, result } in verified {
         let report = &result.report;
         outln!(
-            "tenant {tenant}: {} snapshots, {} chunks, {} read",
+            "tenant {}: {} snapshots, {} chunks, {} read",
+            line(tenant),
             report.snapshots,
             report.chunks,
             mib(report.bytes)
         );
         for object in &report.objects {
-            outln!("damaged  {}: {}", line(&object.object), line(&object.reason));
+            outln!(
+                "damaged  {}: {}",
+                line(&object.object),
+                line(&object.reason)
+            );
         }
         for snapshot in &report.damaged {
             chunks("damaged ", snapshot);
@@ -76,7 +82,11 @@ fn chunks(word: &str, snapshot: &DamagedSnapshot) {
     for chunk in &snapshot.chunks {
         outln!(
             "{word} snapshot {} {} chunk {}: {} ({})",
-            snapshot.id, chunk.part, chunk.chunk, chunk.reason, chunk.pack
+            line(&snapshot.id),
+            line(&chunk.part),
+            chunk.chunk,
+            line(&chunk.reason.to_string()),
+            line(&chunk.pack.to_string())
         );
     }
 }

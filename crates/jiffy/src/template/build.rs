@@ -7,8 +7,8 @@ use hyper::Method;
 use jiffy_build_spec::context::{PreparedBuild, prepare};
 use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
 use jiffy_build_spec::spec::BuildSpec;
-use jiffy_client::Client;
 use jiffy_client::progress::TemplateProgress;
+use jiffy_client::{Client, terminal};
 use jiffy_engine::{StartCommand, Startup};
 use jiffy_image::Recipe;
 use serde::Deserialize;
@@ -99,7 +99,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     let name = name(args, &context)?;
     let mut prepared = read(args, file, &context)?;
     for warning in &prepared.warnings {
-        eprintln!("jiffy: {warning}");
+        errln!("jiffy: {warning}");
     }
     prepared.spec.startup = startup(args);
     prepared.spec.start_image_command = args.start_image_command;
@@ -138,11 +138,13 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     followed.with_context(|| format!("cannot build template `{name}`"))?;
     let took = began.elapsed().as_secs_f64();
     match args.json {
-        true => println!(
+        true => outln!(
             "{}",
-            json!({ "name": name, "templateID": template, "buildID": build, "seconds": took })
+            terminal::json_line(&json!({
+                "name": name, "templateID": template, "buildID": build, "seconds": took
+            }))?
         ),
-        false => println!(
+        false => outln!(
             "template {name}: ready after {took:.1} s; `jiffy create --template {name}` makes a sandbox of it"
         ),
     }
@@ -352,9 +354,9 @@ fn show(entry: &Entry, colours: bool, quiet: bool, bar: &TemplateProgress) {
     }
     let step = entry.message.starts_with('[') || entry.message.starts_with("CACHED [");
     match (entry.level.as_str(), colours && step) {
-        (_, true) => bar.print(&format!("\u{1b}[1m{}\u{1b}[0m", entry.message)),
+        (_, true) => bar.print(&entry.message, true),
         ("debug", _) => {}
-        _ => bar.print(&entry.message),
+        _ => bar.print(&entry.message, false),
     }
 }
 

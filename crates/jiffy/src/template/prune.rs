@@ -34,7 +34,7 @@ pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> 
         upload_bytes: prune_build_cache.upload_bytes,
     };
     if json {
-        println!("{}", serde_json::to_string_pretty(&removed)?);
+        outln!("{}", jiffy_client::terminal::json(&removed)?);
         return Ok(());
     }
     show(&removed);
@@ -56,17 +56,17 @@ fn prune_build_cache(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
 fn show(removed: &Removed) {
     match removed.steps {
         0 => {}
-        1 => println!("1 step of a build"),
-        n => println!("{n} steps of builds"),
+        1 => outln!("1 step of a build"),
+        n => outln!("{n} steps of builds"),
     }
     if removed.upload_bytes > 0 {
-        println!("uploads of {}", mib(removed.upload_bytes));
+        outln!("uploads of {}", mib(removed.upload_bytes));
     }
     for version in &removed.needless.versions {
-        println!("version {version}");
+        outln!("version {version}");
     }
     for image in &removed.needless.images {
-        println!("image   sha256 {} ({})", image.sha256, mib(image.size));
+        outln!("image   sha256 {} ({})", image.sha256, mib(image.size));
     }
-    println!("{} of images freed", mib(removed.needless.bytes));
+    outln!("{} of images freed", mib(removed.needless.bytes));
 }

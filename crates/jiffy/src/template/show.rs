@@ -1,5 +1,6 @@
 //! Output of `jiffy template ls`, `inspect` and `history`.
 
+use jiffy_client::terminal;
 use jiffy_image::{ImageSum, TemplateManifest};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -53,19 +54,25 @@ pub fn list(all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
     let sharing = Sharing::of(all);
     let listed: Vec<Listed<'_>> = all.iter().map(|m| sharing.listed(m)).collect();
     if json {
-        println!("{}", serde_json::to_string_pretty(&listed)?);
+        outln!("{}", jiffy_client::terminal::json(&listed)?);
         return Ok(());
     }
     if all.is_empty() {
-        println!("no templates yet; `jiffy template build base` makes the first");
+        outln!("no templates yet; `jiffy template build base` makes the first");
         return Ok(());
     }
-    println!(
+    outln!(
         "{:<24} {:<20} {:<10} {:>10} {:>10} {:>6}  {:<14} USER",
-        "NAME", "OWNER", "VISIBLE", "SIZE", "OWN", "IMAGES", "VERSION"
+        "NAME",
+        "OWNER",
+        "VISIBLE",
+        "SIZE",
+        "OWN",
+        "IMAGES",
+        "VERSION"
     );
     for l in &listed {
-        println!(
+        outln!(
             "{:<24} {:<20} {:<10} {:>10} {:>10} {:>6}  {:<14} {}",
             l.manifest.reference(),
             l.manifest.owner.as_deref().unwrap_or("host"),
@@ -74,7 +81,7 @@ pub fn list(all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
             mib(l.own),
             l.manifest.images.len(),
             short(&l.version),
-            clean(&l.manifest.defaults.user),
+            terminal::line(&l.manifest.defaults.user),
         );
     }
     Ok(())
@@ -85,7 +92,7 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
     let sharing = Sharing::of(all);
     let listed = sharing.listed(m);
     if json {
-        println!("{}", serde_json::to_string_pretty(&listed)?);
+        outln!("{}", jiffy_client::terminal::json(&listed)?);
         return Ok(());
     }
     let d = &m.defaults;
@@ -143,20 +150,24 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
 /// History of a template, oldest first.
 pub fn history(m: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     if json {
-        println!("{}", serde_json::to_string_pretty(&m.history)?);
+        outln!("{}", jiffy_client::terminal::json(&m.history)?);
         return Ok(());
     }
-    println!("{:>10} {:>10}  STEP", "TIME", "SIZE");
+    outln!("{:>10} {:>10}  STEP", "TIME", "SIZE");
     for step in &m.history {
         let size = step.bytes.map(mib).unwrap_or_default();
-        println!("{:>8.1} s {size:>10}  {}", step.seconds, clean(&step.text));
+        outln!(
+            "{:>8.1} s {size:>10}  {}",
+            step.seconds,
+            terminal::line(&step.text)
+        );
     }
     Ok(())
 }
 
 fn line(name: &str, value: &str) {
     if !value.is_empty() {
-        println!("{name:<12} {}", clean(value));
+        outln!("{name:<12} {}", terminal::line(value));
     }
 }
 
@@ -171,10 +182,4 @@ pub fn mib(bytes: u64) -> String {
 /// The beginning of a checksum, for people.
 pub fn short(sha256: &str) -> &str {
     &sha256[..12.min(sha256.len())]
-}
-
-/// Without what a terminal would obey: a template may come from a stranger.
-fn clean(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '?' } else { c };
-    text.chars().map(shown).collect()
 }
