@@ -192,6 +192,105 @@ fn remains_of_a_crash_are_removed_or_avoided() {
     });
 }
 
+/// Opens and closes a network for `home` on a thread with mounts of its own, which were copied when
+/// this was called. `mounts` changes them before that.
+struct ElsewhereDaemon {
+    go: std::sync::mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl ElsewhereDaemon {
+    fn begin(home: &Path, mounts: impl FnOnce() + Send + 'static) -> Self {
+        let (go, told) = std::sync::mpsc::channel();
+        let (up, is_up) = std::sync::mpsc::channel();
+        let config = config(home, NicKind::Tap);
+        let thread = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            mounts();
+            up.send(()).unwrap();
+            told.recv().unwrap();
+            Network::open(&config).unwrap().close();
+        });
+        is_up.recv().unwrap();
+        Self { go, thread }
+    }
+
+    fn run(self) {
+        self.go.send(()).unwrap();
+        self.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn daemons_with_other_mounts_leave_slots_of_this_one() {
+    let test = "daemons_with_other_mounts_leave_slots_of_this_one";
+    with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
+        let runtime = runtime();
+        let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        // One sees no mount of names, another does not see the data directory.
+        let without_names = ElsewhereDaemon::begin(other.path(), || {});
+        let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
+        let lease = runtime.block_on(network.take(NicKind::Tap)).unwrap();
+        wait_for("a slot in advance", || (names(DIRECTORY).len() == 2).then_some(()));
+        let before = names(DIRECTORY);
+        let hidden = home.path().to_owned();
+        let without_home = ElsewhereDaemon::begin(other.path(), move || {
+            let (above, empty) = (hidden.parent().unwrap(), tempfile::tempdir().unwrap());
+            let kept = empty.path().join("kept");
+            fs::create_dir(&kept).unwrap();
+            let (above, kept) = (above.display().to_string(), kept.display().to_string());
+            run("mount", &["--bind", &kept, &above]);
+        });
+        let again = other.path().to_owned();
+        for elsewhere in [without_names, without_home] {
+            elsewhere.run();
+            assert_eq!(names(DIRECTORY), before);
+            assert!(again.exists());
+            let rules = NetworkRules { internet: false, ..NetworkRules::default() };
+            runtime.block_on(lease.replace(&rules)).unwrap();
+            runtime.block_on(lease.replace(&NetworkRules::default())).unwrap();
+        }
+        drop(lease);
+        network.close();
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn slots_whose_namespaces_were_removed_are_replaced() {
+    let test = "slots_whose_namespaces_were_removed_are_replaced";
+    with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
+        let runtime = runtime();
+        for card in [NicKind::Tap, NicKind::Veth] {
+            let home = tempfile::tempdir().unwrap();
+            let config = NetworkConfig { ready: 3, ..config(home.path(), card) };
+            let network = Network::open(&config).unwrap();
+            let all = if card == NicKind::Veth { 6 } else { 3 };
+            wait_for("slots", || (names(DIRECTORY).len() == all).then_some(()));
+            // Names without a mount, and no names.
+            let mut removed = names(DIRECTORY);
+            removed.sort();
+            for (at, name) in removed.iter().enumerate() {
+                let path = Path::new(DIRECTORY).join(name);
+                nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH).unwrap();
+                if at > 0 {
+                    fs::remove_file(&path).unwrap();
+                }
+            }
+            let rules = NetworkRules { internet: false, ..NetworkRules::default() };
+            for _ in 0..4 {
+                let lease = runtime.block_on(network.take(card)).unwrap();
+                runtime.block_on(lease.replace(&rules)).unwrap();
+                lease.open().unwrap();
+            }
+            network.close();
+            nothing_is_left();
+        }
+    });
+}
+
 #[test]
 fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
     let test = "slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed";

@@ -60,6 +60,56 @@ pub(crate) struct RangeClaim {
     pub home: PathBuf,
     /// Its addresses.
     pub range: Ipv4Net,
+    /// Mount namespace in which the data directory has this path. `None` in claims of earlier
+    /// versions.
+    #[serde(default)]
+    pub mounts: Option<u64>,
+}
+
+impl RangeClaim {
+    /// Claim of `range` by this process for `home`.
+    fn new(home: &Path, range: Ipv4Net) -> Self {
+        Self {
+            home: fs::canonicalize(home).unwrap_or_else(|_| home.to_owned()),
+            range,
+            mounts: mount_namespace("thread-self"),
+        }
+    }
+
+    /// Returns whether the data directory was removed. A path says nothing about another mount
+    /// namespace, where a daemon may run: such a claim is valid while a process is there.
+    pub fn is_gone(&self) -> bool {
+        if !matches!(self.home.try_exists(), Ok(false)) {
+            return false;
+        }
+        match self.mounts {
+            None => true,
+            Some(mounts) if mount_namespace("thread-self") == Some(mounts) => true,
+            Some(mounts) => !is_used(mounts),
+        }
+    }
+}
+
+/// Identity of the mount namespace of a thread, given by its path below `/proc`.
+fn mount_namespace(thread: &str) -> Option<u64> {
+    let data = fs::metadata(format!("/proc/{thread}/ns/mnt")).ok()?;
+    Some(data.ino())
+}
+
+/// Returns whether a thread is in the mount namespace `mounts`, or that cannot be told.
+fn is_used(mounts: u64) -> bool {
+    let numbers = |directory: &str| {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let mut processes = numbers("/proc").peekable();
+    processes.peek().is_none()
+        || processes.any(|process| {
+            let mut threads = numbers(&format!("/proc/{process}/task"));
+            threads
+                .any(|thread| mount_namespace(&format!("{process}/task/{thread}")) == Some(mounts))
+        })
 }
 
 /// Six hexadecimal digits that identify a data directory.
@@ -166,6 +216,11 @@ impl RangeClaims {
             if fits {
                 // The route may have vanished together with the file.
                 let _ = program::ip(&[blackhole("add", before.range)]);
+                // This process may be in another mount namespace than the former daemon.
+                let claim = RangeClaim::new(home, before.range);
+                if claim != before {
+                    self.write(tag, &claim)?;
+                }
                 return Ok(before.range);
             }
             self.release(tag);
@@ -188,14 +243,15 @@ impl RangeClaims {
                 .ok_or(NetError::NoRange)?,
         };
         program::ip(&[blackhole("add", range)])?;
-        let claim = RangeClaim {
-            home: home.to_owned(),
-            range,
-        };
-        let path = self.path(tag);
-        let text = serde_json::to_vec(&claim).map_err(|e| NetError::Unable(e.to_string()))?;
-        fs::write(&path, text).map_err(NetError::host(format!("writing {}", path.display())))?;
+        self.write(tag, &RangeClaim::new(home, range))?;
         Ok(range)
+    }
+
+    fn write(&self, tag: &str, claim: &RangeClaim) -> Result<(), NetError> {
+        let (path, draft) = (self.path(tag), self.file(&format!("{tag}.new")));
+        let text = serde_json::to_vec(claim).map_err(|e| NetError::Unable(e.to_string()))?;
+        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
+        written.map_err(NetError::host(format!("writing {}", path.display())))
     }
 
     /// Removes routes of claims whose file is gone: their ranges would be taken forever.

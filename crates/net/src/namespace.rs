@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::statfs::{FsType, statfs};
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -26,6 +27,8 @@ const FORMER_NAMES_DIR: &str = "/run/netns";
 const LOCK_FILE: &str = "netns.lock";
 /// Mounts on one name that are taken off before it counts as pinned.
 const MAX_STACKED_MOUNTS: usize = 16;
+/// File system of namespaces (`linux/magic.h`).
+const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
 /// The namespace of the thread that opens it.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
@@ -63,6 +66,12 @@ fn paths(name: &str) -> [PathBuf; 2] {
         directory().join(name),
         Path::new(FORMER_NAMES_DIR).join(name),
     ]
+}
+
+/// Returns whether `name` leads to a network namespace. The file may be missing, or no longer be a
+/// mount.
+pub(crate) fn is_there(name: &str) -> bool {
+    statfs(&path(name)).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC)
 }
 
 /// Names that begin with `prefix`.
@@ -193,7 +202,10 @@ fn prepare() -> Result<(), NetError> {
     })
 }
 
-/// Removes the directory if no name of any data directory is left in it.
+/// Unmounts the directory if no name of any data directory is left in it.
+///
+/// The directory itself stays. A daemon in another mount namespace may have a mount of its own on
+/// it, which this process does not see: the kernel would detach that mount, with all names in it.
 pub(crate) fn release() {
     let Ok(_lock) = lock() else {
         return;
@@ -203,7 +215,6 @@ pub(crate) fn release() {
     if empty && is_mounted() {
         // One that is in use stays until the next call.
         let _ = umount2(&directory, MntFlags::UMOUNT_NOFOLLOW);
-        let _ = fs::remove_dir(&directory);
     }
 }
 

@@ -111,7 +111,7 @@ fn check_requirements(nic: NicKind) -> Result<(), NetError> {
 /// it.
 fn remove_unowned(claims: &RangeClaims, except: &str) {
     for (tag, claim) in claims.all() {
-        if tag != except && !claim.home.exists() {
+        if tag != except && claim.is_gone() {
             host::tear_down(claims, &tag);
         }
     }
@@ -250,13 +250,7 @@ impl Network {
     /// was made in advance is handed out at once; without one, it is made now. Must be called
     /// inside a tokio runtime.
     pub async fn take(&self, nic: NicKind) -> Result<SlotLease, NetError> {
-        let (ready, left) = {
-            let mut ready = self.0.ready.lock();
-            let at = ready.iter().position(|slot| slot.nic() == nic);
-            let slot = at.and_then(|at| ready.remove(at));
-            let left = slot.is_some().then_some(ready.len());
-            (slot, left)
-        };
+        let (ready, left) = self.0.take_ready(nic);
         self.0.bursts.lock().note_use(Instant::now(), left);
         self.0.note_use();
         self.0.wake();

@@ -56,6 +56,34 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 impl NetworkState {
+    /// Takes a slot that was made in advance. Returns it with the number of those that are left.
+    /// Slots whose namespaces another program has removed are replaced.
+    pub fn take_ready(&self, nic: NicKind) -> (Option<Slot>, Option<usize>) {
+        loop {
+            let (slot, left) = {
+                let mut ready = self.ready.lock();
+                let at = ready.iter().position(|slot| slot.nic() == nic);
+                let slot = at.and_then(|at| ready.remove(at));
+                (slot, ready.len())
+            };
+            let Some(slot) = slot else {
+                return (None, None);
+            };
+            if slot.is_complete(&self.config) {
+                return (Some(slot), Some(left));
+            }
+            let name = self.config.name(slot.number);
+            tracing::warn!(
+                slot = name,
+                "replaced a network slot whose namespace is gone"
+            );
+            self.release(ReleasedSlot {
+                tap: slot.tap,
+                ..ReleasedSlot::new(slot.number)
+            });
+        }
+    }
+
     pub fn make(&self, nic: NicKind) -> Result<Slot, NetError> {
         let number = self.number()?;
         slot::make(&self.config, number, nic).inspect_err(|_| self.numbers.lock().give_back(number))

@@ -157,6 +157,12 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// Returns whether the names of its namespaces still lead there.
+    pub fn is_complete(&self, config: &SlotConfig) -> bool {
+        namespace::is_there(&config.name(self.number))
+            && (self.nic() == NicKind::Tap || namespace::is_there(&config.guest_name(self.number)))
+    }
+
     /// Kind of its guest's interface.
     pub fn nic(&self) -> NicKind {
         match self.tap {
