@@ -382,3 +382,36 @@ async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
         );
     }
 }
+
+#[tokio::test]
+async fn an_operation_that_loses_its_sandbox_to_a_delete_answers_that_it_does_not_exist() {
+    let api = Api::new();
+    for call in ["pause", "snapshots", "fork"] {
+        let id = api.sandbox().await;
+        let world = &api.bench.world;
+        world.hold("snapshot");
+        let path = format!("/sandboxes/{id}/{call}");
+        let losing = api.post(&path, Value::Null);
+        let deleting = async {
+            while !world.is_stuck("snapshot") {
+                tokio::task::yield_now().await;
+            }
+            let whole = format!("/sandboxes/{id}");
+            let deleted = api.delete(&whole);
+            let failing = async {
+                while world.running().contains(&id) {
+                    tokio::task::yield_now().await;
+                }
+                // What the engine says without a guest: "control socket was closed".
+                world.fail("snapshot");
+                world.release("snapshot");
+            };
+            tokio::join!(deleted, failing).0
+        };
+        let (lost, deleted) = tokio::join!(losing, deleting);
+        assert_eq!(lost.refused(404), "sandbox_not_found", "{call}");
+        deleted.expect(204);
+        world.mend();
+        world.forget_stuck();
+    }
+}

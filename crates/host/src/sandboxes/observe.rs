@@ -6,6 +6,7 @@ use super::{
     detached,
 };
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
+use crate::operation_error::ErrorKind;
 use crate::records::SandboxState;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
@@ -57,11 +58,12 @@ impl<E: Engine> Sandboxes<E> {
         if !id.is_empty() {
             span.record("sandbox", id);
         }
-        let this = self.clone();
+        let (this, id) = (self.clone(), id.to_owned());
         let observed = async move {
             let began = Instant::now();
             let _under_way = this.begin()?;
             let result = work.await;
+            let result = result.map_err(|e| this.killed_meanwhile(name, id, e));
             let took = began.elapsed();
             let ms = took.as_secs_f64() * 1000.0;
             let outcome = match &result {
@@ -76,6 +78,32 @@ impl<E: Engine> Sandboxes<E> {
             result
         };
         detached(observed.instrument(span)).await
+    }
+
+    /// Replaces `error`, which an operation on sandbox `id` met, by the state of the sandbox if the
+    /// sandbox was killed meanwhile. The operation lost its guest, which is no fault of the host.
+    fn killed_meanwhile(
+        &self,
+        operation: &'static str,
+        id: String,
+        error: OperationError,
+    ) -> OperationError {
+        if id.is_empty() || error.kind() != ErrorKind::Failed {
+            return error;
+        }
+        let entry = self.0.entries.lock().get(id.as_str()).cloned();
+        let is_alive = entry.is_some_and(|entry| {
+            !entry.is_ending() && entry.record().state != SandboxState::Killed
+        });
+        if is_alive {
+            return error;
+        }
+        tracing::debug!("failed because the sandbox was killed: {error}");
+        OperationError::State {
+            operation,
+            id,
+            state: SandboxState::Killed,
+        }
     }
 
     /// Counts something that a daemon about to end waits for.

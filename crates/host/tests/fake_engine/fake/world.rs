@@ -113,6 +113,11 @@ impl World {
         self.stuck.lock().unwrap().contains(step)
     }
 
+    /// Forgets which steps something waited for.
+    pub fn forget_stuck(&self) {
+        self.stuck.lock().unwrap().clear();
+    }
+
     pub fn mend(&self) {
         self.failing.lock().unwrap().clear();
         self.hanging.lock().unwrap().clear();
