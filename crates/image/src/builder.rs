@@ -1,7 +1,7 @@
 //! Builder of templates from recipes: atomic, and once per recipe.
 
 use crate::command::CommandError;
-use crate::erofs::{self, ImageRoot};
+use crate::erofs::{self, ImageRoot, WriteImageError};
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use crate::images::ImageStore;
@@ -39,6 +39,8 @@ pub enum BuildError {
     Stacked { name: String, images: usize },
     #[error(transparent)]
     Command(#[from] CommandError),
+    #[error(transparent)]
+    Image(#[from] WriteImageError),
     #[error(transparent)]
     Template(#[from] TemplateError),
     #[error(transparent)]

@@ -1,6 +1,7 @@
 //! EROFS images of root file systems.
 
 mod layer;
+mod long_name;
 mod read;
 
 use crate::command::{CommandError, Tool};
@@ -14,6 +15,7 @@ use std::{fs, io};
 
 pub use layer::LayerOfImageError;
 pub(crate) use layer::write_layer;
+pub use long_name::WriteImageError;
 pub use read::ImageError;
 
 /// Content of a new image.
@@ -37,6 +39,19 @@ pub(crate) enum ImageRoot {
 /// - files keep their times, since compiled Python modules are valid only for sources of the
 ///   recorded time.
 pub(crate) fn write(
+    root: &ImageRoot,
+    image: &Path,
+    uuid: &str,
+    epoch: u64,
+    lock: Option<&Lock>,
+) -> Result<(), WriteImageError> {
+    match long_name::find(root) {
+        Some(error) => Err(error),
+        None => Ok(make(root, image, uuid, epoch, lock)?),
+    }
+}
+
+fn make(
     root: &ImageRoot,
     image: &Path,
     uuid: &str,
@@ -124,6 +139,7 @@ fn link(layers: &[PathBuf], work: &Path, at: &Path) -> io::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use super::long_name::MAX_NAME_BYTES;
     use super::*;
 
     const UUID: &str = "00000000-0000-4000-8000-000000000001";
@@ -151,5 +167,26 @@ mod tests {
         assert_eq!(image[1024..1028], 0xe0f5_e1e2_u32.to_le_bytes());
         assert!(image.windows(5).any(|window| window == b"jiffy"));
         assert_eq!(make("two"), image);
+    }
+
+    #[test]
+    fn a_name_that_images_cannot_hold_is_reported_with_its_path_and_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        let below = root.join("usr/share");
+        fs::create_dir_all(&below).unwrap();
+        let longest = "n".repeat(MAX_NAME_BYTES);
+        fs::write(below.join(&longest), "").unwrap();
+        let write = || {
+            let tree = ImageRoot::Marked(root.clone());
+            write(&tree, &dir.path().join("image"), UUID, 0, None)
+        };
+        write().unwrap();
+        // Beside the other one, mkfs.erofs would store it under that one's name.
+        fs::write(below.join(format!("{longest}n")), "").unwrap();
+        let error = write().unwrap_err().to_string();
+        assert!(error.contains("`/usr/share/nnnn"), "{error}");
+        assert!(error.contains("255 bytes"), "{error}");
+        assert!(error.contains("254"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! Initial ramdisk with the guest agent.
 
-use crate::command::CommandError;
 use crate::cpio::Archive;
+use crate::erofs::WriteImageError;
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
 use crate::verified::{FileCheck, VerifiedFile, VerifyError, sum_of};
@@ -25,7 +25,7 @@ pub enum InitrdError {
     #[error("cannot make the initial ramdisk")]
     File(#[from] FileError),
     #[error("cannot make the image of the guest agent")]
-    Image(#[from] CommandError),
+    Image(#[from] WriteImageError),
 }
 
 /// Part of a cached ramdisk's name; changes with the layout of the archive.

@@ -40,7 +40,7 @@ pub use builder::BuildError;
 pub use command::CommandError;
 pub use derive::DerivedTemplate;
 pub use disk::{BlankDisk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
-pub use erofs::{ImageError, LayerOfImageError};
+pub use erofs::{ImageError, LayerOfImageError, WriteImageError};
 pub use file::FileError;
 pub use home::{Home, HomeError};
 pub use import::{

@@ -1,0 +1,82 @@
+//! File names that `mkfs.erofs` cannot store.
+//!
+//! EROFS stores names of 255 bytes, but `mkfs.erofs` 1.5 cuts off the last byte of such a name. It
+//! then fails without naming the file, or stores another file of the shorter name instead.
+
+use super::ImageRoot;
+use crate::command::CommandError;
+use crate::layer::shown;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Maximum length of a file name in images, in bytes.
+pub(super) const MAX_NAME_BYTES: usize = 254;
+/// Number of characters of a long name in the message.
+const SHOWN_CHARS: usize = 80;
+
+/// Error of writing an image.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteImageError {
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error(
+        "cannot write the image: the name of the file `{path}…` has {length} bytes, and names in \
+         images have at most {MAX_NAME_BYTES}; rename or remove the file"
+    )]
+    LongName {
+        /// Path in the image; of the last component only the beginning.
+        path: String,
+        /// Length of its last component in bytes.
+        length: usize,
+    },
+}
+
+/// Searches the files of `root` for a name that is too long. Files that cannot be read are skipped.
+pub(super) fn find(root: &ImageRoot) -> Option<WriteImageError> {
+    match root {
+        ImageRoot::Directory(path) | ImageRoot::Marked(path) => find_below(path, &[]),
+        ImageRoot::Layers { layers, .. } => (0..layers.len())
+            .rev()
+            .find_map(|n| find_below(&layers[n], &layers[n + 1..])),
+    }
+}
+
+/// Searches the files of `root` that none of the layers `above` removes.
+fn find_below(root: &Path, above: &[PathBuf]) -> Option<WriteImageError> {
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.len() > MAX_NAME_BYTES {
+                let inside = directory.strip_prefix(root).unwrap_or(&directory);
+                if is_removed(&inside.join(&name), above) {
+                    continue;
+                }
+                let place = shown(inside.as_os_str().as_bytes());
+                let start: String = shown(name.as_bytes()).chars().take(SHOWN_CHARS).collect();
+                return Some(WriteImageError::LongName {
+                    path: Path::new("/").join(place).join(start).display().to_string(),
+                    length: name.len(),
+                });
+            }
+            // Symbolic links are not followed.
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                directories.push(entry.path());
+            }
+        }
+    }
+    None
+}
+
+/// Returns whether one of the layers has overlayfs's mark for a deletion at `path` or above.
+fn is_removed(path: &Path, layers: &[PathBuf]) -> bool {
+    let is_mark = |layer: &PathBuf, path: &Path| {
+        let found = fs::symlink_metadata(layer.join(path));
+        found.is_ok_and(|found| found.file_type().is_char_device())
+    };
+    layers
+        .iter()
+        .any(|layer| path.ancestors().any(|path| is_mark(layer, path)))
+}
