@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod access;
+mod build_sandboxes;
 mod builds;
 mod callers;
 mod captures;
@@ -21,4 +22,5 @@ mod sandbox_names;
 mod snapshots;
 mod spelling;
 mod support;
+mod template_names;
 mod template_pages;

@@ -1,6 +1,8 @@
 //! One build, from its stages to the template.
 
+mod build_sandboxes;
 mod copy_step;
+mod patience;
 mod publish;
 mod stage;
 mod step;
@@ -9,6 +11,7 @@ use super::failure::BuildFailure;
 use super::log::BuildLog;
 use super::records::{BuildRecord, TemplateRecord};
 use super::{BUILD_METADATA_KEY, BuilderInner};
+use build_sandboxes::BuildSandboxes;
 use jiffy_agent_client::AgentClient;
 use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_engine::Engine;
@@ -16,7 +19,7 @@ use jiffy_host::{
     CreateSpec, OnTimeout, Prefetch, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
 };
 use jiffy_image::TemplateError;
-use parking_lot::Mutex;
+use patience::Patience;
 use stage::{StageState, StepCounter, needed_stages};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +38,7 @@ pub struct BuildJob<E: Engine> {
     spec: BuildSpec,
     log: Arc<BuildLog>,
     /// Sandboxes of the build.
-    sandboxes: Mutex<Vec<String>>,
+    sandboxes: BuildSandboxes<E>,
     /// Held while the image is written, which continues after a cancellation.
     writing: Arc<tokio::sync::Mutex<()>>,
 }
@@ -55,12 +58,12 @@ impl<E: Engine> BuildJob<E> {
         log: Arc<BuildLog>,
     ) -> Self {
         Self {
+            sandboxes: BuildSandboxes::new(&inner.sandboxes),
             inner,
             template,
             build,
             spec,
             log,
-            sandboxes: Mutex::default(),
             writing: Arc::default(),
         }
     }
@@ -86,13 +89,15 @@ impl<E: Engine> BuildJob<E> {
         self.publish(last).await.map_err(|e| e.at_step("finalize"))
     }
 
-    /// Removes the sandboxes of the build.
+    /// Retries while the host is short of resources, within the time limit of a step.
+    fn patience(&self) -> Patience<'_> {
+        Patience::new(&self.log, self.inner.settings.step_limit)
+    }
+
+    /// Removes the sandboxes of the build, also those that are being created.
     pub async fn remove_sandboxes(&self) {
-        let sandboxes = std::mem::take(&mut *self.sandboxes.lock());
-        for id in sandboxes {
-            if let Err(e) = self.inner.sandboxes.remove(&id).await {
-                tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
-            }
+        for (id, error) in self.sandboxes.remove_all().await {
+            tracing::warn!("sandbox {id} of build {} stays: {error}", self.build.id);
         }
     }
 
@@ -114,11 +119,10 @@ impl<E: Engine> BuildJob<E> {
 
     /// Removes the stage's sandbox, which no longer matches the stage's state.
     async fn release_sandbox(&self, at: &mut StageState) {
-        if let Some(id) = at.sandbox.take() {
-            self.sandboxes.lock().retain(|other| *other != id);
-            if let Err(e) = self.inner.sandboxes.remove(&id).await {
-                tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
-            }
+        if let Some(id) = at.sandbox.take()
+            && let Err(e) = self.sandboxes.remove(&id).await
+        {
+            tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
         }
     }
 
@@ -146,7 +150,7 @@ impl<E: Engine> BuildJob<E> {
                 },
             };
             let cannot = |e: &dyn std::fmt::Display| {
-                BuildFailure::new(format!("cannot make a sandbox to build in: {e}"))
+                BuildFailure::new(format!("cannot create a sandbox for the build: {e}"))
             };
             let request = QuotaRequest {
                 amount: QuotaAmount {
@@ -159,9 +163,14 @@ impl<E: Engine> BuildJob<E> {
             };
             // Held until the sandbox runs.
             let room = self.inner.reserve(self.build.caller.as_deref(), request);
-            let _room = room.await.map_err(|e| cannot(&e))?;
-            let made = sandboxes.create(spec).await.map_err(|e| cannot(&e))?;
-            self.sandboxes.lock().push(made.id.clone());
+            let room = Arc::new(room.await.map_err(|e| cannot(&e))?);
+            let mut patience = self.patience();
+            let made = loop {
+                match self.sandboxes.create(spec.clone(), room.clone()).await {
+                    Err(e) if patience.pause(&e).await => {}
+                    made => break made.map_err(|e| cannot(&e))?,
+                }
+            };
             at.sandbox = Some(made.id);
         }
         let id = at.sandbox.as_deref().unwrap_or_default();

@@ -224,12 +224,14 @@ impl<E: Engine> BuildJob<E> {
         if !manifest.startup.is_empty() {
             self.log.info(Some("finalize"), "starting what it starts");
         }
-        let ready = self
-            .inner
-            .sandboxes
-            .templates()
-            .make_ready(&reference, at.size)
-            .await;
+        let mut patience = self.patience();
+        let ready = loop {
+            let templates = self.inner.sandboxes.templates();
+            match templates.make_ready(&reference, at.size).await {
+                Err(e) if patience.pause(&e).await => {}
+                ready => break ready,
+            }
+        };
         let publish = || -> Result<(), String> {
             let record = self.inner.records.template(&self.template.id);
             let public = record.ok().flatten().is_some_and(|t| t.public);

@@ -88,13 +88,14 @@ impl<E: Engine> BuildJob<E> {
             }
         }
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
-        let snapshot = self
-            .inner
-            .sandboxes
-            .build_steps()
-            .snapshot(sandbox, &at.key)
-            .await;
-        let snapshot = snapshot.map_err(|e| BuildFailure::new(e.to_string()))?;
+        let mut patience = self.patience();
+        let snapshot = loop {
+            let steps = self.inner.sandboxes.build_steps();
+            match steps.snapshot(sandbox, &at.key).await {
+                Err(e) if patience.pause(&e).await => {}
+                taken => break taken.map_err(|e| BuildFailure::new(e.to_string()))?,
+            }
+        };
         self.inner.touch_step(&at.key);
         at.source = SandboxSource::Snapshot(snapshot.id);
         at.push_history(step, Some(began.elapsed()));

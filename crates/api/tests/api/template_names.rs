@@ -1,0 +1,91 @@
+//! Names of templates: their spelling, and how builds and templates without a default tag are
+//! found.
+
+use crate::builds::{built, id_of};
+use crate::names::{BUILD, create, get, request};
+use crate::support::Api;
+use jiffy_api::{Limits, Scope};
+use jiffy_image::Templates;
+use jiffy_template_builder::BuildRecords;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of_its_build() {
+    let api = Api::building().await;
+    let (hers, key) = api.key(Scope::Create, Limits::default());
+    let (his, _) = api.key(Scope::Create, Limits::default());
+    built(&api, "app", &key.key.id, &["v1"]);
+    let home = api.home();
+    let templates = Templates::new(&home);
+    let manifest = templates.manifest(&format!("{}/app:v1", key.key.id));
+    let records = BuildRecords::open(home.path()).unwrap();
+    let version = manifest.unwrap().version();
+    let mut build = records.build("build-of-app").unwrap().unwrap();
+    build.id = BUILD.strip_prefix("build-").unwrap().to_owned();
+    build.tags.clear();
+    records.insert_build(&build).unwrap();
+    let (template, build) = (build.template, build.id);
+    records
+        .retag(&template, Some(&build), &["v1".to_owned()])
+        .unwrap();
+    records.set_ready(&build, &[], &version).unwrap();
+    let id = id_of("app");
+    for word in ["app", "App", id.as_str()] {
+        let path = format!("/templates/{word}");
+        let one = get(&api, &hers, &path).await.expect(200);
+        assert_eq!(one.text("templateID"), id, "{word}");
+        assert_eq!(one.text("buildID"), build, "{word}");
+        let tags_path = format!("{path}/tags");
+        let tags = get(&api, &hers, &tags_path).await.expect(200);
+        let tags = tags.items();
+        assert_eq!(tags.len(), 1, "{word}");
+        assert_eq!(
+            (&tags[0]["tag"], &tags[0]["buildID"]),
+            (&json!("v1"), &json!(build))
+        );
+        let alias = format!("/templates/aliases/{word}");
+        get(&api, &hers, &alias).await.expect(200);
+        for path in [path, tags_path, alias] {
+            let refused = get(&api, &his, &path).await.refused(404);
+            assert_eq!(refused, "template_not_found", "{path}");
+        }
+    }
+    let listed = get(&api, &hers, "/templates").await.expect(200);
+    let listed = listed.items();
+    let app = listed.iter().find(|t| t["templateID"] == id.as_str());
+    assert_eq!(app.unwrap()["buildID"], build.as_str());
+    // A sandbox needs the tag: the name alone means the default one.
+    let refused = create(&api, &hers, "app").await.refused(404);
+    assert_eq!(refused, "template_not_found");
+    // The id of the build starts exactly that build, for those who may use the template.
+    for word in ["app", id.as_str()] {
+        let built = format!("{word}:{build}");
+        create(&api, &hers, &built).await.expect(201);
+        let refused = create(&api, &his, &built).await.refused(404);
+        assert_eq!(refused, "template_not_found");
+    }
+    records.set_ready(&build, &[], "another version").unwrap();
+    let refused = create(&api, &hers, &format!("app:{build}")).await;
+    assert_eq!(refused.refused(404), "template_not_found");
+}
+
+#[tokio::test]
+async fn names_of_templates_are_lower_cased_and_may_be_long() {
+    let api = Api::building().await;
+    let asked = request(&api, &api.admin, "Harbor__Task:V1")
+        .await
+        .expect(202);
+    assert_eq!(asked.body["names"], json!(["harbor__task"]));
+    assert_eq!(asked.body["tags"], json!(["V1"]));
+    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let path = format!("/templates/HARBOR__TASK/builds/{build}/status");
+    let status = get(&api, &api.admin, &path).await.expect(200);
+    assert_eq!(status.text("templateID"), template);
+    let longest = "N".repeat(128);
+    request(&api, &api.admin, &longest).await.expect(202);
+    let longer = format!("{longest}n");
+    request(&api, &api.admin, &longer).await.expect(400);
+    // Capitals do not hide the name of a stock template.
+    let taken = request(&api, &api.admin, "Base").await.refused(409);
+    assert_eq!(taken, "name_taken");
+}
