@@ -41,6 +41,9 @@ pub enum ClientError {
     /// The command exists and cannot be executed; a shell would exit with 126.
     #[error("{0}")]
     CommandNotExecutable(String),
+    /// A file system of the sandbox does not answer. Calls that do not need it continue to work.
+    #[error("{0}")]
+    FileSystemNotResponding(String),
     /// The agent refused a call.
     #[error("{message}")]
     Rpc {
@@ -101,6 +104,7 @@ impl From<WireError> for ClientError {
         match (wire.reason.as_deref(), wire.code) {
             (Some("command_not_found"), _) => Self::CommandNotFound(message),
             (Some("command_not_executable"), _) => Self::CommandNotExecutable(message),
+            (Some("file_system_not_responding"), _) => Self::FileSystemNotResponding(message),
             (_, serde_json::Value::Number(n)) => Self::Status {
                 status: n.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(500),
                 message,

@@ -39,8 +39,11 @@ pub struct EntryInfo {
     /// Type of the entry.
     #[serde(rename = "type")]
     pub kind: EntryKind,
-    /// Absolute path.
+    /// Absolute path, with U+FFFD for bytes that are not UTF-8.
     pub path: String,
+    /// Bytes of a path that is not UTF-8, in base64.
+    #[serde(default)]
+    pub path_bytes: Option<String>,
     /// Bytes, as decimal digits.
     pub size: String,
     /// Permission bits.

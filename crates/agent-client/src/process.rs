@@ -94,6 +94,8 @@ pub struct ExitStatus {
     pub error: Option<String>,
     /// The guest had no memory left and killed it.
     pub oom_killed: bool,
+    /// Background processes still had the output open. What they write later is not reported.
+    pub output_open: bool,
 }
 
 /// Event of a process.

@@ -75,36 +75,17 @@ impl Body for ReplyBody {
 
 /// Response with a JSON body and status 200.
 pub fn json(value: &impl serde::Serialize) -> Response<ReplyBody> {
-    let mut response = Response::new(ReplyBody::whole(
+    json_body(ReplyBody::whole(
         serde_json::to_vec(value).unwrap_or_default(),
-    ));
+    ))
+}
+
+/// [`json`] for a body that is JSON already.
+pub fn json_body(body: ReplyBody) -> Response<ReplyBody> {
+    let mut response = Response::new(body);
     response.headers_mut().insert(
         header::CONTENT_TYPE,
         header::HeaderValue::from_static("application/json"),
     );
     response
-}
-
-/// The content of a file for a reader that wants a stream.
-pub fn blocking_stream(
-    mut file: std::fs::File,
-) -> http_body_util::BodyDataStream<impl Body<Data = Bytes, Error = io::Error>> {
-    struct FileSource<F>(F);
-    impl<F: FnMut() -> io::Result<Option<Bytes>> + Unpin> Body for FileSource<F> {
-        type Data = Bytes;
-        type Error = io::Error;
-        fn poll_frame(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-        ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-            let next = (self.get_mut().0)();
-            Poll::Ready(next.map(|b| b.map(Frame::data)).transpose())
-        }
-    }
-    http_body_util::BodyDataStream::new(FileSource(move || {
-        let mut chunk = vec![0; 64 * 1024];
-        let n = io::Read::read(&mut file, &mut chunk)?;
-        chunk.truncate(n);
-        Ok((n > 0).then(|| chunk.into()))
-    }))
 }

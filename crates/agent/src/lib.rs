@@ -7,6 +7,7 @@
 //! * [`filesystem`]: the file system service and its watchers.
 //! * [`rest`]: plain HTTP calls, above all `/files`.
 //! * [`link_socket`]: the agent's ports if there is no vsock.
+//! * [`workers`]: threads for calls that may wait for a file system.
 //! * [`port_forward`]: joins a stream to a TCP port of the guest.
 
 pub mod body;
@@ -29,3 +30,4 @@ pub mod state;
 pub mod sys;
 pub mod users;
 pub mod vsock;
+pub mod workers;

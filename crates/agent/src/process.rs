@@ -9,6 +9,7 @@ pub mod message;
 pub mod oom;
 pub mod oom_log;
 pub mod output_pump;
+pub mod pipes;
 pub mod program_lookup;
 pub mod pty;
 pub mod reaper;

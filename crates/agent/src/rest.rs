@@ -25,7 +25,7 @@ use std::rc::Rc;
 pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<ReplyBody> {
     let result = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health") => Ok(no_content()),
-        (&Method::GET | &Method::HEAD, "/files") => download::answer(agent, &request),
+        (&Method::GET | &Method::HEAD, "/files") => download::answer(agent, &request).await,
         (&Method::POST, "/files") => upload::answer(agent, request).await,
         (&Method::POST, "/files/compose") => compose::answer(agent, request).await,
         (&Method::GET, "/archive") => archive::send::answer(agent, &request).await,
@@ -34,7 +34,7 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::GET, "/changes") => changes::answer(agent, &request).await,
         (&Method::POST, "/restart") => restart::answer(agent, &request).await,
         (&Method::POST, "/free-memory/report") => free_memory::answer(agent, &request).await,
-        (&Method::GET, "/metrics") => Ok(json(&metrics::now(agent))),
+        (&Method::GET, "/metrics") => metrics::answer(agent).await,
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => init::answer(agent, request).await,
         (
@@ -63,10 +63,10 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
 }
 
 /// Refuses callers without a token in force that do not say that they are root.
-fn only_root(agent: &Agent, username: Option<&str>, what: &str) -> Result<(), RestError> {
+async fn only_root(agent: &Agent, username: Option<&str>, what: &str) -> Result<(), RestError> {
     // A token in force was shown on the way here.
     let open = agent.settings.borrow().access_token.is_none();
-    if open && agent.user(username)?.uid != 0 {
+    if open && agent.find_user::<RestError>(username).await?.uid != 0 {
         return Err(RestError::new(
             StatusCode::FORBIDDEN,
             format!("{what} for root only: add username=root"),

@@ -211,8 +211,9 @@ async fn filesystem_call(
             Err(e) => Err(e),
         });
     }
-    unary(match call {
+    let answered = match call {
         Ok(call) => service::unary(agent, method, call, body).await,
         Err(e) => Err(e),
-    })
+    };
+    answered.unwrap_or_else(|e| e.response())
 }

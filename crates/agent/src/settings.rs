@@ -16,6 +16,33 @@ pub struct AgentSettings {
     pub default_user: Option<String>,
     /// Directory when a request names none.
     pub default_workdir: Option<String>,
+    /// Ids of the sandbox. None if the agent has no identity.
+    pub labels: Option<SandboxLabels>,
+}
+
+/// Ids of a sandbox, of its template and of its owner.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SandboxLabels {
+    /// Id of the sandbox.
+    pub sandbox: String,
+    /// Id of its template, if it is known.
+    pub template: Option<String>,
+    /// Id of the team that owns it, if it is known.
+    pub team: Option<String>,
+}
+
+impl SandboxLabels {
+    /// The labels as variables of the environment, with the names that E2B uses.
+    pub fn variables(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        [
+            ("E2B_SANDBOX", Some("true")),
+            ("E2B_SANDBOX_ID", Some(self.sandbox.as_str())),
+            ("E2B_TEMPLATE_ID", self.template.as_deref()),
+            ("E2B_TEAM_ID", self.team.as_deref()),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+    }
 }
 
 /// Compares without telling by its duration how much was right.

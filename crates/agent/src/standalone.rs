@@ -14,7 +14,9 @@ use tokio::time::sleep;
 /// Before trying again when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-const USAGE: &str = "usage: jiffy-agent --listen-unix PATH [--listen-tcp-unix PATH] [--token TOKEN]
+const USAGE: &str =
+    "usage: jiffy-agent --listen-unix PATH [--listen-tcp-unix PATH] [--token TOKEN] \
+                     [--patience-ms N]
 Serves the envd protocol on a Unix socket; started as pid 1 without arguments it boots a guest.";
 
 #[derive(Default)]
@@ -22,19 +24,27 @@ struct StandaloneOptions {
     listen: Option<String>,
     listen_tcp: Option<String>,
     token: Option<String>,
+    /// Time after which a file system counts as not responding.
+    patience: Option<Duration>,
 }
 
 fn parse(arguments: &[String]) -> Result<StandaloneOptions, String> {
     let mut options = StandaloneOptions::default();
+    let mut patience_ms = None;
     let mut rest = arguments.iter();
     while let Some(flag) = rest.next() {
         let slot = match flag.as_str() {
             "--listen-unix" => &mut options.listen,
             "--listen-tcp-unix" => &mut options.listen_tcp,
             "--token" => &mut options.token,
+            "--patience-ms" => &mut patience_ms,
             other => return Err(format!("unknown argument '{other}'")),
         };
         *slot = Some(rest.next().ok_or(format!("{flag} needs a value"))?.clone());
+    }
+    if let Some(text) = patience_ms {
+        let ms = text.parse().map_err(|_| "--patience-ms needs a number")?;
+        options.patience = Some(Duration::from_millis(ms));
     }
     if options.listen.is_none() {
         return Err("--listen-unix is required".to_owned());
@@ -81,10 +91,11 @@ async fn serve(options: StandaloneOptions) -> io::Result<()> {
         };
     }
     let signals = reaper::signals()?;
-    let agent = Agent::new(AgentSettings {
+    let settings = AgentSettings {
         access_token: options.token,
         ..AgentSettings::default()
-    })?;
+    };
+    let agent = Agent::new(settings, options.patience)?;
     if let Some(path) = options.listen_tcp {
         let listener = bind(&path)?;
         tokio::task::spawn_local(async move {

@@ -6,63 +6,91 @@ use crate::cpu_sample::CpuSample;
 use crate::filesystem::watcher::Watchers;
 use crate::process::table::ProcessTable;
 use crate::settings::AgentSettings;
-use crate::users::{UnknownUser, User, Users};
-use std::cell::RefCell;
+use crate::users::{User, UserLookup};
+use crate::workers::{CallClass, CallError, Workers, lock};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
-use tokio::sync::Semaphore;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The agent's state.
 pub struct Agent {
     /// Told by the host.
     pub settings: RefCell<AgentSettings>,
-    /// Authorities and proxy, as they were put into the sandbox.
-    pub site: RefCell<InstalledSite>,
+    /// Authorities and proxy, as they were installed in the sandbox. Only worker threads lock it.
+    pub site: Arc<Mutex<InstalledSite>>,
+    /// Variables of [`Self::site`] for processes that have none of their own by these names.
+    pub site_variables: RefCell<BTreeMap<String, String>>,
     /// Processes that were started through us.
     pub processes: ProcessTable,
     /// Watchers that clients poll.
     pub watchers: Watchers,
     /// Processor time at the last `/metrics`.
-    pub cpu: RefCell<Option<CpuSample>>,
-    /// Room for archives under way: each takes a thread, and threads are for other work, too.
-    pub archives: Arc<Semaphore>,
+    pub cpu: Cell<Option<CpuSample>>,
+    /// Threads for calls that may wait for a file system.
+    pub workers: Workers,
 }
 
-/// Archives that are sent or received at the same time; further ones wait.
-pub const MAX_ARCHIVES: usize = 4;
-
 impl Agent {
-    /// An agent with nothing running.
-    pub fn new(settings: AgentSettings) -> io::Result<Rc<Self>> {
+    /// An agent with nothing running. `patience` is that of [`Workers::new`].
+    pub fn new(settings: AgentSettings, patience: Option<Duration>) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             settings: RefCell::new(settings),
-            site: RefCell::default(),
+            site: Arc::default(),
+            site_variables: RefCell::default(),
             processes: ProcessTable::new()?,
             watchers: Watchers::default(),
-            cpu: RefCell::new(None),
-            archives: Arc::new(Semaphore::new(MAX_ARCHIVES)),
+            cpu: Cell::new(None),
+            workers: Workers::new(patience)?,
         }))
     }
 
-    /// Takes certificate authorities and proxy out of the sandbox. They come back with the next
-    /// identity.
-    pub fn withdraw_site(&self) {
-        // Nothing is there unless we are process 1.
-        self.site.borrow_mut().withdraw(Path::new("/"));
+    /// Removes certificate authorities and proxy from the sandbox. The next identity installs them
+    /// again.
+    ///
+    /// # Errors
+    /// The file system does not answer.
+    pub async fn withdraw_site(&self) -> Result<(), CallError> {
+        let site = Arc::clone(&self.site);
+        // Nothing is installed unless the agent is process 1.
+        let withdraw = move |_: &_| lock(&site).withdraw(Path::new("/"));
+        let what = "cannot remove certificate authorities";
+        self.workers.run(CallClass::Files, what, withdraw).await?;
+        self.site_variables.borrow_mut().clear();
+        Ok(())
     }
 
-    /// The named user, or the default one: as configured, else `user` when it exists, else root.
-    pub fn user(&self, name: Option<&str>) -> Result<User, UnknownUser> {
-        let users = Users::load();
+    /// Environment of every process: the sandbox's ids, and what its creator set, which takes
+    /// precedence.
+    pub fn sandbox_variables(&self) -> BTreeMap<String, String> {
+        let settings = self.settings.borrow();
+        let labels = settings.labels.iter().flat_map(|l| l.variables());
+        let mut variables: BTreeMap<_, _> = labels
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        variables.extend(settings.env.clone());
+        variables
+    }
+
+    /// The user that a request names, or the configured default, to be looked up by a worker.
+    pub fn lookup(&self, name: Option<&str>) -> UserLookup {
         let configured = self.settings.borrow().default_user.clone();
-        match name.or(configured.as_deref()) {
-            Some(name) => users.find(name).ok_or_else(|| UnknownUser(name.to_owned())),
-            None => Ok(users
-                .find("user")
-                .or_else(|| users.find("root"))
-                .unwrap_or_else(User::root)),
+        UserLookup {
+            name: name.map(str::to_owned).or(configured),
         }
+    }
+
+    /// Looks up the user that a request names, or the default one.
+    pub async fn find_user<E>(&self, name: Option<&str>) -> Result<User, E>
+    where
+        E: From<CallError> + From<crate::users::UnknownUser> + Send + 'static,
+    {
+        let lookup = self.lookup(name);
+        let find = move |_: &_| lookup.find().map_err(E::from);
+        let what = "cannot look up a user";
+        self.workers.attempt(CallClass::Files, what, find).await
     }
 }

@@ -2,9 +2,11 @@
 
 use data_encoding::HEXLOWER;
 use std::ffi::CString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -69,9 +71,36 @@ pub fn write(fd: RawFd, buffer: &[u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// Opens a regular file. Anything else, for example a named pipe, whose other end could keep the
+/// caller waiting, is `EINVAL`.
+pub fn open_regular(path: &Path, options: &mut std::fs::OpenOptions) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+/// Reads a regular file of at most `limit` bytes; of a longer one the first `limit` bytes.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = open_regular(path, File::options().read(true))?;
+    let mut content = Vec::new();
+    file.take(limit).read_to_end(&mut content)?;
+    Ok(content)
+}
+
 /// Changes the owner of a path, following symbolic links.
 pub fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     std::os::unix::fs::chown(path, Some(uid), Some(gid))
+}
+
+/// Memory of the guest in KiB.
+pub fn memory_kib() -> io::Result<u64> {
+    // SAFETY: all zeroes are a valid sysinfo, which is plain integers.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: it is ours, and outlives the call.
+    check(unsafe { libc::sysinfo(&raw mut info) })?;
+    Ok(info.totalram * u64::from(info.mem_unit) / 1024)
 }
 
 /// Microseconds on `CLOCK_BOOTTIME`.

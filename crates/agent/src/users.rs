@@ -1,6 +1,9 @@
 //! `/etc/passwd` and `/etc/group`, read directly: a static binary cannot use the name service
-//! switch.
+//! switch. Reading them may wait for a file system, so that it is work for a worker thread.
 
+use crate::sys;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -60,20 +63,51 @@ impl fmt::Display for UnknownUser {
 
 impl std::error::Error for UnknownUser {}
 
+/// The user that a request names, not looked up yet.
+#[derive(Debug, Clone)]
+pub struct UserLookup {
+    /// Name in the request, or else the configured default.
+    pub name: Option<String>,
+}
+
+impl UserLookup {
+    /// Looks up the named user. Without a name that is `user` if it exists, and root otherwise.
+    pub fn find(&self) -> Result<User, UnknownUser> {
+        let users = Users::load();
+        match &self.name {
+            Some(name) => users.find(name).ok_or_else(|| UnknownUser(name.clone())),
+            None => Ok(users
+                .find("user")
+                .or_else(|| users.find("root"))
+                .unwrap_or_else(User::root)),
+        }
+    }
+}
+
+/// Maximum number of bytes that are read of each file.
+const MAX_DATABASE_BYTES: u64 = 4 << 20;
+
 /// A reading of the user database.
+#[derive(Default)]
 pub struct Users {
     passwd: String,
     group: String,
+    /// Names that were looked up, by id.
+    user_names: RefCell<HashMap<u32, String>>,
+    group_names: RefCell<HashMap<u32, String>>,
 }
 
 impl Users {
-    /// Reads the files; missing ones count as empty.
+    /// Reads the files. A file that is missing, or is not a regular file, counts as empty.
     pub fn load() -> Self {
-        let read =
-            |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        let read = |path: &str| {
+            let content = sys::read_regular(Path::new(path), MAX_DATABASE_BYTES);
+            String::from_utf8_lossy(&content.unwrap_or_default()).into_owned()
+        };
         Self {
             passwd: read("/etc/passwd"),
             group: read("/etc/group"),
+            ..Self::default()
         }
     }
 
@@ -121,12 +155,16 @@ impl Users {
 
     /// Name of a user id, or the number.
     pub fn user_name(&self, uid: u32) -> String {
-        name_of(&self.passwd, uid)
+        let mut names = self.user_names.borrow_mut();
+        let name = names.entry(uid);
+        name.or_insert_with(|| name_of(&self.passwd, uid)).clone()
     }
 
     /// Name of a group id, or the number.
     pub fn group_name(&self, gid: u32) -> String {
-        name_of(&self.group, gid)
+        let mut names = self.group_names.borrow_mut();
+        let name = names.entry(gid);
+        name.or_insert_with(|| name_of(&self.group, gid)).clone()
     }
 
     fn groups_of(&self, login: &str, primary: u32) -> Vec<u32> {
@@ -190,6 +228,7 @@ mod tests {
                 "root:x:0:0:root:/root:/bin/sh\nbroken\nuser:x:1000:1000::/home/user:/bin/bash\n"
                     .into(),
             group: "root:x:0:\nsudo:x:27:user,other\nuser:x:1000:\n".into(),
+            ..Users::default()
         }
     }
 

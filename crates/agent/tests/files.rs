@@ -1,12 +1,14 @@
-//! Promises about files, directories and watchers.
+//! Promises about files and directories.
 #![allow(clippy::unwrap_used, reason = "a panic is a test's answer")]
 
 mod common;
 
-use common::{TestAgent, gzip, wait_for};
+use common::{TestAgent, gzip};
 use flate2::read::GzDecoder;
-use jiffy_agent_client::{ClientError, EntryKind, RpcCode};
+use jiffy_agent_client::{ClientError, EntryKind, ProcessSpec, RpcCode};
+use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 #[tokio::test]
@@ -160,6 +162,12 @@ fn multipart_file_names_are_whole_paths() {
     );
     assert_eq!(std::fs::read(&one).unwrap(), b"first");
     assert_eq!(std::fs::read(&two).unwrap(), b"second");
+    // A backslash is part of a name, escaped (as httpx sends it) or not (as browsers do).
+    let body = part(&agent.path("x\\\\y"), "1") + &part(&agent.path("x\\z"), "2") + "--B--\r\n";
+    let (head, _) = agent.raw("POST /files", &[kind], body.as_bytes());
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert_eq!(std::fs::read(agent.path("x\\y")).unwrap(), b"1");
+    assert_eq!(std::fs::read(agent.path("x\\z")).unwrap(), b"2");
     // With a single file the query takes precedence.
     let body = part("ignored", "third") + "--B--\r\n";
     let (head, _) = agent.raw(&format!("POST /files?path={one}"), &[kind], body.as_bytes());
@@ -266,205 +274,92 @@ async fn directories_are_made_listed_moved_and_removed() {
     );
 }
 
-#[test]
-fn a_polled_watcher_reports_events() {
+#[tokio::test]
+async fn files_whose_names_are_not_text_can_be_listed_read_moved_and_removed() {
     let agent = TestAgent::new();
-    std::fs::create_dir(agent.path("w")).unwrap();
-    let request = format!(
-        r#"{{"path":"{}","recursive":true,"includeEntry":true}}"#,
-        agent.path("w")
-    );
-    let (_, created) = agent.rpc("/filesystem.Filesystem/CreateWatcher", &request);
-    let created: serde_json::Value = serde_json::from_str(&created).unwrap();
-    let id = serde_json::json!({"watcherId": created["watcherId"]}).to_string();
-    std::fs::create_dir_all(agent.path("w/sub")).unwrap();
-    std::fs::write(agent.path("w/f"), "x").unwrap();
-    std::fs::set_permissions(
-        agent.path("w/f"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o600),
-    )
-    .unwrap();
-    std::fs::rename(agent.path("w/f"), agent.path("w/g")).unwrap();
-    std::fs::remove_file(agent.path("w/g")).unwrap();
-    let take = || {
-        let (_, events) = agent.rpc("/filesystem.Filesystem/GetWatcherEvents", &id);
-        let events: serde_json::Value = serde_json::from_str(&events).unwrap();
-        events["events"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|e| {
-                format!(
-                    "{} {}",
-                    e["name"].as_str().unwrap(),
-                    e["type"]
-                        .as_str()
-                        .unwrap()
-                        .trim_start_matches("EVENT_TYPE_")
-                )
-            })
-            .collect::<Vec<_>>()
+    let client = &agent.client;
+    let directory = agent.directory.path().join("d");
+    std::fs::create_dir(&directory).unwrap();
+    let file = |name: &[u8]| directory.join(OsStr::from_bytes(name));
+    std::fs::write(file(b"a\xff"), "first").unwrap();
+    std::fs::write(file(b"b\xff"), "second").unwrap();
+    let listed = client.list_dir(&agent.path("d"), None, 1).await.unwrap();
+    assert_eq!(listed[0].name, "a\u{fffd}");
+    // Clients that know text only use the path as it is shown.
+    let shown = &listed[0].path;
+    let content = client.read(shown, None, 100).await.unwrap();
+    assert_eq!(content, "first");
+    client
+        .rename(shown, &agent.path("d/c"), None)
+        .await
+        .unwrap();
+    assert_eq!(std::fs::read(file(b"c")).unwrap(), b"first");
+    client.remove(&listed[1].path, None).await.unwrap();
+    assert!(!file(b"b\xff").exists());
+    // If it stands for several files, they have to be selected by their bytes.
+    std::fs::write(file(b"x\xfe"), "one").unwrap();
+    std::fs::write(file(b"x\xff"), "two").unwrap();
+    let listed = client.list_dir(&agent.path("d"), None, 1).await.unwrap();
+    let ambiguous = client.remove(&listed[1].path, None).await;
+    let Err(ClientError::Rpc { code, message }) = ambiguous else {
+        panic!("{ambiguous:?}");
     };
-    assert_eq!(
-        take(),
-        [
-            "sub CREATE",
-            "f CREATE",
-            "f WRITE",
-            "f CHMOD",
-            "f RENAME",
-            "g CREATE",
-            "g REMOVE"
-        ]
-    );
-    std::fs::write(agent.path("w/sub/below"), "").unwrap();
-    assert_eq!(take(), ["sub/below CREATE"]);
-    assert!(
-        agent
-            .rpc("/filesystem.Filesystem/RemoveWatcher", &id)
-            .0
-            .starts_with("HTTP/1.1 200")
-    );
-    assert!(
-        agent
-            .rpc("/filesystem.Filesystem/GetWatcherEvents", &id)
-            .0
-            .starts_with("HTTP/1.1 404")
-    );
-}
-
-/// Lets a watcher's reader catch up: waits for an event that follows all earlier ones.
-fn seen(agent: &TestAgent, id: &str, mark: &str, events: &mut Vec<String>) {
-    std::fs::write(agent.path(mark), "").unwrap();
-    let name = mark.rsplit('/').next().unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !events.iter().any(|e| e == &format!("{name} CREATE")) {
-        assert!(std::time::Instant::now() < deadline, "{events:?}");
-        let (_, answer) = agent.rpc("/filesystem.Filesystem/GetWatcherEvents", id);
-        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-        events.extend(answer["events"].as_array().unwrap().iter().map(|e| {
-            let kind = e["type"].as_str().unwrap();
-            let kind = kind.trim_start_matches("EVENT_TYPE_");
-            format!("{} {kind}", e["name"].as_str().unwrap())
-        }));
-    }
-}
-
-fn watcher(agent: &TestAgent, dir: &str) -> String {
-    std::fs::create_dir(agent.path(dir)).unwrap();
-    let request = format!(r#"{{"path":"{}","recursive":true}}"#, agent.path(dir));
-    let (_, created) = agent.rpc("/filesystem.Filesystem/CreateWatcher", &request);
-    let created: serde_json::Value = serde_json::from_str(&created).unwrap();
-    serde_json::json!({"watcherId": created["watcherId"]}).to_string()
-}
-
-#[test]
-fn a_polled_watcher_follows_directories_made_between_polls() {
-    let agent = TestAgent::new();
-    let id = watcher(&agent, "w");
-    // Directories that the agent watches, from the kernel's list.
-    let watched = || {
-        let files = std::fs::read_dir(format!("/proc/{}/fdinfo", agent.pid())).unwrap();
-        let texts = files.flatten().map(|f| std::fs::read_to_string(f.path()));
-        let lines = |text: String| text.lines().filter(|l| l.starts_with("inotify ")).count();
-        texts.flatten().map(lines).sum::<usize>()
-    };
-    for (at, dir) in ["w/sub", "w/sub/deep"].iter().enumerate() {
-        std::fs::create_dir(agent.path(dir)).unwrap();
-        wait_for("a watch of the new directory", || watched() == at + 2);
-    }
-    std::fs::write(agent.path("w/sub/deep/f"), "x").unwrap();
-    std::fs::remove_file(agent.path("w/sub/deep/f")).unwrap();
-    std::fs::remove_dir(agent.path("w/sub/deep")).unwrap();
-    let mut events = Vec::new();
-    seen(&agent, &id, "w/mark", &mut events);
-    assert_eq!(
-        events[..6],
-        [
-            "sub CREATE",
-            "sub/deep CREATE",
-            "sub/deep/f CREATE",
-            "sub/deep/f WRITE",
-            "sub/deep/f REMOVE",
-            "sub/deep REMOVE"
-        ],
-        "{events:?}"
-    );
-}
-
-#[test]
-fn unpolled_events_are_bounded_and_their_loss_is_reported() {
-    let agent = TestAgent::new();
-    let id = watcher(&agent, "w");
-    let (here, there) = (agent.path("w/a"), agent.path("w/b"));
-    std::fs::write(&here, "").unwrap();
-    // Two events each.
-    for _ in 0..2_600 {
-        std::fs::rename(&here, &there).unwrap();
-        std::fs::rename(&there, &here).unwrap();
-    }
-    let take = || agent.rpc("/filesystem.Filesystem/GetWatcherEvents", &id);
-    let (head, answer) = take();
+    assert_eq!(code, RpcCode::InvalidArgument);
+    assert!(message.contains("several files"), "{message}");
+    assert!(file(b"x\xfe").exists() && file(b"x\xff").exists());
+    let bytes = serde_json::json!({ "pathBytes": listed[2].path_bytes.clone().unwrap() });
+    let (_, stat) = agent.rpc("/filesystem.Filesystem/Stat", &bytes.to_string());
+    assert!(stat.contains(r#""size":"3""#), "{stat}");
+    let (head, _) = agent.rpc("/filesystem.Filesystem/Remove", &bytes.to_string());
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-    let events = answer["events"].as_array().unwrap();
-    assert_eq!(events.len(), 10_000);
-    assert_eq!(events[0]["name"], "a");
-    let (head, answer) = take();
-    assert!(head.starts_with("HTTP/1.1 429"), "{head}");
-    assert!(answer.contains("were lost"), "{answer}");
-    // And it goes on.
-    let mut events = Vec::new();
-    seen(&agent, &id, "w/mark", &mut events);
+    assert!(file(b"x\xfe").exists() && !file(b"x\xff").exists());
+    // A query has bytes.
+    let query = format!("{}/x%FE", agent.path("d"));
+    let (head, body) = agent.raw(&format!("GET /files?path={query}"), &[], b"");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert_eq!(body, b"one");
+    let (head, _) = agent.raw(&format!("POST /files?path={query}"), &[], b"new");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert_eq!(std::fs::read(file(b"x\xfe")).unwrap(), b"new");
 }
 
-#[test]
-fn a_watch_stream_starts_sends_keepalives_and_ends_in_time() {
+#[tokio::test]
+async fn a_directory_of_any_depth_is_removed() {
     let agent = TestAgent::new();
-    std::fs::create_dir(agent.path("w")).unwrap();
-    let file = agent.path("w/f");
-    let writer = std::thread::spawn(move || {
-        // The watch exists once the agent holds an inotify instance; a write before that is not
-        // seen.
-        std::thread::sleep(std::time::Duration::from_millis(500));
-        std::fs::write(file, "").unwrap();
-    });
-    let request = format!(r#"{{"path":"{}"}}"#, agent.path("w"));
-    let headers = ["Keepalive-Ping-Interval: 1", "connect-timeout-ms: 2000"];
-    let frames = agent.stream(
-        "/filesystem.Filesystem/WatchDir",
-        &headers,
-        request.as_bytes(),
+    // Deeper than a path may be long.
+    let line = format!(
+        "cd {}; for n in $(seq 1500); do mkdir deep; cd deep; done; touch f",
+        agent.directory.path().display()
     );
-    writer.join().unwrap();
-    assert_eq!(frames[0], r#"0{"start":{}}"#);
-    assert!(
-        frames.contains(&r#"0{"filesystem":{"name":"f","type":"EVENT_TYPE_CREATE"}}"#.to_owned()),
-        "{frames:?}"
-    );
-    assert!(
-        frames.contains(&r#"0{"keepalive":{}}"#.to_owned()),
-        "{frames:?}"
-    );
-    assert!(
-        frames
-            .last()
-            .unwrap()
-            .starts_with(r#"2{"error":{"code":"deadline_exceeded""#)
-    );
-    let missing = agent.stream(
-        "/filesystem.Filesystem/WatchDir",
-        &[],
-        br#"{"path":"/no/such"}"#,
-    );
-    assert!(missing[0].starts_with(r#"2{"error":{"code":"not_found""#));
-    wait_for("the watch's end", || {
-        std::fs::read_dir(format!("/proc/{}/fd", agent.pid()))
-            .unwrap()
-            .flatten()
-            .all(|fd| {
-                std::fs::read_link(fd.path())
-                    .map_or(true, |t| !t.to_string_lossy().contains("inotify"))
-            })
-    });
+    agent.shell(&line).await;
+    agent
+        .client
+        .remove(&agent.path("deep"), None)
+        .await
+        .unwrap();
+    assert!(!std::fs::exists(agent.path("deep")).unwrap());
+}
+
+#[tokio::test]
+async fn a_user_may_name_a_group_for_commands_and_files() {
+    let agent = TestAgent::new();
+    let mut spec = ProcessSpec::new("/bin/sh", ["-c", "id -u; id -g; id -G"]);
+    spec.user = Some("1500:27".into());
+    spec.cwd = Some("/".into());
+    let process = agent.client.start(&spec).await.unwrap();
+    let (_, stdout, _) = process.output(1000).await.unwrap();
+    assert_eq!(String::from_utf8(stdout).unwrap(), "1500\n27\n27\n");
+    let path = agent.path("d");
+    agent.client.make_dir(&path, Some("1500:27")).await.unwrap();
+    let found = std::fs::metadata(path).unwrap();
+    assert_eq!((found.uid(), found.gid()), (1500, 27));
+    spec.user = Some("1500:no-such-group".into());
+    let refused = agent.client.start(&spec).await;
+    assert!(matches!(
+        refused,
+        Err(ClientError::Rpc {
+            code: RpcCode::Unauthenticated,
+            ..
+        })
+    ));
 }

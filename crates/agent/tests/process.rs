@@ -71,6 +71,26 @@ async fn a_process_has_only_its_users_rights() {
 }
 
 #[tokio::test]
+async fn standard_streams_can_be_opened_by_their_path() {
+    let agent = TestAgent::new();
+    let line = "cat /dev/stdin; echo out > /dev/stdout; echo err > /dev/stderr; \
+        echo both | tee /dev/stderr";
+    let mut spec = sh(line);
+    spec.user = Some("nobody".into());
+    spec.cwd = Some("/".into());
+    spec.stdin = true;
+    let process = agent.client.start(&spec).await.unwrap();
+    let pid = process.pid();
+    agent.client.send_stdin(pid, b"in\n").await.unwrap();
+    agent.client.close_stdin(pid).await.unwrap();
+    let (status, stdout, stderr) = process.output(LIMIT).await.unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (stdout, stderr) = (text(stdout), text(stderr));
+    assert_eq!(stdout, "in\nout\nboth\n", "{stderr}");
+    assert_eq!((stderr.as_str(), status.exit_code), ("err\nboth\n", 0));
+}
+
+#[tokio::test]
 async fn missing_and_unexecutable_commands_are_distinguished() {
     let agent = TestAgent::new();
     let start = async |spec: ProcessSpec| agent.client.start(&spec).await.err().unwrap();
@@ -333,6 +353,10 @@ async fn a_background_child_neither_delays_the_end_nor_dies_of_it() {
         .await;
     assert_eq!((status.exit_code, &stdout[..]), (0, &b"now\n"[..]));
     assert!(began.elapsed() < Duration::from_millis(900));
+    // The client learns that more may have been written.
+    assert!(status.output_open);
+    let (status, ..) = agent.shell("sleep 1 > /dev/null 2>&1 & echo now").await;
+    assert!(!status.output_open);
     wait_for("the background child", || std::fs::exists(&marker).unwrap());
 }
 

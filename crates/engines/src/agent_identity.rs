@@ -27,6 +27,8 @@ pub fn identity(
         access_token: sandbox_identity.access_token.clone(),
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
+        template_id: None,
+        team_id: None,
         site: sandbox_identity.site.clone(),
     })
 }

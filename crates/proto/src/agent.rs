@@ -90,6 +90,12 @@ pub struct Identity {
     /// Directory for processes that name none.
     #[serde(default)]
     pub default_workdir: Option<String>,
+    /// Id of the sandbox's template, for programs in the sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_id: Option<String>,
+    /// Id of the team that owns the sandbox, for programs in the sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub team_id: Option<String>,
     /// Authorities and proxy of the network that the sandbox is in.
     #[serde(default, skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,

@@ -3,7 +3,7 @@
 
 use super::mount::raw;
 use crate::sys;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 const BOOT_ID: &str = "/run/jiffy/boot-id";
@@ -57,12 +57,14 @@ pub fn new_boot_id() -> io::Result<()> {
 /// space for new ones they are removed: none is better than the parent's.
 pub fn new_random_seeds() -> io::Result<()> {
     for seed in SEEDS.map(Path::new) {
-        if !seed.exists() {
+        if !std::fs::metadata(seed).is_ok_and(|found| found.is_file()) {
             continue;
         }
         let mut bytes = [0; 512];
         sys::random(&mut bytes)?;
-        if std::fs::write(seed, bytes).is_err() {
+        let mut options = std::fs::File::options();
+        let file = sys::open_regular(seed, options.write(true).truncate(true));
+        if file.and_then(|mut file| file.write_all(&bytes)).is_err() {
             std::fs::remove_file(seed)?;
         }
     }

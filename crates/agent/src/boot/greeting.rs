@@ -98,7 +98,7 @@ async fn greet(
     .await?;
     let line = read_line(&mut stream).await?;
     let error = match serde_json::from_slice::<Identity>(&line) {
-        Ok(identity) => applier.apply(agent, identity).err(),
+        Ok(identity) => applier.apply(agent, identity).await.err(),
         Err(e) => Some(format!("identity not understood: {e}")),
     };
     if let Some(error) = &error {

@@ -29,7 +29,7 @@ pub fn run(began_us: u64) -> i32 {
 async fn serve(began_us: u64) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
-    let agent = Agent::new(AgentSettings::default())?;
+    let agent = Agent::new(AgentSettings::default(), None)?;
     let kills = oom_log::CountedKills::default();
     agent.processes.counted_kills.replace(Some(kills));
     let [hello, envd, tcp] = [HELLO_PORT, ENVD_PORT, TCP_PORT].map(LinkListener::bind);

@@ -1,26 +1,32 @@
 //! Application of the identity that the host assigns.
 //!
 //! Every step must succeed before the host learns that the guest is ready: a clone that kept its
-//! parent's random numbers or token is worse than none.
+//! parent's random numbers or token is worse than none. Workers do the steps. A file system of the
+//! sandbox that does not answer must not keep the sandbox from being resumed: steps on it are
+//! skipped, and the console names them.
 
-use super::{GuestEngine, clone_renewal, connection_reset, environment, generation};
-use crate::settings::AgentSettings;
+mod files;
+
+use super::environment::EnvironmentFile;
+use super::site::InstalledSite;
+use super::{GuestEngine, clone_renewal, connection_reset, generation};
+use crate::settings::{AgentSettings, SandboxLabels};
 use crate::state::Agent;
 use crate::sys;
+use crate::users::UserLookup;
+use crate::workers::{CallClass, CallError, Progress, lock};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_proto::agent::Identity;
-use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-/// Least bytes of entropy that make the clones of one snapshot differ.
+/// Minimum number of bytes of entropy that make the clones of one snapshot differ.
 const MIN_ENTROPY: usize = 32;
-/// Ends the one line of `/etc/hosts` that is ours to rewrite.
-const HOSTS_MARK: &str = "# jiffy: this sandbox";
-/// Contents of `/etc/hosts` if the image has none.
-const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Applies identities, and knows whether one was applied before.
 #[derive(Debug)]
@@ -28,7 +34,7 @@ pub struct IdentityApplier {
     engine: GuestEngine,
     last_id: Option<String>,
     /// The host's clock and the guest's time since boot when the last identity came, nanoseconds.
-    last_seen: Option<(u64, u64)>,
+    last_seen: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
 impl IdentityApplier {
@@ -37,72 +43,280 @@ impl IdentityApplier {
         Self {
             engine,
             last_id: None,
-            last_seen: None,
+            last_seen: Arc::default(),
         }
     }
 
     /// Makes an identity take effect, completely or with an error.
-    pub fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
-        let has_kernel = self.engine == GuestEngine::MicroVm;
-        // Time and randomness first: the later steps draw on both.
-        if has_kernel {
-            // A clone or a sandbox that was rolled back was made just now: it did not sleep.
-            let is_same = self.last_id.as_ref() == Some(&identity.id) && !identity.rewound;
-            if let Some(seen) = self.last_seen.filter(|_| is_same) {
-                let slept = slept_ns(seen, (identity.time_ns, boot_ns()));
-                count_sleep(slept).map_err(|e| format!("cannot count the time asleep: {e}"))?;
+    pub async fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
+        let labels = SandboxLabels {
+            sandbox: identity.id.clone(),
+            template: identity.template_id.clone(),
+            team: identity.team_id.clone(),
+        };
+        let work = Arc::new(IdentityWork {
+            has_kernel: self.engine == GuestEngine::MicroVm,
+            is_first: self.last_id.is_none(),
+            is_same: self.last_id.as_ref() == Some(&identity.id),
+            last_seen: Arc::clone(&self.last_seen),
+            site: Arc::clone(&agent.site),
+            labels,
+            identity,
+            site_variables: Mutex::default(),
+            owner: Mutex::default(),
+            run: AtomicUsize::new(0),
+            step: AtomicUsize::new(0),
+        });
+        run_steps(agent, &work).await?;
+        let identity = &work.identity;
+        *agent.settings.borrow_mut() = AgentSettings {
+            env: identity.env.clone(),
+            access_token: identity.access_token.clone(),
+            default_user: identity.default_user.clone(),
+            default_workdir: identity.default_workdir.clone(),
+            labels: Some(work.labels.clone()),
+        };
+        *agent.site_variables.borrow_mut() = lock(&work.site_variables).clone();
+        self.last_id = Some(identity.id.clone());
+        Ok(())
+    }
+}
+
+/// Runs all steps. A step whose file system does not answer is skipped if it may be.
+async fn run_steps(agent: &Agent, work: &Arc<IdentityWork>) -> Result<(), String> {
+    for run in 0..=STEPS.len() {
+        work.run.store(run, Ordering::Relaxed);
+        let steps = Arc::clone(work);
+        let call = move |progress: &Progress| steps.run(run, progress);
+        let what = "cannot apply the identity";
+        match agent.workers.run(CallClass::Identity, what, call).await {
+            Ok(outcome) => return outcome,
+            Err(e @ (CallError::NoAnswer { .. } | CallError::Exhausted { .. })) => {
+                let index = work.step.load(Ordering::Relaxed);
+                let step = STEPS.get(index).ok_or_else(|| e.to_string())?;
+                if !(step.may_be_skipped)(work) {
+                    return Err(format!("{}: {e}", step.what));
+                }
+                eprintln!("jiffy-agent: {}: skipped: {e}", step.what);
+                work.step.store(index + 1, Ordering::Relaxed);
             }
-            set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
-            self.last_seen = Some((identity.time_ns, boot_ns()));
-            mix_entropy(&identity.entropy)?;
+            Err(e) => return Err(e.to_string()),
         }
-        if has_kernel && self.last_id.is_some() {
-            clone_renewal::wipe_on_fork()
-                .map_err(|e| format!("cannot wipe what forks wipe: {e}"))?;
+    }
+    Err("cannot apply the identity: no file system answers".to_owned())
+}
+
+/// An identity that is being applied.
+struct IdentityWork {
+    identity: Identity,
+    labels: SandboxLabels,
+    has_kernel: bool,
+    /// No identity was applied before.
+    is_first: bool,
+    /// The last identity had the same id.
+    is_same: bool,
+    last_seen: Arc<Mutex<Option<(u64, u64)>>>,
+    site: Arc<Mutex<InstalledSite>>,
+    /// Variables of the installed site.
+    site_variables: Mutex<BTreeMap<String, String>>,
+    /// User and group of the default user, if they could be looked up.
+    owner: Mutex<Option<(u32, u32)>>,
+    /// Number of the run whose worker continues; a worker that was stuck meanwhile stops.
+    run: AtomicUsize,
+    /// The step that is being done.
+    step: AtomicUsize,
+}
+
+/// A step of [`IdentityWork`].
+struct Step {
+    /// Failure, for the console and the host.
+    what: &'static str,
+    work: fn(&IdentityWork) -> Result<(), String>,
+    /// True if the sandbox may be used without the step.
+    may_be_skipped: fn(&IdentityWork) -> bool,
+}
+
+const NEVER: fn(&IdentityWork) -> bool = |_| false;
+const ALWAYS: fn(&IdentityWork) -> bool = |_| true;
+
+/// All steps in their order. Time and randomness come first, since later steps depend on both. The
+/// generation comes last: a program that reads it finds everything else in force.
+const STEPS: [Step; 10] = [
+    Step {
+        what: "cannot set clock and randomness",
+        work: IdentityWork::renew_kernel,
+        may_be_skipped: NEVER,
+    },
+    Step {
+        what: "cannot set the host name",
+        work: IdentityWork::set_name,
+        may_be_skipped: ALWAYS,
+    },
+    Step {
+        what: "cannot write /etc/machine-id",
+        work: IdentityWork::renew_machine_id,
+        may_be_skipped: ALWAYS,
+    },
+    Step {
+        what: "cannot replace the boot id",
+        work: IdentityWork::renew_boot_id,
+        may_be_skipped: NEVER,
+    },
+    Step {
+        what: "cannot replace a random seed",
+        work: IdentityWork::renew_seeds,
+        may_be_skipped: ALWAYS,
+    },
+    Step {
+        what: "cannot reset the connections of the original",
+        work: IdentityWork::reset_connections,
+        may_be_skipped: NEVER,
+    },
+    Step {
+        what: "cannot look up the default user",
+        work: IdentityWork::look_up_owner,
+        may_be_skipped: ALWAYS,
+    },
+    Step {
+        what: "cannot install certificate authorities and proxy",
+        work: IdentityWork::install_site,
+        may_be_skipped: |work| work.is_same,
+    },
+    Step {
+        what: "cannot write the environment",
+        work: IdentityWork::write_environment,
+        may_be_skipped: NEVER,
+    },
+    Step {
+        what: "cannot write the generation",
+        work: IdentityWork::renew_generation,
+        may_be_skipped: NEVER,
+    },
+];
+
+impl IdentityWork {
+    fn run(&self, run: usize, progress: &Progress) -> Result<(), String> {
+        loop {
+            if self.run.load(Ordering::Relaxed) != run {
+                return Err("another worker continues".to_owned());
+            }
+            let index = self.step.load(Ordering::Relaxed);
+            let Some(step) = STEPS.get(index) else {
+                return Ok(());
+            };
+            (step.work)(self)?;
+            progress.advance();
+            if self.run.load(Ordering::Relaxed) == run {
+                self.step.store(index + 1, Ordering::Relaxed);
+            }
         }
-        let hostname = identity.hostname.as_deref().unwrap_or(&identity.id);
-        set_hostname(hostname).map_err(|e| format!("cannot set the host name: {e}"))?;
-        let replaced = self.last_id.as_ref().is_some_and(|id| *id != identity.id);
-        if self.last_id.as_ref() != Some(&identity.id) {
-            new_machine_id().map_err(|e| format!("cannot write /etc/machine-id: {e}"))?;
+    }
+
+    /// The last identity was that of another sandbox: this one is a clone.
+    fn is_clone(&self) -> bool {
+        !self.is_first && !self.is_same
+    }
+
+    fn renew_kernel(&self) -> Result<(), String> {
+        if !self.has_kernel {
+            return Ok(());
         }
-        if replaced {
-            clone_renewal::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
-            clone_renewal::new_random_seeds()
-                .map_err(|e| format!("cannot replace a random seed: {e}"))?;
+        let identity = &self.identity;
+        let mut last_seen = lock(&self.last_seen);
+        // A clone or a sandbox that was rolled back was made just now: it did not sleep.
+        let may_have_slept = self.is_same && !identity.rewound;
+        if let Some(seen) = last_seen.filter(|_| may_have_slept) {
+            let slept = slept_ns(seen, (identity.time_ns, boot_ns()));
+            count_sleep(slept).map_err(|e| format!("cannot count the time asleep: {e}"))?;
         }
-        // One that wakes where it fell asleep is the only copy, and keeps its connections.
-        if has_kernel && (replaced || identity.rewound) {
-            connection_reset::reset()
-                .map_err(|e| format!("cannot reset the connections of the original: {e}"))?;
+        set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
+        *last_seen = Some((identity.time_ns, boot_ns()));
+        mix_entropy(&identity.entropy)?;
+        if self.is_first {
+            return Ok(());
         }
-        if let Some(user) = &identity.default_user {
-            agent.user(Some(user)).map_err(|e| e.to_string())?;
+        clone_renewal::wipe_on_fork().map_err(|e| format!("cannot wipe what forks wipe: {e}"))
+    }
+
+    fn set_name(&self) -> Result<(), String> {
+        let name = self.identity.hostname.as_ref();
+        files::set_hostname(name.unwrap_or(&self.identity.id))
+            .map_err(|e| format!("cannot set the host name: {e}"))
+    }
+
+    fn renew_machine_id(&self) -> Result<(), String> {
+        if self.is_same {
+            return Ok(());
         }
-        let mut site = agent.site.borrow_mut();
-        if let Err(e) = site.replace(Path::new("/"), identity.site, &identity.env) {
-            let why = format!("cannot put certificate authorities and proxy into place: {e}");
-            // One that wakes, with a full disk perhaps, is of more use than none.
-            match self.last_id.as_ref() == Some(&identity.id) {
+        files::new_machine_id().map_err(|e| format!("cannot write /etc/machine-id: {e}"))
+    }
+
+    fn renew_boot_id(&self) -> Result<(), String> {
+        if !self.is_clone() {
+            return Ok(());
+        }
+        clone_renewal::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))
+    }
+
+    fn renew_seeds(&self) -> Result<(), String> {
+        if !self.is_clone() {
+            return Ok(());
+        }
+        clone_renewal::new_random_seeds().map_err(|e| format!("cannot replace a random seed: {e}"))
+    }
+
+    fn reset_connections(&self) -> Result<(), String> {
+        // A sandbox that is resumed where it was paused is the only copy, and keeps its
+        // connections.
+        if !self.has_kernel || !self.is_clone() && !self.identity.rewound {
+            return Ok(());
+        }
+        connection_reset::reset()
+            .map_err(|e| format!("cannot reset the connections of the original: {e}"))
+    }
+
+    fn look_up_owner(&self) -> Result<(), String> {
+        let name = self.identity.default_user.clone();
+        let user = UserLookup { name }.find().map_err(|e| e.to_string())?;
+        *lock(&self.owner) = Some((user.uid, user.gid));
+        Ok(())
+    }
+
+    fn install_site(&self) -> Result<(), String> {
+        let mut site = lock(&self.site);
+        let settings = self.identity.site.clone();
+        if let Err(e) = site.replace(Path::new("/"), settings, &self.identity.env) {
+            let why = format!("cannot install certificate authorities and proxy: {e}");
+            // A sandbox that is resumed, with a full disk perhaps, is of more use than none.
+            match self.is_same {
                 true => eprintln!("jiffy-agent: {why}"),
                 false => return Err(why),
             }
         }
-        drop(site);
-        let mut settings = agent.settings.borrow_mut();
-        *settings = AgentSettings {
-            env: identity.env,
-            access_token: identity.access_token,
-            default_user: identity.default_user,
-            default_workdir: identity.default_workdir,
-        };
-        drop(settings);
-        environment::write_file(agent).map_err(|e| format!("cannot show the environment: {e}"))?;
-        // Last: a program that reads it finds everything else in force.
-        generation::renew(&identity.id)
-            .map_err(|e| format!("cannot tell programs of their new identity: {e}"))?;
-        self.last_id = Some(identity.id);
+        *lock(&self.site_variables) = site.variables().clone();
         Ok(())
+    }
+
+    fn write_environment(&self) -> Result<(), String> {
+        let failed = |e: io::Error| format!("cannot write the environment: {e}");
+        let mut variables: BTreeMap<String, String> = self
+            .labels
+            .variables()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        variables.extend(self.identity.env.clone());
+        super::site::add_missing(&mut variables, &lock(&self.site_variables));
+        // Without a known owner root alone may read it.
+        let owner = lock(&self.owner).unwrap_or((0, 0));
+        EnvironmentFile { variables, owner }
+            .write()
+            .map_err(failed)?;
+        files::write_labels(&self.labels).map_err(failed)
+    }
+
+    fn renew_generation(&self) -> Result<(), String> {
+        generation::renew(&self.identity.id)
+            .map_err(|e| format!("cannot tell programs of their new identity: {e}"))
     }
 }
 
@@ -189,69 +403,9 @@ fn mix_entropy(encoded: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn set_hostname(name: &str) -> io::Result<()> {
-    // SAFETY: the pointer and length describe `name`.
-    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
-    let before = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    let after = hosts(&before, name);
-    if before != after {
-        // A root without /etc resolves nothing anyway.
-        let _ = write_over("/etc/hosts", &after);
-    }
-    Ok(())
-}
-
-/// `before` with our name in it, in place of an earlier one.
-fn hosts(before: &str, name: &str) -> String {
-    let kept = if before.is_empty() {
-        HOSTS_DEFAULT
-    } else {
-        before
-    };
-    let mut text: String = kept
-        .lines()
-        .filter(|line| !line.ends_with(HOSTS_MARK))
-        .flat_map(|line| [line, "\n"])
-        .collect();
-    let _ = writeln!(text, "127.0.1.1 {name} {HOSTS_MARK}");
-    text
-}
-
-fn new_machine_id() -> io::Result<()> {
-    let id = sys::random_id()? + "\n";
-    match write_over("/etc/machine-id", &id) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            std::fs::create_dir_all("/etc")?;
-            write_over("/etc/machine-id", &id)
-        }
-        other => other,
-    }
-}
-
-/// Overwrites a small file without giving up its block first: on a full disk there would be no
-/// other.
-fn write_over(path: &str, text: &str) -> io::Result<()> {
-    let mut file = std::fs::File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.set_len(text.len() as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_own_name_is_in_etc_hosts_once_and_the_rest_stays() {
-        let first = hosts("10.0.0.1 db", "abc");
-        assert_eq!(first, format!("10.0.0.1 db\n127.0.1.1 abc {HOSTS_MARK}\n"));
-        let second = hosts(&first, "xyz");
-        assert_eq!(second, format!("10.0.0.1 db\n127.0.1.1 xyz {HOSTS_MARK}\n"));
-        assert!(hosts("", "abc").starts_with("127.0.0.1 localhost\n"));
-    }
 
     #[test]
     fn time_that_passed_only_on_the_host_is_sleep() {

@@ -52,7 +52,7 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     let signals = reaper::signals()?;
     // The kernel never chooses process 1 when memory is short, so there is no score to set, and
     // none to reset in every child.
-    let agent = Agent::new(AgentSettings::default())?;
+    let agent = Agent::new(AgentSettings::default(), None)?;
     let envd = VsockListener::bind(ENVD_PORT)?;
     let tcp = VsockListener::bind(TCP_PORT)?;
 

@@ -10,7 +10,6 @@ use super::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
 use crate::sys;
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::symlink;
 use std::sync::OnceLock;
 
@@ -99,7 +98,7 @@ fn system() -> Result<(), String> {
     let no_devices = libc::MS_NOSUID | libc::MS_NODEV;
     // In numbers: gVisor takes a share of its host's memory, which the guest does not have.
     let memory_kib =
-        memory_kib().map_err(|e| format!("cannot tell how much memory there is: {e}"))?;
+        sys::memory_kib().map_err(|e| format!("cannot tell how much memory there is: {e}"))?;
     let shared = text(format!("mode=1777,size={}k", memory_kib / 2))?;
     mount(c"tmpfs", c"/dev/shm", c"tmpfs", no_devices, &shared)?;
     let running = text(format!("mode=755,size={}k", memory_kib / 4))?;
@@ -126,15 +125,6 @@ fn system() -> Result<(), String> {
     let _ = symlink("../proc/self/mounts", "/etc/mtab");
     temporary();
     Ok(())
-}
-
-/// Memory of the guest.
-fn memory_kib() -> io::Result<u64> {
-    // SAFETY: all zeroes are a valid sysinfo, which is plain integers.
-    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
-    // SAFETY: it is ours, and outlives the call.
-    sys::check(unsafe { libc::sysinfo(&raw mut info) })?;
-    Ok(info.totalram * u64::from(info.mem_unit) / 1024)
 }
 
 /// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for

@@ -4,8 +4,11 @@ use super::message::EntryInfo;
 use super::metadata;
 use crate::calendar::format_time;
 use crate::users::Users;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use std::fs::{FileType, Metadata};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -24,6 +27,7 @@ pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
             .map_or_else(|| "/".to_owned(), |n| n.to_string_lossy().into_owned()),
         kind: kind(target.as_ref().unwrap_or(&own).file_type()),
         path: path.to_string_lossy().into_owned(),
+        path_bytes: base64_unless_text(path),
         size: own.len().to_string(),
         mode: own.mode() & 0o7777,
         permissions: permissions(&own),
@@ -43,6 +47,14 @@ pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
         },
         is_symlink,
     })
+}
+
+/// The bytes of a path that is not UTF-8, in base64.
+pub fn base64_unless_text(path: &Path) -> Option<String> {
+    match path.to_str() {
+        Some(_) => None,
+        None => Some(STANDARD.encode(path.as_os_str().as_bytes())),
+    }
 }
 
 fn kind(found: FileType) -> &'static str {

@@ -1,36 +1,55 @@
 //! Messages of `filesystem.Filesystem` as JSON.
 
+use super::request_path::RequestPath;
+use crate::rpc::json;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// `Stat`, `MakeDir`, `Remove`.
 #[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct PathRequest {
     /// Path of the entry.
-    #[serde(default)]
-    pub path: String,
+    path: String,
+    /// Extension: its bytes, for a path that is not UTF-8.
+    #[serde(deserialize_with = "json::bytes")]
+    path_bytes: Option<Vec<u8>>,
+}
+
+impl PathRequest {
+    /// The path.
+    pub fn path(self) -> RequestPath {
+        RequestPath::new(self.path, self.path_bytes)
+    }
 }
 
 /// `ListDir`.
 #[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ListRequest {
     /// Path of the directory.
-    #[serde(default)]
     pub path: String,
+    /// Extension: its bytes, for a path that is not UTF-8.
+    #[serde(deserialize_with = "json::bytes")]
+    pub path_bytes: Option<Vec<u8>>,
     /// Depth in levels; 0 counts as 1.
-    #[serde(default)]
     pub depth: u32,
 }
 
 /// `Move`.
 #[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct MoveRequest {
     /// Present path.
-    #[serde(default)]
     pub source: String,
+    /// Extension: its bytes, for a path that is not UTF-8.
+    #[serde(deserialize_with = "json::bytes")]
+    pub source_bytes: Option<Vec<u8>>,
     /// New path.
-    #[serde(default)]
     pub destination: String,
+    /// Extension: its bytes, for a path that is not UTF-8.
+    #[serde(deserialize_with = "json::bytes")]
+    pub destination_bytes: Option<Vec<u8>>,
 }
 
 /// `WatchDir`, `CreateWatcher`.
@@ -39,6 +58,9 @@ pub struct MoveRequest {
 pub struct WatchRequest {
     /// Path of the directory.
     pub path: String,
+    /// Extension: its bytes, for a path that is not UTF-8.
+    #[serde(deserialize_with = "json::bytes")]
+    pub path_bytes: Option<Vec<u8>>,
     /// Includes all directories below.
     pub recursive: bool,
     /// Send the entry with each event.
@@ -64,8 +86,11 @@ pub struct EntryInfo {
     /// Type of the entry; for a link that of its target.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// Absolute path.
+    /// Absolute path, with U+FFFD for bytes that are not UTF-8.
     pub path: String,
+    /// Extension: bytes of a path that is not UTF-8, in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_bytes: Option<String>,
     /// Bytes.
     pub size: String,
     /// Permission bits.
@@ -91,9 +116,13 @@ pub struct EntryInfo {
 
 /// Something happened in a watched directory.
 #[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct FilesystemEvent {
-    /// Path relative to the watched directory.
+    /// Path relative to the watched directory, with U+FFFD for bytes that are not UTF-8.
     pub name: String,
+    /// Extension: bytes of a name that is not UTF-8, in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name_bytes: Option<String>,
     /// `EVENT_TYPE_*`.
     #[serde(rename = "type")]
     pub kind: &'static str,

@@ -1,18 +1,22 @@
 //! Methods of `filesystem.Filesystem`.
 
+use super::listing::Listing;
 use super::message::{
     EntryInfo, ListRequest, MoveRequest, PathRequest, WatchRequest, WatcherRequest,
 };
+use super::request_path::RequestPath;
 use super::watch::DirectoryWatch;
 use super::watcher::WatchStream;
 use super::{entry, operation};
-use crate::body::ReplyBody;
+use crate::body::{ReplyBody, json, json_body};
 use crate::rpc::request::{self, CallInfo};
 use crate::rpc::{RpcCode, RpcError};
 use crate::state::Agent;
 use crate::users::{User, Users};
+use crate::workers::{CallClass, ChunkSource, Progress, WorkerBody};
+use hyper::Response;
 use hyper::body::Incoming;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Answers a unary method.
@@ -21,57 +25,59 @@ pub async fn unary(
     method: &str,
     call: CallInfo,
     body: &mut Incoming,
-) -> Result<Value, RpcError> {
-    let user = find_user(agent, &call)?;
+) -> Result<Response<ReplyBody>, RpcError> {
     match method {
         "Stat" => {
-            let request: PathRequest = request::unary(body).await?;
-            Ok(json!({ "entry": stat(&user.resolve(&request.path, None))? }))
+            let path = request::unary::<PathRequest>(body).await?.path();
+            let found = on_existing(agent, &call, "stat", path, |_, path, _| stat(&path)).await?;
+            Ok(json(&json!({ "entry": found })))
         }
-        "ListDir" => {
-            let request: ListRequest = request::unary(body).await?;
-            let path = user.resolve(&request.path, None);
-            let entries = if request.depth > 1 {
-                run_blocking(move || operation::list(&path, request.depth)).await?
-            } else {
-                operation::list(&path, 1)
-            }?;
-            Ok(json!({ "entries": entries }))
-        }
+        "ListDir" => list(agent, &call, request::unary(body).await?).await,
         "MakeDir" => {
-            let request: PathRequest = request::unary(body).await?;
-            let path = user.resolve(&request.path, None);
-            Ok(json!({ "entry": make_dir(&path, &user)? }))
+            let path = request::unary::<PathRequest>(body).await?.path();
+            let work = move |progress: &Progress, user: User, path: RequestPath| {
+                let path = path.resolve(&user);
+                progress.enter(&path)?;
+                make_dir(&path, &user)
+            };
+            let made = on_path(agent, &call, "create", path, work).await?;
+            Ok(json(&json!({ "entry": made })))
         }
         "Remove" => {
-            let request: PathRequest = request::unary(body).await?;
-            let path = user.resolve(&request.path, None);
-            let what = format!("cannot remove '{}'", path.display());
-            let result = if path.is_dir() {
-                run_blocking(move || operation::remove(&path)).await?
-            } else {
-                operation::remove(&path)
-            };
-            result.map_err(|e| RpcError::io(&what, &e))?;
-            Ok(json!({}))
+            let path = request::unary::<PathRequest>(body).await?.path();
+            on_existing(agent, &call, "remove", path, |progress, path, _| {
+                operation::remove(&path, progress)
+                    .map_err(|e| RpcError::io(&format!("cannot remove '{}'", path.display()), &e))
+            })
+            .await?;
+            Ok(json(&json!({})))
         }
         "Move" => {
             let request: MoveRequest = request::unary(body).await?;
-            Ok(json!({ "entry": rename(&request, &user)? }))
+            let source = RequestPath::new(request.source, request.source_bytes);
+            let target = RequestPath::new(request.destination, request.destination_bytes);
+            let moved = on_existing(agent, &call, "move", source, move |progress, from, user| {
+                let to = target.resolve(&user);
+                progress.enter(&to)?;
+                rename(&from, &to, &user)
+            })
+            .await?;
+            Ok(json(&json!({ "entry": moved })))
         }
         "CreateWatcher" => {
-            let request: WatchRequest = request::unary(body).await?;
-            let id = agent.watchers.create(watch(&request, &user)?)?;
-            Ok(json!({ "watcherId": id }))
+            let watch = watch(agent, &call, request::unary(body).await?).await?;
+            let id = agent.watchers.create(&agent.workers, watch)?;
+            Ok(json(&json!({ "watcherId": id })))
         }
         "GetWatcherEvents" => {
             let request: WatcherRequest = request::unary(body).await?;
-            Ok(json!({ "events": agent.watchers.take(&request.watcher_id)? }))
+            let events = agent.watchers.take(&request.watcher_id).await?;
+            Ok(json(&json!({ "events": events })))
         }
         _ => {
             let request: WatcherRequest = request::unary(body).await?;
             agent.watchers.remove(&request.watcher_id)?;
-            Ok(json!({}))
+            Ok(json(&json!({})))
         }
     }
 }
@@ -82,25 +88,88 @@ pub async fn watch_dir(
     call: CallInfo,
     body: &mut Incoming,
 ) -> Result<ReplyBody, RpcError> {
-    let user = find_user(agent, &call)?;
     let request: WatchRequest = request::single(body).await?;
-    let watch = watch(&request, &user)?;
-    let stream = WatchStream::new(watch, call.keepalive, call.timeout)
+    let watch = watch(agent, &call, request).await?;
+    let stream = WatchStream::new(&agent.workers, watch, call.keepalive, call.timeout)
         .map_err(|e| RpcError::io("cannot watch", &e))?;
     Ok(ReplyBody::Stream(Box::new(stream)))
 }
 
-fn find_user(agent: &Agent, call: &CallInfo) -> Result<User, RpcError> {
-    Ok(agent.user(call.user.as_deref())?)
+/// Has a worker do `work` on a path, with the call's user.
+async fn on_path<T: Send + 'static>(
+    agent: &Agent,
+    call: &CallInfo,
+    action: &str,
+    path: RequestPath,
+    work: impl FnOnce(&Progress, User, RequestPath) -> Result<T, RpcError> + Send + 'static,
+) -> Result<T, RpcError> {
+    let lookup = agent.lookup(call.user.as_deref());
+    let what = format!("cannot {action} '{}'", path.display());
+    let work = move |progress: &Progress| work(progress, lookup.find()?, path);
+    agent.workers.attempt(CallClass::Files, what, work).await
 }
 
-/// Runs work that may take long where it does not hold up everything else.
-async fn run_blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
+/// [`on_path`] for a path of an existing file, which is resolved first.
+async fn on_existing<T: Send + 'static>(
+    agent: &Agent,
+    call: &CallInfo,
+    action: &str,
+    path: RequestPath,
+    work: impl FnOnce(&Progress, PathBuf, User) -> Result<T, RpcError> + Send + 'static,
 ) -> Result<T, RpcError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))
+    let work = move |progress: &Progress, user: User, path: RequestPath| {
+        let path = path.resolve_existing(&user, progress)?;
+        work(progress, path, user)
+    };
+    on_path(agent, call, action, path, work).await
+}
+
+/// `ListDir`. The answer is complete in one piece if the listing is short, and is sent in slices
+/// otherwise.
+async fn list(
+    agent: &Agent,
+    call: &CallInfo,
+    request: ListRequest,
+) -> Result<Response<ReplyBody>, RpcError> {
+    let depth = request.depth;
+    let path = RequestPath::new(request.path, request.path_bytes);
+    let what = format!("cannot list '{}'", path.display());
+    let work = move |progress: &Progress, path: PathBuf, _| {
+        let mut listing = Listing::new(&path, depth, progress)?;
+        let first = listing
+            .next_chunk(progress)
+            .map_err(|e| RpcError::io("cannot encode a listing", &e))?;
+        Ok((first.unwrap_or_default(), listing))
+    };
+    let (first, listing) = on_existing(agent, call, "list", path, work).await?;
+    Ok(json_body(match listing.is_ended() {
+        true => ReplyBody::whole(first),
+        false => {
+            let body = WorkerBody::new(&agent.workers, what, Some(first), listing, None);
+            ReplyBody::Stream(Box::new(body))
+        }
+    }))
+}
+
+async fn watch(
+    agent: &Agent,
+    call: &CallInfo,
+    request: WatchRequest,
+) -> Result<DirectoryWatch, RpcError> {
+    let (recursive, include_entry) = (request.recursive, request.include_entry);
+    let path = RequestPath::new(request.path, request.path_bytes);
+    on_existing(agent, call, "watch", path, move |progress, path, _| {
+        let what = format!("cannot watch '{}'", path.display());
+        let found = std::fs::metadata(&path).map_err(|e| RpcError::io(&what, &e))?;
+        if !found.is_dir() {
+            return Err(RpcError::new(
+                RpcCode::InvalidArgument,
+                format!("'{}' is not a directory", path.display()),
+            ));
+        }
+        DirectoryWatch::new(&path, recursive, include_entry, progress)
+    })
+    .await
 }
 
 fn stat(path: &Path) -> Result<EntryInfo, RpcError> {
@@ -126,9 +195,7 @@ fn make_dir(path: &Path, user: &User) -> Result<EntryInfo, RpcError> {
     }
 }
 
-fn rename(request: &MoveRequest, user: &User) -> Result<EntryInfo, RpcError> {
-    let source = user.resolve(&request.source, None);
-    let destination = user.resolve(&request.destination, None);
+fn rename(source: &Path, destination: &Path, user: &User) -> Result<EntryInfo, RpcError> {
     let failed = |e: &std::io::Error| {
         RpcError::io(
             &format!(
@@ -139,26 +206,10 @@ fn rename(request: &MoveRequest, user: &User) -> Result<EntryInfo, RpcError> {
             e,
         )
     };
-    std::fs::symlink_metadata(&source).map_err(|e| failed(&e))?;
+    std::fs::symlink_metadata(source).map_err(|e| failed(&e))?;
     if let Some(parent) = destination.parent() {
         operation::make_dirs(parent, user).map_err(|e| failed(&e))?;
     }
-    std::fs::rename(&source, &destination).map_err(|e| failed(&e))?;
-    stat(&destination)
-}
-
-fn watch(request: &WatchRequest, user: &User) -> Result<DirectoryWatch, RpcError> {
-    let path: PathBuf = user.resolve(&request.path, None);
-    let what = format!("cannot watch '{}'", path.display());
-    if !std::fs::metadata(&path)
-        .map_err(|e| RpcError::io(&what, &e))?
-        .is_dir()
-    {
-        return Err(RpcError::new(
-            RpcCode::InvalidArgument,
-            format!("'{}' is not a directory", path.display()),
-        ));
-    }
-    DirectoryWatch::new(&path, request.recursive, request.include_entry)
-        .map_err(|e| RpcError::io(&what, &e))
+    std::fs::rename(source, destination).map_err(|e| failed(&e))?;
+    stat(destination)
 }

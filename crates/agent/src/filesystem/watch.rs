@@ -1,13 +1,18 @@
 //! Events of a directory, through inotify.
 
-use super::entry;
+use super::entry::{self, base64_unless_text};
 use super::message::FilesystemEvent;
+use crate::rpc::{RpcCode, RpcError};
 use crate::sys;
 use crate::users::Users;
+use crate::workers::Progress;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const MASK: u32 = libc::IN_CREATE
     | libc::IN_MODIFY
@@ -18,50 +23,74 @@ const MASK: u32 = libc::IN_CREATE
     | libc::IN_ONLYDIR;
 const HEADER: usize = size_of::<libc::inotify_event>();
 
+/// Descriptor of an inotify instance, which becomes readable when there are events.
+#[derive(Clone)]
+pub struct WatchDescriptor(Arc<OwnedFd>);
+
+impl AsRawFd for WatchDescriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for WatchDescriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// A watched directory.
 pub struct DirectoryWatch {
-    inotify: OwnedFd,
+    inotify: WatchDescriptor,
     root: PathBuf,
     recursive: bool,
     include_entry: bool,
     /// Watch descriptor to path relative to the root.
     directories: HashMap<i32, PathBuf>,
     buffer: Vec<u8>,
-    overflow: bool,
-}
-
-impl AsRawFd for DirectoryWatch {
-    fn as_raw_fd(&self) -> RawFd {
-        self.inotify.as_raw_fd()
-    }
-}
-
-impl AsFd for DirectoryWatch {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
-    }
+    /// Reason why events are missing since the last report.
+    loss: Option<String>,
 }
 
 impl DirectoryWatch {
     /// Watches a directory, and with `recursive` all below.
-    pub fn new(root: &Path, recursive: bool, include_entry: bool) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// A directory cannot be watched, for example because the user has as many watches as the
+    /// kernel allows.
+    pub fn new(
+        root: &Path,
+        recursive: bool,
+        include_entry: bool,
+        progress: &Progress,
+    ) -> Result<Self, RpcError> {
+        let failed = |e: &io::Error| RpcError::io(&format!("cannot watch '{}'", root.display()), e);
         // SAFETY: no pointers.
         let inotify =
-            sys::owned(unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) })?;
+            sys::owned(unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) })
+                .map_err(|e| failed(&e))?;
         let mut watch = Self {
-            inotify,
+            inotify: WatchDescriptor(Arc::new(inotify)),
             root: root.to_path_buf(),
             recursive,
             include_entry,
             directories: HashMap::new(),
             buffer: vec![0; 8 * 1024],
-            overflow: false,
+            loss: None,
         };
-        watch.add(Path::new(""))?;
+        watch.add(Path::new("")).map_err(|e| failed(&e))?;
         if recursive {
-            watch.add_below(Path::new(""), &mut Vec::new());
+            watch.add_below(Path::new(""), None, progress);
         }
-        Ok(watch)
+        match watch.take_loss() {
+            Some(loss) => Err(RpcError::new(RpcCode::ResourceExhausted, loss)),
+            None => Ok(watch),
+        }
+    }
+
+    /// The descriptor to wait on.
+    pub fn descriptor(&self) -> WatchDescriptor {
+        self.inotify.clone()
     }
 
     fn add(&mut self, relative: &Path) -> io::Result<()> {
@@ -74,46 +103,100 @@ impl DirectoryWatch {
         Ok(())
     }
 
-    /// Watches all directories below one. Their entries may be older than the watch: they are
-    /// reported.
-    fn add_below(&mut self, relative: &Path, found: &mut Vec<PathBuf>) {
-        let Ok(reading) = std::fs::read_dir(self.root.join(relative)) else {
-            return;
-        };
-        for child in reading.flatten() {
-            let path = relative.join(child.file_name());
-            found.push(path.clone());
-            if child.file_type().is_ok_and(|t| t.is_dir()) && self.add(&path).is_ok() {
-                self.add_below(&path, found);
+    /// [`Self::add`] for a directory below the root. Returns whether it is watched.
+    fn add_or_note(&mut self, relative: &Path) -> bool {
+        match self.add(relative) {
+            Ok(()) => true,
+            Err(e) => {
+                // A directory that was removed or replaced meanwhile needs no watch.
+                if !matches!(
+                    e.raw_os_error(),
+                    Some(libc::ENOENT | libc::ENOTDIR | libc::ESRCH)
+                ) {
+                    let path = self.root.join(relative);
+                    self.loss.get_or_insert(format!(
+                        "cannot watch '{}': {e}; its events are missing",
+                        path.display()
+                    ));
+                }
+                false
             }
         }
     }
 
-    /// The events that are there; `WouldBlock` when there are none.
-    pub fn read(&mut self) -> io::Result<Vec<FilesystemEvent>> {
+    /// Watches all directories below one. Their entries may be older than the watch: they are added
+    /// to `found`.
+    fn add_below(&mut self, top: &Path, mut found: Option<&mut Vec<PathBuf>>, progress: &Progress) {
+        let mut waiting = vec![top.to_path_buf()];
+        while let Some(relative) = waiting.pop() {
+            let Ok(entries) = std::fs::read_dir(self.root.join(&relative)) else {
+                continue;
+            };
+            for child in entries.flatten() {
+                progress.advance();
+                let path = relative.join(child.file_name());
+                let is_directory = child.file_type().is_ok_and(|kind| kind.is_dir());
+                if let Some(found) = &mut found {
+                    found.push(path.clone());
+                }
+                if is_directory && self.add_or_note(&path) {
+                    waiting.push(path);
+                }
+            }
+        }
+    }
+
+    /// Stops watching a directory and all below it: it was moved, and its events would have a name
+    /// that is no longer true. A directory that stays below the root is watched again when the
+    /// event of its new name is read.
+    fn remove_below(&mut self, top: &Path) {
+        let inotify = self.inotify.as_raw_fd();
+        self.directories.retain(|id, path| {
+            let is_below = path.starts_with(top);
+            if is_below {
+                // SAFETY: no pointers. It fails if the directory was removed meanwhile.
+                unsafe { libc::inotify_rm_watch(inotify, *id) };
+            }
+            !is_below
+        });
+    }
+
+    /// The queued events; `WouldBlock` if there are none.
+    pub fn read(&mut self, progress: &Progress) -> io::Result<Vec<FilesystemEvent>> {
         let n = sys::read(self.inotify.as_raw_fd(), &mut self.buffer)?;
         let bytes = self.buffer[..n].to_vec();
         let mut events = Vec::new();
         let mut rest = &bytes[..];
         while rest.len() >= HEADER {
+            progress.advance();
             // SAFETY: the kernel wrote a whole event header here; it may be unaligned.
             let event = unsafe { rest.as_ptr().cast::<libc::inotify_event>().read_unaligned() };
             let end = (HEADER + event.len as usize).min(rest.len());
             let name = rest[HEADER..end].split(|b| *b == 0).next().unwrap_or(b"");
-            self.translate(event.wd, event.mask, name, &mut events);
+            self.translate(event.wd, event.mask, name, &mut events, progress);
             rest = &rest[end..];
         }
         Ok(events)
     }
 
-    /// Says once whether the kernel dropped events because too many waited.
-    pub fn take_overflow(&mut self) -> bool {
-        std::mem::take(&mut self.overflow)
+    /// Reports once that events are missing, and why.
+    pub fn take_loss(&mut self) -> Option<String> {
+        self.loss.take()
     }
 
-    fn translate(&mut self, id: i32, mask: u32, name: &[u8], events: &mut Vec<FilesystemEvent>) {
+    fn translate(
+        &mut self,
+        id: i32,
+        mask: u32,
+        name: &[u8],
+        events: &mut Vec<FilesystemEvent>,
+        progress: &Progress,
+    ) {
         if mask & libc::IN_Q_OVERFLOW != 0 {
-            self.overflow = true;
+            self.loss.get_or_insert(format!(
+                "events below '{}' were lost: the kernel's queue was full; list the directory",
+                self.root.display()
+            ));
             return;
         }
         if mask & libc::IN_IGNORED != 0 {
@@ -141,13 +224,16 @@ impl DirectoryWatch {
         if name.is_empty() {
             return;
         }
-        let path =
-            directory.join(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
+        let path = directory.join(OsStr::from_bytes(name));
         events.push(self.event(&path, kind));
-        let created_directory = kind == "EVENT_TYPE_CREATE" && mask & libc::IN_ISDIR != 0;
-        if self.recursive && created_directory && self.add(&path).is_ok() {
+        if !self.recursive || mask & libc::IN_ISDIR == 0 {
+            return;
+        }
+        if kind == "EVENT_TYPE_RENAME" {
+            self.remove_below(&path);
+        } else if kind == "EVENT_TYPE_CREATE" && self.add_or_note(&path) {
             let mut found = Vec::new();
-            self.add_below(&path, &mut found);
+            self.add_below(&path, Some(&mut found), progress);
             for path in found {
                 events.push(self.event(&path, "EVENT_TYPE_CREATE"));
             }
@@ -161,6 +247,7 @@ impl DirectoryWatch {
             .flatten();
         FilesystemEvent {
             name: path.to_string_lossy().into_owned(),
+            name_bytes: base64_unless_text(path),
             kind,
             entry,
         }

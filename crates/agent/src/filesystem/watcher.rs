@@ -1,15 +1,15 @@
 //! Two ways to follow a directory: a stream, and a watcher that is polled.
 
 use super::message::FilesystemEvent;
-use super::watch::DirectoryWatch;
+use super::watch::{DirectoryWatch, WatchDescriptor};
 use crate::body::BodySource;
 use crate::rpc::{RpcCode, RpcError, frame};
 use crate::sys;
+use crate::workers::{CallClass, CallError, Progress, Workers};
 use bytes::Bytes;
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -17,17 +17,75 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Most watchers that wait to be polled. Each holds an inotify instance, of which the kernel allows
-/// 128.
+/// Maximum number of watchers that wait to be polled. Each holds an inotify instance, of which the
+/// kernel allows 128.
 const MAX_WATCHERS: usize = 100;
-/// Most events that wait for a poll, per watcher; later ones are dropped, and the next poll reports
-/// the loss.
+/// Maximum number of events that wait for a poll, per watcher. Later ones are dropped, and the next
+/// poll reports the loss.
 const MAX_QUEUED_EVENTS: usize = 10_000;
-/// Most bytes that waiting events take, per watcher.
+/// Maximum number of bytes that waiting events take, per watcher.
 const MAX_QUEUED_BYTES: usize = 8 << 20;
+/// Maximum number of reads whose events wait to be sent on a stream. The kernel queues later ones.
+const MAX_QUEUED_READS: usize = 4;
+
+/// A watch whose events a worker reads: new directories are watched, and entries are described.
+struct EventReader {
+    workers: Workers,
+    /// `None` while a worker has it, and for ever if that worker is stuck.
+    watch: Option<DirectoryWatch>,
+}
+
+/// Events of one read of the kernel's queue.
+struct ReadEvents {
+    events: Vec<FilesystemEvent>,
+    /// Reason why events are missing.
+    loss: Option<String>,
+}
+
+impl EventReader {
+    fn new(workers: &Workers, watch: DirectoryWatch) -> Self {
+        Self {
+            workers: workers.clone(),
+            watch: Some(watch),
+        }
+    }
+
+    /// Reads queued events; `None` if there are none.
+    async fn read(&mut self) -> Result<Option<ReadEvents>, RpcError> {
+        let what = "cannot read the events of a watcher";
+        let failed = |e: &io::Error| RpcError::io(what, e);
+        let mut watch = self.watch.take().ok_or_else(|| CallError::Failed {
+            what: what.to_owned(),
+        })?;
+        let work = move |progress: &Progress| {
+            let events = watch.read(progress);
+            (watch, events)
+        };
+        let (mut watch, events) = self.workers.run(CallClass::Files, what, work).await?;
+        let loss = watch.take_loss();
+        self.watch = Some(watch);
+        match events {
+            Ok(events) => Ok(Some(ReadEvents { events, loss })),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(failed(&e)),
+        }
+    }
+}
+
+/// Waits until there are events.
+async fn readable(descriptor: &AsyncFd<WatchDescriptor>) -> io::Result<()> {
+    // All events are read after this, so that the next one makes the descriptor ready again.
+    descriptor.readable().await?.clear_ready();
+    Ok(())
+}
+
+fn lost(message: String) -> RpcError {
+    RpcError::new(RpcCode::ResourceExhausted, message)
+}
 
 /// Watchers by id.
 #[derive(Default)]
@@ -36,55 +94,49 @@ pub struct Watchers {
 }
 
 /// A watcher that is polled. Its events are read as they come, since a directory made beneath it is
-/// seen into only from the moment its event is read.
+/// watched only from the moment its event is read.
 struct PolledWatcher {
-    queue: Rc<RefCell<EventQueue>>,
-    reader: AbortHandle,
+    shared: Rc<SharedWatch>,
+    task: AbortHandle,
 }
 
 impl Drop for PolledWatcher {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.task.abort();
+    }
+}
+
+struct SharedWatch {
+    reader: Mutex<EventReader>,
+    queue: RefCell<EventQueue>,
+}
+
+impl SharedWatch {
+    /// Moves all events of the kernel's queue to that of the watcher.
+    async fn read_all(&self) -> Result<(), RpcError> {
+        let mut reader = self.reader.lock().await;
+        while let Some(read) = reader.read().await? {
+            self.queue.borrow_mut().add(read);
+        }
+        Ok(())
     }
 }
 
 /// Events that wait for a poll.
+#[derive(Default)]
 struct EventQueue {
-    watch: AsyncFd<DirectoryWatch>,
     events: Vec<FilesystemEvent>,
     bytes: usize,
-    /// Events were dropped since the last report of a loss.
-    lost: bool,
+    /// Reason why events are missing since the last report of a loss.
+    loss: Option<String>,
 }
 
 impl EventQueue {
-    fn new(watch: DirectoryWatch) -> io::Result<Self> {
-        Ok(Self {
-            watch: sys::register(watch, Interest::READABLE)?,
-            events: Vec::new(),
-            bytes: 0,
-            lost: false,
-        })
-    }
-
-    /// Reads all events that the kernel has queued; pending until there are more.
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        loop {
-            let mut ready = match std::task::ready!(self.watch.poll_read_ready_mut(cx)) {
-                Ok(ready) => ready,
-                Err(e) => return Poll::Ready(e),
-            };
-            match ready.try_io(|watch| watch.get_mut().read()) {
-                Ok(Ok(events)) => self.keep(events),
-                Ok(Err(e)) => return Poll::Ready(e),
-                Err(_would_block) => {}
-            }
+    fn add(&mut self, read: ReadEvents) {
+        if let Some(loss) = read.loss {
+            self.loss.get_or_insert(loss);
         }
-    }
-
-    fn keep(&mut self, events: Vec<FilesystemEvent>) {
-        self.lost |= self.watch.get_mut().take_overflow();
-        for event in events {
+        for event in read.events {
             // The kernel merges repeated events in its queue; so does this.
             let last = self.events.last_mut();
             if let Some(last) = last.filter(|l| (&l.name, l.kind) == (&event.name, event.kind)) {
@@ -93,7 +145,11 @@ impl EventQueue {
             }
             let bytes = event.weight();
             if self.events.len() >= MAX_QUEUED_EVENTS || self.bytes + bytes > MAX_QUEUED_BYTES {
-                self.lost = true;
+                self.loss.get_or_insert(format!(
+                    "events of this watcher were lost: more than {MAX_QUEUED_EVENTS} events or {} \
+                     MiB waited; list the directory, and poll more often",
+                    MAX_QUEUED_BYTES >> 20
+                ));
                 continue;
             }
             self.bytes += bytes;
@@ -101,21 +157,12 @@ impl EventQueue {
         }
     }
 
-    /// Events since the last call, also those that the reader has not come to yet.
+    /// Events since the last call. They come before the report that events are missing.
     fn take(&mut self) -> Result<Vec<FilesystemEvent>, RpcError> {
-        while let Ok(events) = self.watch.get_mut().read() {
-            self.keep(events);
-        }
-        // Events first, then the report that some were lost.
-        if self.events.is_empty() && std::mem::take(&mut self.lost) {
-            return Err(RpcError::new(
-                RpcCode::ResourceExhausted,
-                format!(
-                    "events of this watcher were lost: more than {MAX_QUEUED_EVENTS} events or {} MiB waited; \
-                     list the directory, and ask more often",
-                    MAX_QUEUED_BYTES >> 20
-                ),
-            ));
+        if self.events.is_empty()
+            && let Some(loss) = self.loss.take()
+        {
+            return Err(lost(loss));
         }
         self.bytes = 0;
         Ok(std::mem::take(&mut self.events))
@@ -123,8 +170,8 @@ impl EventQueue {
 }
 
 impl Watchers {
-    /// Keeps a watch under a new id, and reads its events from now on.
-    pub fn create(&self, watch: DirectoryWatch) -> Result<String, RpcError> {
+    /// Registers a watch under a new id, and reads its events from now on.
+    pub fn create(&self, workers: &Workers, watch: DirectoryWatch) -> Result<String, RpcError> {
         let mut watchers = self.by_id.borrow_mut();
         if watchers.len() >= MAX_WATCHERS {
             return Err(RpcError::new(
@@ -133,23 +180,31 @@ impl Watchers {
             ));
         }
         let id = sys::random_id().map_err(|e| RpcError::io("cannot name the watcher", &e))?;
-        let queue = EventQueue::new(watch).map_err(|e| RpcError::io("cannot watch", &e))?;
-        let queue = Rc::new(RefCell::new(queue));
-        let read = queue.clone();
-        let reader = tokio::task::spawn_local(async move {
-            let _ended = poll_fn(|cx| read.borrow_mut().poll_read(cx)).await;
+        let descriptor = sys::register(watch.descriptor(), Interest::READABLE)
+            .map_err(|e| RpcError::io("cannot watch", &e))?;
+        let shared = Rc::new(SharedWatch {
+            reader: Mutex::new(EventReader::new(workers, watch)),
+            queue: RefCell::default(),
         });
-        let reader = reader.abort_handle();
-        watchers.insert(id.clone(), PolledWatcher { queue, reader });
+        let reading = Rc::clone(&shared);
+        let task = tokio::task::spawn_local(async move {
+            // A poll reports the error, since it fails as well.
+            while readable(&descriptor).await.is_ok() && reading.read_all().await.is_ok() {}
+        });
+        let task = task.abort_handle();
+        watchers.insert(id.clone(), PolledWatcher { shared, task });
         Ok(id)
     }
 
-    /// Events since the last call.
-    pub fn take(&self, id: &str) -> Result<Vec<FilesystemEvent>, RpcError> {
-        let watchers = self.by_id.borrow();
-        let watcher = watchers.get(id).ok_or_else(|| unknown(id))?;
-        let mut queue = watcher.queue.borrow_mut();
-        queue.take()
+    /// Events since the last call, those in the kernel's queue included.
+    pub async fn take(&self, id: &str) -> Result<Vec<FilesystemEvent>, RpcError> {
+        let watcher = self.by_id.borrow().get(id).map(|w| Rc::clone(&w.shared));
+        let shared = watcher.ok_or_else(|| unknown(id))?;
+        // In a task of its own: a client that leaves must not take the watch with it.
+        let reading = Rc::clone(&shared);
+        let read = tokio::task::spawn_local(async move { reading.read_all().await }).await;
+        read.map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))??;
+        shared.queue.borrow_mut().take()
     }
 
     /// Ends a watcher.
@@ -163,9 +218,11 @@ fn unknown(id: &str) -> RpcError {
     RpcError::new(RpcCode::NotFound, format!("watcher '{id}' not found"))
 }
 
-/// The response stream of `WatchDir`.
+/// The response stream of `WatchDir`. It ends with an error if events are missing.
 pub struct WatchStream {
-    watch: AsyncFd<DirectoryWatch>,
+    /// Frames of events, or the error that ends the stream.
+    frames: mpsc::Receiver<Result<Bytes, RpcError>>,
+    task: AbortHandle,
     started: bool,
     ended: bool,
     interval: Duration,
@@ -173,15 +230,32 @@ pub struct WatchStream {
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
+impl Drop for WatchStream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 impl WatchStream {
     /// Streams the events of a watch.
     pub fn new(
+        workers: &Workers,
         watch: DirectoryWatch,
         interval: Duration,
         timeout: Option<Duration>,
     ) -> io::Result<Self> {
+        let descriptor = sys::register(watch.descriptor(), Interest::READABLE)?;
+        let (sender, frames) = mpsc::channel(MAX_QUEUED_READS);
+        let mut reader = EventReader::new(workers, watch);
+        let task = tokio::task::spawn_local(async move {
+            if let Err(e) = send_events(&descriptor, &mut reader, &sender).await {
+                // The stream may have ended meanwhile.
+                let _ = sender.send(Err(e)).await;
+            }
+        });
         Ok(Self {
-            watch: sys::register(watch, Interest::READABLE)?,
+            frames,
+            task: task.abort_handle(),
             started: false,
             ended: false,
             interval,
@@ -190,18 +264,32 @@ impl WatchStream {
         })
     }
 
-    fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        loop {
-            let mut ready = std::task::ready!(self.watch.poll_read_ready_mut(cx))?;
-            let Ok(events) = ready.try_io(|watch| watch.get_mut().read()) else {
-                continue;
-            };
-            let frames: Vec<Bytes> = events?
-                .iter()
+    fn end(&mut self, error: &RpcError) -> Poll<Option<io::Result<Bytes>>> {
+        self.ended = true;
+        Poll::Ready(Some(Ok(frame::end(Some(error)))))
+    }
+}
+
+/// Sends events until the stream ends or events are missing.
+async fn send_events(
+    descriptor: &AsyncFd<WatchDescriptor>,
+    reader: &mut EventReader,
+    sender: &mpsc::Sender<Result<Bytes, RpcError>>,
+) -> Result<(), RpcError> {
+    loop {
+        readable(descriptor)
+            .await
+            .map_err(|e| RpcError::io("cannot watch", &e))?;
+        while let Some(read) = reader.read().await? {
+            let events = read.events.iter();
+            let frames: Vec<Bytes> = events
                 .map(|event| frame::message(&json!({ "filesystem": event })))
                 .collect();
-            if !frames.is_empty() {
-                return Poll::Ready(Ok(frames.concat().into()));
+            if !frames.is_empty() && sender.send(Ok(frames.concat().into())).await.is_err() {
+                return Ok(());
+            }
+            if let Some(loss) = read.loss {
+                return Err(lost(loss));
             }
         }
     }
@@ -216,16 +304,23 @@ impl BodySource for WatchStream {
             self.started = true;
             return Poll::Ready(Some(Ok(frame::message(&json!({ "start": {} })))));
         }
-        if let Poll::Ready(frames) = self.poll_events(cx) {
-            self.idle.as_mut().reset(Instant::now() + self.interval);
-            return Poll::Ready(Some(frames));
+        match self.frames.poll_recv(cx) {
+            Poll::Ready(Some(Ok(frames))) => {
+                self.idle.as_mut().reset(Instant::now() + self.interval);
+                return Poll::Ready(Some(Ok(frames)));
+            }
+            Poll::Ready(Some(Err(e))) => return self.end(&e),
+            Poll::Ready(None) => {
+                let e = RpcError::new(RpcCode::Internal, "the watch ended unexpectedly");
+                return self.end(&e);
+            }
+            Poll::Pending => {}
         }
         if let Some(deadline) = &mut self.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {
-            self.ended = true;
-            let error = RpcError::new(RpcCode::DeadlineExceeded, "the stream ran into its timeout");
-            return Poll::Ready(Some(Ok(frame::end(Some(&error)))));
+            let e = RpcError::new(RpcCode::DeadlineExceeded, "the stream ran into its timeout");
+            return self.end(&e);
         }
         if self.idle.as_mut().poll(cx).is_ready() {
             self.idle.as_mut().reset(Instant::now() + self.interval);

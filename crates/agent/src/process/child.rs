@@ -1,13 +1,21 @@
 //! Creation of a process without copying the agent.
 //!
 //! `clone(CLONE_VM | CLONE_VFORK)`: the child runs in the agent's memory on a stack of its own
-//! while the agent is suspended, until it executes the program. No page tables are copied, which is
-//! most of the cost of `fork`. In return the child must not allocate, lock or touch thread state:
-//! [`run`] makes raw system calls only and reports failure by writing to the parent's memory.
+//! while the calling thread is suspended, until it executes the program. No page tables are copied,
+//! which is most of the cost of `fork`. In return the child must not allocate, lock or touch thread
+//! state: [`run`] makes raw system calls only and reports failure by writing to the parent's
+//! memory.
+//!
+//! The calls on the working directory and the program may wait for a file system, so that a worker
+//! thread creates the process.
 
+use crate::workers::lock;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Everything the child needs, prepared beforehand.
 pub struct SpawnPlan<'a> {
@@ -55,15 +63,19 @@ pub struct SpawnError {
 
 struct ChildContext<'a> {
     plan: &'a SpawnPlan<'a>,
+    pid: &'a AtomicU32,
     failed: Option<(SpawnStep, c_int)>,
 }
 
 const STACK: usize = 64 * 1024;
 
-/// The stack on which children run, one at a time.
+/// A stack on which children run, one at a time.
 pub struct ChildStack {
     base: *mut c_void,
 }
+
+// SAFETY: the mapping belongs to its owner, whichever thread that is on.
+unsafe impl Send for ChildStack {}
 
 impl ChildStack {
     /// Reserves the stack.
@@ -85,9 +97,14 @@ impl ChildStack {
         Ok(Self { base })
     }
 
-    /// Starts a process. Returns its pid once the program runs.
-    pub fn spawn(&mut self, plan: &SpawnPlan<'_>) -> Result<u32, SpawnError> {
-        let mut context = ChildContext { plan, failed: None };
+    /// Starts a process. Returns its pid once the program runs. The child stores its pid in `pid`
+    /// before anything else, so that its exit can be attributed to it from the first moment.
+    pub fn spawn(&mut self, plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
+        let mut context = ChildContext {
+            plan,
+            pid,
+            failed: None,
+        };
         // SAFETY: the stack is used here only (`&mut self`) and CLONE_VFORK suspends this thread
         // until the child has left it; `context` outlives that. The child only makes system calls
         // and writes `context.failed`.
@@ -119,6 +136,44 @@ impl ChildStack {
     }
 }
 
+/// Stacks that no child runs on.
+static STACKS: Mutex<Vec<ChildStack>> = Mutex::new(Vec::new());
+/// Number of attempts to execute a program that is open for writing.
+const BUSY_ATTEMPTS: u32 = 10;
+/// Pause between these attempts.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// [`ChildStack::spawn`] on any stack.
+///
+/// A program that was just written may be open for writing in a child of another thread, which has
+/// copies of the agent's descriptors for a moment. The execution is attempted again then.
+pub fn spawn(plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
+    let failed = |error| SpawnError {
+        step: SpawnStep::Setup,
+        error,
+    };
+    let kept = lock(&STACKS).pop();
+    let mut stack = kept.map_or_else(ChildStack::new, Ok).map_err(failed)?;
+    let mut attempts = 1;
+    let result = loop {
+        match stack.spawn(plan, pid) {
+            Err(e) if e.is_busy() && attempts < BUSY_ATTEMPTS => {
+                attempts += 1;
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            result => break result,
+        }
+    };
+    lock(&STACKS).push(stack);
+    result
+}
+
+impl SpawnError {
+    fn is_busy(&self) -> bool {
+        self.step == SpawnStep::Exec && self.error.raw_os_error() == Some(libc::ETXTBSY)
+    }
+}
+
 impl Drop for ChildStack {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `new`, no child is on it.
@@ -131,6 +186,9 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     // SAFETY: `spawn` passes a live ChildContext; the parent is suspended, so there is no other
     // user of it.
     unsafe {
+        let pid = libc::syscall(libc::SYS_getpid);
+        let pid = u32::try_from(pid).unwrap_or(0);
+        (*context).pid.store(pid, Ordering::Release);
         let failure = prepare((*context).plan);
         (&raw mut (*context).failed).write_volatile(Some(failure));
         libc::syscall(libc::SYS_exit_group, 127);
@@ -159,6 +217,11 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
     for (target, source) in [(0, stdin), (1, stdout), (2, stderr)] {
         attempt!(SpawnStep::Setup, libc::SYS_dup2, source, target);
     }
+    // The calls below may wait for ever. Copies of the agent's descriptors would keep its
+    // connections and other processes' pipes open meanwhile. All are closed on execution at the
+    // latest, so that a kernel without this call is fine.
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     if plan.terminal {
         attempt!(
             SpawnStep::Setup,

@@ -20,8 +20,9 @@ impl ProcessExit {
         matches!(self, Self::Signal(libc::SIGKILL) | Self::Code(137))
     }
 
-    /// The final frames of a stream: the `end` event and the end of the stream.
-    pub fn frames(self, out_of_memory: bool) -> Bytes {
+    /// The final frames of a stream: the `end` event and the end of the stream. `output_open` marks
+    /// that other processes still have the output open: what they write later is not sent.
+    pub fn frames(self, out_of_memory: bool, output_open: bool) -> Bytes {
         let (code, exited, mut status) = match self {
             Self::Code(code) => (code, true, format!("exit status {code}")),
             Self::Signal(signal) => (128 + signal, false, format!("signal: {}", describe(signal))),
@@ -37,6 +38,7 @@ impl ProcessExit {
                     error: (code != 0).then_some(&status),
                     status: &status,
                     oom_killed: out_of_memory,
+                    output_open,
                 },
             },
         };
@@ -66,6 +68,8 @@ struct ProcessEnd<'a> {
     error: Option<&'a String>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     oom_killed: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    output_open: bool,
 }
 
 /// Go's name of a signal, on which clients match.

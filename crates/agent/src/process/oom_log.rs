@@ -4,7 +4,7 @@
 use super::oom::OomWatch;
 use crate::calendar::format_seconds;
 use crate::sys;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -78,14 +78,9 @@ impl OomVictim {
 
 /// The guest's memory as text.
 fn guest_memory_text() -> String {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| {
-        let rest = line.strip_prefix("MemTotal:")?.trim();
-        rest.strip_suffix(" kB")?.parse::<u64>().ok()
-    });
-    match total {
-        Some(kib) => format!("the guest ({} MiB)", kib / 1024),
-        None => "the guest".to_owned(),
+    match sys::memory_kib() {
+        Ok(kib) => format!("the guest ({} MiB)", kib / 1024),
+        Err(_) => "the guest".to_owned(),
     }
 }
 

@@ -22,8 +22,8 @@ pub const PIPE_CHUNK_BYTES: usize = 32 * 1024;
 const WIDE_PIPE_BYTES: libc::c_int = 256 * 1024;
 /// Most bytes of one data event from a terminal.
 pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
-/// Time after a process's exit by which a background child that holds its output open delays the
-/// end.
+/// Time after a process's exit for which a background process that has its output open delays the
+/// end. Output after it is dropped, and the end event says so.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 /// Time for a process over its time limit to end after SIGTERM, before SIGKILL follows.
 const TERM_GRACE: Duration = Duration::from_secs(2);
@@ -190,7 +190,12 @@ impl OutputPump {
                 return Poll::Pending;
             }
         }
-        let last = self.process.end.get_or_init(|| exit.frames(oom));
+        // Marked in the `end` event: the frames after it could reach no client.
+        let output_open = !self.outputs.is_empty();
+        let last = self
+            .process
+            .end
+            .get_or_init(|| exit.frames(oom, output_open));
         self.process.hub.close(last);
         self.process.input.release();
         // A terminal whose leader is gone is hung up; a pipe is read to its end.

@@ -23,7 +23,7 @@ pub async fn start(
     body: &mut Incoming,
 ) -> Result<ReplyBody, RpcError> {
     let request: StartRequest = request::single(body).await?;
-    let subscription = start::start(agent, request, &call)?;
+    let subscription = start::start(agent, request, &call).await?;
     Ok(ReplyBody::Stream(Box::new(EventStream::new(
         subscription,
         call.keepalive,

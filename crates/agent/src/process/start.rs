@@ -1,12 +1,12 @@
 //! `Start`: from a request to a running process.
 
-use super::child::{SpawnError, SpawnPlan, SpawnStep};
+use super::child::{self, SpawnError, SpawnPlan, SpawnStep};
 use super::frame_hub::{FrameHub, Subscription};
-use super::input::{InputSink, ProcessInput};
+use super::input::ProcessInput;
 use super::message::StartRequest;
-use super::output_pump::{OutputPump, ProcessDeadline, ProcessOutput};
+use super::output_pump::{OutputPump, ProcessDeadline};
+use super::pipes::{self, AgentEnds};
 use super::program_lookup;
-use super::pty;
 use super::table::GuestProcess;
 use crate::boot::site;
 use crate::rpc::request::CallInfo;
@@ -14,92 +14,102 @@ use crate::rpc::{RpcCode, RpcError, frame};
 use crate::settings::DEFAULT_PATH;
 use crate::state::Agent;
 use crate::sys;
-use crate::users::User;
+use crate::users::{User, UserLookup};
+use crate::workers::{CallClass, Progress};
 use bytes::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The `start` event of a process.
 pub fn start_event(pid: u32) -> Bytes {
     frame::message(&serde_json::json!({"event": {"start": {"pid": pid}}}))
 }
 
+/// Pid of a process that a worker starts; 0 until the process exists.
+#[derive(Debug, Clone, Default)]
+pub struct SpawnSlot(Arc<AtomicU32>);
+
+impl SpawnSlot {
+    /// The pid, or 0.
+    pub fn pid(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl PartialEq for SpawnSlot {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// Starts a process and subscribes to it.
-pub fn start(
+pub async fn start(
     agent: &Rc<Agent>,
     request: StartRequest,
     call: &CallInfo,
 ) -> Result<Subscription<GuestProcess>, RpcError> {
-    let user = agent.user(call.user.as_deref())?;
-    let cwd = working_directory(agent, &user, request.process.cwd.as_deref())?;
-    let env = environment(agent, &user, &request);
-    let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-    let program = program_lookup::find(&request.process.cmd, path, &cwd, &user)?;
+    // In a task of its own: a process that was started is registered although its client left.
+    let (agent, call) = (Rc::clone(agent), call.clone());
+    let task = tokio::task::spawn_local(async move {
+        let slot = SpawnSlot::default();
+        agent.processes.begin(&slot);
+        let started = start_registered(&agent, request, &call, &slot).await;
+        if started.is_err() {
+            agent.processes.abandon(&slot);
+        }
+        started
+    });
+    task.await
+        .map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))?
+}
 
-    let bad = |_| {
-        RpcError::new(
-            RpcCode::InvalidArgument,
-            "a NUL byte in command or environment",
-        )
+async fn start_registered(
+    agent: &Rc<Agent>,
+    request: StartRequest,
+    call: &CallInfo,
+    slot: &SpawnSlot,
+) -> Result<Subscription<GuestProcess>, RpcError> {
+    let what = format!("{}: cannot start", request.process.cmd);
+    let job = SpawnJob {
+        lookup: agent.lookup(call.user.as_deref()),
+        default_workdir: agent.settings.borrow().default_workdir.clone(),
+        variables: agent.sandbox_variables(),
+        site_variables: agent.site_variables.borrow().clone(),
+        null: Arc::clone(&agent.processes.null),
+        slot: slot.clone(),
+        request,
     };
-    let argv: Vec<CString> = std::iter::once(&request.process.cmd)
-        .chain(&request.process.args)
-        .map(|a| sys::cstring(a.as_bytes()).map_err(bad))
-        .collect::<Result<_, _>>()?;
-    let envp: Vec<CString> = env
-        .iter()
-        .map(|(k, v)| sys::cstring(format!("{k}={v}").as_bytes()).map_err(bad))
-        .collect::<Result<_, _>>()?;
-    let pipes = ProcessPipes::open(&request, &user)
+    let spawn = move |progress: &Progress| job.spawn(progress);
+    let mut spawned = agent.workers.attempt(CallClass::Start, what, spawn).await?;
+    let lost = || RpcError::new(RpcCode::Internal, "the process was started twice");
+    let (request, ends) = spawned.parts.take().ok_or_else(lost)?;
+    let (sink, outputs) = ends
+        .register()
         .map_err(|e| RpcError::io("cannot connect a process", &e))?;
-    let limits = request
-        .process
-        .limits
-        .map(|l| l.pairs())
-        .unwrap_or_default();
-    // SAFETY: no pointers.
-    let privileged = unsafe { libc::geteuid() } == 0;
-    let pid = agent
-        .processes
-        .stack
-        .borrow_mut()
-        .spawn(&SpawnPlan {
-            program: &sys::cpath(&program).map_err(bad)?,
-            argv: &pointers(&argv),
-            envp: &pointers(&envp),
-            cwd: &sys::cpath(&cwd).map_err(bad)?,
-            stdio: pipes.child.each_ref().map(|fd| match fd {
-                Some(fd) => fd.as_raw_fd(),
-                None => agent.processes.null.as_raw_fd(),
-            }),
-            terminal: request.pty.is_some(),
-            identity: privileged.then_some((user.uid, user.gid, &user.groups)),
-            limits: &limits,
-        })
-        .map_err(|e| explain(&request.process.cmd, &cwd, &e))?;
-
+    let pid = spawned.adopt();
     let process = Rc::new(GuestProcess {
         pid,
         config: request.process,
         tag: request.tag,
         hub: FrameHub::default(),
-        input: ProcessInput::new(pipes.sink),
+        input: ProcessInput::new(sink),
         exit: Cell::new(None),
         end: OnceCell::new(),
         pump: RefCell::new(None),
         killed: Cell::new(false),
         before: Cell::new(0),
     });
-    agent.processes.insert(&process);
+    agent.processes.insert(&process, slot);
     let subscription = Subscription::new(&process, start_event(pid));
     let pump = OutputPump {
         process,
-        outputs: pipes.outputs,
+        outputs,
         deadline: call
             .timeout
             .map(|limit| ProcessDeadline::new(limit, subscription.id())),
@@ -109,60 +119,135 @@ pub fn start(
     Ok(subscription)
 }
 
-fn working_directory(
-    agent: &Agent,
-    user: &User,
-    requested: Option<&str>,
-) -> Result<PathBuf, RpcError> {
-    let settings = agent.settings.borrow();
-    let default = settings.default_workdir.as_deref();
-    let requested = requested.filter(|c| !c.is_empty());
-    // An image may configure a directory that it does not contain; only a directory of the request
-    // is an error.
-    let there = |path: &&str| requested.is_some() || user.resolve(path, None).is_dir();
-    match requested.or(default.filter(there)) {
-        Some(cwd) => {
-            let cwd = user.resolve(cwd, default);
-            match std::fs::metadata(&cwd) {
-                Ok(found) if found.is_dir() => Ok(cwd),
-                Ok(_) => Err(bad_cwd(&cwd, "is not a directory")),
-                Err(_) => Err(bad_cwd(&cwd, "does not exist")),
-            }
-        }
-        None => {
-            // A user without a home still gets to work.
-            let home = PathBuf::from(&user.home);
-            Ok(if home.is_dir() {
-                home
-            } else {
-                PathBuf::from("/")
-            })
+/// All that a worker needs to start a process.
+struct SpawnJob {
+    lookup: UserLookup,
+    default_workdir: Option<String>,
+    /// Environment of the sandbox.
+    variables: BTreeMap<String, String>,
+    site_variables: BTreeMap<String, String>,
+    null: Arc<OwnedFd>,
+    slot: SpawnSlot,
+    request: StartRequest,
+}
+
+/// A process that was started. It is killed on drop unless it is adopted: its caller did not wait
+/// for it.
+struct SpawnedProcess {
+    pid: u32,
+    parts: Option<(StartRequest, AgentEnds)>,
+}
+
+impl SpawnedProcess {
+    fn adopt(mut self) -> u32 {
+        std::mem::take(&mut self.pid)
+    }
+}
+
+impl Drop for SpawnedProcess {
+    fn drop(&mut self) {
+        if self.pid != 0 {
+            // SAFETY: no pointers. The process leads its group.
+            unsafe { libc::kill(-self.pid.cast_signed(), libc::SIGKILL) };
         }
     }
 }
 
-fn bad_cwd(cwd: &std::path::Path, why: &str) -> RpcError {
+impl SpawnJob {
+    fn spawn(self, progress: &Progress) -> Result<SpawnedProcess, RpcError> {
+        let user = self.lookup.find()?;
+        let cwd = self.working_directory(&user, progress)?;
+        let env = self.environment(&user);
+        let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+        let request = self.request;
+        let program = program_lookup::find(&request.process.cmd, path, &cwd, &user)?;
+        progress.advance();
+        let bad = |_| {
+            RpcError::new(
+                RpcCode::InvalidArgument,
+                "a NUL byte in command or environment",
+            )
+        };
+        let argv: Vec<CString> = std::iter::once(&request.process.cmd)
+            .chain(&request.process.args)
+            .map(|a| sys::cstring(a.as_bytes()).map_err(bad))
+            .collect::<Result<_, _>>()?;
+        let envp: Vec<CString> = env
+            .iter()
+            .map(|(k, v)| sys::cstring(format!("{k}={v}").as_bytes()).map_err(bad))
+            .collect::<Result<_, _>>()?;
+        let (stdio, ends) = pipes::open(&request, &user)
+            .map_err(|e| RpcError::io("cannot connect a process", &e))?;
+        let limits = request.process.limits.map(|l| l.pairs());
+        // SAFETY: no pointers.
+        let privileged = unsafe { libc::geteuid() } == 0;
+        let plan = SpawnPlan {
+            program: &sys::cpath(&program).map_err(bad)?,
+            argv: &pointers(&argv),
+            envp: &pointers(&envp),
+            cwd: &sys::cpath(&cwd).map_err(bad)?,
+            stdio: stdio.each_ref().map(|fd| match fd {
+                Some(fd) => fd.as_raw_fd(),
+                None => self.null.as_raw_fd(),
+            }),
+            terminal: request.pty.is_some(),
+            identity: privileged.then_some((user.uid, user.gid, &user.groups)),
+            limits: limits.as_deref().unwrap_or_default(),
+        };
+        let pid = child::spawn(&plan, &self.slot.0)
+            .map_err(|e| explain(&request.process.cmd, &cwd, &e))?;
+        Ok(SpawnedProcess {
+            pid,
+            parts: Some((request, ends)),
+        })
+    }
+
+    fn working_directory(&self, user: &User, progress: &Progress) -> Result<PathBuf, RpcError> {
+        let default = self.default_workdir.as_deref();
+        let requested = self.request.process.cwd.as_deref();
+        let requested = requested.filter(|c| !c.is_empty());
+        if let Some(cwd) = requested {
+            let cwd = user.resolve(cwd, default);
+            progress.enter(&cwd)?;
+            return match std::fs::metadata(&cwd) {
+                Ok(found) if found.is_dir() => Ok(cwd),
+                Ok(_) => Err(bad_cwd(&cwd, "is not a directory")),
+                Err(_) => Err(bad_cwd(&cwd, "does not exist")),
+            };
+        }
+        // An image may configure a directory that it does not contain, and a user without a home
+        // still gets to work. So does one whose directory is on a file system that does not answer.
+        let default = default.map(|path| user.resolve(path, None));
+        for directory in default.into_iter().chain([PathBuf::from(&user.home)]) {
+            if progress.enter(&directory).is_ok() && directory.is_dir() {
+                return Ok(directory);
+            }
+        }
+        Ok(PathBuf::from("/"))
+    }
+
+    fn environment(&self, user: &User) -> BTreeMap<String, String> {
+        let mut env = BTreeMap::from([
+            ("PATH".to_owned(), DEFAULT_PATH.to_owned()),
+            ("HOME".to_owned(), user.home.clone()),
+            ("USER".to_owned(), user.name.clone()),
+            ("LOGNAME".to_owned(), user.name.clone()),
+        ]);
+        if self.request.pty.is_some() {
+            env.insert("TERM".to_owned(), "xterm-256color".to_owned());
+        }
+        env.extend(self.variables.clone());
+        env.extend(self.request.process.envs.clone());
+        site::add_missing(&mut env, &self.site_variables);
+        env
+    }
+}
+
+fn bad_cwd(cwd: &Path, why: &str) -> RpcError {
     RpcError::new(
         RpcCode::InvalidArgument,
         format!("cwd '{}' {why}", cwd.display()),
     )
-}
-
-fn environment(agent: &Agent, user: &User, request: &StartRequest) -> BTreeMap<String, String> {
-    let settings = agent.settings.borrow();
-    let mut env = BTreeMap::from([
-        ("PATH".to_owned(), DEFAULT_PATH.to_owned()),
-        ("HOME".to_owned(), user.home.clone()),
-        ("USER".to_owned(), user.name.clone()),
-        ("LOGNAME".to_owned(), user.name.clone()),
-    ]);
-    if request.pty.is_some() {
-        env.insert("TERM".to_owned(), "xterm-256color".to_owned());
-    }
-    env.extend(settings.env.clone());
-    env.extend(request.process.envs.clone());
-    site::add_missing(&mut env, agent.site.borrow().variables());
-    env
 }
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
@@ -173,59 +258,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
-/// The descriptors between us and a process.
-struct ProcessPipes {
-    /// Its stdin, stdout and stderr; `None` is `/dev/null`.
-    child: [Option<OwnedFd>; 3],
-    sink: InputSink,
-    outputs: Vec<ProcessOutput>,
-}
-
-impl ProcessPipes {
-    fn open(request: &StartRequest, user: &User) -> io::Result<Self> {
-        if let Some(pty) = request.pty {
-            let (master, slave) = pty::open(pty.size, user.uid)?;
-            let master = Rc::new(sys::watch(master)?);
-            return Ok(Self {
-                child: [
-                    Some(slave.try_clone()?),
-                    Some(slave.try_clone()?),
-                    Some(slave),
-                ],
-                sink: InputSink::Pty(Rc::clone(&master)),
-                outputs: vec![ProcessOutput {
-                    fd: master,
-                    field: "pty",
-                    is_wide: Cell::new(true),
-                }],
-            });
-        }
-        let (stdin, sink) = if request.stdin.unwrap_or(true) {
-            let (theirs, ours) = sys::pipe()?;
-            (Some(theirs), InputSink::Pipe(sys::watch(ours)?))
-        } else {
-            (None, InputSink::Closed)
-        };
-        let (stdout, their_stdout) = sys::pipe()?;
-        let (stderr, their_stderr) = sys::pipe()?;
-        let output = |fd: OwnedFd, field| -> io::Result<ProcessOutput> {
-            sys::set_nonblocking(fd.as_raw_fd())?;
-            let fd = sys::register(fd, tokio::io::Interest::READABLE)?;
-            Ok(ProcessOutput {
-                fd: Rc::new(fd),
-                field,
-                is_wide: Cell::new(false),
-            })
-        };
-        Ok(Self {
-            child: [stdin, Some(their_stdout), Some(their_stderr)],
-            sink,
-            outputs: vec![output(stdout, "stdout")?, output(stderr, "stderr")?],
-        })
-    }
-}
-
-fn explain(cmd: &str, cwd: &std::path::Path, failure: &SpawnError) -> RpcError {
+fn explain(cmd: &str, cwd: &Path, failure: &SpawnError) -> RpcError {
     let error = &failure.error;
     match (failure.step, error.raw_os_error()) {
         (SpawnStep::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => program_lookup::not_found(cmd),

@@ -1,12 +1,12 @@
 //! Processes that clients know.
 
-use super::child::ChildStack;
 use super::exit::ProcessExit;
 use super::frame_hub::FrameHub;
 use super::input::ProcessInput;
 use super::message::{ProcessConfig, ProcessSelector};
 use super::oom::OomWatch;
 use super::oom_log::CountedKills;
+use super::start::SpawnSlot;
 use crate::rpc::{RpcCode, RpcError};
 use crate::sys;
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Waker;
 
 /// Most ended processes that can still be connected to.
@@ -71,23 +72,31 @@ impl GuestProcess {
     /// may have it, which then exists under that number.
     pub fn kill_orphans(&self) {
         let pid = self.pid.cast_signed();
-        if !std::path::Path::new("/proc").join(pid.to_string()).exists() {
+        // SAFETY: no pointers. It fails unless a process has this number.
+        if sys::check(unsafe { libc::kill(pid, 0) }).is_err() {
             // SAFETY: no pointers.
             let _ = sys::check(unsafe { libc::kill(-pid, libc::SIGKILL) });
         }
     }
 }
 
+/// A process that a worker starts.
+struct StartingProcess {
+    slot: SpawnSlot,
+    /// Its exit, if it was reaped already, and whether it was killed for want of memory.
+    exit: Option<(ProcessExit, bool)>,
+}
+
 /// All processes, and the resources to start more.
 pub struct ProcessTable {
     running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
     ended: RefCell<VecDeque<Rc<GuestProcess>>>,
-    /// Stack on which children run until they execute their program.
-    pub stack: RefCell<ChildStack>,
+    /// Processes that workers start.
+    starting: RefCell<Vec<StartingProcess>>,
     /// Buffer into which output is read, one read at a time.
     pub scratch: RefCell<Box<[u8]>>,
     /// `/dev/null`.
-    pub null: OwnedFd,
+    pub null: Arc<OwnedFd>,
     oom: OomWatch,
     /// Number of processes that were started so far.
     started: Cell<u64>,
@@ -108,9 +117,9 @@ impl ProcessTable {
         Ok(Self {
             running: RefCell::default(),
             ended: RefCell::default(),
-            stack: RefCell::new(ChildStack::new()?),
+            starting: RefCell::default(),
             scratch: RefCell::new(vec![0; super::output_pump::PIPE_CHUNK_BYTES].into()),
-            null: null.into(),
+            null: Arc::new(null.into()),
             oom: OomWatch::new(),
             started: Cell::new(0),
             kill: Cell::new(None),
@@ -118,14 +127,38 @@ impl ProcessTable {
         })
     }
 
-    /// Takes in a new process.
-    pub fn insert(&self, process: &Rc<GuestProcess>) {
+    /// Registers a process that a worker is about to start, so that its exit is recorded even if it
+    /// is reaped before [`Self::insert`].
+    pub fn begin(&self, slot: &SpawnSlot) {
+        self.starting.borrow_mut().push(StartingProcess {
+            slot: slot.clone(),
+            exit: None,
+        });
+    }
+
+    /// Forgets a process that could not be started.
+    pub fn abandon(&self, slot: &SpawnSlot) {
+        self.starting.borrow_mut().retain(|s| s.slot != *slot);
+    }
+
+    /// Registers a process that was started with `slot`.
+    pub fn insert(&self, process: &Rc<GuestProcess>, slot: &SpawnSlot) {
         process.before.set(self.started.get());
         self.started.set(self.started.get() + 1);
         self.ended.borrow_mut().retain(|p| p.pid != process.pid);
-        self.running
-            .borrow_mut()
-            .insert(process.pid, Rc::clone(process));
+        let mut starting = self.starting.borrow_mut();
+        let mut own = starting.extract_if(.., |s| s.slot == *slot);
+        let exit = own.next().and_then(|s| s.exit);
+        drop(own);
+        drop(starting);
+        match exit {
+            Some((exit, oom)) => self.end(process, exit, oom),
+            None => {
+                self.running
+                    .borrow_mut()
+                    .insert(process.pid, Rc::clone(process));
+            }
+        }
     }
 
     /// The kernel said that a child ended.
@@ -141,11 +174,19 @@ impl ProcessTable {
             kills.child_ended(pid, known.map(|p| p.config.cmd.as_str()));
         }
         let Some(process) = process else {
+            let mut starting = self.starting.borrow_mut();
+            if let Some(starting) = starting.iter_mut().find(|s| s.slot.pid() == pid) {
+                starting.exit = Some((exit, oom));
+            }
             return;
         };
+        self.end(&process, exit, oom);
+    }
+
+    fn end(&self, process: &Rc<GuestProcess>, exit: ProcessExit, oom: bool) {
         process.exit.set(Some((exit, oom && !process.killed.get())));
         let mut ended = self.ended.borrow_mut();
-        ended.push_back(Rc::clone(&process));
+        ended.push_back(Rc::clone(process));
         if ended.len() > MAX_ENDED_PROCESSES {
             ended.pop_front();
         }

@@ -1,7 +1,7 @@
 //! Trees of files as archives: `GET /archive`, `PUT /archive`, `GET /layer`.
 //!
-//! The work on files is done by a thread of its own, joined to the connection by a bounded channel:
-//! the faster side waits.
+//! A worker reads and writes the files, connected to the HTTP connection by a bounded channel: the
+//! faster side waits.
 
 pub mod layer;
 pub mod receive;
@@ -9,16 +9,12 @@ pub mod send;
 
 pub use layer::is_excluded;
 
-use super::error::RestError;
 use super::file_query::{decode, decode_bytes, pairs};
+use crate::filesystem::request_path::RequestPath;
 use crate::state::Agent;
-use crate::users::User;
-use hyper::{StatusCode, Uri};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use crate::users::{User, UserLookup};
+use hyper::Uri;
 use std::path::PathBuf;
-use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Pieces under way between thread and connection.
 const MAX_QUEUED_CHUNKS: usize = 4;
@@ -47,21 +43,12 @@ impl ArchiveQuery {
         query
     }
 
-    fn user(&self, agent: &Agent) -> Result<User, RestError> {
-        Ok(agent.user(self.username.as_deref())?)
+    fn lookup(&self, agent: &Agent) -> UserLookup {
+        agent.lookup(self.username.as_deref())
     }
 }
 
-/// A client's path, which need not be text, as [`User::resolve`] has it.
+/// A client's path, which need not be text, as [`User::resolve`] resolves it.
 fn resolve(user: &User, path: &[u8]) -> PathBuf {
-    match std::str::from_utf8(path) {
-        Ok(path) => user.resolve(path, None),
-        Err(_) => PathBuf::from(&user.home).join(OsStr::from_bytes(path)),
-    }
-}
-
-/// Waits for room for one more archive.
-async fn archive_permit(agent: &Agent) -> Result<OwnedSemaphorePermit, RestError> {
-    let room = Arc::clone(&agent.archives).acquire_owned().await;
-    room.map_err(|e| RestError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))
+    RequestPath::from_bytes(path.to_vec()).resolve(user)
 }

@@ -7,6 +7,7 @@ use crate::body::{ReplyBody, json};
 use crate::boot::root;
 use crate::state::Agent;
 use crate::sys;
+use crate::workers::CallClass;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use serde::Serialize;
@@ -60,7 +61,7 @@ pub async fn answer(
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
-    super::only_root(agent, query("username").as_deref(), "changes are")?;
+    super::only_root(agent, query("username").as_deref(), "changes are").await?;
     let most = match query("limit") {
         None => DEFAULT_CHANGES,
         Some(text) => text
@@ -77,7 +78,8 @@ pub async fn answer(
     };
     let upper = path_of(written);
     let lowers = images.iter().map(path_of).collect();
-    let work = tokio::task::spawn_blocking(move || {
+    let what = "cannot list the changes of this sandbox";
+    let work = move |_: &_| {
         let mut found = FileChanges::default();
         let mut walk = ChangeWalk {
             most,
@@ -85,12 +87,10 @@ pub async fn answer(
         };
         walk.directory(&upper, lowers, Path::new(""), 0)
             .map(|()| found)
-    });
-    let found = work
-        .await
-        .map_err(|e| RestError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?
-        .map_err(|e| RestError::io("cannot look at what this sandbox wrote", &e))?;
-    Ok(json(&found))
+            .map_err(|e| RestError::io(what, &e))
+    };
+    let call = agent.workers.attempt(CallClass::Archive, what, work);
+    Ok(json(&call.await?))
 }
 
 /// A way to an open directory that no mount hides.

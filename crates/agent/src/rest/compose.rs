@@ -7,11 +7,17 @@ use crate::filesystem::operation;
 use crate::rpc::request::{self, collect};
 use crate::state::Agent;
 use crate::sys;
+use crate::users::User;
+use crate::workers::{CallClass, Progress};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use serde::Deserialize;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Number of bytes that are copied in one step.
+const COPY_BYTES: u64 = 4 << 20;
 
 #[derive(Debug, Deserialize)]
 struct ComposeRequest {
@@ -25,28 +31,40 @@ pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
-    let user = FileQuery::of(request.uri()).admit(agent, request.headers(), "write")?;
+    let lookup = FileQuery::of(request.uri()).admit(agent, request.headers(), "write")?;
     let body = collect(request.into_body(), 1024 * 1024).await?;
     let compose: ComposeRequest = request::parse(&body)?;
-    let destination = user.resolve(&compose.destination, None);
-    let failed = |what: &std::path::Path, e: &io::Error| {
-        RestError::io(&format!("cannot compose '{}'", what.display()), e)
-    };
     if compose.source_paths.is_empty() {
         return Err(RestError::bad("there is nothing to compose"));
     }
+    let what = format!("cannot compose '{}'", compose.destination);
+    let work = move |progress: &Progress| work(&compose, &lookup.find()?, progress);
+    let written = agent.workers.attempt(CallClass::Files, what, work).await?;
+    Ok(json(&written))
+}
+
+fn work(
+    compose: &ComposeRequest,
+    user: &User,
+    progress: &Progress,
+) -> Result<serde_json::Value, RestError> {
+    let destination = user.resolve(&compose.destination, None);
+    progress.enter(&destination)?;
+    let failed = |what: &Path, e: &io::Error| {
+        RestError::io(&format!("cannot compose '{}'", what.display()), e)
+    };
     if let Some(parent) = destination.parent() {
-        operation::make_dirs(parent, &user).map_err(|e| failed(parent, &e))?;
+        operation::make_dirs(parent, user).map_err(|e| failed(parent, &e))?;
     }
     let mut partial = destination.clone().into_os_string();
     partial.push(".jiffy-partial");
-    let partial = std::path::PathBuf::from(partial);
+    let partial = PathBuf::from(partial);
     let sources: Vec<_> = compose
         .source_paths
         .iter()
         .map(|s| user.resolve(s, None))
         .collect();
-    let joined = join(&sources, &partial).and_then(|()| {
+    let joined = join(&sources, &partial, progress).and_then(|()| {
         match sys::chown(&partial, user.uid, user.gid) {
             Err(e) if e.raw_os_error() != Some(libc::EPERM) => return Err((partial.clone(), e)),
             _ => {}
@@ -61,22 +79,22 @@ pub async fn answer(
         // A source that cannot be removed does no harm.
         let _ = std::fs::remove_file(source);
     }
-    Ok(json(&serde_json::json!({
+    Ok(serde_json::json!({
         "path": destination.to_string_lossy(),
         "name": destination.file_name().map(|n| n.to_string_lossy()),
         "type": "file",
-    })))
+    }))
 }
 
-fn join(
-    sources: &[std::path::PathBuf],
-    to: &std::path::Path,
-) -> Result<(), (std::path::PathBuf, io::Error)> {
+fn join(sources: &[PathBuf], to: &Path, progress: &Progress) -> Result<(), (PathBuf, io::Error)> {
     let mut out = File::create(to).map_err(|e| (to.to_path_buf(), e))?;
     for source in sources {
         let at = |e| (source.clone(), e);
-        let mut input = File::open(source).map_err(at)?;
-        io::copy(&mut input, &mut out).map_err(at)?;
+        let mut input = sys::open_regular(source, File::options().read(true)).map_err(at)?;
+        // In steps, each of which is progress.
+        while io::copy(&mut (&mut input).take(COPY_BYTES), &mut out).map_err(at)? > 0 {
+            progress.advance();
+        }
     }
     Ok(())
 }

@@ -3,8 +3,10 @@
 use super::error::RestError;
 use super::file_query::FileQuery;
 use super::range::{self, ByteRange};
-use crate::body::{BodySource, ReplyBody};
+use crate::body::ReplyBody;
+use crate::filesystem::request_path::RequestPath;
 use crate::state::Agent;
+use crate::workers::{CallClass, ChunkSource, Progress, WorkerBody};
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -14,25 +16,75 @@ use hyper::{Method, Request, Response, StatusCode};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::task::{Context, Poll};
+use std::path::Path;
 
-const CHUNK: usize = 64 * 1024;
+/// Size of the first chunk. A file that fits in it is read in one call of a worker.
+const FIRST_CHUNK_BYTES: usize = 64 * 1024;
+/// Maximum size of later chunks.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Parts of the request on which the answer depends.
+struct DownloadRequest {
+    range: Option<String>,
+    /// The client accepts gzip and nothing else.
+    wants_gzip: bool,
+    head_only: bool,
+}
+
+/// A file that was opened, and the beginning of its answer.
+struct Download {
+    response: Response<Vec<u8>>,
+    /// The rest of the body, and the length of the whole body if it is known.
+    rest: Option<(FileSource, Option<u64>)>,
+}
 
 /// Sends a file, or part of it.
-pub fn answer(
+pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = FileQuery::of(request.uri());
-    let user = query.admit(agent, request.headers(), "read")?;
-    let asked = query.path.as_deref().unwrap_or_default();
-    let path = user.resolve(asked, None);
+    let lookup = query.admit(agent, request.headers(), "read")?;
+    let path = query.path().unwrap_or(RequestPath::Text(String::new()));
+    let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
+    let request = DownloadRequest {
+        range: text(header::RANGE).map(str::to_owned),
+        // Most clients list gzip by habit, beside others; one that asks for it alone means it.
+        wants_gzip: text(header::ACCEPT_ENCODING).is_some_and(|v| v.trim() == "gzip"),
+        head_only: request.method() == Method::HEAD,
+    };
+    let what = format!("cannot read '{}'", path.display());
+    let work = move |progress: &Progress| {
+        let path = path.resolve_existing(&lookup.find()?, progress)?;
+        open(&path, &request, progress)
+    };
+    let call = agent.workers.attempt(CallClass::Files, what.clone(), work);
+    let Download { response, rest } = call.await?;
+    let (head, first) = response.into_parts();
+    let body = match rest {
+        None if first.is_empty() => ReplyBody::empty(),
+        None => ReplyBody::whole(first),
+        Some((source, length)) => {
+            let first = Some(Bytes::from(first)).filter(|first| !first.is_empty());
+            let body = WorkerBody::new(&agent.workers, what, first, source, length);
+            ReplyBody::Stream(Box::new(body))
+        }
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+fn open(
+    path: &Path,
+    request: &DownloadRequest,
+    progress: &Progress,
+) -> Result<Download, RestError> {
     // Opening a named pipe would wait for its other end.
     let mut file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
-        .open(&path)
+        .open(path)
         .map_err(|e| RestError::io(&format!("cannot open '{}'", path.display()), &e))?;
+    let failed = |e: &io::Error| RestError::io(&format!("cannot read '{}'", path.display()), e);
     let found = file
         .metadata()
         .map_err(|e| RestError::io(&format!("cannot stat '{}'", path.display()), &e))?;
@@ -42,15 +94,14 @@ pub fn answer(
             path.display()
         )));
     }
-    let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
-    // Files under /proc say 0 and have content all the same: those end where they end.
+    // Files under /proc have the size 0 and content all the same: those end where they end.
     let sized = found.len() > 0;
     let range = if sized {
-        range::parse(text(header::RANGE), found.len())
+        range::parse(request.range.as_deref(), found.len())
     } else {
         ByteRange::Whole
     };
-    let mut response = Response::new(ReplyBody::empty());
+    let mut response = Response::new(Vec::new());
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -70,106 +121,91 @@ pub fn answer(
             if let Ok(value) = HeaderValue::from_str(&shown) {
                 headers.insert(header::CONTENT_RANGE, value);
             }
-            file.seek(SeekFrom::Start(first))
-                .map_err(|e| RestError::io("cannot seek", &e))?;
+            file.seek(SeekFrom::Start(first)).map_err(|e| failed(&e))?;
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             length
         }
     };
-    // Most clients list gzip by habit, beside others; one that asks for it alone means it.
-    let zip = text(header::ACCEPT_ENCODING).is_some_and(|v| v.trim() == "gzip")
-        && range == ByteRange::Whole
-        && sized;
+    let zip = request.wants_gzip && range == ByteRange::Whole && sized;
     if zip {
         response
             .headers_mut()
             .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
-    *response.body_mut() = if request.method() == Method::HEAD || length == 0 && is_empty(&mut file)
-    {
-        ReplyBody::empty()
-    } else if zip {
-        ReplyBody::Stream(Box::new(GzippedFile {
-            file,
-            encoder: Some(GzEncoder::new(Vec::new(), Compression::fast())),
-        }))
-    } else {
-        ReplyBody::Stream(Box::new(PlainFile {
-            file,
-            left: sized.then_some(length),
-        }))
+    if request.head_only {
+        return Ok(Download {
+            response,
+            rest: None,
+        });
+    }
+    if zip {
+        let encoder = Some(GzEncoder::new(Vec::new(), Compression::fast()));
+        let rest = Some((FileSource::Gzip { file, encoder }, None));
+        return Ok(Download { response, rest });
+    }
+    let limit = match sized {
+        true => usize::try_from(length).map_or(FIRST_CHUNK_BYTES, |l| l.min(FIRST_CHUNK_BYTES)),
+        false => FIRST_CHUNK_BYTES,
     };
-    Ok(response)
+    let first = response.body_mut();
+    first.reserve(limit);
+    // A file that cannot be read although it can be opened, as some under /proc, is empty.
+    match (&file).take(limit as u64).read_to_end(first) {
+        Err(e) if sized => return Err(failed(&e)),
+        _ => progress.advance(),
+    }
+    let is_complete = match sized {
+        true => first.len() as u64 == length,
+        false => first.len() < limit,
+    };
+    let rest = (!is_complete).then(|| (FileSource::Plain(file), sized.then_some(length)));
+    Ok(Download { response, rest })
 }
 
-/// Returns true if a file of size 0 really has no bytes.
-fn is_empty(file: &mut File) -> bool {
-    let mut byte = [0];
-    let empty = matches!(file.read(&mut byte), Ok(0) | Err(_));
-    empty || file.rewind().is_err()
+/// Content of a file.
+enum FileSource {
+    Plain(File),
+    Gzip {
+        file: File,
+        encoder: Option<GzEncoder<Vec<u8>>>,
+    },
 }
 
-struct PlainFile {
-    file: File,
-    left: Option<u64>,
-}
-
-impl BodySource for PlainFile {
-    fn poll_piece(&mut self, _: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        let want = self
-            .left
-            .map_or(CHUNK, |left| left.min(CHUNK as u64) as usize);
-        if want == 0 {
-            return Poll::Ready(None);
-        }
-        // Not zeroed first.
-        let mut chunk = Vec::with_capacity(want);
-        let mut piece = Read::take(&self.file, want as u64);
-        Poll::Ready(match piece.read_to_end(&mut chunk) {
-            // Shorter than announced: the connection must break, or the client would wait for the
-            // rest.
-            Ok(0) if self.left.is_some() => Some(Err(io::ErrorKind::UnexpectedEof.into())),
-            Ok(0) => None,
-            Ok(n) => {
-                if let Some(left) = &mut self.left {
-                    *left -= n as u64;
+impl ChunkSource for FileSource {
+    fn next_chunk(&mut self, progress: &Progress) -> io::Result<Option<Bytes>> {
+        let (file, encoder) = match self {
+            Self::Plain(file) => return next_piece(file, CHUNK_BYTES),
+            Self::Gzip { file, encoder } => (file, encoder),
+        };
+        while let Some(open) = encoder {
+            match next_piece(file, FIRST_CHUNK_BYTES)? {
+                None => {
+                    let rest = encoder.take().map(GzEncoder::finish).transpose()?;
+                    return Ok(rest.map(Bytes::from));
                 }
-                Some(Ok(chunk.into()))
+                Some(piece) => open.write_all(&piece)?,
             }
-            Err(e) => Some(Err(e)),
-        })
-    }
-
-    fn remaining(&self) -> Option<u64> {
-        self.left
-    }
-}
-
-struct GzippedFile {
-    file: File,
-    encoder: Option<GzEncoder<Vec<u8>>>,
-}
-
-impl GzippedFile {
-    fn next(&mut self) -> io::Result<Option<Bytes>> {
-        let mut chunk = vec![0; CHUNK];
-        while let Some(encoder) = &mut self.encoder {
-            let n = self.file.read(&mut chunk)?;
-            if n == 0 {
-                let rest = self.encoder.take().map(GzEncoder::finish).transpose()?;
-                return Ok(rest.map(Bytes::from));
-            }
-            encoder.write_all(&chunk[..n])?;
-            if encoder.get_ref().len() >= CHUNK / 4 {
-                return Ok(Some(Bytes::from(std::mem::take(encoder.get_mut()))));
+            progress.advance();
+            if open.get_ref().len() >= FIRST_CHUNK_BYTES / 4 {
+                return Ok(Some(Bytes::from(std::mem::take(open.get_mut()))));
             }
         }
         Ok(None)
     }
 }
 
-impl BodySource for GzippedFile {
-    fn poll_piece(&mut self, _: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        Poll::Ready(self.next().transpose())
+/// Content of a file as it is. Also used for files that were spooled.
+pub struct PlainFile(pub File);
+
+impl ChunkSource for PlainFile {
+    fn next_chunk(&mut self, _: &Progress) -> io::Result<Option<Bytes>> {
+        next_piece(&mut self.0, CHUNK_BYTES)
     }
+}
+
+fn next_piece(file: &mut File, limit: usize) -> io::Result<Option<Bytes>> {
+    // Not zeroed first.
+    let mut chunk = Vec::with_capacity(limit);
+    let n = Read::take(file, limit as u64).read_to_end(&mut chunk)?;
+    Ok((n > 0).then(|| chunk.into()))
 }

@@ -13,6 +13,8 @@ pub struct RestError {
     pub status: StatusCode,
     /// The failed operation and its object.
     pub message: String,
+    /// Kind of the error, for programs.
+    pub reason: Option<&'static str>,
 }
 
 impl RestError {
@@ -21,7 +23,14 @@ impl RestError {
         Self {
             status,
             message: message.into(),
+            reason: None,
         }
+    }
+
+    /// Adds the machine-readable kind.
+    pub fn reason(mut self, reason: &'static str) -> Self {
+        self.reason = Some(reason);
+        self
     }
 
     /// The request makes no sense.
@@ -45,10 +54,14 @@ impl RestError {
 
     /// The error as a response.
     pub fn response(&self) -> Response<ReplyBody> {
-        let mut response = crate::body::json(&serde_json::json!({
+        let mut body = serde_json::json!({
             "code": self.status.as_u16(),
             "message": self.message,
-        }));
+        });
+        if let Some(reason) = self.reason {
+            body["reason"] = reason.into();
+        }
+        let mut response = crate::body::json(&body);
         *response.status_mut() = self.status;
         response
     }
@@ -60,7 +73,10 @@ impl From<RpcError> for RestError {
             crate::rpc::RpcCode::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
             code => code.status(),
         };
-        Self::new(status, e.message)
+        Self {
+            reason: e.reason,
+            ..Self::new(status, e.message)
+        }
     }
 }
 

@@ -2,17 +2,18 @@
 
 use super::error::RestError;
 use super::signature::{self, SignatureClaim};
+use crate::filesystem::request_path::RequestPath;
 use crate::server::has_valid_token;
 use crate::state::Agent;
-use crate::users::User;
+use crate::users::UserLookup;
 use hyper::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode;
 
 /// A decoded query.
 #[derive(Debug, Default)]
 pub struct FileQuery {
-    /// `path`.
-    pub path: Option<String>,
+    /// `path`, as text and as the bytes that need not be text.
+    path: Option<(String, Vec<u8>)>,
     username: Option<String>,
     signature: Option<String>,
     expiry: Option<String>,
@@ -24,7 +25,11 @@ impl FileQuery {
         let mut query = Self::default();
         for (name, value) in pairs(uri) {
             let slot = match name {
-                "path" => &mut query.path,
+                "path" => {
+                    let path = (decode(value), decode_bytes(value));
+                    query.path = Some(path).filter(|(text, _)| !text.is_empty());
+                    continue;
+                }
                 "username" => &mut query.username,
                 "signature" => &mut query.signature,
                 "signature_expiration" => &mut query.expiry,
@@ -35,18 +40,24 @@ impl FileQuery {
         query
     }
 
-    /// Checks token or signature and finds the user.
+    /// `path`, if it is not empty.
+    pub fn path(&self) -> Option<RequestPath> {
+        let bytes = self.path.as_ref().map(|(_, bytes)| bytes.clone());
+        bytes.map(RequestPath::from_bytes)
+    }
+
+    /// Checks token or signature and returns the user, to be looked up.
     pub fn admit(
         &self,
         agent: &Agent,
         headers: &HeaderMap,
         operation: &str,
-    ) -> Result<User, RestError> {
+    ) -> Result<UserLookup, RestError> {
         if !has_valid_token(agent, headers) {
             self.check_signature(agent, operation)
                 .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))?;
         }
-        Ok(agent.user(self.username.as_deref())?)
+        Ok(agent.lookup(self.username.as_deref()))
     }
 
     fn check_signature(&self, agent: &Agent, operation: &str) -> Result<(), String> {
@@ -62,7 +73,7 @@ impl FileQuery {
         };
         let settings = agent.settings.borrow();
         let claim = SignatureClaim {
-            path: self.path.as_deref().unwrap_or_default(),
+            path: self.path.as_ref().map_or("", |(text, _)| text),
             operation,
             user: self.username.as_deref().unwrap_or_default(),
             expiry,
@@ -112,7 +123,7 @@ mod tests {
             .parse()
             .unwrap();
         let query = FileQuery::of(&uri);
-        assert_eq!(query.path.as_deref(), Some("/x"));
+        assert_eq!(query.path(), Some(RequestPath::Text("/x".to_owned())));
         assert_eq!(query.username, None);
         assert_eq!(query.signature.as_deref(), Some("v1_a+b"));
     }

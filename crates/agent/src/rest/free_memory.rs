@@ -4,6 +4,7 @@ use super::error::RestError;
 use super::file_query::parameter;
 use crate::body::ReplyBody;
 use crate::state::Agent;
+use crate::workers::CallClass;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use std::{fs, io};
@@ -17,9 +18,10 @@ pub async fn answer(
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let username = parameter(request.uri(), "username");
-    super::only_root(agent, username.as_deref(), "reports of free memory are")?;
-    let reported = tokio::task::spawn_blocking(|| fs::write(REPORT_ALL, "1")).await;
-    match reported.map_err(io::Error::other).flatten() {
+    super::only_root(agent, username.as_deref(), "reports of free memory are").await?;
+    let write = |_: &_| fs::write(REPORT_ALL, "1");
+    let what = "cannot report free memory";
+    match agent.workers.run(CallClass::Archive, what, write).await? {
         Ok(()) => Ok(super::no_content()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(RestError::new(
             StatusCode::NOT_FOUND,

@@ -3,12 +3,13 @@
 
 use super::error::RestError;
 use crate::body::ReplyBody;
-use crate::boot::environment;
+use crate::boot::environment::EnvironmentFile;
 use crate::boot::identity::set_clock;
 use crate::rpc::request::{self, collect};
 use crate::state::Agent;
+use crate::workers::CallClass;
 use hyper::body::Incoming;
-use hyper::{Request, Response};
+use hyper::{Request, Response, StatusCode};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -38,27 +39,33 @@ pub async fn answer(
     let given = |text: Option<String>| text.filter(|t| !t.is_empty());
     let user = given(init.default_user);
     if let Some(user) = &user {
-        agent
-            .user(Some(user))
-            .map_err(|e| RestError::bad(e.to_string()))?;
+        let found = agent.find_user::<RestError>(Some(user)).await;
+        found.map_err(|e| match e.status {
+            StatusCode::UNAUTHORIZED => RestError::bad(e.message),
+            _ => e,
+        })?;
     }
     if init.withdraw_site {
-        agent.withdraw_site();
+        agent.withdraw_site().await?;
     }
-    let mut settings = agent.settings.borrow_mut();
-    if let Some(env) = init.env_vars {
-        settings.env.extend(env);
+    {
+        let mut settings = agent.settings.borrow_mut();
+        if let Some(env) = init.env_vars {
+            settings.env.extend(env);
+        }
+        if let Some(token) = given(init.access_token) {
+            settings.access_token = Some(token);
+        }
+        if user.is_some() {
+            settings.default_user = user;
+        }
+        if let Some(workdir) = given(init.default_workdir) {
+            settings.default_workdir = Some(workdir);
+        }
     }
-    if let Some(token) = given(init.access_token) {
-        settings.access_token = Some(token);
-    }
-    if user.is_some() {
-        settings.default_user = user;
-    }
-    if let Some(workdir) = given(init.default_workdir) {
-        settings.default_workdir = Some(workdir);
-    }
-    drop(settings);
-    environment::write_file(agent).map_err(|e| RestError::io("cannot show the environment", &e))?;
+    let environment = EnvironmentFile::of(agent).await?;
+    let what = "cannot write the environment file";
+    let write = move |_: &_| environment.write().map_err(|e| RestError::io(what, &e));
+    agent.workers.attempt(CallClass::Files, what, write).await?;
     Ok(super::no_content())
 }

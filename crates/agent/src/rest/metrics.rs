@@ -1,7 +1,11 @@
-//! `/metrics`: how much the guest uses.
+//! `/metrics`: resource use of the guest.
 
+use super::error::RestError;
+use crate::body::{ReplyBody, json};
 use crate::cpu_sample::CpuSample;
 use crate::state::Agent;
+use crate::workers::CallClass;
+use hyper::Response;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,16 +23,24 @@ pub struct GuestMetrics {
     mem_used_mib: u64,
     disk_used: u64,
     disk_total: u64,
+    /// Calls of the agent that wait for a file system that does not answer.
+    stuck_calls: usize,
 }
 
-/// The present values; processor use is since the last call.
-pub fn now(agent: &Agent) -> GuestMetrics {
+/// Answers with the present values; processor use is since the last call.
+pub async fn answer(agent: &Agent) -> Result<Response<ReplyBody>, RestError> {
+    let stuck_calls = agent.workers.stuck();
+    let before = agent.cpu.get().unwrap_or(CpuSample { busy: 0, total: 0 });
+    let what = "cannot read the metrics of the sandbox";
+    let work = move |_: &_| now(before, stuck_calls);
+    let (sample, metrics) = agent.workers.run(CallClass::Files, what, work).await?;
+    agent.cpu.set(Some(sample));
+    Ok(json(&metrics))
+}
+
+fn now(before: CpuSample, stuck_calls: usize) -> (CpuSample, GuestMetrics) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let sample = sample(&stat);
-    let before = agent
-        .cpu
-        .replace(Some(sample))
-        .unwrap_or(CpuSample { busy: 0, total: 0 });
     let total = sample.total.saturating_sub(before.total).max(1);
     let busy = sample.busy.saturating_sub(before.busy);
     let memory = memory();
@@ -36,7 +48,7 @@ pub fn now(agent: &Agent) -> GuestMetrics {
     let mem_total = kib("MemTotal");
     let mem_used = mem_total.saturating_sub(kib("MemAvailable"));
     let (disk_used, disk_total) = disk();
-    GuestMetrics {
+    let metrics = GuestMetrics {
         ts: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |d| d.as_secs()),
@@ -52,7 +64,9 @@ pub fn now(agent: &Agent) -> GuestMetrics {
         mem_used_mib: mem_used >> 20,
         disk_used,
         disk_total,
-    }
+        stuck_calls,
+    };
+    (sample, metrics)
 }
 
 fn sample(stat: &str) -> CpuSample {

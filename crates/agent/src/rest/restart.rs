@@ -4,6 +4,7 @@ use super::error::RestError;
 use super::file_query::parameter;
 use crate::body::ReplyBody;
 use crate::state::Agent;
+use crate::workers::CallClass;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use std::fs;
@@ -24,7 +25,7 @@ pub async fn answer(
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
-    super::only_root(agent, query("username").as_deref(), "restarts are")?;
+    super::only_root(agent, query("username").as_deref(), "restarts are").await?;
     // SAFETY: no argument.
     if unsafe { libc::getpid() } != 1 {
         return Err(RestError::new(
@@ -44,25 +45,30 @@ pub async fn answer(
     ] {
         // SAFETY: no pointers; as process 1 it reaches every process but this one.
         unsafe { libc::kill(-1, signal) };
-        if signal != libc::SIGTERM && wait_until_ended(limit, signal).await {
+        if signal != libc::SIGTERM && wait_until_ended(agent, limit, signal).await? {
             return Ok(super::no_content());
         }
     }
+    let remaining = remaining_processes(agent).await?;
     Err(RestError::new(
         StatusCode::INTERNAL_SERVER_ERROR,
-        format!("processes are left: {:?}", remaining_processes()),
+        format!("processes have not ended: {remaining:?}"),
     ))
 }
 
 /// Returns true if no process is left before `limit` is over. New processes get the signal, too.
-async fn wait_until_ended(limit: Duration, signal: libc::c_int) -> bool {
+async fn wait_until_ended(
+    agent: &Agent,
+    limit: Duration,
+    signal: libc::c_int,
+) -> Result<bool, RestError> {
     let end = Instant::now() + limit;
     loop {
-        if remaining_processes().is_empty() {
-            return true;
+        if remaining_processes(agent).await?.is_empty() {
+            return Ok(true);
         }
         if Instant::now() >= end {
-            return false;
+            return Ok(false);
         }
         if signal == libc::SIGKILL {
             // SAFETY: as above.
@@ -73,7 +79,13 @@ async fn wait_until_ended(limit: Duration, signal: libc::c_int) -> bool {
 }
 
 /// Processes beside this one that are not of the kernel and have not ended.
-fn remaining_processes() -> Vec<u32> {
+async fn remaining_processes(agent: &Agent) -> Result<Vec<u32>, RestError> {
+    let what = "cannot list the processes";
+    let list = |_: &_| list_processes();
+    Ok(agent.workers.run(CallClass::Start, what, list).await?)
+}
+
+fn list_processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != 1);

@@ -1,36 +1,29 @@
 //! `POST /files`: one file as it is, or several as multipart.
 
+mod target;
+
+use super::download::PlainFile;
 use super::error::RestError;
 use super::file_query::FileQuery;
 use crate::body::{ReplyBody, json};
-use crate::filesystem::{metadata, operation};
+use crate::filesystem::metadata;
+use crate::filesystem::request_path::RequestPath;
 use crate::rpc::request;
 use crate::state::Agent;
-use crate::sys;
-use crate::users::User;
+use crate::users::UserLookup;
+use crate::workers::{CallClass, Progress, WorkerBody, Workers};
 use flate2::write::MultiGzDecoder;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::{Request, Response, header};
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use target::{Encoding, Upload, WrittenFile};
 
-/// Most files of one request.
+/// Maximum number of files of one request.
 const MAX_FILES: usize = 10_000;
-
-#[derive(Debug, Serialize)]
-struct WrittenFile {
-    path: String,
-    name: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    metadata: BTreeMap<String, String>,
-}
 
 /// Writes the files of a request.
 pub async fn answer(
@@ -38,12 +31,12 @@ pub async fn answer(
     request: Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = FileQuery::of(request.uri());
-    let user = query.admit(agent, request.headers(), "write")?;
+    let lookup = query.admit(agent, request.headers(), "write")?;
     let metadata = metadata::from_headers(request.headers()).map_err(RestError::bad)?;
     let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
-    let gzip = match text(header::CONTENT_ENCODING).map(str::trim) {
-        None | Some("" | "identity") => false,
-        Some("gzip") => true,
+    let encoding = match text(header::CONTENT_ENCODING).map(str::trim) {
+        None | Some("" | "identity") => Encoding::Identity,
+        Some("gzip") => Encoding::Gzip,
         Some(other) => {
             return Err(RestError::bad(format!(
                 "content encoding '{other}' is not supported, use gzip"
@@ -52,57 +45,53 @@ pub async fn answer(
     };
     let kind = text(header::CONTENT_TYPE).unwrap_or_default().to_owned();
     let context = ReceivedUpload {
-        user,
-        path: query.path,
+        workers: agent.workers.clone(),
+        lookup,
+        path: query.path(),
         metadata,
-        gzip,
     };
     let written = if kind.starts_with("multipart/form-data") {
         let boundary = multer::parse_boundary(&kind)
             .map_err(|e| RestError::bad(format!("malformed multipart: {e}")))?;
-        if gzip {
-            context
-                .zipped_multipart(request.into_body(), boundary)
-                .await?
-        } else {
-            context
-                .multipart(multer::Multipart::new(
-                    request.into_body().into_data_stream(),
-                    boundary,
-                ))
-                .await?
+        let body = request.into_body();
+        match encoding {
+            Encoding::Gzip => context.zipped_multipart(body, boundary).await?,
+            Encoding::Identity => {
+                let parts = multer::Multipart::new(body.into_data_stream(), boundary);
+                context.multipart(parts).await?
+            }
         }
     } else {
-        context.plain(request.into_body()).await?
+        context.plain(request.into_body(), encoding).await?
     };
     Ok(json(&written))
 }
 
 struct ReceivedUpload {
-    user: User,
-    path: Option<String>,
+    workers: Workers,
+    lookup: UserLookup,
+    path: Option<RequestPath>,
     metadata: BTreeMap<String, String>,
-    gzip: bool,
 }
 
 impl ReceivedUpload {
-    async fn plain(&self, body: &mut Incoming) -> Result<Vec<WrittenFile>, RestError> {
+    fn upload(&self, path: RequestPath, encoding: Encoding) -> Upload {
+        Upload::new(&self.workers, &self.lookup, path, encoding)
+    }
+
+    async fn plain(
+        &self,
+        body: &mut Incoming,
+        encoding: Encoding,
+    ) -> Result<Vec<WrittenFile>, RestError> {
         let Some(path) = &self.path else {
             return Err(RestError::bad("the query names no path"));
         };
-        let mut target = UploadFile::create(self.user.resolve(path, None), &self.user)?;
-        if self.gzip {
-            let mut decoder = MultiGzDecoder::new(&mut target);
-            while let Some(piece) = request::next(body).await? {
-                decoder.write_all(&piece).map_err(gzip_error)?;
-            }
-            decoder.try_finish().map_err(gzip_error)?;
-        } else {
-            while let Some(piece) = request::next(body).await? {
-                target.write_all(&piece).map_err(|e| target.failed(&e))?;
-            }
+        let mut upload = self.upload(path.clone(), encoding);
+        while let Some(piece) = request::next(body).await? {
+            upload.write(piece).await?;
         }
-        Ok(vec![target.finish(&self.metadata)?])
+        Ok(vec![upload.finish(&self.metadata).await?])
     }
 
     async fn multipart(
@@ -118,26 +107,21 @@ impl ReceivedUpload {
             if written.len() == MAX_FILES {
                 return Err(RestError::bad(format!("more than {MAX_FILES} files")));
             }
-            let path = match (&self.path, part.file_name()) {
-                (Some(_), _) if !written.is_empty() => {
+            let path = match &self.path {
+                Some(_) if !written.is_empty() => {
                     return Err(RestError::bad(
                         "a path in the query goes with one file only",
                     ));
                 }
-                (Some(path), _) => path.clone(),
-                (None, Some(name)) if !name.is_empty() => name.to_owned(),
-                _ => {
-                    return Err(RestError::bad(
-                        "neither the query nor the part names a path",
-                    ));
-                }
+                Some(path) => path.clone(),
+                None => file_name(&part)
+                    .ok_or_else(|| RestError::bad("neither the query nor the part names a path"))?,
             };
-            let mut target = UploadFile::create(self.user.resolve(&path, None), &self.user)?;
+            let mut upload = self.upload(path, Encoding::Identity);
             while let Some(piece) = part.chunk().await.map_err(malformed)? {
-                target.write_all(&piece).map_err(|e| target.failed(&e))?;
+                upload.write(piece).await?;
             }
-            let done = target.finish(&self.metadata)?;
-            written.push(done);
+            written.push(upload.finish(&self.metadata).await?);
         }
         if written.is_empty() {
             return Err(RestError::bad("the request has no part named 'file'"));
@@ -151,112 +135,121 @@ impl ReceivedUpload {
         body: &mut Incoming,
         boundary: String,
     ) -> Result<Vec<WrittenFile>, RestError> {
-        let unnamed = || -> io::Result<File> {
-            File::options()
+        const WHAT: &str = "cannot store the upload";
+        let failed = |e: io::Error| RestError::io(WHAT, &e);
+        let create = move |_: &Progress| {
+            let file = File::options()
                 .read(true)
                 .write(true)
                 .custom_flags(libc::O_TMPFILE)
-                .open(std::env::temp_dir())
+                .open(std::env::temp_dir());
+            file.map(MultiGzDecoder::new).map_err(failed)
         };
-        let failed = |e: io::Error| RestError::io("cannot keep the upload", &e);
-        let mut spool = unnamed().map_err(failed)?;
-        let mut decoder = MultiGzDecoder::new(&mut spool);
+        let call = self.workers.attempt(CallClass::Files, WHAT, create);
+        let mut decoder = call.await?;
         while let Some(piece) = request::next(body).await? {
-            decoder.write_all(&piece).map_err(gzip_error)?;
+            let decode = move |_: &Progress| {
+                decoder.write_all(&piece).map_err(target::gzip_error)?;
+                Ok::<_, RestError>(decoder)
+            };
+            let call = self.workers.attempt(CallClass::Files, WHAT, decode);
+            decoder = call.await?;
         }
-        decoder.try_finish().map_err(gzip_error)?;
-        drop(decoder);
-        io::Seek::rewind(&mut spool).map_err(failed)?;
-        let reader = crate::body::blocking_stream(spool);
-        self.multipart(multer::Multipart::new(reader, boundary))
+        let finish = move |_: &Progress| {
+            let mut spool = decoder.finish().map_err(target::gzip_error)?;
+            spool.rewind().map_err(failed)?;
+            Ok::<_, RestError>(spool)
+        };
+        let call = self.workers.attempt(CallClass::Files, WHAT, finish);
+        let source = PlainFile(call.await?);
+        let body = WorkerBody::new(&self.workers, WHAT.to_owned(), None, source, None);
+        self.multipart(multer::Multipart::new(body.into_stream(), boundary))
             .await
     }
 }
 
-fn gzip_error(e: io::Error) -> RestError {
-    match e.kind() {
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
-            RestError::bad(format!("malformed gzip: {e}"))
-        }
-        _ => RestError::io("cannot write", &e),
+/// The file name of a part, which is a whole path.
+///
+/// Clients differ in what they escape. As in E2B's envd, a backslash escapes a quotation mark or a
+/// backslash after it, and is a character of the name otherwise.
+fn file_name(part: &multer::Field<'_>) -> Option<RequestPath> {
+    let disposition = part.headers().get(header::CONTENT_DISPOSITION)?;
+    match quoted_parameter(disposition.as_bytes(), b"filename") {
+        Some(name) => Some(RequestPath::from_bytes(name)),
+        None => part.file_name().map(|n| RequestPath::Text(n.to_owned())),
+    }
+    .filter(|name| *name != RequestPath::Text(String::new()))
+}
+
+/// Value of the parameter `name="value"` in a header.
+fn quoted_parameter(header: &[u8], name: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = header;
+    loop {
+        // To the next parameter; values before it may contain semicolons.
+        let mut quoted = false;
+        let end = rest.iter().position(|byte| {
+            quoted ^= *byte == b'"';
+            *byte == b';' && !quoted
+        });
+        rest = rest.get(end? + 1..)?.trim_ascii_start();
+        let Some(value) = rest.strip_prefix(name).map(<[u8]>::trim_ascii_start) else {
+            continue;
+        };
+        let Some(value) = value.strip_prefix(b"=").map(<[u8]>::trim_ascii_start) else {
+            continue;
+        };
+        return unquote(value.strip_prefix(b"\"")?);
     }
 }
 
-/// A file that is being written.
-struct UploadFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl UploadFile {
-    /// Creates or truncates a file for a user, with the directories above it.
-    fn create(path: PathBuf, user: &User) -> Result<Self, RestError> {
-        let failed =
-            |e: &io::Error| RestError::io(&format!("cannot write '{}'", path.display()), e);
-        if path.is_dir() {
-            return Err(RestError::bad(format!(
-                "'{}' is a directory",
-                path.display()
-            )));
+/// The text up to the closing quotation mark.
+fn unquote(mut text: &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::new();
+    loop {
+        match text {
+            [b'"', ..] => return Some(value),
+            [b'\\', escaped @ (b'"' | b'\\'), after @ ..] => {
+                value.push(*escaped);
+                text = after;
+            }
+            [byte, after @ ..] => {
+                value.push(*byte);
+                text = after;
+            }
+            [] => return None,
         }
-        if let Some(parent) = path.parent() {
-            operation::make_dirs(parent, user).map_err(|e| failed(&e))?;
-        }
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o666)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(&path)
-            .map_err(|e| failed(&e))?;
-        let found = file.metadata().map_err(|e| failed(&e))?;
-        if !found.is_file() {
-            return Err(RestError::bad(format!(
-                "'{}' is not a regular file",
-                path.display()
-            )));
-        }
-        let target = Self { path, file };
-        let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
-        // Without privilege the file is ours already.
-        if !owned
-            && let Err(e) = sys::chown(&target.path, user.uid, user.gid)
-            && e.raw_os_error() != Some(libc::EPERM)
-        {
-            return Err(target.failed(&e));
-        }
-        Ok(target)
-    }
-
-    fn failed(&self, e: &io::Error) -> RestError {
-        RestError::io(&format!("cannot write '{}'", self.path.display()), e)
-    }
-
-    fn finish(self, metadata: &BTreeMap<String, String>) -> Result<WrittenFile, RestError> {
-        metadata::replace(&self.path, metadata).map_err(|e| self.failed(&e))?;
-        Ok(describe(&self.path, metadata.clone()))
     }
 }
 
-impl Write for UploadFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn describe(path: &Path, metadata: BTreeMap<String, String>) -> WrittenFile {
-    WrittenFile {
-        path: path.to_string_lossy().into_owned(),
-        name: path
-            .file_name()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default(),
-        kind: "file",
-        metadata,
+    #[test]
+    fn file_names_are_unescaped_like_envd_does() {
+        let name = |header: &str| {
+            quoted_parameter(header.as_bytes(), b"filename")
+                .map(|name| String::from_utf8(name).unwrap())
+        };
+        for (header, expected) in [
+            (
+                r#"form-data; name="file"; filename="/a/b c""#,
+                Some("/a/b c"),
+            ),
+            // As httpx sends a\b, and as browsers do.
+            (r#"form-data; name="file"; filename="/a\\b""#, Some(r"/a\b")),
+            (r#"form-data; name="file"; filename="/a\b""#, Some(r"/a\b")),
+            (
+                r#"form-data; name="file"; filename="a\"b;c""#,
+                Some(r#"a"b;c"#),
+            ),
+            (r#"form-data; filename = "x"; name="file""#, Some("x")),
+            (r#"form-data; name="; filename=x"; filename="y""#, Some("y")),
+            (r#"form-data; name="file"; filename=bare"#, None),
+            (r#"form-data; name="file"; filename="open"#, None),
+            ("form-data", None),
+        ] {
+            assert_eq!(name(header).as_deref(), expected, "{header}");
+        }
     }
 }

@@ -187,7 +187,36 @@ fn basic_user(headers: &HeaderMap) -> Result<Option<String>, RpcError> {
         .decode(encoded.trim())
         .ok()
         .and_then(|bytes| String::from_utf8(bytes).ok())
-        .and_then(|text| Some(text.split_once(':')?.0.to_owned()))
+        .and_then(|text| user_of_credentials(&text).map(str::to_owned))
         .ok_or_else(|| RpcError::new(RpcCode::Unauthenticated, "malformed Basic authorization"))?;
     Ok(Some(name).filter(|n| !n.is_empty()))
+}
+
+/// Returns the user in the credentials `user:password`. Clients send an empty password, so a final
+/// colon separates the password, and the text before it may be `user:group`. With a password, the
+/// first colon ends the user.
+fn user_of_credentials(credentials: &str) -> Option<&str> {
+    match credentials.strip_suffix(':') {
+        Some(user) => Some(user),
+        None => credentials.split_once(':').map(|(user, _)| user),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_without_a_password_may_name_a_group() {
+        for (credentials, user) in [
+            ("user:", Some("user")),
+            ("app:staff:", Some("app:staff")),
+            ("1000:27:", Some("1000:27")),
+            ("user:password", Some("user")),
+            (":", Some("")),
+            ("user", None),
+        ] {
+            assert_eq!(user_of_credentials(credentials), user, "{credentials}");
+        }
+    }
 }

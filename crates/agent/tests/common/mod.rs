@@ -29,6 +29,28 @@ impl TestAgent {
     }
 
     pub fn with(arguments: &[&str]) -> Self {
+        Self::start(arguments, None)
+    }
+
+    /// An agent with mounts of its own, which the lines of a shell script make; `$1` is the agent's
+    /// directory.
+    pub fn with_mounts(arguments: &[&str], mounts: &str) -> Self {
+        Self::start(arguments, Some(mounts))
+    }
+
+    /// An agent in a user namespace with a limit of its own (`/proc/sys/user`), if the host allows
+    /// that.
+    pub fn with_user_limits(limit: &str, value: u32) -> Option<Self> {
+        let set = format!("echo {value} > /proc/sys/user/{limit}");
+        let tried = Command::new("unshare")
+            .args(["-Ur", "sh", "-c", &set])
+            .status();
+        tried.ok().filter(|status| status.success())?;
+        let script = format!("exec unshare -Ur sh -c '{set}; shift; exec \"$@\"' sh \"$@\"");
+        Some(Self::start(&[], Some(&script)))
+    }
+
+    fn start(arguments: &[&str], mounts: Option<&str>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Test users must reach it.
         std::fs::set_permissions(
@@ -37,7 +59,15 @@ impl TestAgent {
         )
         .unwrap();
         let socket = directory.path().join("agent.sock");
-        let child = Command::new(env!("CARGO_BIN_EXE_jiffy-agent"))
+        let program = env!("CARGO_BIN_EXE_jiffy-agent");
+        let mut command = Command::new(program);
+        if let Some(mounts) = mounts {
+            let script = format!("set -e; {mounts}\nshift; exec \"$@\"");
+            command = Command::new("unshare");
+            command.args(["-m", "sh", "-c", &script, "sh"]);
+            command.arg(directory.path()).arg(program);
+        }
+        let child = command
             .arg("--listen-unix")
             .arg(&socket)
             .arg("--listen-tcp-unix")

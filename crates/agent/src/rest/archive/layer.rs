@@ -5,6 +5,7 @@ use crate::body::ReplyBody;
 use crate::boot::root::{self, container_storage};
 use crate::rest::error::RestError;
 use crate::state::Agent;
+use crate::workers::CallClass;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use jiffy_archive::{ArchiveError, PackOptions};
@@ -30,9 +31,9 @@ pub async fn answer(
 ) -> Result<Response<ReplyBody>, RestError> {
     // A request as root.
     let username = ArchiveQuery::of(request.uri()).username;
-    crate::rest::only_root(agent, username.as_deref(), "layers are")?;
+    crate::rest::only_root(agent, username.as_deref(), "layers are").await?;
     // The network that a template is built in is not the one that its sandboxes are in.
-    agent.withdraw_site();
+    agent.withdraw_site().await?;
     let failed = |e: io::Error| RestError::io("cannot open what this sandbox wrote", &e);
     let written = root::upper_directory().ok_or_else(|| {
         RestError::new(
@@ -41,23 +42,9 @@ pub async fn answer(
         )
     })?;
     let top = OwnedFd::from(written.try_clone().map_err(failed)?);
-    let mut stored = Vec::new();
-    for storage in container_storage::mounted() {
-        if let Some(at) = storage.container_layers() {
-            return Err(RestError::new(
-                StatusCode::CONFLICT,
-                format!(
-                    "there are container images in /{at}, which cannot become part of a template: \
-                     let a start command pull them, or remove them in the step that made them"
-                ),
-            ));
-        }
-        if storage.is_used() {
-            copy_up_parents(storage.place).map_err(failed)?;
-            let directory = storage.directory.try_clone().map_err(failed)?;
-            stored.push((OwnedFd::from(directory), storage.place));
-        }
-    }
+    let what = "cannot read the storage of containers";
+    let work = |_: &_| stored_directories();
+    let stored = agent.workers.attempt(CallClass::Files, what, work).await?;
     let contents = PackOptions {
         xattrs: |name| !name.starts_with(b"trusted.overlay."),
         leave_out: is_excluded,
@@ -77,7 +64,29 @@ pub async fn answer(
         let mut stored = stored.into_iter();
         stored.try_for_each(|(directory, place)| packer.tree(directory, place.as_bytes()))
     })
-    .await
+}
+
+/// Directories of the disk for containers that have contents, and their places.
+fn stored_directories() -> Result<Vec<(OwnedFd, &'static str)>, RestError> {
+    let failed = |e: io::Error| RestError::io("cannot open the storage of containers", &e);
+    let mut stored = Vec::new();
+    for storage in container_storage::mounted() {
+        if let Some(at) = storage.container_layers() {
+            return Err(RestError::new(
+                StatusCode::CONFLICT,
+                format!(
+                    "there are container images in /{at}, which cannot become part of a template: \
+                     let a start command pull them, or remove them in the step that made them"
+                ),
+            ));
+        }
+        if storage.is_used() {
+            copy_up_parents(storage.place).map_err(failed)?;
+            let directory = storage.directory.try_clone().map_err(failed)?;
+            stored.push((OwnedFd::from(directory), storage.place));
+        }
+    }
+    Ok(stored)
 }
 
 /// Makes overlayfs create the directories above `place` in the upper file system, so that the layer

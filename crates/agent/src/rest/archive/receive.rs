@@ -57,7 +57,7 @@ pub async fn answer(
     };
     let mut work = pin!(agent.workers.attempt(CallClass::Archive, WHAT, unpack));
     let forward = forward(request.into_body(), sender);
-    let UnpackStats { entries, bytes } = tokio::select! {
+    let UnpackStats { entries, bytes, .. } = tokio::select! {
         // It may be done, or have failed, before the end of the body.
         outcome = &mut work => outcome?,
         sent = forward => {

@@ -1,9 +1,10 @@
 //! `GET /archive`: files and directories as a tar archive.
 
-use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, archive_permit, resolve};
+use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, resolve};
 use crate::body::{BodySource, ReplyBody};
 use crate::rest::error::RestError;
 use crate::state::Agent;
+use crate::workers::{CallClass, Progress};
 use bytes::{Bytes, BytesMut};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
@@ -16,8 +17,9 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 const CHUNK: usize = 64 * 1024;
-/// Most paths of one request.
+/// Maximum number of paths of one request.
 const MAX_PATHS: usize = 1000;
+const WHAT: &str = "cannot send an archive";
 
 /// Sends the files at the query's paths.
 pub async fn answer(
@@ -25,33 +27,45 @@ pub async fn answer(
     request: &Request<&mut Incoming>,
 ) -> Result<Response<ReplyBody>, RestError> {
     let query = ArchiveQuery::of(request.uri());
-    let user = query.user(agent)?;
+    let lookup = query.lookup(agent);
     if query.paths.is_empty() {
         return Err(RestError::bad("the query names no path"));
     }
     if query.paths.len() > MAX_PATHS {
         return Err(RestError::bad(format!("more than {MAX_PATHS} paths")));
     }
-    let mut trees = Vec::new();
-    for path in query.paths.iter().map(|path| resolve(&user, path)) {
-        let found = std::fs::metadata(&path)
-            .map_err(|e| RestError::io(&format!("cannot read '{}'", path.display()), &e))?;
-        let name = name_of(&path).map_err(|e| RestError::io("cannot tell its name", &e))?;
-        // `file/` and `file/.` are no files.
-        if name == b"." && !found.is_dir() {
-            return Err(RestError::bad(format!(
-                "'{}' is not a directory",
-                path.display()
-            )));
-        }
-        trees.push((path, name));
-    }
+    let find = move |progress: &Progress| {
+        let user = lookup.find()?;
+        let paths = query.paths.iter().map(|path| resolve(&user, path));
+        paths.map(|path| tree(path, progress)).collect()
+    };
+    let what = "cannot read files for an archive";
+    let trees: Vec<_> = agent
+        .workers
+        .attempt::<_, RestError>(CallClass::Files, what, find)
+        .await?;
     stream(agent, PackOptions::TREE, move |packer| {
         trees
             .iter()
             .try_for_each(|(path, name)| packer.add(path, name))
     })
-    .await
+}
+
+/// A tree and its name in the archive.
+fn tree(path: PathBuf, progress: &Progress) -> Result<(PathBuf, Vec<u8>), RestError> {
+    progress.enter(&path)?;
+    let found = std::fs::metadata(&path)
+        .map_err(|e| RestError::io(&format!("cannot read '{}'", path.display()), &e))?;
+    let name = name_of(&path)
+        .map_err(|e| RestError::io(&format!("cannot resolve '{}'", path.display()), &e))?;
+    // `file/` and `file/.` are no files.
+    if name == b"." && !found.is_dir() {
+        return Err(RestError::bad(format!(
+            "'{}' is not a directory",
+            path.display()
+        )));
+    }
+    Ok((path, name))
 }
 
 /// Name of a tree in its archive: the last part of the path, or `.` if that has no name (`/`,
@@ -70,25 +84,29 @@ fn name_of(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Sends the archive that `fill` writes. When it fails midway the connection breaks, so that a
 /// client never takes a part for the whole; the reason is on the console.
-pub async fn stream(
+pub fn stream(
     agent: &Agent,
     contents: PackOptions,
     fill: impl FnOnce(&mut Packer<ArchiveWriter>) -> Result<(), ArchiveError> + Send + 'static,
 ) -> Result<Response<ReplyBody>, RestError> {
-    let room = archive_permit(agent).await?;
     let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
-    tokio::task::spawn_blocking(move || {
-        let mut packer = Packer::new(ArchiveWriter::new(sender.clone()), contents);
-        let outcome = fill(&mut packer).and_then(|()| packer.finish().map(drop));
-        match outcome {
-            // The reader is gone.
-            Ok(()) | Err(ArchiveError::Send(_)) => {}
-            Err(e) => {
-                eprintln!("jiffy-agent: an archive broke off: {e}");
-                let _ = sender.blocking_send(Err(io::Error::other(e)));
-            }
-        }
-        drop(room);
+    let failures = sender.clone();
+    let work = move |progress: &Progress| {
+        let writer = ArchiveWriter::new(sender, progress.clone());
+        let mut packer = Packer::new(writer, contents);
+        fill(&mut packer).and_then(|()| packer.finish().map(drop))
+    };
+    let workers = agent.workers.clone();
+    tokio::task::spawn_local(async move {
+        let outcome = workers.run(CallClass::Archive, WHAT, work).await;
+        let failure = match outcome {
+            // The reader has left.
+            Ok(Ok(()) | Err(ArchiveError::Send(_))) => return,
+            Ok(Err(e)) => io::Error::other(e),
+            Err(e) => e.into(),
+        };
+        eprintln!("jiffy-agent: {WHAT}: {failure}");
+        let _ = failures.send(Err(failure)).await;
     });
     let mut response = Response::new(ReplyBody::Stream(Box::new(ArchiveStream(receiver))));
     response.headers_mut().insert(
@@ -98,16 +116,18 @@ pub async fn stream(
     Ok(response)
 }
 
-/// The thread's end: written bytes go to the connection in chunks.
+/// The worker's end: written bytes go to the connection in chunks.
 pub struct ArchiveWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
+    progress: Progress,
     piece: BytesMut,
 }
 
 impl ArchiveWriter {
-    fn new(sender: mpsc::Sender<io::Result<Bytes>>) -> Self {
+    fn new(sender: mpsc::Sender<io::Result<Bytes>>, progress: Progress) -> Self {
         Self {
             sender,
+            progress,
             piece: BytesMut::new(),
         }
     }
@@ -118,6 +138,7 @@ impl Write for ArchiveWriter {
         if self.piece.capacity() == 0 {
             self.piece.reserve(CHUNK);
         }
+        self.progress.advance();
         let n = bytes.len().min(CHUNK - self.piece.len());
         self.piece.extend_from_slice(&bytes[..n]);
         if self.piece.len() == CHUNK {
@@ -131,7 +152,8 @@ impl Write for ArchiveWriter {
             return Ok(());
         }
         let piece = std::mem::take(&mut self.piece).freeze();
-        let sent = self.sender.blocking_send(Ok(piece));
+        let send = || self.sender.blocking_send(Ok(piece));
+        let sent = self.progress.while_client_waits(send);
         sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }

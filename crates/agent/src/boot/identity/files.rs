@@ -1,0 +1,116 @@
+//! Files of the identity.
+
+use crate::boot::generation::HOME;
+use crate::settings::SandboxLabels;
+use crate::sys;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// Ends the one line of `/etc/hosts` that is ours to rewrite.
+const HOSTS_MARK: &str = "# jiffy: this sandbox";
+/// Contents of `/etc/hosts` if the image has none.
+const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
+/// Maximum size of a `/etc/hosts` that gets the name of the sandbox.
+const MAX_HOSTS_BYTES: u64 = 4 << 20;
+/// Directory in which E2B's clients and templates find the labels of the sandbox.
+const LABELS_LINK: &str = "/run/e2b";
+
+/// Writes each label to a file named by its variable. Their directory is the agent's own, so that a
+/// full `/run` does not matter, and [`LABELS_LINK`] leads to it.
+pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
+    if std::process::id() != 1 {
+        return Ok(());
+    }
+    let directory = Path::new(HOME).join("e2b");
+    fs::create_dir_all(&directory)?;
+    let given: Vec<_> = labels.variables().collect();
+    for (name, value) in &given {
+        let next = directory.join(".next");
+        fs::write(&next, value)?;
+        fs::rename(next, directory.join(format!(".{name}")))?;
+    }
+    for entry in fs::read_dir(&directory)?.flatten() {
+        let is_given = |(name, _): &(&str, &str)| entry.file_name() == *format!(".{name}");
+        if !given.iter().any(is_given) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    // The sandbox may have something else there.
+    let _ = symlink("jiffy/e2b", LABELS_LINK);
+    Ok(())
+}
+
+/// Sets the host name, also in `/etc/hosts`.
+pub fn set_hostname(name: &str) -> io::Result<()> {
+    // SAFETY: the pointer and length describe `name`.
+    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
+    let path = Path::new("/etc/hosts");
+    let before = match sys::read_regular(path, MAX_HOSTS_BYTES) {
+        Ok(before) if before.len() as u64 == MAX_HOSTS_BYTES => return Ok(()),
+        before => String::from_utf8(before.unwrap_or_default()),
+    };
+    if let Ok(before) = before {
+        let after = hosts(&before, name);
+        if before != after {
+            // A root without /etc resolves nothing anyway.
+            let _ = write_over("/etc/hosts", &after);
+        }
+    }
+    Ok(())
+}
+
+/// `before` with our name in it, in place of an earlier one.
+fn hosts(before: &str, name: &str) -> String {
+    let kept = if before.is_empty() {
+        HOSTS_DEFAULT
+    } else {
+        before
+    };
+    let mut text: String = kept
+        .lines()
+        .filter(|line| !line.ends_with(HOSTS_MARK))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let _ = writeln!(text, "127.0.1.1 {name} {HOSTS_MARK}");
+    text
+}
+
+/// Gives the machine a new id. A file that is not a regular one has no id to replace.
+pub fn new_machine_id() -> io::Result<()> {
+    let id = sys::random_id()? + "\n";
+    match write_over("/etc/machine-id", &id) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all("/etc")?;
+            write_over("/etc/machine-id", &id)
+        }
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENXIO)) => Ok(()),
+        other => other,
+    }
+}
+
+/// Overwrites a small file without giving up its block first: on a full disk there would be no
+/// other.
+fn write_over(path: &str, text: &str) -> io::Result<()> {
+    let mut options = File::options();
+    let options = options.write(true).create(true).truncate(false);
+    let mut file = sys::open_regular(Path::new(path), options)?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_name_is_in_etc_hosts_once_and_the_rest_stays() {
+        let first = hosts("10.0.0.1 db", "abc");
+        assert_eq!(first, format!("10.0.0.1 db\n127.0.1.1 abc {HOSTS_MARK}\n"));
+        let second = hosts(&first, "xyz");
+        assert_eq!(second, format!("10.0.0.1 db\n127.0.1.1 xyz {HOSTS_MARK}\n"));
+        assert!(hosts("", "abc").starts_with("127.0.0.1 localhost\n"));
+    }
+}

@@ -1,0 +1,248 @@
+//! A file that is being uploaded.
+
+use crate::filesystem::request_path::RequestPath;
+use crate::filesystem::{metadata, operation};
+use crate::rest::error::RestError;
+use crate::sys;
+use crate::users::{User, UserLookup};
+use crate::workers::{CallClass, CallError, Progress, Workers};
+use bytes::{Bytes, BytesMut};
+use flate2::write::MultiGzDecoder;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use tokio::task::JoinHandle;
+
+/// Number of bytes that are collected for one call of a worker. Smaller files need a single call.
+const BATCH_BYTES: usize = 256 * 1024;
+
+/// Encoding of the uploaded bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// As in the file.
+    Identity,
+    /// gzip.
+    Gzip,
+}
+
+/// File of an answer.
+#[derive(Debug, Serialize)]
+pub struct WrittenFile {
+    path: String,
+    name: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+}
+
+/// A file that is written in batches by workers, while the next batch is received.
+pub struct Upload {
+    workers: Workers,
+    what: String,
+    batch: BytesMut,
+    state: UploadState,
+}
+
+enum UploadState {
+    /// No batch was written yet, and the file may not exist.
+    New {
+        lookup: UserLookup,
+        path: RequestPath,
+        encoding: Encoding,
+    },
+    /// A worker writes a batch.
+    Writing(JoinHandle<Result<UploadFile, RestError>>),
+    /// A batch failed.
+    Failed,
+}
+
+impl Upload {
+    /// An upload to `path` on behalf of a user.
+    pub fn new(
+        workers: &Workers,
+        lookup: &UserLookup,
+        path: RequestPath,
+        encoding: Encoding,
+    ) -> Self {
+        Self {
+            workers: workers.clone(),
+            what: format!("cannot write '{}'", path.display()),
+            batch: BytesMut::new(),
+            state: UploadState::New {
+                lookup: lookup.clone(),
+                path,
+                encoding,
+            },
+        }
+    }
+
+    /// Adds bytes.
+    pub async fn write(&mut self, piece: Bytes) -> Result<(), RestError> {
+        self.batch.extend_from_slice(&piece);
+        if self.batch.len() < BATCH_BYTES {
+            return Ok(());
+        }
+        let batch = std::mem::take(&mut self.batch);
+        let file = self.file().await?;
+        let workers = self.workers.clone();
+        let what = self.what.clone();
+        let work = move |progress: &Progress| {
+            let mut file = file(progress)?;
+            file.write_all(&batch)?;
+            Ok(file)
+        };
+        self.state = UploadState::Writing(tokio::task::spawn_local(async move {
+            workers.attempt(CallClass::Files, what, work).await
+        }));
+        Ok(())
+    }
+
+    /// Writes the rest. The file is complete afterwards.
+    pub async fn finish(
+        mut self,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<WrittenFile, RestError> {
+        let batch = std::mem::take(&mut self.batch);
+        let file = self.file().await?;
+        let metadata = metadata.clone();
+        let work = move |progress: &Progress| {
+            let mut file = file(progress)?;
+            file.write_all(&batch)?;
+            file.finish(metadata)
+        };
+        let workers = &self.workers;
+        workers.attempt(CallClass::Files, self.what, work).await
+    }
+
+    /// The file, which the returned function creates in a worker if that is not done yet.
+    async fn file(
+        &mut self,
+    ) -> Result<impl FnOnce(&Progress) -> Result<UploadFile, RestError> + Send + 'static, RestError>
+    {
+        enum Source {
+            Open(UploadFile),
+            New(UserLookup, RequestPath, Encoding),
+        }
+        let source = match std::mem::replace(&mut self.state, UploadState::Failed) {
+            UploadState::New {
+                lookup,
+                path,
+                encoding,
+            } => Source::New(lookup, path, encoding),
+            UploadState::Writing(task) => {
+                let file = task.await.map_err(|_| CallError::Failed {
+                    what: self.what.clone(),
+                })?;
+                Source::Open(file?)
+            }
+            UploadState::Failed => {
+                let what = self.what.clone();
+                return Err(CallError::Failed { what }.into());
+            }
+        };
+        Ok(move |progress: &Progress| match source {
+            Source::Open(file) => Ok(file),
+            Source::New(lookup, path, encoding) => {
+                let user = lookup.find()?;
+                let path = path.resolve(&user);
+                progress.enter(&path)?;
+                UploadFile::create(path, &user, encoding)
+            }
+        })
+    }
+}
+
+struct UploadFile {
+    path: PathBuf,
+    sink: FileSink,
+}
+
+enum FileSink {
+    Plain(File),
+    Gzip(Box<MultiGzDecoder<File>>),
+}
+
+impl UploadFile {
+    /// Creates or truncates a file for a user, with the directories above it.
+    fn create(path: PathBuf, user: &User, encoding: Encoding) -> Result<Self, RestError> {
+        let failed =
+            |e: &io::Error| RestError::io(&format!("cannot write '{}'", path.display()), e);
+        if path.is_dir() {
+            return Err(RestError::bad(format!(
+                "'{}' is a directory",
+                path.display()
+            )));
+        }
+        if let Some(parent) = path.parent() {
+            operation::make_dirs(parent, user).map_err(|e| failed(&e))?;
+        }
+        let mut options = File::options();
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o666);
+        let options = options.write(true).create(true).truncate(true);
+        let file = sys::open_regular(&path, options).map_err(|e| match e.raw_os_error() {
+            Some(libc::EINVAL | libc::ENXIO) => {
+                RestError::bad(format!("'{}' is not a regular file", path.display()))
+            }
+            _ => failed(&e),
+        })?;
+        let found = file.metadata().map_err(|e| failed(&e))?;
+        let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
+        // Without privilege the file is ours already.
+        if !owned
+            && let Err(e) = sys::chown(&path, user.uid, user.gid)
+            && e.raw_os_error() != Some(libc::EPERM)
+        {
+            return Err(failed(&e));
+        }
+        let sink = match encoding {
+            Encoding::Identity => FileSink::Plain(file),
+            Encoding::Gzip => FileSink::Gzip(Box::new(MultiGzDecoder::new(file))),
+        };
+        Ok(Self { path, sink })
+    }
+
+    fn failed(&self, e: &io::Error) -> RestError {
+        RestError::io(&format!("cannot write '{}'", self.path.display()), e)
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> Result<(), RestError> {
+        match &mut self.sink {
+            FileSink::Plain(file) => file.write_all(bytes).map_err(|e| self.failed(&e)),
+            FileSink::Gzip(decoder) => decoder.write_all(bytes).map_err(gzip_error),
+        }
+    }
+
+    fn finish(mut self, metadata: BTreeMap<String, String>) -> Result<WrittenFile, RestError> {
+        if let FileSink::Gzip(decoder) = &mut self.sink {
+            decoder.try_finish().map_err(gzip_error)?;
+        }
+        metadata::replace(&self.path, &metadata).map_err(|e| self.failed(&e))?;
+        Ok(describe(&self.path, metadata))
+    }
+}
+
+/// The error of a decoder, whose input or output may be at fault.
+pub fn gzip_error(e: io::Error) -> RestError {
+    match e.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+            RestError::bad(format!("malformed gzip: {e}"))
+        }
+        _ => RestError::io("cannot write", &e),
+    }
+}
+
+fn describe(path: &Path, metadata: BTreeMap<String, String>) -> WrittenFile {
+    WrittenFile {
+        path: path.to_string_lossy().into_owned(),
+        name: path
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        kind: "file",
+        metadata,
+    }
+}

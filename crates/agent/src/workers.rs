@@ -1,0 +1,438 @@
+//! Threads for calls that may wait for a file system.
+//!
+//! A file system may never answer, for example a FUSE file system whose server hangs. The event
+//! loop therefore makes no call that depends on a path of the sandbox. A worker thread makes it,
+//! and the caller waits for the result until the call has made no progress for the patience of its
+//! class. A thread that waits in such a call cannot be interrupted: it remains *stuck* until the
+//! file system answers or is unmounted. Their number is limited, and other calls continue on other
+//! threads.
+
+mod error;
+mod mount_table;
+mod worker_body;
+
+pub use error::CallError;
+pub use worker_body::{ChunkSource, WorkerBody};
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// Kind of a call, each with limits of its own: stuck calls of one kind do not block the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallClass {
+    /// Calls on files and directories.
+    Files,
+    /// Start of a process.
+    Start,
+    /// Archives and other walks over whole trees.
+    Archive,
+    /// Steps of the identity of a sandbox. The host waits for them.
+    Identity,
+}
+
+impl CallClass {
+    /// Maximum number of calls that run at the same time, stuck ones excluded.
+    const fn max_active(self) -> usize {
+        match self {
+            Self::Files | Self::Start => 4,
+            Self::Archive => 4,
+            Self::Identity => 2,
+        }
+    }
+
+    /// Maximum number of threads, stuck ones included.
+    const fn max_threads(self) -> usize {
+        match self {
+            Self::Files => 16,
+            Self::Start | Self::Archive | Self::Identity => 8,
+        }
+    }
+
+    /// Time without progress after which a call counts as stuck.
+    const fn patience(self) -> Duration {
+        match self {
+            Self::Files | Self::Start => Duration::from_secs(15),
+            Self::Archive => Duration::from_secs(60),
+            // All steps together must fit in the 30 s for which the host waits.
+            Self::Identity => Duration::from_secs(3),
+        }
+    }
+}
+
+/// Maximum number of calls that wait for a thread, over all classes.
+const MAX_WAITING: usize = 1024;
+/// Maximum time that a call waits for a thread.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval at which a waiting call checks whether a running one became stuck.
+const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
+/// Number of stuck calls on one file system after which further calls on it fail at once.
+const MAX_STUCK_PER_PLACE: usize = 2;
+/// Number of threads that do not exit when idle, so that most calls need no new one.
+const MIN_THREADS: usize = 1;
+/// Time after which an idle thread exits.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+const STACK_BYTES: usize = 256 * 1024;
+
+/// [`JobRecord::progress_ms`] of a call that no thread runs yet.
+const NOT_STARTED: u64 = u64::MAX;
+/// [`JobRecord::progress_ms`] of a call that waits for its client, which may take any time.
+const SUSPENDED: u64 = u64::MAX - 1;
+
+/// Pool of worker threads. Clones share the threads.
+#[derive(Clone)]
+pub struct Workers(Arc<Pool>);
+
+struct Pool {
+    epoch: Instant,
+    /// Patience with all calls, instead of that of their class.
+    patience: Option<Duration>,
+    state: Mutex<PoolState>,
+    /// Notified when a task is ready.
+    ready: Condvar,
+}
+
+#[derive(Default)]
+struct PoolState {
+    /// Tasks that a thread may take.
+    ready: VecDeque<Task>,
+    /// Tasks that exceed the limits of their class.
+    waiting: VecDeque<Task>,
+    /// Calls in `ready` and on threads.
+    running: Vec<Arc<JobRecord>>,
+    threads: usize,
+    idle: usize,
+}
+
+struct Task {
+    record: Arc<JobRecord>,
+    work: Box<dyn FnOnce(&Progress) + Send>,
+}
+
+struct JobRecord {
+    class: CallClass,
+    /// Time without progress after which the call counts as stuck.
+    patience: Duration,
+    /// Operation and object, for errors.
+    what: String,
+    /// Path that the call works on, once it is resolved.
+    path: Mutex<Option<PathBuf>>,
+    /// Milliseconds since the pool's epoch of the last progress, [`NOT_STARTED`] or [`SUSPENDED`].
+    progress_ms: AtomicU64,
+}
+
+impl JobRecord {
+    fn is_stuck(&self, now_ms: u64) -> bool {
+        let progress = self.progress_ms.load(Ordering::Relaxed);
+        let quiet = Duration::from_millis(now_ms.saturating_sub(progress));
+        progress < SUSPENDED && quiet >= self.patience
+    }
+}
+
+/// Progress of a running call.
+#[derive(Clone)]
+pub struct Progress {
+    pool: Arc<Pool>,
+    record: Arc<JobRecord>,
+}
+
+impl Progress {
+    /// Records that a step was completed. Calls with many steps must do so after each.
+    pub fn advance(&self) {
+        let now = self.pool.now_ms();
+        self.record.progress_ms.store(now, Ordering::Relaxed);
+    }
+
+    /// Runs `wait`, which waits for the client and not for a file system.
+    pub fn while_client_waits<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.record.progress_ms.store(SUSPENDED, Ordering::Relaxed);
+        let result = wait();
+        self.advance();
+        result
+    }
+
+    /// Records the path that the call works on.
+    ///
+    /// # Errors
+    /// Too many calls on the file system of `path` are stuck.
+    pub fn enter(&self, path: &Path) -> Result<(), CallError> {
+        let stuck = self.pool.stuck_paths();
+        if stuck.len() >= MAX_STUCK_PER_PLACE {
+            let mounts = mount_table::mount_points();
+            let place = mount_table::place(&mounts, path);
+            let is_here = |other: &&PathBuf| mount_table::place(&mounts, other) == place;
+            if stuck.iter().filter(is_here).count() >= MAX_STUCK_PER_PLACE {
+                return Err(CallError::Unresponsive {
+                    path: place.to_path_buf(),
+                });
+            }
+        }
+        *lock(&self.record.path) = Some(path.to_path_buf());
+        self.advance();
+        Ok(())
+    }
+}
+
+impl Workers {
+    /// A pool with its permanent thread. `patience` replaces that of all classes.
+    pub fn new(patience: Option<Duration>) -> io::Result<Self> {
+        let pool = Arc::new(Pool {
+            epoch: Instant::now(),
+            patience,
+            state: Mutex::default(),
+            ready: Condvar::new(),
+        });
+        Pool::add_thread(&pool, &mut lock(&pool.state))?;
+        Ok(Self(pool))
+    }
+
+    /// Number of stuck calls.
+    pub fn stuck(&self) -> usize {
+        let now = self.0.now_ms();
+        let state = lock(&self.0.state);
+        state.running.iter().filter(|r| r.is_stuck(now)).count()
+    }
+
+    /// Runs `work` on a worker thread. `what` names the operation and its object in errors, for
+    /// example "cannot list '/tmp'". `work` continues if the returned future is dropped.
+    ///
+    /// # Errors
+    /// The call is stuck, or too many calls are.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        class: CallClass,
+        what: impl Into<String>,
+        work: impl FnOnce(&Progress) -> T + Send + 'static,
+    ) -> Result<T, CallError> {
+        let (sender, mut result) = oneshot::channel();
+        let patience = self.0.patience.unwrap_or(class.patience());
+        let record = Arc::new(JobRecord {
+            class,
+            patience,
+            what: what.into(),
+            path: Mutex::default(),
+            progress_ms: AtomicU64::new(NOT_STARTED),
+        });
+        let task = Task {
+            record: Arc::clone(&record),
+            work: Box::new(move |progress| {
+                // The caller may have left while the call waited for a thread.
+                if !sender.is_closed() {
+                    let _ = sender.send(work(progress));
+                }
+            }),
+        };
+        let mut pause = match self.0.submit(task)? {
+            true => patience,
+            false => QUEUE_INTERVAL,
+        };
+        let began = Instant::now();
+        loop {
+            match timeout(pause, &mut result).await {
+                Ok(Ok(value)) => return Ok(value),
+                Ok(Err(_)) => {
+                    return Err(CallError::Failed {
+                        what: record.what.clone(),
+                    });
+                }
+                Err(_elapsed) => pause = self.0.next_pause(&record, began)?,
+            }
+        }
+    }
+
+    /// [`Self::run`] for work that may fail itself.
+    pub async fn attempt<T: Send + 'static, E: From<CallError> + Send + 'static>(
+        &self,
+        class: CallClass,
+        what: impl Into<String>,
+        work: impl FnOnce(&Progress) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        self.run(class, what, work).await?
+    }
+}
+
+impl Pool {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(SUSPENDED - 1)
+    }
+
+    /// Queues a task. Returns whether a thread may take it at once.
+    fn submit(self: &Arc<Self>, task: Task) -> Result<bool, CallError> {
+        let class = task.record.class;
+        let mut state = lock(&self.state);
+        let (active, stuck) = state.count(class, self.now_ms());
+        if stuck >= class.max_threads() {
+            return Err(CallError::Exhausted {
+                what: task.record.what.clone(),
+                stuck,
+            });
+        }
+        if state.waiting.len() >= MAX_WAITING {
+            return Err(CallError::Busy {
+                what: task.record.what.clone(),
+            });
+        }
+        let may_run = active < class.max_active() && active + stuck < class.max_threads();
+        if may_run {
+            self.make_ready(&mut state, task);
+        } else {
+            state.waiting.push_back(task);
+        }
+        Ok(may_run)
+    }
+
+    fn make_ready(self: &Arc<Self>, state: &mut PoolState, task: Task) {
+        state.running.push(Arc::clone(&task.record));
+        state.ready.push_back(task);
+        if state.ready.len() <= state.idle {
+            self.ready.notify_one();
+        } else if Self::add_thread(self, state).is_err() && state.threads == 0 {
+            // Nothing would ever run it. Its caller learns of it by the closed channel.
+            if let Some(task) = state.ready.pop_back() {
+                state.running.retain(|r| !Arc::ptr_eq(r, &task.record));
+            }
+        }
+    }
+
+    /// Moves waiting tasks to the ready ones as far as the limits allow.
+    fn admit_waiting(self: &Arc<Self>, state: &mut PoolState) {
+        let now = self.now_ms();
+        let mut index = 0;
+        while let Some(task) = state.waiting.get(index) {
+            let class = task.record.class;
+            let (active, stuck) = state.count(class, now);
+            if active >= class.max_active() || active + stuck >= class.max_threads() {
+                index += 1;
+            } else if let Some(task) = state.waiting.remove(index) {
+                self.make_ready(state, task);
+            }
+        }
+    }
+
+    /// Time until the waiting caller of a call has to check again.
+    fn next_pause(
+        self: &Arc<Self>,
+        record: &Arc<JobRecord>,
+        began: Instant,
+    ) -> Result<Duration, CallError> {
+        let patience = record.patience;
+        match record.progress_ms.load(Ordering::Relaxed) {
+            SUSPENDED => Ok(patience),
+            NOT_STARTED if began.elapsed() >= QUEUE_TIMEOUT => {
+                let mut state = lock(&self.state);
+                state.waiting.retain(|t| !Arc::ptr_eq(&t.record, record));
+                Err(CallError::Busy {
+                    what: record.what.clone(),
+                })
+            }
+            NOT_STARTED => {
+                self.admit_waiting(&mut lock(&self.state));
+                Ok(QUEUE_INTERVAL)
+            }
+            progress => {
+                let quiet = Duration::from_millis(self.now_ms().saturating_sub(progress));
+                if quiet < patience {
+                    return Ok((patience - quiet).max(Duration::from_millis(1)));
+                }
+                let what = &record.what;
+                let seconds = patience.as_secs();
+                eprintln!("jiffy-agent: {what}: the file system did not answer within {seconds} s");
+                Err(CallError::NoAnswer {
+                    what: what.clone(),
+                    patience,
+                })
+            }
+        }
+    }
+
+    fn stuck_paths(&self) -> Vec<PathBuf> {
+        let now = self.now_ms();
+        let state = lock(&self.state);
+        let stuck = state.running.iter().filter(|r| r.is_stuck(now));
+        stuck.filter_map(|r| lock(&r.path).clone()).collect()
+    }
+
+    fn add_thread(pool: &Arc<Self>, state: &mut PoolState) -> io::Result<()> {
+        let own = Arc::clone(pool);
+        std::thread::Builder::new()
+            .name("worker".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || own.work())?;
+        state.threads += 1;
+        Ok(())
+    }
+
+    /// The life of a thread.
+    fn work(self: Arc<Self>) {
+        while let Some(Task { record, work }) = self.next_task() {
+            let progress = Progress {
+                pool: Arc::clone(&self),
+                record,
+            };
+            progress.advance();
+            work(&progress);
+            let mut state = lock(&self.state);
+            state.running.retain(|r| !Arc::ptr_eq(r, &progress.record));
+            self.admit_waiting(&mut state);
+        }
+    }
+
+    /// The next task, or `None` if the thread is to exit.
+    fn next_task(&self) -> Option<Task> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(task) = state.ready.pop_front() {
+                return Some(task);
+            }
+            state.idle += 1;
+            let has_timeout = state.threads > MIN_THREADS;
+            let mut is_idle = false;
+            state = match has_timeout {
+                true => {
+                    let waited = self.ready.wait_timeout(state, IDLE_TIMEOUT);
+                    let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                    is_idle = waited.timed_out();
+                    state
+                }
+                // Without a timeout, so that an idle sandbox does not wake up.
+                false => self
+                    .ready
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+            };
+            state.idle -= 1;
+            if is_idle && state.ready.is_empty() && state.threads > MIN_THREADS {
+                state.threads -= 1;
+                return None;
+            }
+        }
+    }
+}
+
+impl PoolState {
+    /// Numbers of active and of stuck calls of a class.
+    fn count(&self, class: CallClass, now_ms: u64) -> (usize, usize) {
+        let mut counts = (0, 0);
+        for record in self.running.iter().filter(|r| r.class == class) {
+            match record.is_stuck(now_ms) {
+                true => counts.1 += 1,
+                false => counts.0 += 1,
+            }
+        }
+        counts
+    }
+}
+
+/// Locks a mutex. Each critical section leaves its data valid at every step, so that a poisoned
+/// mutex is usable.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

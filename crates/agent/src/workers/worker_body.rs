@@ -1,0 +1,129 @@
+//! Response bodies whose chunks a worker thread produces, one call per chunk.
+
+use super::{CallClass, CallError, Progress, Workers};
+use crate::body::BodySource;
+use bytes::Bytes;
+use http_body_util::BodyDataStream;
+use hyper::body::{Body, Frame};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+/// Source of chunks that may wait for a file system.
+pub trait ChunkSource: Send + Unpin + 'static {
+    /// Returns the next chunk; `None` at the end.
+    fn next_chunk(&mut self, progress: &Progress) -> io::Result<Option<Bytes>>;
+}
+
+type Outcome<S> = (S, io::Result<Option<Bytes>>);
+type PendingCall<S> = Pin<Box<dyn Future<Output = Result<Outcome<S>, CallError>> + Send>>;
+
+/// A body that consists of a first chunk and those of a [`ChunkSource`].
+pub struct WorkerBody<S> {
+    workers: Workers,
+    /// Operation and object, for errors.
+    what: String,
+    first: Option<Bytes>,
+    source: Option<S>,
+    call: Option<PendingCall<S>>,
+    /// Bytes that are still to be sent, if their number is known.
+    remaining: Option<u64>,
+}
+
+impl<S: ChunkSource> WorkerBody<S> {
+    /// A body that begins with `first`. `remaining` is the length of the whole body, if known.
+    pub fn new(
+        workers: &Workers,
+        what: String,
+        first: Option<Bytes>,
+        source: S,
+        remaining: Option<u64>,
+    ) -> Self {
+        Self {
+            workers: workers.clone(),
+            what,
+            first,
+            source: Some(source),
+            call: None,
+            remaining,
+        }
+    }
+
+    /// The chunks as a stream.
+    pub fn into_stream(self) -> BodyDataStream<impl Body<Data = Bytes, Error = io::Error> + Send> {
+        BodyDataStream::new(StreamAdapter(self))
+    }
+
+    /// Requests the next chunk, so that it is read while an earlier one is sent.
+    fn request(&mut self) {
+        if let Some(mut source) = self.source.take() {
+            let workers = self.workers.clone();
+            let what = self.what.clone();
+            self.call = Some(Box::pin(async move {
+                let work = move |progress: &Progress| {
+                    let chunk = source.next_chunk(progress);
+                    (source, chunk)
+                };
+                workers.run(CallClass::Files, what, work).await
+            }));
+        }
+    }
+
+    fn deliver(&mut self, mut chunk: Bytes) -> Poll<Option<io::Result<Bytes>>> {
+        if let Some(remaining) = &mut self.remaining {
+            // The source may have grown since its length was announced.
+            chunk.truncate(usize::try_from(*remaining).unwrap_or(usize::MAX));
+            *remaining -= chunk.len() as u64;
+        }
+        Poll::Ready(Some(Ok(chunk)))
+    }
+}
+
+impl<S: ChunkSource> BodySource for WorkerBody<S> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if let Some(first) = self.first.take() {
+            return self.deliver(first);
+        }
+        if self.remaining == Some(0) {
+            return Poll::Ready(None);
+        }
+        self.request();
+        let Some(call) = &mut self.call else {
+            return Poll::Ready(None);
+        };
+        let outcome = ready!(call.as_mut().poll(cx));
+        self.call = None;
+        match outcome {
+            Ok((source, Ok(Some(chunk)))) => {
+                self.source = Some(source);
+                self.deliver(chunk)
+            }
+            Ok((_, Ok(None))) => match self.remaining {
+                // Shorter than announced: the connection must break, or the client would wait.
+                Some(_) => Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
+                None => Poll::Ready(None),
+            },
+            Ok((_, Err(e))) => Poll::Ready(Some(Err(e))),
+            Err(e) => Poll::Ready(Some(Err(e.into()))),
+        }
+    }
+
+    fn remaining(&self) -> Option<u64> {
+        self.remaining
+    }
+}
+
+struct StreamAdapter<S>(WorkerBody<S>);
+
+impl<S: ChunkSource> Body for StreamAdapter<S> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let piece = ready!(self.get_mut().0.poll_piece(cx));
+        Poll::Ready(piece.map(|result| result.map(Frame::data)))
+    }
+}
