@@ -147,6 +147,31 @@ time.sleep(3600)";
     running.stop().await;
 }
 
+/// 40 programs that use up all memory at once. Each writes to a page of each 2 MiB first: an engine
+/// that hands out memory ahead of its use must have counted it, and page tables as well.
+const MANY_HOGS: &str = "
+import mmap, os
+def hog():
+    os.close(go)
+    os.read(ready, 1)
+    held = mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for step in (2 << 20, 4096):
+        for page in range(0, 200 << 20, step): held[page] = 1
+    os._exit(1)
+ready, go = os.pipe()
+hogs = set()
+for _ in range(40):
+    child = os.fork()
+    if child == 0: hog()
+    hogs.add(child)
+os.close(go)
+for _ in range(3):
+    child, status = os.wait()
+    assert status == 9, status
+    hogs.remove(child)
+for child in hogs: os.kill(child, 9)
+for child in hogs: os.waitpid(child, 0)";
+
 pub async fn memory_that_is_used_up_costs_the_program_that_used_it_and_nobody_else(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
@@ -168,6 +193,9 @@ for page in range(0, 200 << 20, 4096):
             assert_eq!(running.sh("echo fine").await, "fine");
         }
     }
+    let (status, _, stderr) = running.script(&format!("python3 -c \"{MANY_HOGS}\"")).await;
+    assert_eq!(status.exit_code, 0, "{stderr}");
+    assert_eq!(running.sh("echo fine").await, "fine");
     running.counts_on(before).await;
     running.stop().await;
 }
