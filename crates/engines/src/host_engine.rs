@@ -419,10 +419,10 @@ impl Engine for HostEngine {
         }
     }
 
-    fn prepare_fold(&self, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+    fn prepare_fold(&self, id: &str, max_copy: u64, pace: &mut FoldPace<'_>) -> FoldResult {
         match self.gvisor_store.has(id) {
             true => Ok(FoldPreparation::Refused),
-            false => self.microvm.prepare_fold(id, pace),
+            false => self.microvm.prepare_fold(id, max_copy, pace),
         }
     }
 

@@ -416,8 +416,8 @@ impl Engine for MicroVmEngine {
         self.store.manifest(id).ok()?.parent
     }
 
-    fn prepare_fold(&self, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
-        self.merges.prepare_fold(&self.store, id, pace)
+    fn prepare_fold(&self, id: &str, max_copy: u64, pace: &mut FoldPace<'_>) -> FoldResult {
+        self.merges.prepare_fold(&self.store, id, max_copy, pace)
     }
 
     fn is_current(&self, template: &str, id: &str) -> bool {

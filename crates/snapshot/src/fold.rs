@@ -10,8 +10,9 @@
 //!   guests, restores and uploads go on during a fold.
 //! - A process that is killed at any step leaves either the old or the new snapshot. What was copied
 //!   before the last step lies at unclaimed offsets; the next fold writes it again.
-//! - The copy costs as much as the smaller of both layers at most, so that content which is never
-//!   superseded is copied a logarithmic number of times.
+//! - The copy is at most as large as what the upper snapshot holds itself, or a limit of the
+//!   caller's. With a small limit, content that is never superseded is copied a logarithmic number of
+//!   times, and a chain of folded snapshots takes at most twice the space of its content.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;
@@ -30,8 +31,6 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// A fold that copies at most this much is made even if the upper snapshot holds less: 2 MiB.
-const MIN_COPY_LIMIT: u64 = 2 << 20;
 /// Bytes copied between two calls of the caller's pace function.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Bytes of a piece that become a hole if all of them are zero.
@@ -126,13 +125,14 @@ impl LayerFold {
 impl Store {
     /// Prepares the fold of the parent of snapshot `id` into it: copies what it lacks. Returns
     /// `None` if it has no parent, if the parent has other children, if the copy would be larger
-    /// than what `id` holds itself, or if `pace` cancels.
+    /// than both `max_copy` bytes and what `id` holds itself, or if `pace` cancels.
     ///
     /// The caller must not let another fold, merge or import of the two snapshots begin before the
     /// fold is committed or dropped.
     pub fn prepare_fold(
         &self,
         id: &str,
+        max_copy: u64,
         pace: &mut FoldPace<'_>,
     ) -> Result<Option<Fold>, SnapshotError> {
         let stamp = |id: &str| FileStamp::of(&self.root().join(id).join(MANIFEST));
@@ -151,7 +151,7 @@ impl Store {
         let layers = open_layers(&lower, &upper)?;
         let copied: u64 = layers.iter().map(LayerFold::copied_bytes).sum();
         let held: u64 = layers.iter().map(|layer| layer.upper_bytes).sum();
-        if copied > held.max(MIN_COPY_LIMIT) {
+        if copied > held.max(max_copy) {
             return Ok(None);
         }
         let files = identities(&layers).map_err(SnapshotError::io(upper.path()))?;

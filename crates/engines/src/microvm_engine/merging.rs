@@ -55,7 +55,13 @@ impl MergeLock {
 
     /// Prepares a fold of the parent of snapshot `id` into it; holds the lock until the fold is
     /// committed or dropped. Cancelled if a merge holds the lock or waits for it.
-    pub fn prepare_fold(&self, store: &Store, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+    pub fn prepare_fold(
+        &self,
+        store: &Store,
+        id: &str,
+        max_copy: u64,
+        pace: &mut FoldPace<'_>,
+    ) -> FoldResult {
         let Ok(guard) = self.lock.clone().try_lock_owned() else {
             return Ok(FoldPreparation::Cancelled);
         };
@@ -68,7 +74,7 @@ impl MergeLock {
             is_cancelled |= paced.is_break();
             paced
         };
-        let fold = store.prepare_fold(id, &mut paced);
+        let fold = store.prepare_fold(id, max_copy, &mut paced);
         let Some(fold) = fold.map_err(EngineError::failed)? else {
             return Ok(match is_cancelled {
                 true => FoldPreparation::Cancelled,

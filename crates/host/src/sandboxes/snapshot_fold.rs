@@ -13,18 +13,25 @@ use super::{SandboxesInner, Snapshots};
 use jiffy_engine::{Engine, FoldPreparation, Guest};
 use jiffy_proto::snapshot::FoldedLayers;
 use parking_lot::Mutex;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::iter;
 use std::ops::ControlFlow;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time from the removal of a snapshot to its fold. What is removed meanwhile is folded together
 /// with it, and what goes as a whole needs no fold.
 const FOLD_DELAY: Duration = Duration::from_secs(3);
+/// Time after which a refused fold is tried with [`MAX_LATE_COPY`], if the snapshot above is still
+/// the last one: no cheaper fold comes.
+const LATE_DELAY: Duration = Duration::from_secs(20);
+/// Maximum number of bytes of a fold that is larger than the snapshot above.
+const MAX_COPY: u64 = 2 << 20;
+const MAX_LATE_COPY: u64 = 256 << 20;
 /// Maximum number of bytes copied in a second.
 const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
 /// Longest single pause. A fold that is not yet complete occupies the disk space of its copy.
@@ -56,28 +63,95 @@ impl SnapshotFolder {
     }
 }
 
-/// Starts the thread. Folds begin at most `delay` after they were queued.
-pub(super) fn begin<E: Engine>(inner: Weak<SandboxesInner<E>>, queue: FoldQueue, delay: Duration) {
-    let delay = FOLD_DELAY.min(delay);
+/// Delays of folds.
+#[derive(Clone, Copy)]
+struct Delays {
+    fold: Duration,
+    late: Duration,
+}
+
+/// Starts the thread. No delay of a fold is longer than `max_delay`.
+pub(super) fn begin<E: Engine>(
+    inner: Weak<SandboxesInner<E>>,
+    queue: FoldQueue,
+    max_delay: Duration,
+) {
+    let delays = Delays {
+        fold: FOLD_DELAY.min(max_delay),
+        late: LATE_DELAY.min(max_delay),
+    };
     let thread = thread::Builder::new().name("snapshot-fold".to_owned());
-    if let Err(e) = thread.spawn(move || serve(&inner, &queue, delay)) {
+    if let Err(e) = thread.spawn(move || serve(&inner, &queue, delays)) {
         tracing::warn!(error = %e, "cannot start the thread that reclaims snapshot space");
     }
 }
 
-fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, queue: &FoldQueue, delay: Duration) {
+fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, queue: &FoldQueue, delays: Delays) {
     lower_priority();
-    let mut refused = HashMap::new();
-    while let Ok(first) = queue.recv() {
-        thread::sleep(delay);
-        let ids: BTreeSet<String> = iter::once(first).chain(queue.try_iter()).collect();
+    let mut refused = Refused::default();
+    loop {
+        let first = match refused.next_late() {
+            None => queue.recv().map_err(RecvTimeoutError::from),
+            Some(due) => queue.recv_timeout(due.saturating_duration_since(Instant::now())),
+        };
+        let (ids, max_copy) = match first {
+            Ok(first) => {
+                thread::sleep(delays.fold);
+                (
+                    iter::once(first).chain(queue.try_iter()).collect(),
+                    MAX_COPY,
+                )
+            }
+            Err(RecvTimeoutError::Timeout) => (refused.take_late(), MAX_LATE_COPY),
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let Some(this) = inner.upgrade() else { return };
+        let ids = Snapshots(&this).newest_first(ids);
+        drop(this);
         for id in ids {
             let Some(inner) = inner.upgrade() else { return };
-            Snapshots(&inner).fold_below(&id, &mut refused);
+            let late = Instant::now() + delays.late;
+            Snapshots(&inner).fold_below(&id, max_copy, &mut refused, late);
         }
-        if refused.len() > MAX_REFUSED {
-            refused.clear();
+    }
+}
+
+/// Snapshots whose fold was refused.
+#[derive(Default)]
+struct Refused {
+    /// The parent and the copy limit of the refusal: it holds until one of both changes.
+    folds: HashMap<String, (String, u64)>,
+    /// Moments at which they are tried with a larger limit.
+    late: BTreeMap<Instant, String>,
+}
+
+impl Refused {
+    fn contains(&self, id: &str, parent: &str, max_copy: u64) -> bool {
+        let refused = self.folds.get(id);
+        refused.is_some_and(|(of, limit)| of == parent && *limit >= max_copy)
+    }
+
+    fn insert(&mut self, id: &str, parent: String, max_copy: u64, late: Instant) {
+        if self.folds.len() >= MAX_REFUSED {
+            self.folds.clear();
+            self.late.clear();
         }
+        self.folds.insert(id.to_owned(), (parent, max_copy));
+        if max_copy < MAX_LATE_COPY {
+            self.late.insert(late, id.to_owned());
+        }
+    }
+
+    /// Moment of the next late fold.
+    fn next_late(&self) -> Option<Instant> {
+        self.late.keys().next().copied()
+    }
+
+    /// Takes the snapshots whose moment has come.
+    fn take_late(&mut self) -> BTreeSet<String> {
+        let coming = self.late.split_off(&Instant::now());
+        let due = std::mem::replace(&mut self.late, coming);
+        due.into_values().collect()
     }
 }
 
@@ -102,14 +176,26 @@ impl Pace<'_> {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Folds the removed snapshots directly below `id` into it, as far as they serve nothing else.
-    /// `refused` remembers snapshots with the parent that the engine did not fold: the content of
-    /// both has not changed since.
-    fn fold_below(self, id: &str, refused: &mut HashMap<String, String>) {
+    /// Sorts snapshots, the newest first: what it supersedes is then never copied.
+    fn newest_first(self, ids: BTreeSet<String>) -> Vec<String> {
+        let snapshots = self.0.snapshot_index.lock();
+        let mut ids: Vec<String> = ids.into_iter().collect();
+        ids.sort_by_cached_key(|id| Reverse(snapshots.get(id).map(|s| s.created_ms)));
+        ids
+    }
+
+    /// Folds the removed snapshots directly below `id` into it, as far as they serve nothing else
+    /// and copy at most `max_copy` bytes, or what it holds itself. A refused one is tried again at
+    /// the moment `late`.
+    fn fold_below(self, id: &str, max_copy: u64, refused: &mut Refused, late: Instant) {
         let began = Instant::now();
         let mut folds = 0;
         while let Some(parent) = self.0.engine.parent_on_disk(id) {
-            if refused.get(id) == Some(&parent) || !self.is_foldable(&parent, id) {
+            if refused.contains(id, &parent, max_copy) || !self.is_foldable(&parent, id) {
+                break;
+            }
+            // One that is to be folded itself gets no expensive copy.
+            if max_copy == MAX_LATE_COPY && self.is_superseded(id) {
                 break;
             }
             let mut pace = Pace {
@@ -119,11 +205,11 @@ impl<E: Engine> Snapshots<'_, E> {
             let fold = self
                 .0
                 .engine
-                .prepare_fold(id, &mut |bytes| pace.copied(bytes));
+                .prepare_fold(id, max_copy, &mut |bytes| pace.copied(bytes));
             let fold = match fold {
                 Ok(FoldPreparation::Ready(fold)) => fold,
                 Ok(FoldPreparation::Refused) => {
-                    refused.insert(id.to_owned(), parent);
+                    refused.insert(id, parent, max_copy, late);
                     break;
                 }
                 // The next periodic gc queues it again.
@@ -151,6 +237,15 @@ impl<E: Engine> Snapshots<'_, E> {
             let ms = began.elapsed().as_millis();
             tracing::debug!(id, folds, ms, "folded removed snapshots");
         }
+    }
+
+    /// Returns true if snapshot `id` is foldable into one above it.
+    fn is_superseded(self, id: &str) -> bool {
+        let children: Vec<String> = {
+            let snapshots = self.0.snapshot_index.lock();
+            snapshots.children(id).map(str::to_owned).collect()
+        };
+        matches!(&*children, [child] if self.is_foldable(id, child))
     }
 
     /// Has the guests that run on snapshot `id` close the files that were folded.

@@ -138,3 +138,21 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
     host.resume(&id).await.unwrap();
     assert_eq!(bench.world.read(&id), "text");
 }
+
+#[tokio::test]
+async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_snapshots() {
+    let bench = Bench::new();
+    let host = open(&bench).await;
+    let (_, taken) = sandbox(&host, 4).await;
+    bench.world.fail("small-fold");
+    for removed in &taken[..3] {
+        host.snapshots().release(removed).unwrap();
+    }
+    // All of them into the last one, and none into one that goes itself.
+    until("three folds", || folds(&bench).len() == 3).await;
+    assert!(folds(&bench).iter().all(|(_, into)| *into == taken[3]));
+    until("one file", || {
+        taken[..3].iter().all(|id| !bench.files().join(id).exists())
+    })
+    .await;
+}

@@ -339,10 +339,13 @@ impl Engine for FakeEngine {
         parents.get(id).filter(|_| !merged).cloned()
     }
 
-    fn prepare_fold(&self, id: &str, pace: &mut FoldPace<'_>) -> FoldResult {
+    fn prepare_fold(&self, id: &str, max_copy: u64, pace: &mut FoldPace<'_>) -> FoldResult {
         let Some(parent) = self.parent_on_disk(id) else {
             return Ok(FoldPreparation::Refused);
         };
+        if self.world.fails("small-fold") && max_copy < 100 << 20 {
+            return Ok(FoldPreparation::Refused);
+        }
         if pace(1).is_break() || self.world.fails("fold") {
             return Ok(FoldPreparation::Cancelled);
         }
