@@ -326,7 +326,7 @@ impl Fold {
         .map_err(|e| SnapshotError::io(&place)(e.into()))?;
         self.draft.is_committed = true;
         let index = &self.store.index;
-        index.insert(&self.id, self.grandparent.as_deref());
+        index.fold(&self.id, &self.parent, self.grandparent.as_deref());
         index.checked.forget(&self.id);
         Ok(self.files.clone())
     }

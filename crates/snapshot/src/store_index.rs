@@ -159,6 +159,15 @@ impl StoreIndex {
         }
     }
 
+    /// Notes that `parent` was folded into `id`, which lies on `grandparent` now. The parent is
+    /// removed soon, and does not count as lying on anything until then.
+    pub fn fold(&self, id: &str, parent: &str, grandparent: Option<&str>) {
+        self.insert(id, grandparent);
+        if let Some(tree) = self.state.lock().tree() {
+            tree.remove(parent);
+        }
+    }
+
     /// Adds the published snapshot `id` with its parent.
     pub fn insert(&self, id: &str, parent: Option<&str>) {
         match &mut *self.state.lock() {

@@ -204,12 +204,18 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
         let mut disk: Units = (0..32).map(|block| (block, round)).collect();
         disk.push((40 + u64::from(round), round));
         publish(&store, &id, Some(&parent), &memory, &disk);
-        while let Some(fold) = fold(&store, &id).filter(|fold| fold.parent() != "t") {
-            let folded = fold.parent().to_owned();
-            fold.commit().unwrap();
-            store.remove(&folded).unwrap();
+        parent = id.clone();
+        if round % 10 != 0 {
+            continue;
         }
-        parent = id;
+        // Removed behind the folds, as a host does.
+        let mut removed = Vec::new();
+        while let Some(fold) = fold(&store, &id).filter(|fold| fold.parent() != "t") {
+            removed.push(fold.parent().to_owned());
+            fold.commit().unwrap();
+        }
+        assert!(removed.len() >= 9, "{removed:?}");
+        removed.iter().for_each(|id| store.remove(id).unwrap());
     }
     // The template, the newest, and those that hold more than what lies on them.
     let length = store.lineage("s50").unwrap().snapshots().len();
@@ -221,7 +227,7 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
     );
     // 57 chunks and 82 blocks are 4 MiB, and 50 rounds wrote 61 MiB.
     let bytes = allocated(&store);
-    assert!((4 << 20..7 << 20).contains(&bytes), "{bytes} bytes");
+    assert!((3 << 20..7 << 20).contains(&bytes), "{bytes} bytes");
     // The reported sizes are those on the disk.
     let lineage = store.lineage("s50").unwrap();
     let reported = lineage.snapshots().iter().map(|s| s.bytes().unwrap());
