@@ -17,8 +17,17 @@ use std::sync::Arc;
 
 /// Paths of calls that a function may make, each with what is below it.
 const SANDBOX_PATHS: [&str; 3] = ["/sandboxes", "/v2/sandboxes", "/snapshots"];
-/// Paths that it may look at.
-const TEMPLATE_PATH: &str = "/templates";
+/// Paths that it may read: the list of templates, one of them, its tags, and names. Not the files
+/// and the builds below a template: a request for files creates a permission to upload them.
+fn reads_templates(path: &str) -> bool {
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    match parts.as_slice() {
+        ["templates"] | ["templates", "aliases", _] => true,
+        ["templates", id] => *id != "uploads",
+        ["templates", id, "tags"] => *id != "uploads",
+        _ => false,
+    }
+}
 
 /// Holder of a function's key.
 #[derive(Debug)]
@@ -44,14 +53,16 @@ impl FunctionCaller {
             true => invoked(path) == Some(&self.name),
             false => {
                 SANDBOX_PATHS.into_iter().any(is_below)
-                    || (is_below(TEMPLATE_PATH) && *method == Method::GET)
+                    || (reads_templates(path) && *method == Method::GET)
             }
         };
         match is_allowed {
             true => Ok(()),
             false => Err(ApiError::forbidden(match self.is_callback {
                 true => "this key invokes its function, and nothing else",
-                false => "a function's key is for sandboxes and their snapshots",
+                false => {
+                    "a function's key is for sandboxes and their snapshots, and reads templates"
+                }
             })),
         }
     }
@@ -207,7 +218,28 @@ mod tests {
         ] {
             assert!(may(Method::POST, path), "{path}");
         }
-        assert!(may(Method::GET, "/templates") && may(Method::GET, "/templates/base"));
+        for path in [
+            "/templates",
+            "/templates/base",
+            "/templates/base/tags",
+            "/templates/aliases/base",
+        ] {
+            assert!(may(Method::GET, path), "{path}");
+        }
+        // A link to upload files is a permission to replace those of a build.
+        for path in [
+            "/templates/t/files/ab",
+            "/templates/t/builds/b/status",
+            "/templates/t/builds/b/logs",
+            "/templates//files/ab",
+            "/templates/aliases/a/files",
+            "/templates/uploads",
+            "//templates",
+            "/metrics",
+            "/host",
+        ] {
+            assert!(!may(Method::GET, path), "{path}");
+        }
         for path in [
             "/templates",
             "/sandboxesx",

@@ -6,7 +6,7 @@ mod ignore;
 mod pattern;
 mod variables;
 
-pub use archive::ContextArchive;
+pub use archive::{ContextArchive, archive_name};
 pub use ignore::DockerIgnore;
 
 use crate::dockerfile::{DockerfileWarning, ParsedDockerfile};

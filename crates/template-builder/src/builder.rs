@@ -36,7 +36,9 @@ pub use records::{
 };
 pub use request::BuildRequest;
 pub use step_cache::{PrunableBuildCache, PrunedBuildCache};
-pub use uploads::{IncomingUpload, MAX_UPLOAD_BYTES, UploadError, UploadStore};
+pub use uploads::{
+    FoundUpload, IncomingUpload, MAX_UPLOAD_BYTES, UploadError, UploadNaming, UploadStore,
+};
 pub use usage::{BuildUsage, WeakBuilder};
 pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 

@@ -20,7 +20,7 @@ use jiffy_host::QuotaRequest;
 use jiffy_image::TemplateError;
 use jiffy_template_builder::{
     BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogPosition, LogQuery, RecordError,
-    UploadError, WantedSize,
+    UploadError, UploadNaming, WantedSize,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -57,6 +57,10 @@ impl From<BuilderError> for ApiError {
             B::Upload(UploadError::TooMany(_) | UploadError::TooManyAtOnce) => {
                 Self::too_many("too_many_uploads", message)
             }
+            B::Upload(UploadError::Content(_)) => {
+                Self::new(StatusCode::BAD_REQUEST, "wrong_content", message)
+            }
+            B::Upload(UploadError::Differs(_)) => Self::conflict("content_differs", message),
             B::Quota(refusal) | B::Upload(UploadError::Quota(refusal)) => refusal.into(),
             B::Upload(_)
             | B::Records(_)
@@ -129,21 +133,28 @@ fn usual_or(asked: WantedSize) -> SandboxSize {
 }
 
 /// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent
-/// to.
+/// to. With `verified=true` only files count, and are accepted, whose content has this hash.
 pub(super) async fn files<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
     Path((id, hash)): Path<(String, String)>,
     headers: HeaderMap,
+    query: Query,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let verified = query.flag("verified")?;
     if caller.only_reads() {
         return Err(ApiError::forbidden("this key may only look (scope `read`)"));
     }
     let builder = app.builder()?;
     let template = builder.owned_template(&id, caller.bounds())?;
     let owner = template.owner.as_deref();
-    let present = builder.uploads().find(owner, &hash)?.is_some();
-    let word = builder.uploads().create_ticket(owner, &hash)?;
+    let found = builder.uploads().find(owner, &hash)?;
+    let present = found.is_some_and(|found| found.is_verified || !verified);
+    let naming = match verified {
+        true => UploadNaming::OfArchive,
+        false => UploadNaming::OfClient,
+    };
+    let word = builder.uploads().create_ticket(owner, &hash, naming)?;
     let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
     let url = format!(
         "{}://{}/templates/uploads/{word}",

@@ -4,8 +4,9 @@ use super::ContextError;
 use super::files::ContextEntries;
 use data_encoding::HEXLOWER;
 use flate2::Compression;
+use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveWriter};
+use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveReader, ArchiveWriter};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
@@ -14,6 +15,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 const BUFFER_BYTES: usize = 128 << 10;
+/// Maximum size in bytes of an unpacked archive whose name is computed.
+const MAX_UNPACKED_BYTES: u64 = 32 << 30;
 
 /// Files of a context that are uploaded as one archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +46,31 @@ impl ContextArchive {
         let ended = packed.finish().and_then(|mut out| out.flush());
         ended.map_err(ContextError::Send)
     }
+}
+
+/// Returns the name of the archive that [`ContextArchive::write_to`] wrote to `packed`.
+///
+/// # Errors
+/// Fails if `packed` is no gzipped tar, or has more than 32 GiB.
+pub fn archive_name(packed: impl Read) -> io::Result<String> {
+    let unpacked = MultiGzDecoder::new(packed).take(MAX_UNPACKED_BYTES);
+    let mut reader = ArchiveReader::new(unpacked);
+    let mut writer = ArchiveWriter::new(HashWriter(Sha256::new()));
+    let mut buffer = vec![0; BUFFER_BYTES];
+    while let Some(mut entry) = reader.next_entry().map_err(io::Error::other)? {
+        // The name does not depend on times.
+        entry.mtime = (0, 0);
+        writer.begin(&entry)?;
+        loop {
+            let n = reader.read_content(&mut buffer).map_err(io::Error::other)?;
+            if n == 0 {
+                break;
+            }
+            writer.write_all(&buffer[..n])?;
+        }
+        writer.end()?;
+    }
+    Ok(HEXLOWER.encode(&writer.finish()?.0.finalize()))
 }
 
 struct HashWriter(Sha256);

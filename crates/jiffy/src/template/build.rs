@@ -260,7 +260,7 @@ async fn send_files(
     bar: &mut TemplateProgress,
 ) -> anyhow::Result<()> {
     for upload in &prepared.uploads {
-        let path = format!("/templates/{template}/files/{}", upload.name);
+        let path = format!("/templates/{template}/files/{}?verified=true", upload.name);
         let link: Link = client.call(Method::GET, &path, &Value::Null).await?;
         if link.present {
             continue;

@@ -1,6 +1,10 @@
 //! Store of files that clients upload for builds, until they are pruned.
 
-use data_encoding::HEXLOWER;
+mod incoming_upload;
+
+pub use incoming_upload::IncomingUpload;
+
+use incoming_upload::TemporaryFile;
 use jiffy_host::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -12,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::fs::File;
-use tokio::io::AsyncWriteExt;
 
 /// Lifetime of an upload ticket.
 const TICKET_LIFETIME: Duration = Duration::from_secs(3600);
@@ -53,6 +56,15 @@ pub enum UploadError {
     /// Upload too large.
     #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD_BYTES >> 30)]
     TooLarge,
+    /// Files that differ from what the name says.
+    #[error("the uploaded files do not have the hash `{0}`: upload the files that were announced")]
+    Content(String),
+    /// Files of this name that differ from those of an earlier upload.
+    #[error(
+        "other files were uploaded as `{0}` since this link was created: request another link to \
+         replace them"
+    )]
+    Differs(String),
     /// Error of the file system.
     #[error("cannot keep the upload: {0}; look for room on the disk of the data directory")]
     File(#[from] io::Error),
@@ -64,7 +76,7 @@ pub enum UploadError {
 /// Uploads by owner and name.
 pub struct UploadStore {
     directory: PathBuf,
-    open: Mutex<HashMap<String, UploadTicket>>,
+    open: Arc<Mutex<HashMap<String, UploadTicket>>>,
     /// Number and bytes of uploads by owner; updated together with the files.
     kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     /// Number of running uploads by owner.
@@ -81,6 +93,33 @@ struct UploadTicket {
     path: PathBuf,
     owner: Owner,
     since: Instant,
+    naming: UploadNaming,
+    /// The upload may replace one of other content, which existed when the ticket was created.
+    replaces: bool,
+}
+
+/// Relation between the name of an upload and its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UploadNaming {
+    /// The client computed the name in a way of its own, as E2B's clients do.
+    OfClient,
+    /// The name is that of the archive ([`jiffy_build_spec::context::archive_name`]), and is
+    /// compared with the content.
+    OfArchive,
+}
+
+/// Mark in the checksum file of an upload whose name was compared with its content.
+const VERIFIED_MARK: &str = " verified";
+
+/// Upload that exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundUpload {
+    /// Its file.
+    pub path: PathBuf,
+    /// SHA-256 of its bytes.
+    pub sum: String,
+    /// Its name was compared with its content.
+    pub is_verified: bool,
 }
 
 /// Permit for a running upload, released on drop.
@@ -106,37 +145,6 @@ fn charged(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(BLOCK_BYTES)
 }
 
-/// A running upload. Dropped before it is finished, it leaves nothing.
-pub struct IncomingUpload {
-    file: File,
-    hash: Sha256,
-    bytes: u64,
-    /// Bytes reserved in the owner's quota.
-    reserved: u64,
-    permit: QuotaPermit,
-    kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
-    incoming: UploadPermit,
-    /// Removed on drop.
-    unfinished: TemporaryFile,
-    target: PathBuf,
-}
-
-struct TemporaryFile(PathBuf);
-
-impl Drop for TemporaryFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-impl IncomingUpload {
-    /// Key that owns the upload; none: the host's owner.
-    pub fn owner(&self) -> Option<&str> {
-        let directory = self.target.parent()?.file_name()?;
-        directory.to_str()?.strip_prefix("key-")
-    }
-}
-
 impl UploadStore {
     /// Opens the store in `directory` and removes unfinished files.
     pub fn open(directory: PathBuf) -> io::Result<Self> {
@@ -146,7 +154,7 @@ impl UploadStore {
             .create(&directory)?;
         let this = Self {
             directory,
-            open: Mutex::default(),
+            open: Arc::default(),
             kept: Arc::default(),
             incoming: Arc::default(),
             quota: Mutex::default(),
@@ -202,12 +210,12 @@ impl UploadStore {
         Ok(self.directory.join(owner).join(name.to_ascii_lowercase()))
     }
 
-    /// Path of an upload and the SHA-256 of its bytes; none if it does not exist. Counts as a use.
+    /// Returns an upload, or `None` if it does not exist. Counts as a use.
     pub fn find(
         &self,
         owner: Option<&str>,
         name: &str,
-    ) -> Result<Option<(PathBuf, String)>, UploadError> {
+    ) -> Result<Option<FoundUpload>, UploadError> {
         let path = self.path(owner, name)?;
         let sum = match fs::read_to_string(path.with_extension("sum")) {
             Ok(sum) => sum,
@@ -222,12 +230,24 @@ impl UploadStore {
         if let Ok(file) = fs::File::options().append(true).open(&path) {
             let _ = file.set_times(now);
         }
-        Ok(Some((path, sum)))
+        let verified = sum.strip_suffix(VERIFIED_MARK);
+        Ok(Some(FoundUpload {
+            path,
+            is_verified: verified.is_some(),
+            sum: verified.unwrap_or(&sum).to_owned(),
+        }))
     }
 
-    /// Creates a ticket for an upload and returns its token, which is valid for an hour.
-    pub fn create_ticket(&self, owner: Option<&str>, name: &str) -> Result<String, UploadError> {
+    /// Creates a ticket for an upload and returns its token, which is valid for an hour. A ticket
+    /// replaces an existing upload once.
+    pub fn create_ticket(
+        &self,
+        owner: Option<&str>,
+        name: &str,
+        naming: UploadNaming,
+    ) -> Result<String, UploadError> {
         let path = self.path(owner, name)?;
+        let replaces = path.exists();
         let token = jiffy_engine::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
         let mut open = self.open.lock();
@@ -240,7 +260,14 @@ impl UploadStore {
             return Err(UploadError::TooMany(MAX_TICKETS_PER_KEY));
         }
         let since = Instant::now();
-        open.insert(token.clone(), UploadTicket { path, owner, since });
+        let ticket = UploadTicket {
+            path,
+            owner,
+            since,
+            naming,
+            replaces,
+        };
+        open.insert(token.clone(), ticket);
         Ok(token)
     }
 
@@ -281,6 +308,9 @@ impl UploadStore {
             incoming,
             unfinished: TemporaryFile(new),
             target,
+            token: token.to_owned(),
+            open: self.open.clone(),
+            naming: ticket.naming,
         })
     }
 
@@ -369,113 +399,5 @@ fn name_starts_with(path: &Path, beginning: &str) -> bool {
     name.is_some_and(|n| n.starts_with(beginning))
 }
 
-impl IncomingUpload {
-    /// Appends bytes.
-    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), UploadError> {
-        self.bytes += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        if self.bytes > MAX_UPLOAD_BYTES {
-            return Err(UploadError::TooLarge);
-        }
-        self.reserve()?;
-        self.hash.update(bytes);
-        Ok(self.file.write_all(bytes).await?)
-    }
-
-    /// Reserves quota for the received bytes, in larger amounts while the quota allows it.
-    fn reserve(&mut self) -> Result<(), UploadError> {
-        let needed = charged(self.bytes);
-        if needed <= self.reserved {
-            return Ok(());
-        }
-        let more = needed - self.reserved;
-        let ahead = more.max(RESERVATION_BYTES);
-        let reserved = match self.permit.grow(ahead) {
-            Ok(()) => ahead,
-            // The rest of a quota can be used up.
-            Err(_) => self.permit.grow(more).map(|()| more)?,
-        };
-        self.reserved += reserved;
-        Ok(())
-    }
-
-    /// Completes the upload.
-    pub async fn finish(mut self) -> Result<(), UploadError> {
-        self.reserve()?;
-        self.file.flush().await?;
-        self.file.sync_data().await?;
-        let sum = HEXLOWER.encode(&self.hash.finalize());
-        let sums = self.target.with_extension("sum");
-        {
-            // The permit is released after the upload is counted.
-            let mut kept = self.kept.lock();
-            let before = fs::metadata(&self.target).map(|m| m.len());
-            // Removed while the bytes change, so that a checksum never belongs to other bytes.
-            let _ = fs::remove_file(&sums);
-            fs::rename(&self.unfinished.0, &self.target)?;
-            let owner = &self.incoming.owner;
-            if let Ok(bytes) = before {
-                uncount(&mut kept, owner, bytes);
-            }
-            let of_owner = kept.entry(owner.clone()).or_default();
-            *of_owner = (of_owner.0 + 1, of_owner.1 + charged(self.bytes));
-        }
-        let new = self.unfinished.0.with_extension("sum");
-        fs::write(&new, sum)?;
-        Ok(fs::rename(&new, &sums)?)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name() -> String {
-        "ab".repeat(32)
-    }
-
-    async fn upload(uploads: &UploadStore, owner: Option<&str>, bytes: &[u8]) {
-        let token = uploads.create_ticket(owner, &name()).unwrap();
-        let mut upload = uploads.begin(&token).await.unwrap();
-        upload.write(bytes).await.unwrap();
-        upload.finish().await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn an_upload_is_visible_when_complete_and_to_its_owner_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
-        let token = uploads.create_ticket(Some("k1"), &name()).unwrap();
-        let mut half = uploads.begin(&token).await.unwrap();
-        half.write(b"ha").await.unwrap();
-        assert!(uploads.find(Some("k1"), &name()).unwrap().is_none());
-        drop(half);
-        upload(&uploads, Some("k1"), b"abc").await;
-        let (path, sum) = uploads.find(Some("k1"), &name()).unwrap().unwrap();
-        assert_eq!(fs::read(path).unwrap(), b"abc");
-        assert!(sum.starts_with("ba7816bf"), "{sum}");
-        assert!(uploads.find(None, &name()).unwrap().is_none());
-        assert_eq!(uploads.files().unwrap().len(), 2, "nothing half is left");
-        assert_eq!(uploads.prune(Duration::from_secs(60), None).unwrap(), 0);
-        assert_eq!(uploads.prune(Duration::ZERO, None).unwrap(), 3);
-        assert!(uploads.files().unwrap().is_empty());
-    }
-
-    #[tokio::test]
-    async fn an_upload_needs_a_ticket_and_a_digest_as_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
-        assert!(matches!(uploads.begin("x").await, Err(UploadError::Closed)));
-        for bad in [
-            "",
-            "..",
-            "../../etc/passwd",
-            &"g".repeat(64),
-            &"a".repeat(63),
-        ] {
-            assert!(
-                matches!(uploads.create_ticket(None, bad), Err(UploadError::Name(_))),
-                "{bad}"
-            );
-        }
-    }
-}
+mod tests;

@@ -72,6 +72,13 @@ pub(super) fn templates() -> Vec<Operation> {
             "buildFile",
             "Whether files are there, and where to send them to with `PUT`, as a tar, perhaps gzipped",
         )
+        .with(vec![query(
+            "verified",
+            json!({
+                "type": "boolean", "default": false,
+                "description": "Only files count, and are accepted, whose archive has this hash",
+            }),
+        )])
         .answers(201, "A link that holds for an hour", schema("UploadLink"))
         .refuses(&[403, 429, 501]),
         Operation::put(
@@ -80,7 +87,7 @@ pub(super) fn templates() -> Vec<Operation> {
             "Send files, as a link says; needs no key",
         )
         .answers_with(200, "Kept")
-        .refuses(&[400, 404, 413, 429, 501, 503, 507])
+        .refuses(&[400, 404, 409, 413, 429, 501, 503, 507])
         .open(),
         Operation::post(
             "/v2/templates/{templateID}/builds/{buildID}",

@@ -48,12 +48,15 @@ impl<E: Engine> BuildJob<E> {
                 let owner = self.template.owner.as_deref();
                 let found = self.inner.uploads.find(owner, name);
                 let found = found.map_err(|e| BuildFailure::new(e.to_string()))?;
-                let (path, sum) = found.ok_or_else(|| {
+                let found = found.ok_or_else(|| {
                     BuildFailure::new(
                         "its files were not uploaded, or were removed since: build again",
                     )
                 })?;
-                CopiedFiles::Upload { path, sum }
+                CopiedFiles::Upload {
+                    path: found.path,
+                    sum: found.sum,
+                }
             }
             CopySource::Stage(n) => {
                 let stage = before.get(*n).and_then(Option::as_ref);

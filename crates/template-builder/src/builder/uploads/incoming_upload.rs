@@ -1,0 +1,163 @@
+//! An upload that comes in.
+
+use super::{KEY_DIRECTORY_PREFIX, MAX_UPLOAD_BYTES};
+use super::{
+    Owner, RESERVATION_BYTES, UploadError, UploadNaming, UploadPermit, UploadTicket, VERIFIED_MARK,
+    charged, uncount,
+};
+use data_encoding::HEXLOWER;
+use jiffy_build_spec::context::archive_name;
+use jiffy_host::QuotaPermit;
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::fs::File;
+use tokio::io::AsyncWriteExt;
+
+/// A running upload. Dropped before it is finished, it leaves nothing.
+pub struct IncomingUpload {
+    pub(super) file: File,
+    pub(super) hash: Sha256,
+    pub(super) bytes: u64,
+    /// Bytes reserved in the owner's quota.
+    pub(super) reserved: u64,
+    pub(super) permit: QuotaPermit,
+    pub(super) kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
+    pub(super) incoming: UploadPermit,
+    /// Removed on drop.
+    pub(super) unfinished: TemporaryFile,
+    pub(super) target: PathBuf,
+    pub(super) token: String,
+    pub(super) open: Arc<Mutex<HashMap<String, UploadTicket>>>,
+    pub(super) naming: UploadNaming,
+}
+
+pub(super) struct TemporaryFile(pub(super) PathBuf);
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl IncomingUpload {
+    /// Key that owns the upload; none: the host's owner.
+    pub fn owner(&self) -> Option<&str> {
+        let directory = self.target.parent()?.file_name()?;
+        directory.to_str()?.strip_prefix(KEY_DIRECTORY_PREFIX)
+    }
+}
+
+impl IncomingUpload {
+    /// Appends bytes.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), UploadError> {
+        self.bytes += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if self.bytes > MAX_UPLOAD_BYTES {
+            return Err(UploadError::TooLarge);
+        }
+        self.reserve()?;
+        self.hash.update(bytes);
+        Ok(self.file.write_all(bytes).await?)
+    }
+
+    /// Reserves quota for the received bytes, in larger amounts while the quota allows it.
+    fn reserve(&mut self) -> Result<(), UploadError> {
+        let needed = charged(self.bytes);
+        if needed <= self.reserved {
+            return Ok(());
+        }
+        let more = needed - self.reserved;
+        let ahead = more.max(RESERVATION_BYTES);
+        let reserved = match self.permit.grow(ahead) {
+            Ok(()) => ahead,
+            // The rest of a quota can be used up.
+            Err(_) => self.permit.grow(more).map(|()| more)?,
+        };
+        self.reserved += reserved;
+        Ok(())
+    }
+
+    /// Name of the upload.
+    fn name(&self) -> String {
+        let name = self.target.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Compares the content with the name, if the name is that of an archive.
+    async fn check_name(&self) -> Result<(), UploadError> {
+        if self.naming == UploadNaming::OfClient {
+            return Ok(());
+        }
+        let path = self.unfinished.0.clone();
+        let computed = tokio::task::spawn_blocking(move || {
+            let file = fs::File::open(path)?;
+            archive_name(io::BufReader::new(file))
+        });
+        match computed.await.map_err(io::Error::other)? {
+            Ok(computed) if computed == self.name() => Ok(()),
+            _ => Err(UploadError::Content(self.name())),
+        }
+    }
+
+    /// Checks that the upload may take the place of one that exists. Called with the lock of
+    /// uploads held.
+    fn check_replacement(&self, sums: &Path, sum: &str) -> Result<(), UploadError> {
+        let before = match fs::read_to_string(sums) {
+            Ok(before) => before,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        let verified = before.strip_suffix(VERIFIED_MARK);
+        if verified.unwrap_or(&before) == sum || self.naming == UploadNaming::OfArchive {
+            return Ok(());
+        }
+        let mut open = self.open.lock();
+        match open.get_mut(&self.token) {
+            Some(ticket) if ticket.replaces && verified.is_none() => {
+                ticket.replaces = false;
+                Ok(())
+            }
+            _ => Err(UploadError::Differs(self.name())),
+        }
+    }
+
+    /// Completes the upload.
+    ///
+    /// # Errors
+    /// Fails if the content does not fit the name, or differs from that of an earlier upload that
+    /// the ticket does not replace.
+    pub async fn finish(mut self) -> Result<(), UploadError> {
+        self.reserve()?;
+        self.file.flush().await?;
+        self.file.sync_data().await?;
+        self.check_name().await?;
+        let mut sum = HEXLOWER.encode(&std::mem::take(&mut self.hash).finalize());
+        let sums = self.target.with_extension("sum");
+        {
+            // The permit is released after the upload is counted.
+            let kept = self.kept.clone();
+            let mut kept = kept.lock();
+            self.check_replacement(&sums, &sum)?;
+            let before = fs::metadata(&self.target).map(|m| m.len());
+            // Removed while the bytes change, so that a checksum never belongs to other bytes.
+            let _ = fs::remove_file(&sums);
+            fs::rename(&self.unfinished.0, &self.target)?;
+            let owner = &self.incoming.owner;
+            if let Ok(bytes) = before {
+                uncount(&mut kept, owner, bytes);
+            }
+            let of_owner = kept.entry(owner.clone()).or_default();
+            *of_owner = (of_owner.0 + 1, of_owner.1 + charged(self.bytes));
+        }
+        if self.naming == UploadNaming::OfArchive {
+            sum += VERIFIED_MARK;
+        }
+        let new = self.unfinished.0.with_extension("sum");
+        fs::write(&new, sum)?;
+        Ok(fs::rename(&new, &sums)?)
+    }
+}
