@@ -4,7 +4,7 @@ use crate::builder::{self, BuildError, ManifestFields, WorkDir};
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;
 use crate::images::ImageStore;
-use crate::import::{ImportError, check_name};
+use crate::import::{DiskBudget, ImportError, check_name};
 use crate::layer::confined::{unpack, unpack_image};
 use crate::layer::{UnpackLimits, merge};
 use crate::manifest::{
@@ -38,6 +38,8 @@ pub struct DerivedTemplate<'a> {
     pub recipe_sha256: String,
     /// Limits of the layer.
     pub limits: UnpackLimits,
+    /// Budget for the files of the layer while it is unpacked.
+    pub disk: DiskBudget,
 }
 
 impl Templates {
@@ -69,11 +71,10 @@ impl Templates {
         let root = work.0.join("layer");
         fs::create_dir(&root).on("create", &root)?;
         on_progress(Progress::Phase(Phase::Layers));
-        let unpacked = unpack(layer, &root, derived.limits, &mut |_| ());
-        let unpacked = unpacked.map_err(|source| ImportError::Layer {
-            what: format!("what was changed for template `{reference}`"),
-            source,
-        })?;
+        let meter = |bytes| derived.disk.reserve(bytes);
+        let unpacked = unpack(layer, &root, derived.limits, &meter, &mut |_| ());
+        let what = || format!("what was changed for template `{reference}`");
+        let unpacked = unpacked.map_err(|source| ImportError::layer(what(), source))?;
         if !unpacked.end_mark {
             // Only the end mark shows that the archive is complete.
             return Err(ImportError::Layer {

@@ -29,6 +29,7 @@ use document::{ImageConfig, RunConfig};
 use fetched_image::{FetchOutcome, FetchedImage};
 use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup, is_reserved};
 use job::ImportJob;
+use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;
@@ -227,6 +228,7 @@ impl Import {
             layers,
             lock: &lock,
             began,
+            unpacked_bytes: Cell::new(0),
         };
         let template = match &self.source {
             ImportSource::Archive(path) => job.archive(path, on_progress)?,

@@ -21,6 +21,9 @@ pub use unpack::{unpack, unpack_image};
 
 use serde::{Deserialize, Serialize};
 
+/// Reserves a total number of unpacked bytes, or rejects them with a message for the owner.
+pub(crate) type ByteMeter<'m> = &'m (dyn Fn(u64) -> Result<(), String> + Sync);
+
 /// Result of unpacking an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnpackedLayer {

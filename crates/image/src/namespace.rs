@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(seen("app:v2"), Visibility::Public);
         templates.tag("app", "other", Visibility::Private).unwrap();
         assert_eq!(seen("other"), Visibility::Private);
-        for (name, text) in [("nope", "no template"), ("base", "stock template")] {
+        for (name, text) in [("nope", "does not exist"), ("base", "stock template")] {
             let refused = templates.set_visibility(name, Visibility::Private);
             let refused = refused.unwrap_err().to_string();
             assert!(refused.contains(text), "{refused}");

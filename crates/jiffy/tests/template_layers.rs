@@ -4,7 +4,7 @@
 
 mod support;
 
-use jiffy_image::{DerivedTemplate, Template, TemplateManifest, Templates, UnpackLimits};
+use jiffy_image::{DerivedTemplate, DiskBudget, Template, TemplateManifest, Templates, UnpackLimits};
 use support::test_home::TestHome;
 use support::wait_for;
 use tar::{Builder, EntryType, Header};
@@ -53,6 +53,7 @@ fn derived(
         history: Vec::new(),
         recipe_sha256: String::new(),
         limits: UnpackLimits::default(),
+        disk: DiskBudget::default(),
     };
     templates
         .derive(&derived, &layer(entries)[..], &mut |_| ())

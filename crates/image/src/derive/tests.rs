@@ -40,6 +40,7 @@ fn wanted<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> 
         }],
         recipe_sha256: "r".repeat(64),
         limits: UnpackLimits::default(),
+        disk: DiskBudget::default(),
     }
 }
 

@@ -19,8 +19,13 @@ impl DiskBudget {
 
     /// Reserves `bytes` in total.
     pub(super) fn need(&self, bytes: u64) -> Result<(), ImportError> {
-        let asked = self.0.as_ref().map_or(Ok(()), |ask| ask(bytes));
-        asked.map_err(|message| ImportError::Budget { message })
+        self.reserve(bytes)
+            .map_err(|message| ImportError::Budget { message })
+    }
+
+    /// Reserves `bytes` in total, or returns a message for the owner.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), String> {
+        self.0.as_ref().map_or(Ok(()), |reserve| reserve(bytes))
     }
 }
 

@@ -107,6 +107,14 @@ impl ImportError {
         }
     }
 
+    /// Error of unpacking `what`.
+    pub(crate) fn layer(what: String, source: LayerError) -> Self {
+        match source {
+            LayerError::Budget { message } => Self::Budget { message },
+            source => Self::Layer { what, source },
+        }
+    }
+
     pub(crate) fn image(problem: String) -> Self {
         Self::Image { problem }
     }

@@ -9,12 +9,13 @@ use crate::erofs::ImageRoot;
 use crate::file::OnPath;
 use crate::home::Home;
 use crate::images::ImageStore;
-use crate::layer::{LayerError, LayerStore, StoredLayer, shown};
+use crate::layer::{LayerError, LayerStore, StoredLayer, UnpackedLayer, shown};
 use crate::lock::Lock;
 use crate::manifest::{HistoryStep, ImageOrigin};
 use crate::progress::{Phase, Progress};
 use crate::reference::Reference;
 use crate::template::{Template, Templates};
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -30,6 +31,8 @@ pub(super) struct ImportJob<'a> {
     /// Lock of the template; programs that write to it inherit it.
     pub(super) lock: &'a Lock,
     pub(super) began: Instant,
+    /// Bytes of the layers that this import has unpacked.
+    pub(super) unpacked_bytes: Cell<u64>,
 }
 
 impl ImportJob<'_> {
@@ -45,16 +48,16 @@ impl ImportJob<'_> {
         let mut steps = ByteProgress::new(Phase::Layers, size, 85, on_progress);
         let aside = self
             .layers
-            .unpack_pending(&file, self.import.limits, &mut |n| steps.at(n))
+            .unpack_pending(&file, self.import.limits, &self.meter(), &mut |n| {
+                steps.at(n)
+            })
             // Only the end mark shows that the archive is complete.
             .and_then(|aside| match aside.unpacked.end_mark {
                 true => Ok(aside),
                 false => Err(LayerError::Truncated),
             })
-            .map_err(|source| ImportError::Layer {
-                what: path.display().to_string(),
-                source,
-            })?;
+            .map_err(|source| ImportError::layer(path.display().to_string(), source))?;
+        self.count(&aside.unpacked)?;
         if ImageLayout::open(&aside.root)?.is_some() {
             // Makes way for the layers in it.
             let layout = self.work.0.join("layout");
@@ -122,11 +125,25 @@ impl ImportJob<'_> {
         diff_id: &str,
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<StoredLayer, ImportError> {
-        let added = (self.layers).add(packed, diff_id, self.import.limits, on_bytes);
-        added.map_err(|source| ImportError::Layer {
-            what: format!("layer sha256:{diff_id}"),
-            source,
-        })
+        let limits = self.import.limits;
+        let added = (self.layers).add(packed, diff_id, limits, &self.meter(), on_bytes);
+        let what = || format!("layer sha256:{diff_id}");
+        let layer = added.map_err(|source| ImportError::layer(what(), source))?;
+        self.count(&layer.unpacked)?;
+        Ok(layer)
+    }
+
+    /// Reserves the owner's budget for the layers so far and for bytes of the next one.
+    fn meter(&self) -> impl Fn(u64) -> Result<(), String> + Sync + use<> {
+        let (disk, before) = (self.import.disk.clone(), self.unpacked_bytes.get());
+        move |bytes| disk.reserve(before.saturating_add(bytes))
+    }
+
+    /// Adds the bytes of a layer that was unpacked.
+    fn count(&self, layer: &UnpackedLayer) -> Result<(), ImportError> {
+        let bytes = self.unpacked_bytes.get().saturating_add(layer.bytes);
+        self.unpacked_bytes.set(bytes);
+        self.import.disk.need(bytes)
     }
 
     /// Merges the layers into an image.

@@ -7,6 +7,8 @@ use crate::skipped;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tar::EntryType;
 
 mod registry_on_loopback;
@@ -348,7 +350,7 @@ fn an_invalid_import_is_refused_with_its_reason() {
             "stock template",
         ),
         (
-            wanted("A", ImportSource::Directory("/".into())),
+            wanted("a b", ImportSource::Directory("/".into())),
             "not a template name",
         ),
         (
@@ -408,4 +410,44 @@ fn an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing() {
     assert_eq!(left(), Vec::<PathBuf>::new());
     import.disk = budget(1 << 30);
     imported(&home, &import).unwrap();
+}
+
+#[test]
+fn an_image_beyond_its_owners_budget_is_rejected_before_it_is_unpacked() {
+    root_or_skip!(an_image_beyond_its_owners_budget_is_rejected_before_it_is_unpacked);
+    let (_dir, home) = home();
+    let file = vec![0; 9 << 20];
+    let layer = (0..4).fold(Tar::default(), |tar, n| {
+        tar.file(&format!("file-{n}"), &file)
+    });
+    let image = Image::new(vec![layer.end()]);
+    image.write();
+    let most: u64 = 20 << 20;
+    let (layers, seen) = (home.layers(), Arc::new(AtomicU64::new(0)));
+    let mut import = wanted("x", ImportSource::Directory(image.dir.path().to_owned()));
+    let on_disk = seen.clone();
+    import.disk = DiskBudget::new(move |bytes| match bytes <= most {
+        true => Ok(()),
+        false => {
+            on_disk.store(bytes_below(&layers), Ordering::Relaxed);
+            Err(format!("more than {most} bytes"))
+        }
+    });
+    let told = refused(&home, &import);
+    assert_eq!(told, format!("more than {most} bytes"));
+    let seen = seen.load(Ordering::Relaxed);
+    assert!((1..=most).contains(&seen), "{seen} bytes on disk");
+    assert_eq!(bytes_below(&home.layers()), 0);
+    assert_eq!(count(&home.images()), 0);
+}
+
+/// Bytes of all files below a directory.
+fn bytes_below(path: &Path) -> u64 {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let bytes = entries.map(|entry| match entry.metadata() {
+        Ok(data) if data.is_dir() => bytes_below(&entry.path()),
+        Ok(data) => data.len(),
+        Err(_) => 0,
+    });
+    bytes.sum()
 }

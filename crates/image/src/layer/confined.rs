@@ -2,14 +2,18 @@
 //! it fills.
 //!
 //! The process is the program itself with [`UNPACK_ARGUMENT`] (see [`set_unpacker_program`]). It
-//! reads the archive from standard input and writes an [`UnpackOutcome`] as one line to standard
-//! output, followed by the directories that need overlayfs's mark, which only the parent may set.
+//! reads the archive from standard input. To standard output it writes a line for each
+//! [`REPORT_BYTES`] that it is about to unpack, an [`UnpackOutcome`] as one line, and the
+//! directories that need overlayfs's mark, which only the parent may set.
 
 use super::confined_dir::{ConfinedDir, LayerPath};
-use super::unpack::{OVERLAY_OPAQUE, OverlayMarks, unpack_image_with, unpack_with};
-use super::{LayerError, UnpackLimits, UnpackedLayer, shown};
+use super::unpack::{
+    OVERLAY_OPAQUE, OverlayMarks, REPORT_BYTES, UnpackSinks, unpack_image_with, unpack_with,
+};
+use super::{ByteMeter, LayerError, UnpackLimits, UnpackedLayer, shown};
 use crate::jail::{self, FsView, filter, privileges};
 use rustix::fs::{XattrFlags, fsetxattr};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs::File;
@@ -17,8 +21,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::OnceLock;
+use std::thread;
 use std::time::Duration;
 
 /// First argument of the unpacker process; the second is a [`UnpackTask`].
@@ -30,6 +35,8 @@ const MAX_OUTCOME_BYTES: u64 = 1 << 20;
 /// Memory limit in bytes, beside remembered names: windows of decompression.
 const MEMORY_BYTES: u64 = 1 << 30;
 const CHUNK_BYTES: usize = 1 << 18;
+/// Start of a line that reports the number of unpacked bytes. Outcomes are JSON.
+const REPORT_MARK: &[u8] = b"+";
 /// Capabilities for giving files any owner, mode and capability.
 const UNPACKER_CAPABILITIES: &[u32] = &[
     privileges::CAP_CHOWN,
@@ -64,19 +71,27 @@ enum UnpackOutcome {
     Failed(String),
 }
 
-/// Unpacks as [`super::unpack`] does.
+/// Unpacks as [`super::unpack`] does, and asks `meter` before bytes are written.
 pub(crate) fn unpack(
     packed: impl Read,
     into: &Path,
     limits: UnpackLimits,
+    meter: ByteMeter<'_>,
     on_bytes: &mut dyn FnMut(u64),
 ) -> Result<UnpackedLayer, LayerError> {
     match UNPACKER_PROGRAM.get() {
-        None => super::unpack(packed, into, limits, on_bytes),
+        None => {
+            let on_unpacked =
+                &mut |bytes| meter(bytes).map_err(|message| LayerError::Budget { message });
+            let mut sinks = UnpackSinks {
+                on_bytes,
+                on_unpacked,
+            };
+            unpack_with(packed, into, limits, &mut sinks, OverlayMarks::Set)
+        }
         Some(program) => {
-            let mut process = UnpackerProcess::start(program, into, limits, None)?;
-            let fed = process.feed(packed, on_bytes);
-            process.finish(fed, into, limits)
+            let process = UnpackerProcess::start(program, into, limits, None)?;
+            process.run(packed, into, limits, meter, on_bytes)
         }
     }
 }
@@ -92,7 +107,9 @@ pub(crate) fn unpack_image(
         Some(program) => {
             let image = image.try_clone().map_err(LayerError::Read)?;
             let process = UnpackerProcess::start(program, into, limits, Some(image))?;
-            process.finish(Ok(()), into, limits).map(drop)
+            let unmetered = |_| Ok(());
+            let run = process.run(io::empty(), into, limits, &unmetered, &mut |_| ());
+            run.map(drop)
         }
     }
 }
@@ -154,46 +171,40 @@ impl UnpackerProcess {
         }
     }
 
-    /// Feeds the archive as far as the process reads it. Returns read errors only.
-    fn feed(&mut self, mut packed: impl Read, on_bytes: &mut dyn FnMut(u64)) -> io::Result<()> {
-        let Some(mut input) = self.child.stdin.take() else {
-            return Ok(());
-        };
-        let (mut buffer, mut count) = (vec![0; CHUNK_BYTES], 0);
-        loop {
-            let n = match packed.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(n) => n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(e),
-            };
-            // A process that stops reading reports the reason.
-            if input.write_all(&buffer[..n]).is_err() {
-                return Ok(());
-            }
-            count += n as u64;
-            on_bytes(count);
-        }
-    }
-
-    fn finish(
+    /// Feeds the archive to the process and awaits the result. Kills the process if `meter` rejects
+    /// the bytes that the process reports.
+    fn run(
         mut self,
-        fed: io::Result<()>,
+        packed: impl Read,
         into: &Path,
         limits: UnpackLimits,
+        meter: ByteMeter<'_>,
+        on_bytes: &mut dyn FnMut(u64),
     ) -> Result<UnpackedLayer, LayerError> {
-        fed.map_err(LayerError::read)?;
         let failed = |e: io::Error| LayerError::Process(e.to_string());
         let output = self.child.stdout.take();
         let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        let mut output = BufReader::new(output.take(MAX_OUTCOME_BYTES + limits.names));
-        let mut line = Vec::new();
-        (&mut output)
-            .take(MAX_OUTCOME_BYTES)
-            .read_until(b'\n', &mut line)
-            .map_err(failed)?;
-        let mut marks = Vec::new();
-        output.read_to_end(&mut marks).map_err(failed)?;
+        let input = self.child.stdin.take();
+        // The process is not reaped before the reader has ended.
+        let process = Pid::from_child(&self.child);
+        let (fed, read) = thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let read = read_output(output, &limits, meter);
+                if read.is_err() {
+                    // It may have exited.
+                    let _ = kill_process(process, Signal::KILL);
+                }
+                read
+            });
+            (feed(input, packed, on_bytes), reader.join())
+        });
+        let read = read.map_err(|_| failed(io::Error::other("the reader of its output failed")))?;
+        let (line, marks) = match (read, fed) {
+            // The process was killed, which broke the pipe.
+            (Err(budget @ LayerError::Budget { .. }), _) => return Err(budget),
+            (_, Err(e)) => return Err(LayerError::read(e)),
+            (read, Ok(())) => read?,
+        };
         let status = self.child.wait().map_err(failed)?;
         if let Some(signal) = status.signal() {
             return Err(LayerError::Process(format!("it ended by signal {signal}")));
@@ -210,6 +221,68 @@ impl UnpackerProcess {
             }),
             UnpackOutcome::Failed(why) => Err(LayerError::Told(shown(why.as_bytes()))),
         }
+    }
+}
+
+/// Feeds the archive as far as the process reads it. Returns read errors only.
+fn feed(
+    input: Option<ChildStdin>,
+    mut packed: impl Read,
+    on_bytes: &mut dyn FnMut(u64),
+) -> io::Result<()> {
+    let Some(mut input) = input else {
+        return Ok(());
+    };
+    let (mut buffer, mut count) = (vec![0; CHUNK_BYTES], 0);
+    loop {
+        let n = match packed.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        // A process that stops reading reports the reason.
+        if input.write_all(&buffer[..n]).is_err() {
+            return Ok(());
+        }
+        count += n as u64;
+        on_bytes(count);
+    }
+}
+
+/// Reads the output of the process: reports of unpacked bytes, the outcome, and the directories
+/// that need a mark. The output is not trusted.
+fn read_output(
+    output: impl Read,
+    limits: &UnpackLimits,
+    meter: ByteMeter<'_>,
+) -> Result<(Vec<u8>, Vec<u8>), LayerError> {
+    let failed = |e: io::Error| LayerError::Process(e.to_string());
+    let mut output = BufReader::new(output);
+    let mut reported = 0;
+    loop {
+        let mut line = Vec::new();
+        (&mut output)
+            .take(MAX_OUTCOME_BYTES)
+            .read_until(b'\n', &mut line)
+            .map_err(failed)?;
+        let Some(report) = line.strip_prefix(REPORT_MARK) else {
+            let mut marks = Vec::new();
+            let mut rest = output.take(limits.names);
+            rest.read_to_end(&mut marks).map_err(failed)?;
+            return Ok((line, marks));
+        };
+        let bytes = std::str::from_utf8(report).ok();
+        let bytes: Option<u64> = bytes.and_then(|bytes| bytes.trim_end().parse().ok());
+        // Reports are far apart, which bounds their number.
+        let bytes = bytes.filter(|bytes| {
+            *bytes <= limits.bytes && bytes.saturating_sub(reported) >= REPORT_BYTES
+        });
+        let Some(bytes) = bytes else {
+            return Err(LayerError::Process("its report is not valid".to_owned()));
+        };
+        reported = bytes;
+        meter(bytes).map_err(|message| LayerError::Budget { message })?;
     }
 }
 
@@ -277,7 +350,19 @@ fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     let place = confine(&task.into, &task.limits).map_err(failed)?;
     let marks = OverlayMarks::Told(marks);
     if !task.is_image {
-        return unpack_with(io::stdin().lock(), &place, task.limits, &mut |_| (), marks);
+        let on_unpacked = &mut |bytes: u64| {
+            let mut output = io::stdout();
+            output.write_all(REPORT_MARK).map_err(failed)?;
+            output
+                .write_all(format!("{bytes}\n").as_bytes())
+                .map_err(failed)?;
+            output.flush().map_err(failed)
+        };
+        let mut sinks = UnpackSinks {
+            on_bytes: &mut |_| (),
+            on_unpacked,
+        };
+        return unpack_with(io::stdin().lock(), &place, task.limits, &mut sinks, marks);
     }
     let image = io::stdin().as_fd().try_clone_to_owned();
     let image = File::from(image.map_err(LayerError::Read)?);

@@ -12,6 +12,9 @@ pub enum LayerError {
     /// A limit of [`super::UnpackLimits`] is exceeded.
     #[error("it has too much: more {what} than {limit}")]
     TooMuch { what: &'static str, limit: String },
+    /// The owner's disk budget has no room for what is unpacked.
+    #[error("{message}")]
+    Budget { message: String },
     #[error("it ends in the middle: get it again")]
     Truncated,
     #[error("{0}")]

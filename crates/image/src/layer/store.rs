@@ -1,7 +1,7 @@
 //! Store of unpacked layers, each once, by content.
 
 use super::confined::unpack;
-use super::{LayerError, UnpackLimits, UnpackedLayer};
+use super::{ByteMeter, LayerError, UnpackLimits, UnpackedLayer};
 use crate::builder;
 use crate::file::{self, FileError, OnPath, UNFINISHED};
 use crate::home::Home;
@@ -58,15 +58,17 @@ impl LayerStore {
         Some(StoredLayer { unpacked, root })
     }
 
-    /// Unpacks an archive with the diff id `expected` into the store.
+    /// Unpacks an archive with the diff id `expected` into the store. `meter` is asked before the
+    /// bytes are written.
     pub(crate) fn add(
         &self,
         packed: impl Read,
         expected: &str,
         limits: UnpackLimits,
+        meter: ByteMeter<'_>,
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<StoredLayer, LayerError> {
-        let new = self.unpack_pending(packed, limits, on_bytes)?;
+        let new = self.unpack_pending(packed, limits, meter, on_bytes)?;
         if new.unpacked.diff_id != expected {
             return Err(LayerError::Content {
                 expected: expected.to_owned(),
@@ -81,6 +83,7 @@ impl LayerStore {
         &self,
         packed: impl Read,
         limits: UnpackLimits,
+        meter: ByteMeter<'_>,
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<PendingLayer, LayerError> {
         let work = self.directory.join(format!("{UNFINISHED}layer"));
@@ -93,7 +96,7 @@ impl LayerStore {
             unpacked: UnpackedLayer::default(),
         };
         make(&aside.root, 0o755)?;
-        aside.unpacked = unpack(packed, &aside.root, limits, on_bytes)?;
+        aside.unpacked = unpack(packed, &aside.root, limits, meter, on_bytes)?;
         Ok(aside)
     }
 

@@ -39,8 +39,24 @@ pub fn unpack(
     limits: UnpackLimits,
     on_bytes: &mut dyn FnMut(u64),
 ) -> Result<UnpackedLayer, LayerError> {
-    unpack_with(packed, into, limits, on_bytes, OverlayMarks::Set)
+    let mut sinks = UnpackSinks {
+        on_bytes,
+        on_unpacked: &mut |_| Ok(()),
+    };
+    unpack_with(packed, into, limits, &mut sinks, OverlayMarks::Set)
 }
+
+/// Receivers of an unpacking's progress.
+pub(super) struct UnpackSinks<'s> {
+    /// Gets the number of packed bytes read.
+    pub on_bytes: &'s mut dyn FnMut(u64),
+    /// Gets the number of unpacked bytes, before each [`REPORT_BYTES`] of them are written. An
+    /// error ends the unpacking.
+    pub on_unpacked: &'s mut dyn FnMut(u64) -> Result<(), LayerError>,
+}
+
+/// Number of unpacked bytes between two reports.
+pub(super) const REPORT_BYTES: u64 = 8 << 20;
 
 /// Overlayfs's marks, which only a privileged process can set.
 pub(super) enum OverlayMarks<'m> {
@@ -53,7 +69,7 @@ pub(super) fn unpack_with(
     packed: impl Read,
     into: &Path,
     limits: UnpackLimits,
-    on_bytes: &mut dyn FnMut(u64),
+    sinks: &mut UnpackSinks<'_>,
     marks: OverlayMarks<'_>,
 ) -> Result<UnpackedLayer, LayerError> {
     let opened = ConfinedDir::open(into);
@@ -72,14 +88,16 @@ pub(super) fn unpack_with(
         done: UnpackedLayer::default(),
         buffer: vec![0; BUFFER_BYTES],
         marks,
+        reported: 0,
     };
     let root = unpacker.place.open_directory(b"");
     root.and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(0o755)))
         .map_err(|e| LayerError::write("protect", b"/", e))?;
     while let Some(entry) = unpacker.next()? {
+        unpacker.report(&entry, sinks)?;
         unpacker.take(&entry)?;
         unpacker.note_implied()?;
-        on_bytes(unpacker.archive.input().packed());
+        (sinks.on_bytes)(unpacker.archive.input().packed());
     }
     unpacker.finish()
 }
@@ -101,7 +119,11 @@ pub(super) fn unpack_image_with(
         let written =
             scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER_BYTES, writer)));
         // The reader is dropped with this call, so that the writer never blocks.
-        let unpacked = unpack_with(reader, into, limits, &mut |_| (), marks);
+        let mut sinks = UnpackSinks {
+            on_bytes: &mut |_| (),
+            on_unpacked: &mut |_| Ok(()),
+        };
+        let unpacked = unpack_with(reader, into, limits, &mut sinks, marks);
         (written.join(), unpacked)
     });
     if let Ok(Err(damaged @ LayerOfImageError::Image(_))) = written {
@@ -122,12 +144,27 @@ struct Unpacker<'a> {
     done: UnpackedLayer,
     buffer: Vec<u8>,
     marks: OverlayMarks<'a>,
+    /// Unpacked bytes in the last report.
+    reported: u64,
 }
 
 impl Unpacker<'_> {
     fn next(&mut self) -> Result<Option<ArchiveEntry>, LayerError> {
         let mut count = || self.budget.entry().map_err(io::Error::other);
         Ok(self.archive.next_counted(&mut count)?)
+    }
+
+    /// Reports the bytes up to the end of a file before the file is written.
+    fn report(&mut self, entry: &ArchiveEntry, to: &mut UnpackSinks<'_>) -> Result<(), LayerError> {
+        let bytes = self.done.bytes.saturating_add(match entry.kind {
+            ArchiveEntryKind::File => entry.size,
+            _ => 0,
+        });
+        if bytes.saturating_sub(self.reported) < REPORT_BYTES {
+            return Ok(());
+        }
+        self.reported = bytes;
+        (to.on_unpacked)(bytes)
     }
 
     fn take(&mut self, entry: &ArchiveEntry) -> Result<(), LayerError> {

@@ -5,7 +5,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 type Attempt = fn() -> bool;
 
@@ -158,4 +158,45 @@ fn marks_reported_by_the_unpacker_stay_in_its_directory() {
     assert_eq!(marked(&inside.join("a")), Ok(b'y'));
     assert_eq!(marked(&inside.join("a/b")), Ok(b'y'));
     assert_eq!(marked(&outside), Err(Errno::ENODATA));
+}
+
+#[test]
+fn a_process_that_unpacks_beyond_the_budget_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("unpacker");
+    fs::write(
+        &program,
+        "#!/bin/sh\necho +9000000; echo +99000000; exec cat >/dev/null\n",
+    )
+    .unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+    let limits = UnpackLimits::default();
+    let process = UnpackerProcess::start(&program, dir.path(), limits, None).unwrap();
+    let meter = |bytes| match bytes {
+        9_000_000 => Ok(()),
+        bytes => Err(format!("no room for {bytes}")),
+    };
+    // The archive has no end: only the end of the process stops its reader.
+    let run = process.run(io::repeat(0), dir.path(), limits, &meter, &mut |_| ());
+    let message = run.unwrap_err();
+    assert!(matches!(message, LayerError::Budget { .. }), "{message:?}");
+    assert_eq!(message.to_string(), "no room for 99000000");
+}
+
+#[test]
+fn reports_of_the_process_are_bounded() {
+    let limits = UnpackLimits::default();
+    let read = |output: &str| read_output(output.as_bytes(), &limits, &|_| Ok(()));
+    let (line, marks) = read("+8388608\n+16777216\n{}\na\0b").unwrap();
+    assert_eq!((&line[..], &marks[..]), (&b"{}\n"[..], &b"a\0b"[..]));
+    for bad in [
+        "+1\n",
+        "+8388608\n+8388609\n",
+        "+-8388608\n",
+        "+99999999999999999999\n",
+        "+9999999999999999\n",
+        "+",
+    ] {
+        assert!(matches!(read(bad), Err(LayerError::Process(_))), "{bad}");
+    }
 }

@@ -8,7 +8,7 @@ use jiffy_build_spec::spec::{BuildStage, BuildStep, StepAction};
 use jiffy_engine::{Engine, StartCommand, Startup};
 use jiffy_host::Bytes;
 use jiffy_image::{
-    Defaults, DerivedTemplate, Progress, TemplateManifest, Visibility, unfinished_build,
+    Defaults, DerivedTemplate, DiskBudget, Progress, TemplateManifest, Visibility, unfinished_build,
 };
 
 /// Error of a build that starts the command of an image without one.
@@ -42,8 +42,9 @@ impl<E: Engine> BuildJob<E> {
             _ => {
                 let room = self.inner.reserve_template(owner, &[], most).await;
                 let room = room.map_err(|e| BuildFailure::new(e.message))?;
-                let manifest = self.derive(&mut at, defaults, startup, &sum).await?;
-                self.check_image_size(&manifest, &at, room.disk_bytes())?;
+                let most = room.disk_bytes();
+                let manifest = self.derive(&mut at, defaults, startup, &sum, most).await?;
+                self.check_image_size(&manifest, &at, most)?;
                 manifest
             }
         };
@@ -79,15 +80,7 @@ impl<E: Engine> BuildJob<E> {
         let new = made.images.iter().filter(|i| !at.base.images.contains(i));
         let bytes: u64 = new.map(|i| i.size).sum();
         match most.filter(|most| bytes > *most) {
-            Some(most) => {
-                let why = format!(
-                    "the template's image has {}, and {} are left of this key's disk budget: \
-                     remove snapshots, templates or paused sandboxes, or raise the limit",
-                    Bytes(bytes),
-                    Bytes(most)
-                );
-                Err(self.discard(made, why))
-            }
+            Some(most) => Err(self.discard(made, over_budget(bytes, most))),
             None => Ok(()),
         }
     }
@@ -167,6 +160,7 @@ impl<E: Engine> BuildJob<E> {
         defaults: Defaults,
         startup: Startup,
         sum: &str,
+        most: Option<u64>,
     ) -> Result<TemplateManifest, BuildFailure> {
         self.log.info(Some("finalize"), "writing the image");
         let agent = self.agent(at).await?;
@@ -187,6 +181,12 @@ impl<E: Engine> BuildJob<E> {
         );
         let (name, history) = (self.unfinished_name(), at.history.clone());
         let reader = transfer::blocking_reader(layer);
+        let disk = most.map_or_else(DiskBudget::default, |most| {
+            DiskBudget::new(move |bytes| match bytes <= most {
+                true => Ok(()),
+                false => Err(over_budget(bytes, most)),
+            })
+        });
         let writing = self.writing.clone().lock_owned().await;
         let work = move || {
             let _writing = writing;
@@ -200,6 +200,7 @@ impl<E: Engine> BuildJob<E> {
                 history,
                 recipe_sha256: sum,
                 limits: inner.settings.limits,
+                disk,
             };
             let mut on_progress = |progress: Progress<'_>| log.on_progress("finalize", &progress);
             inner.templates.derive(&derived, reader, &mut on_progress)
@@ -261,4 +262,14 @@ impl<E: Engine> BuildJob<E> {
         }
         published.map_err(BuildFailure::new)
     }
+}
+
+/// Message for the owner of a template of `bytes`, of whose disk budget `most` bytes are left.
+fn over_budget(bytes: u64, most: u64) -> String {
+    format!(
+        "the template's image has at least {}, and {} are left of this key's disk budget: remove \
+         snapshots, templates or paused sandboxes, or raise the limit",
+        Bytes(bytes),
+        Bytes(most)
+    )
 }
