@@ -4,7 +4,10 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use support::remote::Remote;
 use support::test_home::TestHome;
 use support::wait_for;
 
@@ -142,6 +145,91 @@ fn many_pauses_keep_files_and_processes_and_few_layers() {
         .count();
     assert!(layers < 10 + rounds * 3 / 10, "{layers} snapshots on disk");
     test_home.ok(&["rm", &id]);
+}
+
+/// Disk space in bytes of the snapshots taken in `test_home`, and of removed files that `vmm` still
+/// has open.
+fn snapshot_space(test_home: &TestHome, vmm: u32) -> u64 {
+    let mut files = BTreeMap::new();
+    let mut count = |path: &Path| {
+        // Files come and go while they are listed.
+        if let Ok(file) = std::fs::metadata(path)
+            && file.is_file()
+        {
+            files.insert((file.dev(), file.ino()), file.blocks() * 512);
+        }
+    };
+    let snapshots = test_home.dir.path().join("snapshots");
+    for directory in std::fs::read_dir(&snapshots).unwrap().flatten() {
+        for file in std::fs::read_dir(directory.path()).into_iter().flatten() {
+            count(&file.unwrap().path());
+        }
+    }
+    for link in std::fs::read_dir(format!("/proc/{vmm}/fd"))
+        .unwrap()
+        .flatten()
+    {
+        let target = std::fs::read_link(link.path()).unwrap_or_default();
+        if target.starts_with(&snapshots) {
+            count(&link.path());
+        }
+    }
+    files.values().sum()
+}
+
+#[test]
+fn a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes() {
+    let test = "a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes";
+    // With a key: its removal of a snapshot succeeds also if another one lies on it.
+    let Some(remote) = Remote::new(test, &[]) else {
+        return;
+    };
+    let test_home = &remote.test_home;
+    let id = remote.ok(&["create", "--cpus", "1"]);
+    start_writer(test_home, &id, 0.02);
+    let first = remote.ok(&["snapshot", &id]);
+    let vmm = *test_home.vmms().first().unwrap();
+    let before = snapshot_space(test_home, vmm);
+    let mut previous = first.clone();
+    for round in 0..rounds("JIFFY_SNAPSHOTS_REMOVED", 20) {
+        let write = "head -c 8000000 /dev/urandom > data; sha256sum data > sum; sync";
+        test_home.sh(&id, write);
+        let newest = remote.ok(&["snapshot", &id]);
+        // The first one stays.
+        if round > 0 {
+            remote.ok(&["rm", &previous]);
+        }
+        previous = newest;
+    }
+    // 8 MB on disk and in the page cache, what the writer changes, and as much once more.
+    let bound = before + (64 << 20);
+    wait_for("the space of removed snapshots", || {
+        (snapshot_space(test_home, vmm) < bound).then_some(())
+    });
+    // Each byte is charged once. The template's snapshot, which others share, is not charged.
+    let snapshots = remote.json(&["snapshots"]);
+    let charged = snapshots.as_array().unwrap().iter();
+    let charged: u64 = charged.map(|s| s["bytes"].as_u64().unwrap()).sum();
+    let on_disk = snapshot_space(test_home, vmm);
+    assert!(charged < on_disk, "{charged} charged of {on_disk}");
+    let check = "sha256sum -c sum && python3 verify.py";
+    assert_eq!(test_home.sh(&id, check), "data: OK\nverified");
+
+    // Memory and disk of all that is left are whole: below, in and above what was folded.
+    let child = test_home.ok(&["create", "--from", &previous]);
+    assert_eq!(test_home.sh(&child, check), "data: OK\nverified");
+    test_home.ok(&["rm", &child]);
+    test_home.ok(&["pause", &id]);
+    test_home.kill_daemon();
+    test_home.ok(&["resume", &id]);
+    assert_eq!(test_home.sh(&id, check), "data: OK\nverified");
+    test_home.ok(&["rollback", &id, &previous]);
+    assert_eq!(test_home.sh(&id, check), "data: OK\nverified");
+    test_home.ok(&["rollback", &id, &first]);
+    assert_eq!(
+        test_home.sh(&id, "ls data 2>/dev/null; python3 verify.py"),
+        "verified"
+    );
 }
 
 fn open_files(pid: u32) -> usize {
