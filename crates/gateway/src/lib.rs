@@ -23,6 +23,7 @@ pub mod host_only_path;
 mod in_flight_exchange;
 pub mod internal;
 pub mod listener;
+mod local_peer;
 pub mod peer;
 pub mod pool;
 pub mod preview_link;

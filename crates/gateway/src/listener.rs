@@ -15,6 +15,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::unix::UCred;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -89,8 +90,9 @@ pub async fn serve<S, C>(
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Serves clients on a Unix socket, if `may` allows their user id. The control plane sees them as
-/// local, and they are not counted among an address's connections.
+/// Serves clients on a Unix socket, if `may` allows their user id and they are no processes that
+/// were confined. The control plane sees them as local, and they are not counted among an address's
+/// connections.
 pub async fn serve_local<S, C>(
     listener: UnixListener,
     gateway: Gateway<S, C>,
@@ -121,8 +123,10 @@ pub async fn serve_local<S, C>(
             }
         };
         // Credentials of the moment of connecting, from the kernel.
-        if !stream.peer_cred().is_ok_and(|peer| may(peer.uid())) {
-            warn!("somebody who may not use the socket did");
+        let is_owner =
+            |peer: &UCred| may(peer.uid()) && crate::local_peer::may_be_owner(peer.pid());
+        if !stream.peer_cred().as_ref().is_ok_and(is_owner) {
+            warn!("rejected a connection to the owner's socket from another or a confined process");
             continue;
         }
         // A connection over the limit is closed without an answer.

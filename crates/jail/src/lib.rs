@@ -1,5 +1,11 @@
 //! Steps that confine a process of ours, for use before it reads anything hostile.
 
+mod root;
+mod user;
+
+pub use root::{MountTable, VisiblePath, enter_root};
+pub use user::OwnUser;
+
 use caps::CapSet;
 use jiffy_proto::vm::jail::FIRST_UID;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -32,10 +38,7 @@ pub fn leave_files() -> nix::Result<()> {
 /// Takes a user id of its own and gives all capabilities up. With `is_host` false this process is
 /// root of an ordinary user's namespace, which has no other user ids: only capabilities go.
 pub fn drop_privileges(is_host: bool) -> io::Result<()> {
-    for capability in caps::all() {
-        // Unknown to this kernel.
-        let _ = caps::drop(None, CapSet::Bounding, capability);
-    }
+    drop_bounding_capabilities();
     if is_host {
         // User id from the process id, as for VMMs: no two processes share one.
         let id = FIRST_UID + std::process::id();
@@ -46,6 +49,15 @@ pub fn drop_privileges(is_host: bool) -> io::Result<()> {
         setresuid(user, user, user)?;
     }
     clear_capabilities()
+}
+
+/// Gives up all capabilities that later programs of this process could have, as far as its own
+/// allow that.
+pub fn drop_bounding_capabilities() {
+    for capability in caps::all() {
+        // Unknown to this kernel.
+        let _ = caps::drop(None, CapSet::Bounding, capability);
+    }
 }
 
 /// Gives all capabilities up, and fails if one is left.

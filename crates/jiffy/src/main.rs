@@ -67,6 +67,13 @@ fn main() -> ExitCode {
     {
         return jiffy_remote::fetcher_main();
     }
+    // Started by the fetcher to run the command that unwraps master keys.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == jiffy_remote::KEY_BROKER_ARGUMENT)
+    {
+        return jiffy_remote::key_broker_main();
+    }
     // This very program, also when its file has been replaced.
     jiffy_image::set_unpacker_program("/proc/self/exe");
     let cli = Cli::read();

@@ -4,6 +4,8 @@ use crate::fetch_grants::GrantDirectory;
 use crate::fetcher::FetcherLock;
 use crate::fetcher::{FETCHER_ARGUMENT, FetcherSettings};
 use crate::{RemoteError, RemoteSettings};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -81,12 +83,26 @@ impl FetcherProcess {
             fs::remove_file(&log)?;
         }
         let log = File::options().append(true).create(true).open(&log)?;
-        Command::new(&self.program)
+        let mut command = Command::new(&self.program);
+        command
             .arg(FETCHER_ARGUMENT)
             .arg(serde_json::to_string(&self.settings)?)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
+            .stderr(log);
+        match geteuid().is_root() {
+            true => in_new_pid_namespace(|| command.spawn()),
+            false => command.spawn(),
+        }
     }
+}
+
+/// Runs `start` on this thread; the one process that it starts is process 1 of a new PID namespace.
+fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let own = File::open("/proc/self/ns/pid")?;
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    let started = start();
+    // Otherwise the thread could not start further processes.
+    setns(&own, CloneFlags::CLONE_NEWPID)?;
+    started
 }

@@ -20,7 +20,10 @@ mod working_set;
 
 pub use error::RemoteError;
 pub use fetch_grants::{FetchGrant, GrantDirectory, GrantSocket, GrantedLayer, LayerOrigin};
-pub use fetcher::{FETCHER_ARGUMENT, FetchService, FetcherSettings, fetcher_main};
+pub use fetcher::{
+    FETCHER_ARGUMENT, FetchService, FetcherSettings, KEY_BROKER_ARGUMENT, fetcher_main,
+    key_broker_main,
+};
 pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
 pub use pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART};
 pub use push::{PushRequest, Pushed};

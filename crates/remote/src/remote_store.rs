@@ -2,7 +2,8 @@
 
 use crate::{LastStore, RemoteError, RemoteSettings, key_file};
 use jiffy_store::{
-    BackendSettings, Keyring, LayerCache, SharedStore, Tenant, Traffic, VersionMemory,
+    BackendSettings, DirectoryCheck, Keyring, LayerCache, SharedStore, Tenant, Traffic,
+    VersionMemory,
 };
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -42,6 +43,16 @@ struct OpenTenant {
 impl RemoteStore {
     /// Opens the store. Makes no request: it may be out of reach for now ([`Self::probe`]).
     pub fn open(settings: &RemoteSettings) -> Result<Arc<Self>, RemoteError> {
+        Self::open_for(settings, None, |_, keyring| Ok(keyring))
+    }
+
+    /// As [`Self::open`], with a further check that the directory of a store is there, and with the
+    /// master keys of a file as `keyring` changes them.
+    pub(crate) fn open_for(
+        settings: &RemoteSettings,
+        check: Option<DirectoryCheck>,
+        keyring: impl FnOnce(&Path, Keyring) -> Result<Keyring, RemoteError>,
+    ) -> Result<Arc<Self>, RemoteError> {
         let dir = settings.home.join("store");
         DirBuilder::new()
             .recursive(true)
@@ -59,15 +70,16 @@ impl RemoteStore {
                 (path, made)
             }
         };
-        let keyring = Keyring::load(&keys)?;
+        let keyring = keyring(&keys, Keyring::load(&keys)?)?;
         let limits = BackendSettings {
             deadline: settings.timeout,
             upload_bytes_per_second: settings.upload_bytes_per_second,
             ..BackendSettings::default()
         };
         let last = LastStore::read(&settings.home).ok().flatten();
-        let backend = match last.is_some_and(|last| last.url == settings.url.to_string()) {
-            true => settings.url.open_existing(limits),
+        let was_opened = last.is_some_and(|last| last.url == settings.url.to_string());
+        let backend = match was_opened || check.is_some() {
+            true => settings.url.open_checked(limits, check),
             false => settings.url.open(limits),
         }?;
         let cache = LayerCache::open(dir.join("layers"), settings.cache_bytes)?;

@@ -37,9 +37,13 @@ pub(crate) struct DirectoryMissing {
     source: io::Error,
 }
 
-#[derive(Debug)]
+/// Further check that the directory of a store is there, of a process that sees it under a mount of
+/// its own. Set after the store was opened.
+pub type DirectoryCheck = Arc<OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>>;
+
 struct Directory {
     path: PathBuf,
+    further_check: Option<DirectoryCheck>,
     /// Opened when the directory is first there.
     files: OnceLock<LocalFileSystem>,
 }
@@ -54,6 +58,12 @@ impl fmt::Display for DirectoryStore {
     }
 }
 
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Directory({})", self.path.display())
+    }
+}
+
 impl Directory {
     fn open(&self) -> Result<&LocalFileSystem> {
         if let Some(files) = self.files.get() {
@@ -65,20 +75,30 @@ impl Directory {
 
     /// Fails if the directory is not there. Blocks.
     fn check(&self) -> Result<&LocalFileSystem> {
+        self.check_further()?;
         let folder = std::fs::metadata(self.path.join(TENANTS_FOLDER));
         let found = folder.and_then(|folder| match folder.is_dir() {
             true => Ok(()),
             false => Err(io::ErrorKind::NotADirectory.into()),
         });
-        let missing = |source| Error::Generic {
+        found.map_err(|e| self.missing(e))?;
+        self.open()
+    }
+
+    /// Makes the further check, which takes microseconds.
+    fn check_further(&self) -> Result<()> {
+        let check = self.further_check.as_ref().and_then(|check| check.get());
+        check.map_or(Ok(()), |check| check().map_err(|e| self.missing(e)))
+    }
+
+    fn missing(&self, source: io::Error) -> Error {
+        Error::Generic {
             store: "directory",
             source: Box::new(DirectoryMissing {
                 store: self.path.clone(),
                 source,
             }),
-        };
-        found.map_err(missing)?;
-        self.open()
+        }
     }
 }
 
@@ -126,9 +146,10 @@ fn lock(path: &Path) -> io::Result<Flock<File>> {
 
 impl DirectoryStore {
     /// The store in `path`. Makes nothing, and looks at nothing.
-    pub fn new(path: PathBuf) -> Self {
+    pub fn new(path: PathBuf, further_check: Option<DirectoryCheck>) -> Self {
         Self(Arc::new(Directory {
             path,
+            further_check,
             files: OnceLock::new(),
         }))
     }
@@ -178,6 +199,7 @@ impl ObjectStore for DirectoryStore {
     }
 
     async fn get_opts(&self, key: &Key, options: GetOptions) -> Result<GetResult> {
+        self.0.check_further()?;
         let answer = match self.0.files.get() {
             Some(files) => files.get_opts(key, options).await,
             None => {

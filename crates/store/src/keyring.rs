@@ -12,7 +12,7 @@
 //! ```
 
 use crate::data_keys::{hex, open, seal};
-use crate::{FormatError, Hash, StoreError};
+use crate::{FormatError, Hash, KeyBroker, StoreError};
 use chacha20poly1305::aead::Aead;
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use serde::Deserialize;
@@ -46,6 +46,8 @@ pub struct Keyring {
     records: XChaCha20Poly1305,
     current: String,
     command: Vec<String>,
+    /// Process that calls the command; `None` if this process does.
+    broker: Option<KeyBroker>,
     keys: BTreeMap<String, XChaCha20Poly1305>,
 }
 
@@ -97,8 +99,23 @@ impl Keyring {
             records: XChaCha20Poly1305::new((&*derived("jiffy store 2026 tenant records")).into()),
             current: file.current,
             command: file.command,
+            broker: None,
             keys,
         })
+    }
+
+    /// Returns whether a command wraps and unwraps secrets.
+    pub fn has_command(&self) -> bool {
+        !self.command.is_empty()
+    }
+
+    /// Has `broker` call the command.
+    #[must_use]
+    pub fn with_broker(self, broker: KeyBroker) -> Self {
+        Self {
+            broker: Some(broker),
+            ..self
+        }
     }
 
     /// Key that new secrets are wrapped with.
@@ -183,7 +200,8 @@ impl Keyring {
         secret.map_err(|_| key_error(tenant, "what was unwrapped is no secret of 32 bytes"))
     }
 
-    async fn run(
+    /// Calls the command.
+    pub(crate) async fn run(
         &self,
         tenant: &str,
         verb: &str,
@@ -192,6 +210,13 @@ impl Keyring {
     ) -> Result<Zeroizing<Vec<u8>>, StoreError> {
         let failed =
             |reason: String| key_error(tenant, &format!("the key command failed: {reason}"));
+        if let Some(broker) = &self.broker {
+            // It knows that verb only.
+            return match verb {
+                "unwrap" => broker.unwrap(tenant, key, input).await,
+                _ => Err(failed(format!("this process cannot {verb}"))),
+            };
+        }
         let (program, arguments) = self
             .command
             .split_first()

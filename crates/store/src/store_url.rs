@@ -1,6 +1,6 @@
 //! Address of a store.
 
-use crate::directory_store::DirectoryStore;
+use crate::directory_store::{DirectoryCheck, DirectoryStore};
 use crate::{Backend, BackendSettings, StoreError, s3};
 use object_store::path::Path;
 use std::fmt;
@@ -78,13 +78,22 @@ impl StoreUrl {
     /// Opens a store that was used before: a directory that is missing now is not made, as its file
     /// system may not be mounted. Makes no request.
     pub fn open_existing(&self, settings: BackendSettings) -> Result<Backend, StoreError> {
+        self.open_checked(settings, None)
+    }
+
+    /// As [`Self::open_existing`], with a further check that a directory is there.
+    pub fn open_checked(
+        &self,
+        settings: BackendSettings,
+        check: Option<DirectoryCheck>,
+    ) -> Result<Backend, StoreError> {
         let refused = |url: String, e: &dyn std::fmt::Display| StoreError::Url {
             url,
             reason: e.to_string(),
         };
         match self {
             Self::Directory(path) => {
-                let store = DirectoryStore::new(path.clone());
+                let store = DirectoryStore::new(path.clone(), check);
                 Ok(Backend::new(Arc::new(store), Path::default(), settings))
             }
             Self::S3 { bucket, prefix } => {

@@ -89,10 +89,13 @@ impl Drop for S3Server {
     }
 }
 
-/// Variables of a program that uses the server at `address`.
+/// Variables of a program that uses the server at `address`, by a name that has to be resolved.
 pub fn variables(address: SocketAddr, secret: &str) -> Vec<(&'static str, String)> {
     vec![
-        ("AWS_ENDPOINT_URL", format!("http://{address}")),
+        (
+            "AWS_ENDPOINT_URL",
+            format!("http://localhost:{}", address.port()),
+        ),
         ("AWS_ALLOW_HTTP", "true".into()),
         ("AWS_REGION", "us-east-1".into()),
         ("AWS_ACCESS_KEY_ID", "test".into()),

@@ -1,20 +1,16 @@
 //! Process of the fetcher.
 
+use super::confine::confine;
+use super::key_broker;
 use super::service::FetchService;
 use crate::fetch_grants::GrantDirectory;
 use crate::{RemoteSettings, RemoteStore};
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, Scope,
-};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use jiffy_store::DirectoryCheck;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-use nix::sys::prctl;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -134,8 +130,10 @@ fn run() -> Result<(), Box<dyn Error>> {
         .enable_all()
         .build()?;
     let _inside = runtime.enter();
-    let remote = RemoteStore::open(&settings.store()?)?;
-    confine(&settings, &grants)?;
+    let store = settings.store()?;
+    let check = DirectoryCheck::default();
+    let remote = RemoteStore::open_for(&store, Some(check.clone()), key_broker::keyring)?;
+    confine(&store, &grants, &check)?;
     while lock.take() {
         let mut service = FetchService::new(grants.clone(), remote.clone());
         runtime.block_on(service.run())?;
@@ -145,44 +143,5 @@ fn run() -> Result<(), Box<dyn Error>> {
             break;
         }
     }
-    Ok(())
-}
-
-/// Gives up what is not needed: capabilities, new privileges, writing outside the store's directory
-/// and that of the grants, listening, signals to other processes.
-fn confine(settings: &FetcherSettings, grants: &GrantDirectory) -> Result<(), Box<dyn Error>> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < hard {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
-    // A core file would hold keys.
-    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-    jiffy_jail::drop_privileges(false)?;
-    prctl::set_no_new_privs()?;
-    restrict_by_landlock(&settings.home.join("store"), grants.path())?;
-    Ok(())
-}
-
-fn restrict_by_landlock(store: &Path, grants: &Path) -> Result<(), Box<dyn Error>> {
-    let abi = ABI::V6;
-    let root = PathFd::new("/")?;
-    let rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(abi))?
-        .handle_access(AccessNet::BindTcp)?
-        .scope(Scope::Signal)?
-        .create()?
-        // To read keys and authorities, and to run the command that unwraps keys.
-        .add_rule(PathBeneath::new(root, AccessFs::from_read(abi)))?;
-    let rules = [store, grants].iter().try_fold(rules, |rules, path| {
-        let file = File::options()
-            .read(true)
-            .custom_flags(OFlag::O_PATH.bits())
-            .open(path)?;
-        let all = AccessFs::from_all(abi);
-        let added = rules.add_rule(PathBeneath::new(file.as_fd(), all));
-        added.map_err(|e: RulesetError| -> Box<dyn Error> { e.into() })
-    })?;
-    rules.restrict_self()?;
     Ok(())
 }

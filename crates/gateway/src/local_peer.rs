@@ -1,0 +1,165 @@
+//! Processes at the other end of the owner's socket.
+//!
+//! A user id alone does not make a process the owner: processes that the daemon confines may have
+//! the same one, such as root without capabilities. A process that was confined cannot undo that,
+//! so what `/proc` shows of it after it connected holds. One that exits meanwhile takes its
+//! connection with it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// Bit of the capability to access files of all users, which root has.
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
+
+/// Privileges of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Privileges {
+    is_root: bool,
+    effective: u64,
+    bounding: u64,
+    /// Inode of its user namespace; `None` if this process may not know it.
+    user_namespace: Option<u64>,
+}
+
+impl Privileges {
+    fn of(process: &str) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let namespace = fs::metadata(format!("/proc/{process}/ns/user"));
+        Self::parse(&status, namespace.ok().map(|found| found.ino()))
+    }
+
+    fn parse(status: &str, user_namespace: Option<u64>) -> Option<Self> {
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(line.strip_prefix(':')?.split_whitespace())
+        };
+        let set = |name| u64::from_str_radix(field(name)?.next()?, 16).ok();
+        Some(Self {
+            // The second one is the effective one.
+            is_root: field("Uid")?.nth(1)? == "0",
+            effective: set("CapEff")?,
+            bounding: set("CapBnd")?,
+            user_namespace,
+        })
+    }
+
+    /// Returns whether this process may be the owner of a daemon with the privileges `daemon`,
+    /// which is in the first user namespace if `is_first`.
+    fn may_own(self, daemon: Self, is_first: bool) -> bool {
+        let is_same_namespace = self.user_namespace == daemon.user_namespace;
+        // No process gives up all of them that is not to be confined.
+        let is_confined = self.bounding == 0 && daemon.bounding != 0;
+        let is_outer = is_first && !is_same_namespace;
+        let lacks = |of: Self| of.effective & CAP_DAC_OVERRIDE == 0;
+        let is_weak_root =
+            is_same_namespace && self.is_root && daemon.is_root && lacks(self) && !lacks(daemon);
+        !(is_confined || is_outer || is_weak_root)
+    }
+}
+
+/// Returns whether the process `pid`, whose user is the owner's, may be the owner. `None` if it is
+/// outside of the process namespace of this one, where no confined process is.
+pub(crate) fn may_be_owner(pid: Option<i32>) -> bool {
+    let Some(pid) = pid.filter(|pid| *pid > 0) else {
+        return true;
+    };
+    let Some(daemon) = Privileges::of("self") else {
+        return false;
+    };
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let peer = Privileges::of(&pid.to_string());
+    peer.is_some_and(|peer| peer.may_own(daemon, maps_all(&map)))
+}
+
+/// Returns whether a user namespace with this map is the first one of the host.
+fn maps_all(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: u64 = 0x1ff_ffff_ffff;
+
+    fn root() -> Privileges {
+        Privileges {
+            is_root: true,
+            effective: ALL,
+            bounding: ALL,
+            user_namespace: Some(1),
+        }
+    }
+
+    #[test]
+    fn a_user_id_alone_does_not_make_a_process_the_owner() {
+        let owner = root();
+        assert!(owner.may_own(root(), true));
+        // Root of a container of the usual kind.
+        let contained = Privileges {
+            effective: 0xa804_25fb,
+            bounding: 0xa804_25fb,
+            ..root()
+        };
+        assert!(contained.may_own(root(), true));
+        let without_capabilities = Privileges {
+            effective: 0,
+            ..root()
+        };
+        let confined = Privileges {
+            bounding: 0,
+            ..without_capabilities
+        };
+        let elsewhere = Privileges {
+            user_namespace: Some(2),
+            ..root()
+        };
+        let hidden = Privileges {
+            user_namespace: None,
+            ..root()
+        };
+        for peer in [without_capabilities, confined, elsewhere, hidden] {
+            assert!(!peer.may_own(root(), true), "{peer:?}");
+        }
+    }
+
+    #[test]
+    fn an_ordinary_user_reaches_a_daemon_in_a_namespace_of_its_own() {
+        let user = Privileges {
+            is_root: true,
+            effective: 0,
+            bounding: ALL,
+            user_namespace: Some(2),
+        };
+        assert!(user.may_own(root(), false));
+        let confined = Privileges {
+            bounding: 0,
+            ..user
+        };
+        assert!(!confined.may_own(root(), false));
+        // Neither has capabilities.
+        let daemon = Privileges {
+            is_root: false,
+            effective: 0,
+            ..root()
+        };
+        assert!(daemon.may_own(daemon, true));
+    }
+
+    #[test]
+    fn privileges_are_read_from_proc() {
+        let status = "Name:\tx\nUid:\t1000\t0\t0\t0\nCapEff:\t0000000000000002\n\
+                      CapBnd:\t00000000000000ff\n";
+        let expected = Privileges {
+            is_root: true,
+            effective: 2,
+            bounding: 255,
+            user_namespace: None,
+        };
+        assert_eq!(Privileges::parse(status, None), Some(expected));
+        assert_eq!(Privileges::parse("Uid:\t0\n", None), None);
+        assert!(may_be_owner(i32::try_from(std::process::id()).ok()));
+        assert!(may_be_owner(Some(0)) && may_be_owner(None));
+        assert!(!may_be_owner(Some(i32::MAX)));
+    }
+}

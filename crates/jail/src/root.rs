@@ -1,0 +1,202 @@
+//! A root of its own with a few directories of the host.
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::{chdir, pivot_root};
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+/// Existing directory on which the new root is mounted.
+const PIVOT_MOUNT_POINT: &str = "/proc";
+/// Size of the root, which has directories only, and its number of files.
+const ROOT_OPTIONS: &str = "mode=755,size=1m,nr_inodes=1k";
+
+/// File or directory of the host that a confined process sees, with all below it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VisiblePath {
+    /// Absolute path, the same for the process. Must exist.
+    pub path: PathBuf,
+    /// `false` if the process cannot write there.
+    pub is_writable: bool,
+}
+
+/// A mount that is not part of any tree yet.
+struct DetachedMount(OwnedFd);
+
+impl DetachedMount {
+    /// Clones the mounts at and below `path`.
+    fn clone_of(visible: &VisiblePath) -> io::Result<Self> {
+        let path = CString::new(visible.path.as_os_str().as_bytes())?;
+        let flags = libc::OPEN_TREE_CLONE
+            | libc::OPEN_TREE_CLOEXEC
+            | u32::try_from(libc::AT_RECURSIVE).map_err(io::Error::other)?;
+        // SAFETY: the path is a string that ends with a zero.
+        let made =
+            unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
+        let fd = checked(made)?;
+        // SAFETY: the kernel has just created this descriptor for this process.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn set_attributes(&self, set: u64, users: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut attributes = libc::mount_attr {
+            attr_set: set,
+            attr_clr: 0,
+            propagation: 0,
+            userns_fd: 0,
+        };
+        if let Some(users) = users {
+            attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
+            attributes.userns_fd = u64::try_from(users.as_raw_fd()).map_err(io::Error::other)?;
+        }
+        // SAFETY: the descriptor is open, the path is empty, and the structure has its size.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
+                &raw const attributes,
+                size_of::<libc::mount_attr>(),
+            )
+        };
+        checked(done).map(drop)
+    }
+
+    fn attach(&self, to: &Path) -> io::Result<()> {
+        let to = CString::new(to.as_os_str().as_bytes())?;
+        // SAFETY: the descriptor is open, and both paths are strings that end with a zero.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_move_mount,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_FDCWD,
+                to.as_ptr(),
+                libc::MOVE_MOUNT_F_EMPTY_PATH,
+            )
+        };
+        checked(done).map(drop)
+    }
+}
+
+fn checked(result: libc::c_long) -> io::Result<i32> {
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        result => i32::try_from(result).map_err(io::Error::other),
+    }
+}
+
+/// Mounts of a confined process, which it can read although it does not see `/proc`.
+#[derive(Debug)]
+pub struct MountTable(File);
+
+impl MountTable {
+    /// Directory that is mounted at `path`, as a path of its file system now. It changes when the
+    /// directory is renamed or removed on the host, which the process does not notice otherwise.
+    /// `None` if nothing is mounted there.
+    pub fn root_of(&self, path: &Path) -> io::Result<Option<String>> {
+        let (mut text, mut at) = (Vec::new(), 0);
+        let mut piece = vec![0; 16 << 10];
+        loop {
+            let length = self.0.read_at(&mut piece, at)?;
+            if length == 0 {
+                break;
+            }
+            text.extend(piece.get(..length).unwrap_or_default());
+            at += length as u64;
+        }
+        let text = String::from_utf8_lossy(&text);
+        let found = text.lines().find_map(|line| {
+            let mut fields = line.split(' ').skip(3);
+            let (root, mounted) = (fields.next()?, fields.next()?);
+            (Path::new(mounted) == path).then(|| root.to_owned())
+        });
+        Ok(found)
+    }
+}
+
+/// Makes `visible` the only files of this process, which must have a mount namespace of its own.
+/// With `users`, the descriptor of a user namespace, its users own what those of the host own whose
+/// ids they have inside. Returns the mounts, if the kernel shows them.
+///
+/// # Errors
+/// `EINVAL` if a file system does not know such users.
+pub fn enter_root(
+    visible: &[VisiblePath],
+    users: Option<BorrowedFd<'_>>,
+) -> io::Result<Option<MountTable>> {
+    const NONE: Option<&str> = None;
+    let mut visible: Vec<&VisiblePath> = visible.iter().collect();
+    // A directory before those inside it.
+    visible.sort_by_key(|visible| visible.path.components().count());
+    let mut mounts = Vec::new();
+    for visible in visible {
+        let failed = |e: io::Error| with_path(&visible.path, &e);
+        let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+        if !visible.path.is_absolute() || !visible.path.components().all(is_plain) {
+            return Err(failed(io::ErrorKind::InvalidInput.into()));
+        }
+        let read_only = match visible.is_writable {
+            true => 0,
+            false => libc::MOUNT_ATTR_RDONLY,
+        };
+        let sealed =
+            libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC | read_only;
+        let mount = DetachedMount::clone_of(visible).map_err(failed)?;
+        mount.set_attributes(sealed, users).map_err(failed)?;
+        mounts.push((mount, &visible.path));
+    }
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(NONE, "/", NONE, private, NONE)?;
+    let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let tmpfs = Some("tmpfs");
+    mount(tmpfs, PIVOT_MOUNT_POINT, tmpfs, sealed, Some(ROOT_OPTIONS))?;
+    for (mount, path) in mounts {
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        let to = Path::new(PIVOT_MOUNT_POINT).join(inside);
+        let attach = || -> io::Result<()> {
+            place(path, &to)?;
+            mount.attach(&to)
+        };
+        attach().map_err(|e| with_path(path, &e))?;
+    }
+    let proc = Path::new(PIVOT_MOUNT_POINT).join("proc");
+    fs::create_dir_all(&proc)?;
+    let has_proc = mount(Some("proc"), &proc, Some("proc"), sealed, NONE).is_ok();
+    chdir(PIVOT_MOUNT_POINT)?;
+    // Stacks the old root on the new one, and unmounts it.
+    pivot_root(Path::new("."), Path::new("."))?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")?;
+    let mut mounts = None;
+    if has_proc {
+        mounts = File::open("/proc/self/mountinfo").ok().map(MountTable);
+        umount2("/proc", MntFlags::MNT_DETACH)?;
+    }
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | sealed;
+    mount(NONE, "/", NONE, read_only, NONE)?;
+    Ok(mounts)
+}
+
+/// Creates the directory or file at `to` that `path` is mounted on.
+fn place(path: &Path, to: &Path) -> io::Result<()> {
+    if to.exists() {
+        return Ok(());
+    }
+    match path.is_dir() {
+        true => fs::create_dir_all(to),
+        false => {
+            fs::create_dir_all(to.parent().unwrap_or(to))?;
+            File::create_new(to).map(drop)
+        }
+    }
+}
+
+fn with_path(path: &Path, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{}: {e}", path.display()))
+}

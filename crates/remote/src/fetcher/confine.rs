@@ -1,0 +1,219 @@
+//! Confinement of the fetcher, before it reads anything of the store's.
+
+use super::seccomp;
+use crate::RemoteSettings;
+use crate::fetch_grants::GrantDirectory;
+use jiffy_jail::{MountTable, OwnUser, VisiblePath, clear_capabilities, enter_root};
+use jiffy_store::{DirectoryCheck, StoreUrl};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, Scope,
+};
+use nix::fcntl::OFlag;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{Uid, getgid, getuid};
+use std::error::Error;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Maximum length in bytes of a file that the fetcher writes: more than any disk of a guest.
+const MAX_FILE_BYTES: u64 = 2 << 40;
+/// Files by which host names are resolved.
+const RESOLVER_FILES: [&str; 5] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/host.conf",
+];
+/// Variables that name files with credentials, which are read again when those end.
+const TOKEN_VARIABLES: [&str; 2] = [
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+];
+/// Directories of libraries, from which an ordinary user's resolver loads some.
+const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/etc/ld.so.cache"];
+
+/// Gives up all that the fetcher does not need: other files, its user, capabilities, other
+/// processes, most system calls. This process must have one thread. `check` is set so that a
+/// directory with a store is noticed that is not there any more.
+pub(super) fn confine(
+    settings: &RemoteSettings,
+    grants: &GrantDirectory,
+    check: &DirectoryCheck,
+) -> Result<(), Box<dyn Error>> {
+    limit_resources()?;
+    let visible = visible(settings, grants);
+    if let Some(mounts) = leave_host(&visible)? {
+        watch_directory(settings, mounts, check)?;
+    }
+    prctl::set_no_new_privs()?;
+    prctl::set_dumpable(false)?;
+    restrict_by_landlock(&visible)?;
+    seccomp::enter()?;
+    Ok(())
+}
+
+fn limit_resources() -> nix::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+    // A core file would hold keys.
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE)?;
+    let limit = MAX_FILE_BYTES.min(hard);
+    setrlimit(Resource::RLIMIT_FSIZE, limit, limit)
+}
+
+/// Files that the fetcher needs.
+fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePath> {
+    let of = |path: PathBuf, is_writable| VisiblePath { path, is_writable };
+    let mut visible = vec![
+        of(settings.home.join("store"), true),
+        of(grants.path().to_owned(), true),
+    ];
+    if let StoreUrl::Directory(path) = &settings.url {
+        visible.push(of(path.clone(), false));
+    }
+    let files = RESOLVER_FILES.iter().map(PathBuf::from);
+    let tokens = TOKEN_VARIABLES.iter().filter_map(std::env::var_os);
+    // Such a file is replaced together with links beside it.
+    let tokens = tokens.filter_map(|path| match Path::new(&path).parent() {
+        Some(parent) if parent.components().count() > 2 => Some(parent.to_owned()),
+        _ => Some(path.into()),
+    });
+    let present = files.chain(tokens).filter(|path| path.exists());
+    visible.extend(present.map(|path| of(path, false)));
+    for visible in &mut visible {
+        if let Ok(path) = std::path::absolute(&visible.path) {
+            visible.path = path;
+        }
+    }
+    visible
+}
+
+/// Moves to namespaces, a root and, where the host allows it, a user of its own. Returns the
+/// mounts.
+fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Error>> {
+    let namespaces = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWCGROUP;
+    if !Uid::effective().is_root() {
+        if let Err(e) = enter_user_namespace() {
+            tracing::warn!("an ordinary user's fetcher is confined by Landlock only: {e}");
+            return Ok(None);
+        }
+        unshare(namespaces)?;
+        let mounts = enter_root(visible, None)?;
+        drop_capabilities()?;
+        return Ok(mounts);
+    }
+    let is_host = jiffy_rootless::is_host_root();
+    let own_pid = fs::read_link("/proc/self")?;
+    let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
+    unshare(namespaces)?;
+    let user = match (is_host, own_pid, std::process::id()) {
+        // Process 1 of a namespace, as the daemon starts it.
+        (true, Some(host_pid), 1) => Some(OwnUser::create(host_pid)?),
+        _ => None,
+    };
+    let Some(user) = user else {
+        let mounts = enter_root(visible, None)?;
+        drop_capabilities()?;
+        return Ok(mounts);
+    };
+    match enter_root(visible, Some(user.as_fd())) {
+        Ok(mounts) => {
+            user.enter()?;
+            Ok(mounts)
+        }
+        Err(e) => {
+            tracing::warn!(
+                "a file system does not map users: the fetcher is root without capabilities: {e}"
+            );
+            let mounts = enter_root(visible, None)?;
+            drop_capabilities()?;
+            Ok(mounts)
+        }
+    }
+}
+
+/// Makes an ordinary user root of a namespace that maps this user only.
+fn enter_user_namespace() -> io::Result<()> {
+    let (user, group) = (getuid(), getgid());
+    unshare(CloneFlags::CLONE_NEWUSER)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
+    fs::write("/proc/self/gid_map", format!("0 {group} 1"))
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    jiffy_jail::drop_bounding_capabilities();
+    clear_capabilities()
+}
+
+/// Has the store's directory checked for a rename or removal on the host, which a mount does not
+/// show.
+fn watch_directory(
+    settings: &RemoteSettings,
+    mounts: MountTable,
+    check: &DirectoryCheck,
+) -> io::Result<()> {
+    let StoreUrl::Directory(path) = &settings.url else {
+        return Ok(());
+    };
+    let path = std::path::absolute(path)?;
+    let Some(before) = mounts.root_of(&path)? else {
+        return Ok(());
+    };
+    let is_there = move || match mounts.root_of(&path)? {
+        Some(now) if now == before => Ok(()),
+        _ => Err(io::ErrorKind::NotFound.into()),
+    };
+    let _ = check.set(Box::new(is_there));
+    Ok(())
+}
+
+/// Restricts files, listening, abstract sockets, and signals to other processes, as far as the
+/// kernel can.
+fn restrict_by_landlock(visible: &[VisiblePath]) -> Result<(), Box<dyn Error>> {
+    let abi = ABI::V6;
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(Scope::Signal | Scope::AbstractUnixSocket)?
+        .create()?;
+    for visible in visible {
+        let file = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_PATH.bits())
+            .open(&visible.path)?;
+        let mut access = match visible.is_writable {
+            true => AccessFs::from_all(abi) & !AccessFs::Execute,
+            false => AccessFs::from_read(abi) & !AccessFs::Execute,
+        };
+        if !visible.path.is_dir() {
+            access &= AccessFs::from_file(abi);
+        }
+        rules = rules.add_rule(PathBeneath::new(file.as_fd(), access))?;
+    }
+    for library in LIBRARIES {
+        if let Ok(path) = PathFd::new(library) {
+            let mut access = AccessFs::from_read(abi);
+            if !Path::new(library).is_dir() {
+                access &= AccessFs::from_file(abi);
+            }
+            rules = rules.add_rule(PathBeneath::new(path, access))?;
+        }
+    }
+    rules.restrict_self()?;
+    Ok(())
+}

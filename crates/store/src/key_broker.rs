@@ -1,0 +1,136 @@
+//! Key broker: unwraps secrets by the command of a file of keys, for a process that can start no
+//! program. It is another process, at the other end of a socket.
+//!
+//! A message is its length (4 bytes, little-endian) and JSON.
+
+use crate::data_keys::{hex, to_hex};
+use crate::keyring::{MAX_WRAPPED_BYTES, key_error};
+use crate::{Keyring, StoreError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use zeroize::Zeroizing;
+
+/// Maximum length of a message in bytes: a wrapped secret in hexadecimal digits, and names.
+const MAX_MESSAGE_BYTES: usize = 4 * MAX_WRAPPED_BYTES;
+/// Time for an answer: that of the command, and some more.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnwrapRequest {
+    tenant: String,
+    key: String,
+    wrapped: String,
+}
+
+#[derive(Serialize, Deserialize)]
+enum UnwrapAnswer {
+    Secret(Zeroizing<String>),
+    Failed(String),
+}
+
+/// Connection to a key broker.
+#[derive(Debug)]
+pub struct KeyBroker(Mutex<UnixStream>);
+
+impl KeyBroker {
+    /// Uses the broker at the other end of `socket`. Must be called inside a tokio runtime.
+    pub fn new(socket: BlockingStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self(Mutex::new(UnixStream::from_std(socket)?)))
+    }
+
+    pub(crate) async fn unwrap(
+        &self,
+        tenant: &str,
+        key: &str,
+        wrapped: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+        let request = UnwrapRequest {
+            tenant: tenant.to_owned(),
+            key: key.to_owned(),
+            wrapped: to_hex(wrapped),
+        };
+        let asked = async {
+            let mut socket = self.0.lock().await;
+            let message = message(&request)?;
+            socket.write_all(&message).await?;
+            let mut length = [0; 4];
+            socket.read_exact(&mut length).await?;
+            let mut text = Zeroizing::new(vec![0; checked_length(length)?]);
+            socket.read_exact(&mut text).await?;
+            parse::<UnwrapAnswer>(&text)
+        };
+        let failed = |reason: String| key_error(tenant, &format!("the key broker: {reason}"));
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, asked).await;
+        let answer = answer.map_err(|_| failed(format!("no answer within {ANSWER_TIMEOUT:?}")))?;
+        match answer.map_err(|e| failed(e.to_string()))? {
+            UnwrapAnswer::Secret(secret) => bytes(&secret)
+                .map(Zeroizing::new)
+                .ok_or_else(|| failed("a malformed answer".to_owned())),
+            UnwrapAnswer::Failed(reason) => Err(key_error(tenant, &reason)),
+        }
+    }
+
+    /// Serves requests with the command of `keyring` until the other end closes `socket`. A request
+    /// that is malformed ends it.
+    pub fn serve(mut socket: BlockingStream, keyring: &Keyring) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        loop {
+            let mut length = [0; 4];
+            match socket.read_exact(&mut length) {
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                other => other?,
+            }
+            let mut text = vec![0; checked_length(length)?];
+            socket.read_exact(&mut text)?;
+            let request: UnwrapRequest = parse(&text)?;
+            let wrapped = bytes(&request.wrapped).ok_or(io::ErrorKind::InvalidData)?;
+            let unwrapped = keyring.run(&request.tenant, "unwrap", &request.key, &wrapped);
+            let answer = match runtime.block_on(unwrapped) {
+                Ok(secret) => UnwrapAnswer::Secret(Zeroizing::new(to_hex(&secret))),
+                Err(StoreError::Key { reason, .. }) => UnwrapAnswer::Failed(reason),
+                Err(e) => UnwrapAnswer::Failed(e.to_string()),
+            };
+            socket.write_all(&message(&answer)?)?;
+        }
+    }
+}
+
+fn message(value: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>> {
+    let text = Zeroizing::new(serde_json::to_vec(value)?);
+    let length = u32::try_from(text.len()).map_err(io::Error::other)?;
+    Ok(Zeroizing::new([&length.to_le_bytes()[..], &text].concat()))
+}
+
+fn checked_length(length: [u8; 4]) -> io::Result<usize> {
+    let length = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
+    match length <= MAX_MESSAGE_BYTES {
+        true => Ok(length),
+        false => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn parse<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
+    // The parser's own message could show a secret.
+    serde_json::from_slice(text).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn bytes(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let pairs = pairs.iter().map(|pair| std::str::from_utf8(pair).ok());
+    pairs
+        .map(|pair| pair.and_then(hex::<1>).map(|[byte]| byte))
+        .collect()
+}
