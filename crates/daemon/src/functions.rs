@@ -14,7 +14,7 @@ use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
     BoxError, FunctionError, FunctionHostSettings, Functions, owner, page_scan,
 };
-use jiffy_gateway::headers::{confine_answer, confine_request, requested_host};
+use jiffy_gateway::headers::{confine_answer, confine_function_request, requested_host};
 use jiffy_gateway::request_id::X_REQUEST_ID;
 use jiffy_gateway::{Peer, RequestId};
 use jiffy_host::FigureFamily;
@@ -128,7 +128,7 @@ impl FunctionGateway {
 fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) {
     let peer = parts.extensions.get::<Peer>().copied();
     let headers = &mut parts.headers;
-    confine_request(headers);
+    confine_function_request(headers);
     let mut set = |name: &'static str, value: &str| match HeaderValue::from_str(value) {
         Ok(value) => drop(headers.insert(HeaderName::from_static(name), value)),
         Err(_) => drop(headers.remove(name)),

@@ -14,7 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use jiffy_headers::{confine_answer, confine_request};
+use jiffy_headers::{confine_answer, confine_function_request};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{DirectAccess, DirectClosed, DirectConnection};
 use nix::errno::Errno;
@@ -232,7 +232,7 @@ fn rewrite(head: &mut Parts, client: &DirectClient, id: &HeaderValue) {
         head.uri = path.map(Uri::from).unwrap_or_default();
     }
     let headers = &mut head.headers;
-    confine_request(headers);
+    confine_function_request(headers);
     headers.insert(HOST, client.host.clone());
     headers.insert(X_FORWARDED_HOST, client.host.clone());
     headers.insert(X_FORWARDED_FOR, client.address.clone());

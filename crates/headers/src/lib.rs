@@ -96,6 +96,21 @@ pub fn confine_request(headers: &mut HeaderMap) {
     }
 }
 
+/// Beginning of the names of headers by which the host speaks to functions, such as the one of a
+/// schedule.
+const HOST_PREFIX: &str = "jiffy-";
+
+/// Removes headers of a client that are not for a function: those that are not for a guest, and
+/// those that only the host sends.
+pub fn confine_function_request(headers: &mut HeaderMap) {
+    confine_request(headers);
+    let is_hosts = |name: &&HeaderName| name.as_str().starts_with(HOST_PREFIX);
+    let hosts: Vec<HeaderName> = headers.keys().filter(is_hosts).cloned().collect();
+    for name in hosts {
+        headers.remove(name);
+    }
+}
+
 /// Removes headers of a guest's answer that reach beyond the guest. `prefix` is the path below
 /// which it lies on `host`, if it has no host name of its own; `isolate` then gives its pages an
 /// origin of their own.
@@ -131,5 +146,34 @@ pub fn confine_answer(headers: &mut HeaderMap, prefix: Option<&str>, host: &str,
     if isolate {
         let policy = HeaderValue::from_static(ISOLATION_POLICY);
         headers.append(CONTENT_SECURITY_POLICY, policy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_cannot_speak_to_a_function_as_the_host() {
+        let mut headers = HeaderMap::new();
+        for name in [
+            "jiffy-schedule",
+            "jiffy-anything",
+            "x-jiffy-schedule",
+            "host",
+        ] {
+            headers.append(name, HeaderValue::from_static("a"));
+            headers.append(name, HeaderValue::from_static("b"));
+        }
+        confine_function_request(&mut headers);
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["host", "x-jiffy-schedule"]);
+        headers.insert("jiffy-schedule", HeaderValue::from_static("a"));
+        confine_request(&mut headers);
+        assert!(
+            headers.contains_key("jiffy-schedule"),
+            "a guest's own matter"
+        );
     }
 }

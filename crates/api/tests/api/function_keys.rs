@@ -1,10 +1,12 @@
 //! Keys of functions for sandboxes: what their holders may do, and for how long.
 
 use crate::support::{Answer, Api, TestCaller};
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use axum::response::IntoResponse;
-use jiffy_api::{FunctionCall, FunctionInvoker, Invoking, Limits, NewKey, Scope, Validity};
+use jiffy_api::{
+    FunctionCall, FunctionHost, FunctionInvoker, Invoking, Limits, NewKey, Scope, Validity,
+};
 use jiffy_engine::now_ms;
 use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
@@ -16,6 +18,7 @@ use jiffy_proto::internal::InternalOrigin;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
+use tower::ServiceExt;
 
 struct NoInvoker;
 
@@ -327,4 +330,68 @@ async fn a_functions_key_ends_with_the_function_and_with_the_key_it_was_deployed
     assert_eq!(call(removed, for_removed).await, 401);
     api.api.keys.revoke(&revoked.key.id).unwrap();
     assert_eq!(call(revoked, for_revoked).await, 401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn private_and_unknown_functions_answer_callers_without_a_right_alike() {
+    let mut made = None;
+    let api = FunctionApi::new(|keys| {
+        let [owner, other] =
+            ["a", "b"].map(|name| keys.create(name, Scope::Create, Limits::default()).unwrap());
+        let key = granted(&owner, SandboxKeyScope::Create);
+        let open = FunctionRecord {
+            public: true,
+            ..record(Some(&owner.key.id), "open", &key)
+        };
+        let records = vec![record(Some(&owner.key.id), "hidden", &key), open];
+        made = Some((owner, other));
+        records
+    });
+    let (owner, other) = made.unwrap();
+    let router = api.api.function_router(api.functions.clone(), NoInvoker);
+    let ask = async |label: &str, key: Option<&str>| {
+        let mut request = Request::get("/x").extension(FunctionHost(label.to_owned()));
+        if let Some(key) = key {
+            request = request.header("x-api-key", key);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        let (mut head, body) = response.into_parts();
+        // The label is in the body.
+        head.headers.remove("content-length");
+        let body = to_bytes(body, 1 << 16).await.unwrap();
+        let text = String::from_utf8(body.to_vec())
+            .unwrap()
+            .replace(label, "LABEL");
+        (
+            head.status.as_u16(),
+            format!("{:?}", head.headers).replace(label, "LABEL"),
+            text,
+        )
+    };
+    let label = |name: &str| owner::label(Some(&owner.key.id), name);
+    let unknown = [
+        "hidden--000000000000".to_owned(),
+        label("gone"),
+        "hidden".to_owned(),
+    ];
+    for (key, status) in [
+        (None, 401),
+        (Some("e2b_wrong"), 401),
+        (Some(&*other.secret), 404),
+    ] {
+        let private = ask(&label("hidden"), key).await;
+        assert_eq!(private.0, status, "{private:?}");
+        for unknown in &unknown {
+            assert_eq!(ask(unknown, key).await, private, "{unknown} {key:?}");
+        }
+        assert_eq!(ask(&label("open"), key).await.0, 200);
+    }
+    assert_eq!(ask(&label("hidden"), Some(&owner.secret)).await.0, 200);
+    // Functions of a key that has ended are as unknown ones.
+    let before = ask(&unknown[0], None).await;
+    api.api.keys.revoke_and_end(&owner.key.id).unwrap();
+    for name in ["hidden", "open"] {
+        assert_eq!(ask(&label(name), None).await, before, "{name}");
+    }
 }

@@ -169,7 +169,7 @@ fn commands_and_versions(daemon: &FunctionDaemon) {
     remote.ok(&["function", "rollback", "hello"]);
     assert_eq!(remote.ok(&["function", "invoke", "hello"]), "hello 5");
     let gone = remote.call(&["function", "rollback", "hello", "1"]);
-    assert!(gone.stderr.contains("no version 1 any more"), "{gone:?}");
+    assert!(gone.stderr.contains("does not exist any more"), "{gone:?}");
 
     remote.ok(&["function", "disable", "hello"]);
     let refused = daemon
@@ -236,8 +236,11 @@ fn keys_and_public_names(daemon: &FunctionDaemon) {
 
     daemon.deploy("hello", &constant("public"), &["--public"]);
     assert_eq!(daemon.by_host(label, "").text(), "public");
-    assert_eq!(daemon.by_host("hello--000000000000", "").refusal(), unknown);
-    assert_eq!(daemon.by_host("hello", "").refusal(), unknown);
+    for missing in ["hello--000000000000", "hello"] {
+        assert_eq!(daemon.by_host(missing, &key(&other)).refusal(), unknown);
+        // As for private functions: whether there is one is not told without a key.
+        assert_eq!(daemon.by_host(missing, "").refusal().0, 401);
+    }
 }
 
 fn limits_and_logs(daemon: &FunctionDaemon) {
@@ -337,6 +340,16 @@ fn killed_process(daemon: &FunctionDaemon) {
     let [id] = daemon.processes()[..] else {
         panic!("{:?}", daemon.processes());
     };
+    // It has neither the daemon's log nor core files, and writes no long ones.
+    let error = std::fs::read_link(format!("/proc/{id}/fd/2")).unwrap();
+    assert!(error.to_string_lossy().starts_with("pipe:"), "{error:?}");
+    let limits = std::fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().split_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!(limit("Max core file size"), "0");
+    assert_eq!(limit("Max file size"), (8u64 << 30).to_string());
     let other = daemon.key("create");
     let path = daemon.module(&constant("other"));
     let deploy = ["function", "deploy", "other", path.to_str().unwrap()];

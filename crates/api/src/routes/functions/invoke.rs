@@ -12,7 +12,7 @@ use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::any;
 use jiffy_engine::Engine;
-use jiffy_function_host::FunctionRecord;
+use jiffy_function_host::{FunctionError, FunctionRecord};
 use std::sync::Arc;
 
 /// Label of a function's host name, which the listener inserts into a request's extensions.
@@ -75,18 +75,25 @@ async fn invoke_by_host<E: Engine>(
 ) -> Result<Response, ApiError> {
     let label = request.extensions().get::<FunctionHost>().cloned();
     let label = label.map(|FunctionHost(label)| label).unwrap_or_default();
-    let record = app.functions()?.find_label(&label)?;
-    if !record.public {
-        let caller = match request.extensions().get::<Caller>() {
-            Some(caller) => caller.clone(),
-            None => known(&app, &request)?,
-        };
-        may_invoke(&caller)?;
-        if !caller.sees(record.owner.as_deref()) {
-            let message = format!("there is no function `{label}`");
-            return Err(ApiError::not_found("function_not_found", message));
+    let functions = app.functions()?;
+    let found = functions.find_label(&label).ok();
+    // A key that is not in force any more takes its functions along.
+    let found = found.filter(|record| {
+        app.keys.standing(record.owner.as_deref()) != crate::keys::KeyStatus::Ended
+    });
+    let record = match found {
+        Some(record) if record.public => record,
+        // A caller without a key gets the same answer whether the function exists or not.
+        found => {
+            let caller = match request.extensions().get::<Caller>() {
+                Some(caller) => caller.clone(),
+                None => known(&app, &request)?,
+            };
+            may_invoke(&caller)?;
+            let visible = found.filter(|record| caller.sees(record.owner.as_deref()));
+            visible.ok_or(FunctionError::NotFound(label))?
         }
-    }
+    };
     app.invoke(record, None, request).await
 }
 
@@ -111,13 +118,12 @@ impl<E: Engine> App<E> {
         }
         // A key that is not in force any more takes its functions along.
         if self.keys.standing(record.owner.as_deref()) == crate::keys::KeyStatus::Ended {
-            let message = format!("there is no function `{}`", record.name);
-            return Err(ApiError::not_found("function_not_found", message));
+            return Err(FunctionError::NotFound(record.name.clone()).into());
         }
         let permit = record.owner.as_deref().map(|key| self.quota.exchange(key));
         let permit = permit.transpose()?;
         let invoker = self.functions.as_ref().map(|f| f.invoker.clone());
-        let invoker = invoker.ok_or(jiffy_function_host::FunctionError::NotInstalled)?;
+        let invoker = invoker.ok_or(FunctionError::NotInstalled)?;
         let call = FunctionCall {
             record,
             prefix,

@@ -211,6 +211,13 @@ impl Api {
         }
     }
 
+    /// Router of requests to functions by host name.
+    pub fn function_router(&self, functions: Functions, invoker: impl FunctionInvoker) -> Router {
+        let (keys, host) = (self.keys.clone(), self.host.clone());
+        let app = App::new(host, keys, Arc::new(base_templates()), Config::default());
+        jiffy_api::function_router(app.with_functions(functions, Arc::new(invoker)))
+    }
+
     /// Data directory of those with a builder.
     pub fn home(&self) -> Home {
         Home::at(self.bench.dir.path().join("home")).unwrap()
