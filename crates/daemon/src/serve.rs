@@ -12,7 +12,9 @@ use jiffy_host::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sand
 use jiffy_image::{Home, Reference};
 use jiffy_net::Network;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, Signal};
 use sd_notify::NotifyState;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -24,6 +26,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+/// Maximum length in bytes of a file that the daemon and its processes write: four times that of
+/// the largest disk.
+const MAX_FILE_BYTES: u64 = 4 << 40;
 /// Time between two looks at whether the data directory is still ours.
 const LOCK_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Time that operations under way have to finish when the daemon ends.
@@ -53,6 +58,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     log::init(&options.log)?;
     let held = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
     raise_descriptor_limit();
+    protect_memory();
+    limit_file_size();
     // Beside everything else: it takes long where there is much.
     let journal = home.path().join("state.db");
     let journal = tokio::task::spawn_blocking(move || OpenedJournal::read(&journal));
@@ -198,6 +205,36 @@ fn raise_descriptor_limit() {
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(e) = raised {
         tracing::warn!("cannot raise the limit of descriptors: {e}");
+    }
+}
+
+/// Keeps master keys and API keys out of core files, here and in all processes that this one
+/// starts, and out of reach of debuggers. Root only: processes of an ordinary user find each other
+/// by `/proc`, which this would hide from them.
+fn protect_memory() {
+    if let Err(e) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
+        tracing::warn!("cannot turn core files off: {e}");
+    }
+    if jiffy_rootless::is_host_root()
+        && let Err(e) = prctl::set_dumpable(false)
+    {
+        tracing::warn!("cannot turn debugging off: {e}");
+    }
+}
+
+/// Limits the length of files that this process and those that it starts write. A process that is
+/// confined has a lower limit of its own.
+fn limit_file_size() {
+    // A longer write then fails, like one to a full disk.
+    // SAFETY: no handler is installed that could run.
+    let ignored = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
+    let limited = ignored.and_then(|_| {
+        let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE)?;
+        let limit = MAX_FILE_BYTES.min(hard);
+        setrlimit(Resource::RLIMIT_FSIZE, limit, limit)
+    });
+    if let Err(e) = limited {
+        tracing::warn!("cannot limit the length of files: {e}");
     }
 }
 

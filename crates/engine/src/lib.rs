@@ -3,6 +3,7 @@
 mod boot;
 mod burst_memory;
 mod capabilities;
+mod child_messages;
 mod clock;
 mod connections;
 mod contract;
@@ -26,6 +27,7 @@ mod startup;
 pub use boot::{BootMode, BootReport};
 pub use burst_memory::BurstMemory;
 pub use capabilities::{Capabilities, EngineDescription};
+pub use child_messages::ChildMessages;
 pub use clock::now_ms;
 pub use connections::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,

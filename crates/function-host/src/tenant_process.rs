@@ -4,7 +4,7 @@ use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use crate::process_record::ProcessRecord;
 use crate::running_process::BoxError;
 use command_fds::{CommandFdExt, FdMapping};
-use jiffy_engine::ProcessInstance;
+use jiffy_engine::{ChildMessages, ProcessInstance};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{
     CONTROL_FD, ControlRequest, ControlResponse, LISTENER_FD, LoadSettings, SlotReset,
@@ -344,6 +344,7 @@ fn spawn(
     control: OwnedFd,
 ) -> Result<Child, ProcessError> {
     let limits = &settings.limits;
+    let messages = ChildMessages::new()?;
     let mut command = Command::new(settings.program);
     command
         .env_clear()
@@ -356,7 +357,8 @@ fn spawn(
         // Signals of the daemon's terminal are not for it.
         .process_group(0)
         .stdin(Stdio::null())
-        .stdout(Stdio::null());
+        .stdout(Stdio::null())
+        .stderr(messages.stderr()?);
     if !settings.jailed {
         command.arg("--no-jail");
     }
@@ -372,7 +374,10 @@ fn spawn(
     ];
     command.fd_mappings(mappings).map_err(io::Error::other)?;
     // The process has its copies of the descriptors; ours close with the command.
-    Ok(command.spawn()?)
+    let child = command.spawn()?;
+    drop(command);
+    messages.forward("jiffy-functions", child.id());
+    Ok(child)
 }
 
 fn listen_for_control(directory: &Path) -> io::Result<OwnedFd> {

@@ -33,6 +33,8 @@ fn invalid(error: wasmtime::Error) -> CompileError {
 
 /// Descriptors of a compiler.
 const MAX_DESCRIPTORS: u64 = 16;
+/// Maximum length in bytes of the messages that a compiler writes to a file of its starter's.
+const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 
 /// Makes the engine of a compiler, and confines the process if `jailed`. The limit of time is its
 /// starter's. Must be called before another thread exists.
@@ -45,6 +47,7 @@ pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> 
             cpu_s: Some(limits.cpu_s),
             ends_with_starter: true,
             address_space: Some(limits.memory_bytes),
+            file_bytes: MAX_MESSAGE_BYTES,
         })?;
         seccomp::confine_compiler()?;
     }

@@ -21,6 +21,8 @@ pub struct ProcessLimits {
     pub ends_with_starter: bool,
     /// Address space in bytes. None where a pool reserves terabytes of it.
     pub address_space: Option<u64>,
+    /// Length in bytes of files that it writes, also of those in memory.
+    pub file_bytes: u64,
 }
 
 /// Closes inherited descriptors from `first` on.
@@ -73,6 +75,7 @@ fn limit_resources(limits: &ProcessLimits) -> io::Result<()> {
         (Resource::RLIMIT_CPU, limits.cpu_s),
         (Resource::RLIMIT_AS, limits.address_space),
         (Resource::RLIMIT_CORE, Some(0)),
+        (Resource::RLIMIT_FSIZE, Some(limits.file_bytes)),
     ];
     for (resource, limit) in all {
         if let Some(limit) = limit {

@@ -21,6 +21,8 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
+/// Maximum length in bytes of an image of a memory, of which a module addresses 4 GiB.
+const MAX_IMAGE_BYTES: u64 = 8 << 30;
 /// Descriptors besides connections.
 const OTHER_DESCRIPTORS: u64 = 1024;
 /// Time for the daemon that started the process to connect. A daemon that is killed before it has
@@ -64,6 +66,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
             cpu_s: None,
             ends_with_starter: false,
             address_space: None,
+            file_bytes: MAX_IMAGE_BYTES,
         })?;
     }
     let runtime = Builder::new_multi_thread()

@@ -3,9 +3,11 @@
 
 mod support;
 
+use jiffy_proto::vm::jail::FIRST_UID;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use support::store::TestStore;
 use support::test_home::TestHome;
@@ -89,6 +91,100 @@ impl Hosts {
         let pid = wait_for("the fetcher", || self.fetcher());
         kill(Pid::from_raw(pid as i32), Signal::SIGKILL).unwrap();
         wait_for("the fetcher to die", || (!alive(pid)).then_some(()));
+    }
+
+    /// The fetcher sees the store, the cache and its grants, and neither keys, journal nor socket
+    /// of the host.
+    fn assert_confined(&self, pid: u32) {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap().split_whitespace().next().unwrap().to_owned()
+        };
+        assert_eq!(
+            (field("NoNewPrivs:"), field("Seccomp:")),
+            ("1".into(), "2".into())
+        );
+        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        let below = |path: &Path| root.join(path.strip_prefix("/").unwrap());
+        if !nix::unistd::Uid::effective().is_root() {
+            return;
+        }
+        for set in ["CapPrm:", "CapEff:", "CapInh:", "CapBnd:", "CapAmb:"] {
+            assert_eq!(field(set), "0".repeat(16));
+        }
+        assert_eq!(field("Uid:"), (FIRST_UID + pid).to_string());
+        assert_eq!(field("Gid:"), (FIRST_UID + pid).to_string());
+        for namespace in ["user", "mnt", "ipc", "uts", "pid", "cgroup"] {
+            let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+            assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
+        }
+        for needed in [
+            self.path("store/layers"),
+            self.path("run/fetch"),
+            self.store.bucket(),
+        ] {
+            assert!(below(&needed).is_dir(), "{}", needed.display());
+        }
+        let secrets = [
+            "api-key",
+            "state.db",
+            "keys.db",
+            "run/jiffy.sock",
+            "snapshots",
+        ];
+        let here = secrets.iter().map(|name| self.path(name));
+        let host =
+            ["/etc/shadow", "/proc/self", "/usr/bin", "/dev/kvm", "/root"].map(PathBuf::from);
+        let here: Vec<PathBuf> = here.filter(|path| path.exists()).collect();
+        assert!(here.len() >= 3, "{here:?}");
+        for secret in here.iter().chain(&host).chain([&self.store.keys]) {
+            assert!(!below(secret).exists(), "{}", secret.display());
+        }
+    }
+
+    /// Processes of the daemon have no core files and cannot change the daemon's log.
+    fn assert_log_is_out_of_reach(&self) {
+        let processes = self.here.vmms().into_iter().map(|pid| (pid, true));
+        for (pid, is_guest) in processes.chain([(self.here.daemon(), false)]) {
+            let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+            let limit = |name: &str| {
+                let line = limits.lines().find_map(|line| line.strip_prefix(name));
+                let words: Vec<&str> = line.unwrap().split_whitespace().take(2).collect();
+                words.join(" ")
+            };
+            assert_eq!(limit("Max core file size"), "0 0");
+            assert!(!limit("Max file size").contains("unlimited"), "{limits}");
+            if is_guest {
+                let error = fs::read_link(format!("/proc/{pid}/fd/2")).unwrap();
+                assert!(!error.ends_with("jiffy.log"), "{error:?}");
+            }
+        }
+    }
+
+    /// The socket of the daemon is not that of root without capabilities.
+    fn assert_capabilities_count(&self) {
+        if !nix::unistd::Uid::effective().is_root() {
+            return;
+        }
+        let list = || {
+            let mut command = support::jiffy(&["ls"]);
+            command.env("JIFFY_HOME", self.here.dir.path());
+            command
+        };
+        assert!(list().output().unwrap().status.success());
+        let mut confined = list();
+        // SAFETY: only system calls between fork and exec.
+        unsafe {
+            confined.pre_exec(|| {
+                for capability in 0..64 {
+                    libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+                }
+                Ok(())
+            })
+        };
+        let refused = confined.output().unwrap();
+        assert!(!refused.status.success(), "{refused:?}");
     }
 
     fn state(&self, id: &str) -> String {
@@ -271,6 +367,14 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
         return;
     };
     let id = hosts.create(&[]);
+    let fetcher = wait_for("the fetcher", || hosts.fetcher());
+    wait_for("the fetcher to connect", || {
+        let status = fs::read_to_string(format!("/proc/{fetcher}/status")).ok()?;
+        status.contains("Seccomp:\t2").then_some(())
+    });
+    hosts.assert_confined(fetcher);
+    hosts.assert_capabilities_count();
+    hosts.assert_log_is_out_of_reach();
     // The guest reads all of its memory meanwhile.
     let mut check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
     let layer = hosts.path(&format!("snapshots/{}/memory.layer", hosts.snapshot));

@@ -7,6 +7,7 @@ use crate::spare_vmms::{FreshVmm, SpareVmms};
 use crate::vm::BootError;
 use crate::vmm_limits::VmmLimits;
 use jiffy_cgroup::{CgroupError, Cgroups};
+use jiffy_engine::ChildMessages;
 use jiffy_proto::channel::Channel;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS};
@@ -228,12 +229,13 @@ impl Vmm {
             source,
         };
         let (channel, theirs) = Channel::pair()?;
+        let messages = ChildMessages::new().map_err(failed)?;
         let mut command = Command::new(&self.path);
         command
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
-            .stderr(Stdio::inherit());
+            .stderr(messages.stderr().map_err(failed)?);
         let namespaces = self.namespaces()?;
         if let Some(namespaces) = &namespaces {
             command.arg(ENTER_ARGUMENT);
@@ -249,7 +251,11 @@ impl Vmm {
             true => in_new_pid_namespace(start)?,
             false => start(),
         };
-        Ok((channel, child.map_err(failed)?))
+        let child = child.map_err(failed)?;
+        if let Some(pid) = child.id() {
+            messages.forward("jiffy-vmm", pid);
+        }
+        Ok((channel, child))
     }
 }
 

@@ -68,7 +68,10 @@ impl RemoteError {
                 StoreError::CacheFull { .. }
                 | StoreError::DiskFull { .. }
                 | StoreError::ReadOnly { .. }
-                | StoreError::Denied { .. },
+                | StoreError::Denied { .. }
+                | StoreError::NoConditions { .. }
+                | StoreError::Regressed { .. }
+                | StoreError::TooMany { .. },
             ) => Some(MENDING_RETRY),
             _ => None,
         }

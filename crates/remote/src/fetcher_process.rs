@@ -4,6 +4,7 @@ use crate::fetch_grants::GrantDirectory;
 use crate::fetcher::FetcherLock;
 use crate::fetcher::{FETCHER_ARGUMENT, FetcherSettings};
 use crate::{RemoteError, RemoteSettings};
+use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::geteuid;
 use std::fs::{self, File};
@@ -100,7 +101,11 @@ impl FetcherProcess {
 /// Runs `start` on this thread; the one process that it starts is process 1 of a new PID namespace.
 fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = File::open("/proc/self/ns/pid")?;
-    unshare(CloneFlags::CLONE_NEWPID)?;
+    match unshare(CloneFlags::CLONE_NEWPID) {
+        // Root of a container without the right to do so.
+        Err(Errno::EPERM) => return start(),
+        other => other?,
+    }
     let started = start();
     // Otherwise the thread could not start further processes.
     setns(&own, CloneFlags::CLONE_NEWPID)?;

@@ -38,7 +38,7 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::prctl;
 use snapshot::{BackgroundCopy, PreparedSnapshot};
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -67,7 +67,7 @@ pub fn run() -> ExitCode {
     }
     let argument = std::env::args().nth(1);
     if let Err(e) = control_socket::place(argument.as_deref() == Some(ENTER_ARGUMENT)) {
-        eprintln!("jiffy-vmm: {e}");
+        let _ = writeln!(io::stderr(), "jiffy-vmm: {e}");
         return ExitCode::from(2);
     }
     let confined = jail::confine(argument.as_deref());
@@ -274,8 +274,8 @@ fn start(
 
 /// Ends the process from another thread than the event loop's, which may wait for ever.
 fn end_process(link: &ControlLink, error: VmmError) {
-    // Without a controller the log is the only place that tells the reason.
-    eprintln!("jiffy-vmm: {error}");
+    // A controller that cannot receive the event still reads this. It may be gone.
+    let _ = writeln!(io::stderr(), "jiffy-vmm: {error}");
     link.send(&Event::Stopped(error.into()), &[]);
     // SAFETY: ends the process at once. There is nothing to put in order.
     unsafe { libc::_exit(0) }

@@ -9,6 +9,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreatedAttr, Scope,
 };
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
@@ -75,7 +76,8 @@ fn limit_resources() -> nix::Result<()> {
 fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePath> {
     let of = |path: PathBuf, is_writable| VisiblePath { path, is_writable };
     let mut visible = vec![
-        of(settings.home.join("store"), true),
+        // Not the files beside it: keys may name a command, which the daemon would run.
+        of(settings.home.join("store/layers"), true),
         of(grants.path().to_owned(), true),
     ];
     if let StoreUrl::Directory(path) = &settings.url {
@@ -118,10 +120,24 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
     let is_host = jiffy_rootless::is_host_root();
     let own_pid = fs::read_link("/proc/self")?;
     let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
-    unshare(namespaces)?;
+    match unshare(namespaces) {
+        // Root of a container without the right to do so, where there is no jail for VMMs either.
+        Err(Errno::EPERM) => {
+            tracing::warn!("root may not make namespaces: Landlock alone confines the fetcher");
+            drop_capabilities()?;
+            return Ok(None);
+        }
+        other => other?,
+    }
     let user = match (is_host, own_pid, std::process::id()) {
         // Process 1 of a namespace, as the daemon starts it.
-        (true, Some(host_pid), 1) => Some(OwnUser::create(host_pid)?),
+        (true, Some(host_pid), 1) => match OwnUser::create(host_pid) {
+            Ok(user) => Some(user),
+            Err(e) => {
+                tracing::warn!("the fetcher is root without capabilities: {e}");
+                None
+            }
+        },
         _ => None,
     };
     let Some(user) = user else {

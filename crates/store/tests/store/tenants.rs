@@ -1,7 +1,9 @@
 //! Tenants: nothing of one can be read by another or by the owner of the bucket; keys can change.
 
 use crate::support::{Fault, FaultyStore, quick};
-use jiffy_store::{Backend, BackendSettings, Keyring, SharedStore, StoreError, StoreUrl};
+use jiffy_store::{
+    Backend, BackendSettings, KeyBroker, Keyring, SharedStore, StoreError, StoreUrl,
+};
 use object_store::ObjectStore;
 use object_store::path::Path as Key;
 use std::fs;
@@ -220,6 +222,48 @@ async fn a_command_wraps_the_keys_instead_of_a_file() {
     let refused = store(&place, Keyring::parse(&text("other")).unwrap());
     let refused = refused.tenant("bob").await.unwrap_err();
     assert!(refused.to_string().contains("key command"), "{refused}");
+}
+
+/// A process that may start no program has the command called by another one, which unwraps and
+/// does nothing else.
+#[tokio::test]
+async fn a_broker_calls_the_command_to_unwrap_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let script = format!("echo $0 $1 >> {}; cat", log.display());
+    let text = format!(
+        "locator = \"{}\"\ncurrent = \"alias\"\ncommand = [\"sh\", \"-c\", \"{script}\"]\n",
+        "a".repeat(64)
+    );
+    let place = dir.path().join("store");
+    let first = store(&place, Keyring::parse(&text).unwrap());
+    let first = first.tenant("alice").await.unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let broker_keys = Keyring::parse(&text).unwrap();
+    let serving = std::thread::spawn(move || KeyBroker::serve(theirs, &broker_keys));
+    let keyring = Keyring::parse(&text).unwrap();
+    let keyring = keyring.with_broker(KeyBroker::new(ours).unwrap());
+    let brokered = store(&place, keyring);
+    for _ in 0..3 {
+        let found = brokered.find_tenant("alice").await.unwrap();
+        assert_eq!(found.unwrap().id(), first.id());
+    }
+    let refused = brokered.tenant("bob").await.unwrap_err();
+    assert!(refused.to_string().contains("cannot wrap"), "{refused}");
+    drop(brokered);
+    serving.join().unwrap().unwrap();
+    let called = fs::read_to_string(&log).unwrap();
+    assert_eq!(
+        called,
+        ["wrap alias\n", &"unwrap alias\n".repeat(4)].concat()
+    );
+    // Nonsense ends the broker.
+    for nonsense in [&[255; 4][..], b"\x02\0\0\0{}", b"\x01\0\0\0"] {
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        std::io::Write::write_all(&mut ours, nonsense).unwrap();
+        ours.shutdown(std::net::Shutdown::Write).unwrap();
+        KeyBroker::serve(theirs, &Keyring::parse(&text).unwrap()).unwrap_err();
+    }
 }
 
 #[test]
