@@ -150,14 +150,16 @@ impl LockedSandbox<'_> {
     /// Takes a snapshot that is acknowledged when it is `ack`: captured or stored.
     pub fn snapshot(&mut self, ack: &str) -> Result<(), String> {
         let before = self.soak.kill_count();
+        let hits = self.sandbox.hits.load(SeqCst);
         let name = format!("s-{}", self.soak.number());
         let body = json!({ "name": name, "ack": ack });
         let reply = self.soak.post(self.sandbox, "snapshots", &body);
         let numbers = self.model.numbers.clone();
         if !self.soak.is_stored(&name)? && reply.is_done() {
             self.note("captured and lost", &reply);
-            // With the process that held its memory.
-            let killed = self.soak.killed_since(before);
+            // With the process that held its memory: the VMM, or one of a killed daemon.
+            let is_hit = self.sandbox.hits.load(SeqCst) > hits;
+            let killed = is_hit || self.soak.killed_since(before);
             return killed
                 .then_some(())
                 .ok_or("an acknowledged snapshot is lost".into());
