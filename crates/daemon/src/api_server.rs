@@ -1,5 +1,6 @@
 //! Listeners of the daemon: control plane and gateway, on the owner's socket and on an address.
 
+use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
@@ -203,6 +204,8 @@ impl<E: Engine> ApiServer<E> {
             keys,
             exchanges,
             admission: gateway.admission(),
+            // The others are for the gateway's clients.
+            connections: DirectConnections::new(gateway_config.limits.connections / 2),
             config: gateway_config,
         });
         metrics::add_gateway_counters(&sandboxes, gateway.counters());

@@ -1,15 +1,18 @@
 //! Listener of direct requests to public functions. The daemon reads the host of a connection's
 //! first request, and hands the connection over to the process that runs the function.
 
+use crate::direct_connections::{DirectConnections, DirectPlace};
 use anyhow::Context;
 use axum::Json;
 use axum::body::to_bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, RETRY_AFTER};
-use jiffy_api::{ApiError, AutoResume, KeyStatus, Keys};
+use jiffy_api::{ApiError, AutoResume, ExchangePermit, KeyStatus, Keys};
 use jiffy_engine::Engine;
-use jiffy_function_host::{FunctionError, FunctionRecord, Functions};
+use jiffy_function_host::{
+    BoxConnectionPermit, ConnectionPermit as DirectPermit, FunctionError, FunctionRecord, Functions,
+};
 use jiffy_gateway::admission::{ConnectionAdmission, ConnectionPermit};
 use jiffy_gateway::host_name::{HostTarget, classify, parse_host};
 use jiffy_gateway::listener::prepare;
@@ -46,6 +49,28 @@ pub struct DirectListener<E: Engine> {
     pub admission: Arc<ConnectionAdmission>,
     /// Its domains are those of functions.
     pub config: GatewayConfig,
+    /// Counts connections by owner.
+    pub connections: Arc<DirectConnections>,
+}
+
+/// Resources that a direct connection occupies.
+struct DirectUse<E: Engine> {
+    _connection: ConnectionPermit,
+    _place: DirectPlace,
+    owner: Option<String>,
+    exchanges: AutoResume<E>,
+    /// Exchange of the owner's key while a request is under way. `None` also if the key has none
+    /// left for a request on a connection that was idle: the function's own limit bounds those.
+    exchange: Option<ExchangePermit>,
+}
+
+impl<E: Engine> DirectPermit for DirectUse<E> {
+    fn set_busy(&mut self, is_busy: bool) {
+        self.exchange = match (is_busy, &self.owner) {
+            (true, Some(owner)) => self.exchange.take().or(self.exchanges.exchange(owner).ok()),
+            _ => None,
+        };
+    }
 }
 
 /// Listens at `address`, and prints where.
@@ -67,6 +92,8 @@ enum Refusal {
     Disabled,
     /// Exchanges of its owner's key are used up.
     Exchanges(String),
+    /// Too many connections to functions of its owner, or of all, are open.
+    Connections,
 }
 
 impl<E: Engine> DirectListener<E> {
@@ -109,6 +136,10 @@ impl<E: Engine> DirectListener<E> {
             Err(refusal) => return refuse(stream, refusal).await,
         };
         let owner = record.owner.as_deref();
+        let Some(place) = self.connections.enter(owner) else {
+            return refuse(stream, Refusal::Connections).await;
+        };
+        // A request is under way: the connection counts as an exchange until it is idle.
         let exchange = owner.map(|owner| self.exchanges.exchange(owner));
         let exchange = match exchange.transpose() {
             Ok(exchange) => exchange,
@@ -119,7 +150,13 @@ impl<E: Engine> DirectListener<E> {
             return;
         };
         permit.mark_known();
-        let permit = Box::new((permit, exchange));
+        let permit: BoxConnectionPermit = Box::new(DirectUse {
+            _connection: permit,
+            _place: place,
+            owner: record.owner.clone(),
+            exchanges: self.exchanges.clone(),
+            exchange,
+        });
         let handed_over = self.functions.hand_over(&record, &host, &stream, permit);
         if let Err(e) = handed_over.await {
             let stream = TcpStream::from_std(stream.into());
@@ -256,6 +293,11 @@ impl IntoResponse for Refusal {
                 "the function is disabled".to_owned(),
             ),
             Self::Exchanges(message) => (StatusCode::TOO_MANY_REQUESTS, "max_exchanges", message),
+            Self::Connections => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "max_connections",
+                "too many direct connections are open: close some, or try again later".to_owned(),
+            ),
         };
         let body = Json(serde_json::json!({
             "code": status.as_u16(), "message": message, "error_code": error_code,

@@ -5,6 +5,7 @@
 
 mod api_server;
 mod confinement;
+mod direct_connections;
 mod direct_listener;
 mod engine;
 mod functions;

@@ -9,7 +9,7 @@ mod scheduled;
 mod send;
 
 pub use change::ModuleUpload;
-pub use direct::ConnectionPermit;
+pub use direct::{BoxConnectionPermit, ConnectionPermit};
 pub(crate) use direct::DirectLink;
 pub use module_store::FoundModule;
 

@@ -1,5 +1,6 @@
 //! Direct connections of clients, which the daemon hands over with their first request unread.
 
+use crate::activity_report::ActivityReport;
 use crate::fault::RequestFault;
 use crate::function::Function;
 use crate::guest_body::ResponseBody;
@@ -16,10 +17,11 @@ use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use jiffy_headers::{confine_answer, confine_function_request};
 use jiffy_proto::channel::{Channel, ChannelError};
-use jiffy_proto::function::{DirectAccess, DirectClosed, DirectConnection};
+use jiffy_proto::function::{DirectAccess, DirectActivity, DirectClosed, DirectConnection};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
 use std::os::fd::OwnedFd;
@@ -30,8 +32,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
-/// Time for the head of a request to arrive, also for the next one: a connection is an exchange of
-/// its owner's key as long as it is open.
+/// Time for the head of a request to arrive, also for the next one: the connections of a process
+/// are limited.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time for which a write may make no progress.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -116,13 +118,21 @@ impl DirectLink {
         }
     }
 
+    /// Sends a report to the daemon. Returns false if there is no room for it now.
+    fn report(&self, activity: DirectActivity) -> bool {
+        let sent = self.socket.get_ref().send(&activity, &[]);
+        !matches!(sent, Err(ChannelError::Io(Errno::EAGAIN)))
+    }
+
     async fn connection(&self, connection: DirectConnection, file: OwnedFd) -> io::Result<()> {
         let open = self.open.subscribe();
         // Not by the standard library, which uses a call that the filter has not.
         fcntl(&file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let stream = TcpStream::from_std(StdTcpStream::from(file))?;
         let client = DirectClient::new(&stream, connection.function, &connection.host)?;
-        serve(&self.server, stream, &client, open).await
+        let id = connection.id;
+        let report = |is_busy| self.report(DirectActivity { id, is_busy });
+        serve_reporting(&self.server, stream, &client, open, report).await
     }
 }
 
@@ -143,7 +153,19 @@ pub async fn serve(
     server: &FunctionServer,
     stream: TcpStream,
     client: &DirectClient,
+    open: watch::Receiver<bool>,
+) -> io::Result<()> {
+    serve_reporting(server, stream, client, open, |_| true).await
+}
+
+/// As [`serve`], and calls `report` when the connection becomes idle or busy, until that returns
+/// true.
+async fn serve_reporting(
+    server: &FunctionServer,
+    stream: TcpStream,
+    client: &DirectClient,
     mut open: watch::Receiver<bool>,
+    report: impl FnMut(bool) -> bool + Unpin,
 ) -> io::Result<()> {
     let under_way = UnderWay::default();
     let service = service_fn(|request| async {
@@ -153,6 +175,7 @@ pub async fn serve(
     });
     let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
     let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, under_way.clone());
+    let mut report = ActivityReport::new(under_way.clone(), report);
     let served = http1::Builder::new()
         .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service);
@@ -164,6 +187,8 @@ pub async fn serve(
     let ended = tokio::select! {
         biased;
         ended = served.as_mut() => ended,
+        // After the connection, whose state it reads.
+        () = poll_fn(|context| report.poll(context)) => Ok(()),
         () = closed => {
             served.as_mut().graceful_shutdown();
             served.await

@@ -32,7 +32,7 @@ impl UnderWay {
         Answering(self)
     }
 
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 

@@ -21,6 +21,7 @@ pub mod serve;
 pub mod tenant;
 pub mod world;
 
+mod activity_report;
 mod binary_sections;
 mod component_merge;
 mod core_wasi;

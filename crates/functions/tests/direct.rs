@@ -6,7 +6,8 @@ mod support;
 
 use jiffy_function_host::egress::EgressSettings;
 use jiffy_function_host::{
-    ConnectionPermit, DeployChanges, FunctionError, FunctionHostSettings, Functions, owner,
+    BoxConnectionPermit, ConnectionPermit, DeployChanges, FunctionError, FunctionHostSettings,
+    Functions, owner,
 };
 use jiffy_proto::function::{CompileLimits, TenantLimits};
 use nix::sys::signal::{Signal, kill};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use support::constant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 const KEY: Option<&str> = Some("k1");
 /// Module of jiffy-core/1 that answers with the message that it gets; `GET /t` traps.
@@ -30,11 +32,25 @@ const MIRROR: &str = r#"(module (memory (export "memory") 2)
         (i32.add (local.get $length) (i32.const 5)))
     (func (export "jiffy_out") (result i32) (i32.const 4091)))"#;
 
+/// Permit of a connection.
+struct Permit {
+    _open: Arc<()>,
+    is_busy: watch::Sender<bool>,
+}
+
+impl ConnectionPermit for Permit {
+    fn set_busy(&mut self, is_busy: bool) {
+        self.is_busy.send_replace(is_busy);
+    }
+}
+
 struct DirectHost {
     functions: Functions,
     directory: tempfile::TempDir,
     /// Held by each open connection.
     permits: Arc<()>,
+    /// State of the connection that was reported last.
+    is_busy: watch::Sender<bool>,
 }
 
 fn open(directory: &tempfile::TempDir) -> Functions {
@@ -62,6 +78,7 @@ impl DirectHost {
             functions: open(&directory),
             directory,
             permits: Arc::default(),
+            is_busy: watch::Sender::new(true),
         }
     }
 
@@ -83,7 +100,10 @@ impl DirectHost {
         let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let stream = OwnedFd::from(accepted.unwrap().0.into_std().unwrap());
         let record = self.functions.find(KEY, name).unwrap();
-        let permit: ConnectionPermit = Box::new(self.permits.clone());
+        let permit: BoxConnectionPermit = Box::new(Permit {
+            _open: self.permits.clone(),
+            is_busy: self.is_busy.clone(),
+        });
         let host = host(name);
         let handed_over = self.functions.hand_over(&record, &host, &stream, permit);
         handed_over.await?;
@@ -99,6 +119,19 @@ impl DirectHost {
 
     async fn until_closed(&self) {
         until(|| self.connections() == 0).await;
+    }
+
+    /// Waits until the last reported state of the only connection is this.
+    async fn until_busy(&self, is_busy: bool) {
+        let mut reported = self.is_busy.subscribe();
+        let reported = reported.wait_for(|reported| *reported == is_busy);
+        let limit = Duration::from_secs(20);
+        drop(
+            tokio::time::timeout(limit, reported)
+                .await
+                .unwrap()
+                .unwrap(),
+        );
     }
 
     async fn requests(&self, name: &str) -> u64 {
@@ -216,6 +249,33 @@ async fn a_public_function_answers_with_its_own_ids_counts_and_forwarding_header
     let (entries, _) = logs.await.unwrap();
     let id = failed.header("x-request-id").unwrap();
     assert!(entries.iter().any(|entry| entry.request_id == id));
+    assert_eq!(host.connections(), 1);
+    drop(client);
+    host.until_closed().await;
+    host.functions.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_direct_connection_is_busy_while_a_request_is_under_way() {
+    let host = DirectHost::new();
+    host.deploy("probe", MIRROR.as_bytes(), true).await;
+    let mut client = host.connect("probe").await.unwrap();
+    assert!(*host.is_busy.borrow(), "as a new connection");
+    assert_eq!(client.get("/").await.unwrap().status, 200);
+    host.until_busy(false).await;
+    for _ in 0..2 {
+        // The function waits for the rest of the body.
+        let head = format!("POST / HTTP/1.1\r\nhost: {}\r\n", client.host);
+        let begun = format!("{head}content-length: 4\r\n\r\nab");
+        client.stream.write_all(begun.as_bytes()).await.unwrap();
+        host.until_busy(true).await;
+        client.stream.write_all(b"cd").await.unwrap();
+        let mut read = Vec::new();
+        while complete(&read).is_none() {
+            client.stream.read_buf(&mut read).await.unwrap();
+        }
+        host.until_busy(false).await;
+    }
     assert_eq!(host.connections(), 1);
     drop(client);
     host.until_closed().await;

@@ -7,7 +7,7 @@ mod egress;
 mod limits;
 
 pub use compile_limits::CompileLimits;
-pub use direct::{DirectAccess, DirectClosed, DirectConnection};
+pub use direct::{DirectAccess, DirectActivity, DirectClosed, DirectConnection, DirectEvent};
 pub use egress::{EgressFailure, EgressRequest, EgressResponse};
 pub use limits::{
     FunctionLimits, LimitError, MAX_ARTIFACT_BYTES, MAX_BODY_BYTES, MAX_CONCURRENCY,

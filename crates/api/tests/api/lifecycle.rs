@@ -402,7 +402,7 @@ async fn an_operation_that_loses_its_sandbox_to_a_delete_answers_that_it_does_no
                 while world.running().contains(&id) {
                     tokio::task::yield_now().await;
                 }
-                // What the engine says without a guest: "control socket was closed".
+                // The error of an engine without a guest: "control socket was closed".
                 world.fail("snapshot");
                 world.release("snapshot");
             };

@@ -6,11 +6,10 @@ use crate::function_record::FunctionRecord;
 use crate::function_state::FunctionState;
 use crate::running_process::ProcessUse;
 use jiffy_proto::channel::{Channel, ChannelError};
-use jiffy_proto::function::{ControlRequest, DirectAccess, DirectClosed, DirectConnection};
+use jiffy_proto::function::{ControlRequest, DirectAccess, DirectConnection, DirectEvent};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use parking_lot::Mutex;
-use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
@@ -24,8 +23,15 @@ use tokio::task::AbortHandle;
 /// Time for a process to take a connection.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Anything that a connection occupies while it is open.
-pub type ConnectionPermit = Box<dyn Any + Send + Sync>;
+/// Resources that a connection occupies while it is open.
+pub trait ConnectionPermit: Send + Sync {
+    /// Called when the connection becomes idle, and when a request is under way again. A new
+    /// connection is busy.
+    fn set_busy(&mut self, is_busy: bool);
+}
+
+/// [`ConnectionPermit`] of any type.
+pub type BoxConnectionPermit = Box<dyn ConnectionPermit>;
 
 /// Open connections by number.
 type OpenConnections = Arc<Mutex<HashMap<u64, OpenConnection>>>;
@@ -44,7 +50,7 @@ pub(crate) struct DirectLink {
 struct OpenConnection {
     state: Arc<FunctionState>,
     _in_use: ProcessUse,
-    _permit: ConnectionPermit,
+    permit: BoxConnectionPermit,
 }
 
 impl fmt::Debug for OpenConnection {
@@ -69,7 +75,7 @@ impl DirectLink {
         // SAFETY: a channel owns its descriptor, and keeps it open as long as it lives.
         let socket = Arc::new(unsafe { AsyncFd::register(ours) }?);
         let open = OpenConnections::default();
-        let listening = tokio::spawn(note_ends(socket.clone(), open.clone()));
+        let listening = tokio::spawn(note_events(socket.clone(), open.clone()));
         let link = Self {
             socket,
             open,
@@ -107,14 +113,19 @@ impl Drop for DirectLink {
     }
 }
 
-/// Notes which connections the process has closed, until it is gone.
-async fn note_ends(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
+/// Notes which connections the process has closed, and which are idle, until it is gone.
+async fn note_events(socket: Arc<AsyncFd<Channel>>, open: OpenConnections) {
     while let Ok(mut ready) = socket.readable().await {
-        match socket.get_ref().recv::<DirectClosed>() {
+        match socket.get_ref().recv::<DirectEvent>() {
             Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
-            Ok((DirectClosed { id }, _)) => {
-                let closed = open.lock().remove(&id);
+            Ok((DirectEvent::Closed(closed), _)) => {
+                let closed = open.lock().remove(&closed.id);
                 drop(closed);
+            }
+            Ok((DirectEvent::Activity(activity), _)) => {
+                if let Some(connection) = open.lock().get_mut(&activity.id) {
+                    connection.permit.set_busy(activity.is_busy);
+                }
             }
             Err(_) => break,
         }
@@ -144,7 +155,7 @@ impl Functions {
         record: &FunctionRecord,
         host: &str,
         stream: &OwnedFd,
-        permit: ConnectionPermit,
+        permit: BoxConnectionPermit,
     ) -> Result<(), FunctionError> {
         let owner = self.existing_owner(record.owner.as_deref(), &record.name)?;
         let state = owner.function(&record.name)?;
@@ -159,7 +170,7 @@ impl Functions {
         let connection = OpenConnection {
             state,
             _in_use: in_use,
-            _permit: permit,
+            permit,
         };
         // Before it can be closed.
         link.open.lock().insert(id, connection);

@@ -146,12 +146,17 @@ pub fn budgets(daemon: &FunctionDaemon) {
     assert_eq!(slow.finish(b"body").unwrap().text(), "body");
     wait_for("the end of the request", is_free);
 
-    // So is a direct connection while it is open.
+    // A direct connection is none while it is idle, and its requests are.
     let mut open = connect_direct();
     assert_eq!(open.get("/echo").unwrap().status, 200);
+    wait_for("the connection to be idle", is_free);
+    open.begin("POST", "/echo", 4);
+    wait_for("the request", || (used()["exchanges"] == 1).then_some(()));
     assert_refused();
+    assert_eq!(open.finish(b"body").unwrap().text(), "body");
+    wait_for("the end of the request", is_free);
+    assert_eq!(open.get("/echo").unwrap().status, 200);
     drop(open);
-    wait_for("the end of the connection", is_free);
     let removed = send(daemon, &key, "DELETE", "/functions/bounded");
     assert_eq!(removed.status, 204);
     assert_eq!(used()["diskBytes"], 0);

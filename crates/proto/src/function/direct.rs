@@ -23,6 +23,26 @@ pub struct DirectClosed {
     pub id: u64,
 }
 
+/// Change of a connection between idle and busy. A connection that was handed over is busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DirectActivity {
+    /// Number of the connection.
+    pub id: u64,
+    /// A request is under way.
+    pub is_busy: bool,
+}
+
+/// Message of a process about a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum DirectEvent {
+    /// It is idle, or busy again.
+    Activity(DirectActivity),
+    /// It has ended.
+    Closed(DirectClosed),
+}
+
 /// Answer of a function to direct requests. A function that was just loaded has the first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -34,4 +54,26 @@ pub enum DirectAccess {
     Disabled,
     /// Its own.
     Public,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_told_apart_by_their_fields() {
+        for event in [
+            DirectEvent::Closed(DirectClosed { id: 1 }),
+            DirectEvent::Activity(DirectActivity {
+                id: 2,
+                is_busy: true,
+            }),
+        ] {
+            let text = serde_json::to_string(&event).unwrap();
+            assert_eq!(serde_json::from_str::<DirectEvent>(&text).unwrap(), event);
+        }
+        let closed = serde_json::to_string(&DirectClosed { id: 1 }).unwrap();
+        let event: DirectEvent = serde_json::from_str(&closed).unwrap();
+        assert_eq!(event, DirectEvent::Closed(DirectClosed { id: 1 }));
+    }
 }
