@@ -87,6 +87,11 @@ impl Sandbox {
         self.body.console_tail()
     }
 
+    /// Kills it and returns when it does not run any more. [`Self::stop`] removes it.
+    pub async fn halt(&self) {
+        self.body.halt().await;
+    }
+
     /// Ends it and returns when nothing of it is left.
     pub async fn stop(&self) {
         self.body.remove().await;

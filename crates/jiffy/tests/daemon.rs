@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -42,6 +43,8 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
     let place = test_home.dir.path().join("api-key").display().to_string();
     let mut output = first.stdout.take().unwrap();
     let mut printed = read_until(&mut output, &place);
+    let socket = test_home.dir.path().join("run/jiffy.sock");
+    wait_for("the daemon", || UnixStream::connect(&socket).ok());
     test_home.ok(&["daemon", "stop"]);
     first.wait().unwrap();
     output.read_to_string(&mut printed).unwrap();

@@ -9,6 +9,8 @@ use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
 use support::engine;
 use support::test_home::TestHome;
 use support::{children, finish, gvisor, wait_for};
@@ -118,6 +120,35 @@ fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
             }
             nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
         }
+        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes() {
+    let test = "a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes";
+    with_test_home(test, |test_home| {
+        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+        let id = test_home.ok(&["create"]);
+        let groups = groups(*test_home.vmms().first().unwrap());
+        // The kernel removes no group that has a process.
+        let mut intruder = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = intruder.id().to_string();
+        let entered = groups
+            .iter()
+            .filter(|group| fs::write(group.join("cgroup.procs"), &pid).is_ok());
+        assert_ne!(entered.count(), 0, "{groups:?}");
+        let began = Instant::now();
+        test_home.ok(&["kill", &id]);
+        let took = began.elapsed();
+        let state = test_home.json(&["ls", "--all"])[0]["state"].clone();
+        intruder.kill().unwrap();
+        intruder.wait().unwrap();
+        // gVisor tries for 5 s, and its helper for 10 s more.
+        assert!(took < Duration::from_secs(4), "{took:?}");
+        assert_eq!(state, "killed");
+        nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
         test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         daemon.wait().unwrap();
     });

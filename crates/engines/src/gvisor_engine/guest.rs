@@ -172,4 +172,8 @@ impl Guest for GvisorGuest {
         self.sandbox.stop().await;
         self.nic.give_up();
     }
+
+    async fn halt(&self) {
+        self.sandbox.halt().await;
+    }
 }

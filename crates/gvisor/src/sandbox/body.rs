@@ -174,6 +174,14 @@ impl SandboxBody {
             .collect()
     }
 
+    /// Kills it, and returns when no process of it runs. Its control groups and files stay until
+    /// [`Self::remove`].
+    pub async fn halt(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.process.kill();
+        self.process.ended().await;
+    }
+
     /// Kills it, and returns when nothing is left of it.
     pub async fn remove(&self) {
         self.stopped.store(true, Ordering::Release);
@@ -181,8 +189,7 @@ impl SandboxBody {
         if *removed {
             return;
         }
-        self.process.kill();
-        self.process.ended().await;
+        self.halt().await;
         if let Err(e) = self.ask(&HelperRequest::Destroy).await {
             tracing::warn!("removing what sandbox {} left: {e}", self.spec.id);
         }
