@@ -86,9 +86,9 @@ fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePat
     let files = RESOLVER_FILES.iter().map(PathBuf::from);
     let tokens = TOKEN_VARIABLES.iter().filter_map(std::env::var_os);
     // Such a file is replaced together with links beside it.
-    let tokens = tokens.filter_map(|path| match Path::new(&path).parent() {
-        Some(parent) if parent.components().count() > 2 => Some(parent.to_owned()),
-        _ => Some(path.into()),
+    let tokens = tokens.map(|path| match Path::new(&path).parent() {
+        Some(parent) if parent.components().count() > 2 => parent.to_owned(),
+        _ => path.into(),
     });
     let present = files.chain(tokens).filter(|path| path.exists());
     visible.extend(present.map(|path| of(path, false)));

@@ -262,7 +262,9 @@ async fn a_broker_calls_the_command_to_unwrap_only() {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         std::io::Write::write_all(&mut ours, nonsense).unwrap();
         ours.shutdown(std::net::Shutdown::Write).unwrap();
-        KeyBroker::serve(theirs, &Keyring::parse(&text).unwrap()).unwrap_err();
+        let keyring = Keyring::parse(&text).unwrap();
+        let serving = std::thread::spawn(move || KeyBroker::serve(theirs, &keyring));
+        serving.join().unwrap().unwrap_err();
     }
 }
 
