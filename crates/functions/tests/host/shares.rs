@@ -19,7 +19,7 @@ struct TestRoom {
 }
 
 impl TestRoom {
-    fn new(directory: &Path, left: u64) -> DeployRoom {
+    fn of(directory: &Path, left: u64) -> DeployRoom {
         DeployRoom::limited(Self {
             left,
             directory: directory.to_owned(),
@@ -62,7 +62,7 @@ async fn a_deployment_reserves_what_it_writes_before_it_writes_it() {
     let functions = open(directory.path());
     let module = wat::parse_bytes(&constant("first")).unwrap().into_owned();
     let length = u64::try_from(module.len()).unwrap();
-    let room = |left| TestRoom::new(directory.path(), left);
+    let room = |left| TestRoom::of(directory.path(), left);
 
     // Neither the module nor its machine code may exceed the budget.
     let mut upload = functions.upload_of(KEY, room(length - 1)).await.unwrap();
