@@ -8,9 +8,9 @@ use crate::StoreError;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -38,7 +38,43 @@ pub struct VersionMemory {
     /// `None`: versions are forgotten with this value.
     path: Option<PathBuf>,
     store: String,
-    seen: Mutex<BTreeMap<String, RecordVersion>>,
+    seen: Mutex<Seen>,
+}
+
+/// Versions in memory.
+#[derive(Debug, Default)]
+struct Seen {
+    versions: BTreeMap<String, RecordVersion>,
+    /// Inode and time of the file that was read last, which each write replaces.
+    file: Option<(u64, i64, i64)>,
+}
+
+impl Seen {
+    /// Takes over what another process of this host has written down meanwhile.
+    fn refresh(&mut self, path: &Path, store: &str) {
+        let file = fs::metadata(path).ok();
+        let file = file.map(|file| (file.ino(), file.mtime(), file.mtime_nsec()));
+        if file.is_none() || file == self.file {
+            return;
+        }
+        match read(path) {
+            Ok(mut versions) => {
+                self.file = file;
+                let written = versions.remove(store).unwrap_or_default();
+                raise(&mut self.versions, &written);
+            }
+            Err(e) => tracing::warn!("the versions of the store's records cannot be read: {e}"),
+        }
+    }
+}
+
+/// Raises `known` to the versions in `seen`.
+fn raise(known: &mut BTreeMap<String, RecordVersion>, seen: &BTreeMap<String, RecordVersion>) {
+    for (record, seen) in seen {
+        let known = known.entry(record.clone()).or_default();
+        known.version = known.version.max(seen.version);
+        known.generation = known.generation.max(seen.generation);
+    }
 }
 
 impl VersionMemory {
@@ -52,17 +88,24 @@ impl VersionMemory {
         Ok(Self {
             path: Some(path.to_owned()),
             store: store.to_owned(),
-            seen: Mutex::new(versions.remove(store).unwrap_or_default()),
+            seen: Mutex::new(Seen {
+                versions: versions.remove(store).unwrap_or_default(),
+                file: None,
+            }),
         })
     }
 
-    fn seen(&self) -> MutexGuard<'_, BTreeMap<String, RecordVersion>> {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Version of `record` that this host has seen last.
+    /// Highest version of `record` that this host has seen.
     pub(crate) fn known(&self, record: &str) -> RecordVersion {
-        self.seen().get(record).copied().unwrap_or_default()
+        let mut seen = self.seen();
+        if let Some(path) = &self.path {
+            seen.refresh(path, &self.store);
+        }
+        seen.versions.get(record).copied().unwrap_or_default()
     }
 
     /// Remembers a version of `record` that the store has.
@@ -81,7 +124,7 @@ impl VersionMemory {
             });
         }
         if found != known {
-            self.seen().insert(record.to_owned(), found);
+            self.seen().versions.insert(record.to_owned(), found);
             self.save();
         }
         Ok(())
@@ -89,7 +132,7 @@ impl VersionMemory {
 
     /// Forgets `record`, which this host removed.
     pub(crate) fn forget(&self, record: &str) {
-        if self.seen().remove(record).is_none() {
+        if self.seen().versions.remove(record).is_none() {
             return;
         }
         let forgotten = self.update(|versions| {
@@ -102,15 +145,9 @@ impl VersionMemory {
 
     /// Writes all versions down. A host whose disk is full goes on: it remembers them in memory.
     fn save(&self) {
-        let seen = self.seen().clone();
-        let saved = self.update(|versions| {
-            for (record, seen) in seen {
-                let known = versions.entry(record).or_default();
-                // Another process of this host may have seen a higher one.
-                known.version = known.version.max(seen.version);
-                known.generation = known.generation.max(seen.generation);
-            }
-        });
+        let seen = self.seen().versions.clone();
+        // Another process of this host may have seen higher ones.
+        let saved = self.update(|versions| raise(versions, &seen));
         if let Err(e) = saved {
             tracing::warn!("the versions of the store's records are not written down: {e}");
         }
@@ -139,7 +176,7 @@ impl VersionMemory {
             .open(&new)?;
         file.write_all(&serde_json::to_vec(&versions)?)?;
         file.sync_all()?;
-        std::fs::rename(&new, path)
+        fs::rename(&new, path)
     }
 }
 
@@ -171,8 +208,8 @@ mod tests {
         let open = |store: &str| VersionMemory::open(&path, store).unwrap();
         let (first, second) = (open("s3://a"), open("s3://a"));
         first.check("x", version(3, 1)).unwrap();
-        // A process that knows less does not lower what another one wrote.
-        second.check("x", version(2, 1)).unwrap();
+        // A process that has seen less learns what another one wrote.
+        assert!(second.check("x", version(2, 1)).is_err());
         second.check("y", version(1, 1)).unwrap();
         let later = open("s3://a");
         assert_eq!(later.known("x"), version(3, 1));
