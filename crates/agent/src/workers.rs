@@ -8,15 +8,18 @@
 //! threads.
 
 mod error;
+mod job;
 mod mount_table;
 mod worker_body;
 
 pub use error::CallError;
+pub use job::Progress;
 pub use worker_body::{ChunkSource, WorkerBody};
 
+use job::{JobRecord, NOT_STARTED, SUSPENDED};
 use std::collections::VecDeque;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -79,11 +82,6 @@ const MIN_THREADS: usize = 1;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const STACK_BYTES: usize = 256 * 1024;
 
-/// [`JobRecord::progress_ms`] of a call that no thread runs yet.
-const NOT_STARTED: u64 = u64::MAX;
-/// [`JobRecord::progress_ms`] of a call that waits for its client, which may take any time.
-const SUSPENDED: u64 = u64::MAX - 1;
-
 /// Pool of worker threads. Clones share the threads.
 #[derive(Clone)]
 pub struct Workers(Arc<Pool>);
@@ -112,70 +110,8 @@ struct PoolState {
 struct Task {
     record: Arc<JobRecord>,
     work: Box<dyn FnOnce(&Progress) + Send>,
-}
-
-struct JobRecord {
-    class: CallClass,
-    /// Time without progress after which the call counts as stuck.
-    patience: Duration,
-    /// Operation and object, for errors.
-    what: String,
-    /// Path that the call works on, once it is resolved.
-    path: Mutex<Option<PathBuf>>,
-    /// Milliseconds since the pool's epoch of the last progress, [`NOT_STARTED`] or [`SUSPENDED`].
-    progress_ms: AtomicU64,
-}
-
-impl JobRecord {
-    fn is_stuck(&self, now_ms: u64) -> bool {
-        let progress = self.progress_ms.load(Ordering::Relaxed);
-        let quiet = Duration::from_millis(now_ms.saturating_sub(progress));
-        progress < SUSPENDED && quiet >= self.patience
-    }
-}
-
-/// Progress of a running call.
-#[derive(Clone)]
-pub struct Progress {
-    pool: Arc<Pool>,
-    record: Arc<JobRecord>,
-}
-
-impl Progress {
-    /// Records that a step was completed. Calls with many steps must do so after each.
-    pub fn advance(&self) {
-        let now = self.pool.now_ms();
-        self.record.progress_ms.store(now, Ordering::Relaxed);
-    }
-
-    /// Runs `wait`, which waits for the client and not for a file system.
-    pub fn while_client_waits<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.record.progress_ms.store(SUSPENDED, Ordering::Relaxed);
-        let result = wait();
-        self.advance();
-        result
-    }
-
-    /// Records the path that the call works on.
-    ///
-    /// # Errors
-    /// Too many calls on the file system of `path` are stuck.
-    pub fn enter(&self, path: &Path) -> Result<(), CallError> {
-        let stuck = self.pool.stuck_paths();
-        if stuck.len() >= MAX_STUCK_PER_PLACE {
-            let mounts = mount_table::mount_points();
-            let place = mount_table::place(&mounts, path);
-            let is_here = |other: &&PathBuf| mount_table::place(&mounts, other) == place;
-            if stuck.iter().filter(is_here).count() >= MAX_STUCK_PER_PLACE {
-                return Err(CallError::Unresponsive {
-                    path: place.to_path_buf(),
-                });
-            }
-        }
-        *lock(&self.record.path) = Some(path.to_path_buf());
-        self.advance();
-        Ok(())
-    }
+    /// Closed if the caller left, and notified when the work is done.
+    done: oneshot::Sender<()>,
 }
 
 impl Workers {
@@ -209,23 +145,34 @@ impl Workers {
         what: impl Into<String>,
         work: impl FnOnce(&Progress) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        let (sender, mut result) = oneshot::channel();
+        let slot = Arc::new(Mutex::new(None));
+        let result = Arc::clone(&slot);
+        let work = Box::new(move |progress: &Progress| *lock(&result) = Some(work(progress)));
+        let what = self.drive(class, what.into(), work).await?;
+        let value = lock(&slot).take();
+        value.ok_or(CallError::Failed { what })
+    }
+
+    /// Runs `work` and returns when it is done. Not generic: there is one copy in the program.
+    async fn drive(
+        &self,
+        class: CallClass,
+        what: String,
+        work: Box<dyn FnOnce(&Progress) + Send>,
+    ) -> Result<String, CallError> {
         let patience = self.0.patience.unwrap_or(class.patience());
+        let (done, mut result) = oneshot::channel();
         let record = Arc::new(JobRecord {
             class,
             patience,
-            what: what.into(),
+            what,
             path: Mutex::default(),
             progress_ms: AtomicU64::new(NOT_STARTED),
         });
         let task = Task {
             record: Arc::clone(&record),
-            work: Box::new(move |progress| {
-                // The caller may have left while the call waited for a thread.
-                if !sender.is_closed() {
-                    let _ = sender.send(work(progress));
-                }
-            }),
+            work,
+            done,
         };
         let mut pause = match self.0.submit(task)? {
             true => patience,
@@ -234,12 +181,8 @@ impl Workers {
         let began = Instant::now();
         loop {
             match timeout(pause, &mut result).await {
-                Ok(Ok(value)) => return Ok(value),
-                Ok(Err(_)) => {
-                    return Err(CallError::Failed {
-                        what: record.what.clone(),
-                    });
-                }
+                // A task that no thread can run closes the channel, and leaves no value.
+                Ok(_) => return Ok(record.what.clone()),
                 Err(_elapsed) => pause = self.0.next_pause(&record, began)?,
             }
         }
@@ -369,13 +312,17 @@ impl Pool {
 
     /// The life of a thread.
     fn work(self: Arc<Self>) {
-        while let Some(Task { record, work }) = self.next_task() {
+        while let Some(Task { record, work, done }) = self.next_task() {
             let progress = Progress {
                 pool: Arc::clone(&self),
                 record,
             };
             progress.advance();
-            work(&progress);
+            // The caller may have left while the call waited for a thread.
+            if !done.is_closed() {
+                work(&progress);
+            }
+            let _ = done.send(());
             let mut state = lock(&self.state);
             state.running.retain(|r| !Arc::ptr_eq(r, &progress.record));
             self.admit_waiting(&mut state);

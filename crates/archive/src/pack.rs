@@ -4,7 +4,7 @@ use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::ArchiveError;
 use crate::write::ArchiveWriter;
 use crate::xattr;
-use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io::Write;
@@ -19,6 +19,9 @@ const MAX_RUNS: usize = 10_000;
 const BUFFER: usize = 64 << 10;
 
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+/// Attribute of a directory of the upper directory that was renamed, with its path in the lower
+/// directories, where the rest of its content is.
+const REDIRECT: &[u8] = b"trusted.overlay.redirect";
 
 /// Selection of the content of an archive.
 #[derive(Clone, Copy)]
@@ -45,6 +48,8 @@ impl PackOptions {
 pub struct Packer<W> {
     writer: ArchiveWriter<W>,
     contents: PackOptions,
+    /// Root of the overlay, for directories whose content is not in the upper directory alone.
+    overlay: Option<OwnedFd>,
     /// Files with further hard links, by device and inode: the first name, and the number of links
     /// to come.
     links: HashMap<(u64, u64), (Vec<u8>, u64)>,
@@ -58,6 +63,8 @@ struct Open {
     device: u64,
     /// Length of its path in bytes.
     path: usize,
+    /// It is read from the root of the overlay, and not from the upper directory.
+    merged: bool,
 }
 
 impl<W: Write> Packer<W> {
@@ -66,9 +73,17 @@ impl<W: Write> Packer<W> {
         Self {
             writer: ArchiveWriter::new(out),
             contents,
+            overlay: None,
             links: HashMap::new(),
             buffer: vec![0; BUFFER],
         }
+    }
+
+    /// Sets the root of the overlay whose upper directory is packed as a layer. Renamed directories
+    /// are packed from it as a whole; without it, their content in the lower directories is
+    /// missing.
+    pub fn set_overlay(&mut self, root: OwnedFd) {
+        self.overlay = Some(root);
     }
 
     /// Adds the file at `path` as `name`; a symbolic link at `path` is followed.
@@ -97,7 +112,7 @@ impl<W: Write> Packer<W> {
     pub fn tree(&mut self, top: OwnedFd, name: &[u8]) -> Result<(), ArchiveError> {
         let mut path = name.to_vec();
         let mut open = Vec::new();
-        if let Some(top) = self.enter(top, &path, None)? {
+        if let Some(top) = self.enter(top, &path, None, false)? {
             open.push(top);
         }
         while let Some(directory) = open.last_mut() {
@@ -120,6 +135,7 @@ impl<W: Write> Packer<W> {
                 continue;
             }
             let (parent, device) = (directory.fd.as_fd(), directory.device);
+            let merged = directory.merged;
             let found = match fs::statat(parent, file, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) => found,
                 // It was removed meanwhile.
@@ -132,7 +148,7 @@ impl<W: Write> Packer<W> {
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let below = match fs::openat(parent, file, flags, Mode::empty()) {
-                Ok(fd) => self.enter(fd, &path, Some(device))?,
+                Ok(fd) => self.enter(fd, &path, Some(device), merged)?,
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 Err(e) => return Err(ArchiveError::file("read the directory", &path, e)),
             };
@@ -153,22 +169,39 @@ impl<W: Write> Packer<W> {
     /// system.
     fn enter(
         &mut self,
-        fd: OwnedFd,
+        mut fd: OwnedFd,
         path: &[u8],
-        above: Option<u64>,
+        mut above: Option<u64>,
+        mut merged: bool,
     ) -> Result<Option<Open>, ArchiveError> {
         let failed = |errno| ArchiveError::file("read the directory", path, errno);
-        let found = fs::fstat(&fd).map_err(failed)?;
+        let mut found = fs::fstat(&fd).map_err(failed)?;
         if !path.is_empty() {
             let mut entry = entry_of(ArchiveEntryKind::Directory, path, &found);
             entry.xattrs = xattr::of(fd.as_fd(), self.contents.xattrs).map_err(failed)?;
             self.empty(&entry)?;
-            if self.contents.layer && xattr::value(fd.as_fd(), OPAQUE).map_err(failed)?.is_some() {
+            let layer = self.contents.layer && !merged;
+            let has = |name| Ok(layer && xattr::value(fd.as_fd(), name).map_err(failed)?.is_some());
+            let is_renamed = has(REDIRECT)?;
+            if is_renamed || has(OPAQUE)? {
                 let mark = [path, b"/.wh..wh..opq"].concat();
                 self.empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644))?;
             }
+            if is_renamed {
+                let Some(overlay) = &self.overlay else {
+                    return Err(ArchiveError::entry(path, "was renamed on an overlay"));
+                };
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let within =
+                    ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+                fd = fs::openat2(overlay, path, flags, Mode::empty(), within).map_err(failed)?;
+                found = fs::fstat(&fd).map_err(failed)?;
+                above = Some(found.st_dev);
+                merged = true;
+            }
         }
-        if above != Some(found.st_dev) && is_kernels(&fd).map_err(failed)? {
+        let is_mount = above != Some(found.st_dev);
+        if is_mount && (merged || is_kernels(&fd).map_err(failed)?) {
             return Ok(None);
         }
         Ok(Some(Open {
@@ -176,6 +209,7 @@ impl<W: Write> Packer<W> {
             fd,
             device: found.st_dev,
             path: path.len(),
+            merged,
         }))
     }
 

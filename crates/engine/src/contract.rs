@@ -29,6 +29,10 @@ use tokio::net::UnixStream;
 pub struct SandboxIdentity {
     /// Sandbox id; also its host name.
     pub id: String,
+    /// Id of its template as its owner knows it, for programs in the sandbox. `None` for guests
+    /// that are no sandboxes.
+    #[serde(default)]
+    pub template: Option<String>,
     /// Environment of every process, in addition to the template's.
     pub env: BTreeMap<String, String>,
     /// Access token that clients must send to its agent; none: it answers every client.

@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_engine::{IdentityError, SandboxIdentity, random_bytes};
 use jiffy_image::Defaults;
-use jiffy_proto::agent::Identity;
+use jiffy_proto::agent::{Identity, TEAM_ID};
 
 /// Bytes of entropy that an agent is given.
 const ENTROPY_BYTES: usize = 64;
@@ -27,8 +27,8 @@ pub fn identity(
         access_token: sandbox_identity.access_token.clone(),
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
-        template_id: None,
-        team_id: None,
+        template_id: sandbox_identity.template.clone(),
+        team_id: sandbox_identity.template.as_ref().map(|_| TEAM_ID.to_owned()),
         site: sandbox_identity.site.clone(),
     })
 }

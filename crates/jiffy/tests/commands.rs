@@ -80,7 +80,7 @@ fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> S
     assert!(fails(&["rename", "api", "web"]).contains("name `web`"));
     assert_eq!(ok(&["kill", "web", "api"]), format!("{web}\n{api}"));
     assert_eq!(only(&[]), "");
-    assert!(fails(&["exec", "web", "--", "true"]).contains("no sandbox `web`"));
+    assert!(fails(&["exec", "web", "--", "true"]).contains("sandbox `web` does not exist"));
 }
 
 /// Snapshots with their sizes, and what is in the way of a removal.
@@ -140,6 +140,50 @@ fn snapshots_and_prune(test_home: &TestHome) {
 }
 
 /// Looks at a sandbox, waits for it and restarts it, on whichever engine.
+/// Standard streams, groups, the sandbox's ids, and renames of directories of the template.
+fn commands_find_their_surroundings(test_home: &TestHome, engine: &str, id: &str) {
+    let at = |user: &str, script: &str| {
+        test_home.ok(&["exec", "seen", "-u", user, "--", "sh", "-c", script])
+    };
+    let streams = "echo a > /dev/stdout; echo b | tee /dev/stdout; echo c > /dev/stderr && echo d";
+    assert_eq!(at("user", streams), "a\nb\nb\nd", "{engine}");
+    let ids = at("1500:27", "id -u; id -g; id -G");
+    assert_eq!(ids, "1500\n27\n27", "{engine}");
+
+    let labels = "echo $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID $E2B_TEAM_ID; cd /run/e2b; \
+        cat .E2B_SANDBOX .E2B_SANDBOX_ID .E2B_TEMPLATE_ID .E2B_TEAM_ID";
+    let expected = |id: &str| format!("true {id} base local\ntrue{id}baselocal");
+    assert_eq!(at("user", labels), expected(id), "{engine}");
+    let child = test_home.ok(&["fork", "seen"]);
+    assert_eq!(test_home.sh(&child, labels), expected(&child), "{engine}");
+    test_home.ok(&["kill", &child]);
+
+    // As programs do it that do not copy if a rename fails.
+    let rename = r#"perl -e 'rename($ARGV[0], $ARGV[1]) or die "$!"' "#;
+    let renames = format!(
+        "set -e; cd /usr/share; {rename} common-licenses moved; test -s moved/GPL-3; \
+         echo own > moved/own; {rename} moved common-licenses; cat common-licenses/own; \
+         mkdir -p /tmp/p/DEBIAN /tmp/p/usr/share/common-licenses; \
+         printf 'Package: p\nVersion: 1\nArchitecture: all\nMaintainer: m\nDescription: d\n' \
+             > /tmp/p/DEBIAN/control; \
+         echo packaged > /tmp/p/usr/share/common-licenses/own; \
+         dpkg-deb -b /tmp/p /tmp/p.deb > /dev/null; dpkg -i --force-all /tmp/p.deb > /dev/null 2>&1; \
+         cat common-licenses/own; test -s common-licenses/GPL-3; \
+         git init -q -b a /usr/share/doc 2> /dev/null; cd /usr/share/doc; \
+         git -c user.name=u -c user.email=e@e add base-files dpkg; \
+         git -c user.name=u -c user.email=e@e commit -qm 1; git checkout -qb b; \
+         git mv base-files files; git -c user.name=u -c user.email=e@e commit -qm 2; \
+         git checkout -q a; test -e base-files/copyright; git checkout -q b; \
+         test -e files/copyright; test ! -e base-files; echo checked out"
+    );
+    let renamed = at("root", &renames);
+    assert_eq!(renamed, "own\npackaged\nchecked out", "{engine}");
+    let diff = test_home.ok(&["diff", "seen", "--limit", "100000"]);
+    for expected in ["D /usr/share/doc/base-files", "A /usr/share/doc/files"] {
+        assert!(diff.lines().any(|l| l == expected), "{expected}: {diff}");
+    }
+}
+
 fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let made = test_home.json(&[
         "create", "--engine", engine, "--name", "seen", "-l", "team=a",
@@ -152,6 +196,7 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let all = test_home.json(&["inspect", "seen"]);
     assert_eq!(all[0]["name"], "seen");
     assert!(all[0]["agent_token"].is_null(), "{all}");
+    commands_find_their_surroundings(test_home, engine, id);
 
     let root = |script: &str| {
         let args = ["exec", "seen", "-u", "root", "--", "sh", "-c", script];

@@ -258,10 +258,10 @@ fn eight_stacked_builds_keep_the_changes_of_each() {
         "echo 2 > /srv/two && rm -r /srv/tree && rm /etc/debian_version",
         "mkdir /srv/tree && echo 3 > /srv/tree/new",
         "rm -r /srv/emptied && mkdir /srv/emptied && rm /srv/one && mkdir /srv/one && echo 4 > /srv/one/in",
-        "echo 5 > /srv/changes && ln /srv/two /srv/linked && ln -s two /srv/soft",
+        "mv /usr/share/common-licenses /srv/moved && mv /srv/moved /srv/kept && echo 5 > /srv/changes && ln /srv/two /srv/linked && ln -s two /srv/soft",
         "rm -r /srv/one && echo 6 > /srv/one && rm -r /usr/share/doc",
         "mkdir /usr/share/doc && echo 7 > /usr/share/doc/only",
-        "echo 8 >> /srv/changes && rm /srv/tree/new",
+        "echo 8 >> /srv/changes && rm /srv/tree/new && mv /srv/kept /srv/licences && echo own > /srv/licences/own",
     ];
     for (n, step) in steps.iter().enumerate() {
         let from = if n == 0 {
@@ -288,9 +288,11 @@ fn eight_stacked_builds_keep_the_changes_of_each() {
     assert_eq!(images("high-6"), 2);
     assert_eq!(images("high-8"), 4);
     let look = "cd /srv; ls -A . emptied tree; cat changes linked one soft two; readlink soft; stat -c %h two; \
-        ls /usr/share/doc; test -e /etc/debian_version || echo gone; test -e /etc/passwd && echo base";
-    let seen = "changes\nemptied\nlinked\none\nsoft\ntree\ntwo\n\nemptied:\n\ntree:\n\
-        5\n8\n2\n6\n2\n2\ntwo\n2\nonly\ngone\nbase";
+        ls /usr/share/doc; test -e /etc/debian_version || echo gone; test -e /etc/passwd && echo base; \
+        cat /srv/licences/own; test -s /srv/licences/GPL-3 && echo kept; \
+        test -e /usr/share/common-licenses || echo moved";
+    let seen = "changes\nemptied\nlicences\nlinked\none\nsoft\ntree\ntwo\n\nemptied:\n\ntree:\n\
+        5\n8\n2\n6\n2\n2\ntwo\n2\nonly\ngone\nbase\nown\nkept\nmoved";
     let booted = test_home.ok(&["run", "--template", "high-8", "--", "sh", "-c", look]);
     assert_eq!(booted.trim_start_matches(".:\n"), seen);
     let id = test_home.ok(&["create", "--template", "high-8"]);

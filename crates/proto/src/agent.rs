@@ -20,6 +20,8 @@ pub const TCP_PORT: u32 = 49_984;
 pub const TCP_OK: &str = "OK\n";
 /// Version of envd whose protocol the agent speaks; clients switch features on by it.
 pub const ENVD_VERSION: &str = "0.6.13";
+/// Id of the team that owns all sandboxes of a host: clients of E2B expect one.
+pub const TEAM_ID: &str = "local";
 /// Longest line of the greeting, in bytes. The certificate authorities of a [`SiteSettings`] take
 /// most of a long one.
 pub const MAX_GREETING: usize = 1024 * 1024;

@@ -277,8 +277,13 @@ impl IdentityWork {
 
     fn look_up_owner(&self) -> Result<(), String> {
         let name = self.identity.default_user.clone();
-        let user = UserLookup { name }.find().map_err(|e| e.to_string())?;
-        *lock(&self.owner) = Some((user.uid, user.gid));
+        match (UserLookup { name }).find() {
+            Ok(user) => *lock(&self.owner) = Some((user.uid, user.gid)),
+            Err(e) if self.is_first => return Err(e.to_string()),
+            // The sandbox removed the user, or replaced the user database. It can still be used
+            // with another user.
+            Err(e) => eprintln!("jiffy-agent: {e}"),
+        }
         Ok(())
     }
 

@@ -28,6 +28,8 @@ const DEFAULT_CHANGES: usize = 10_000;
 const MAX_DEPTH: usize = 512;
 /// Attribute of a directory that hides the entries below it (overlayfs).
 const OPAQUE_XATTR: &CStr = c"trusted.overlay.opaque";
+/// Attribute of a directory that was renamed, with its path in the template.
+const REDIRECT_XATTR: &CStr = c"trusted.overlay.redirect";
 
 /// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -83,6 +85,7 @@ pub async fn answer(
         let mut found = FileChanges::default();
         let mut walk = ChangeWalk {
             most,
+            merged: Path::new("/"),
             out: &mut found,
         };
         walk.directory(&upper, lowers, Path::new(""), 0)
@@ -100,6 +103,8 @@ fn path_of(directory: &File) -> PathBuf {
 
 struct ChangeWalk<'a> {
     most: usize,
+    /// Root of the overlay.
+    merged: &'a Path,
     out: &'a mut FileChanges,
 }
 
@@ -147,8 +152,51 @@ impl ChangeWalk<'_> {
             if self.out.more {
                 return Ok(());
             }
-            if found.is_dir() {
+            if found.is_dir() && has_xattr(&own, REDIRECT_XATTR, None) {
+                self.renamed(&below, &path, depth + 1)?;
+            } else if found.is_dir() {
                 self.directory(&own, below, &path, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the content of a renamed directory: all of it is new at `path`, and what the
+    /// template has there is gone.
+    fn renamed(&mut self, lowers: &[PathBuf], path: &Path, depth: usize) -> io::Result<()> {
+        let root = self.merged.join(path);
+        let device = fs::symlink_metadata(&root)?.dev();
+        let before = names_below(lowers)?;
+        let now = names(&root)?;
+        for name in before.difference(&now) {
+            self.note(&path.join(name), ChangeKind::D);
+        }
+        let top = depth;
+        let mut waiting = vec![(path.to_path_buf(), depth)];
+        while let Some((path, depth)) = waiting.pop() {
+            for name in names(&self.merged.join(&path))? {
+                let path = path.join(&name);
+                let Ok(found) = fs::symlink_metadata(self.merged.join(&path)) else {
+                    continue;
+                };
+                let replaces = depth == top && before.contains(&name);
+                self.note(
+                    &path,
+                    if replaces {
+                        ChangeKind::C
+                    } else {
+                        ChangeKind::A
+                    },
+                );
+                if self.out.more {
+                    return Ok(());
+                }
+                if found.is_dir() && found.dev() == device {
+                    match depth < MAX_DEPTH {
+                        true => waiting.push((path, depth + 1)),
+                        false => self.out.more = true,
+                    }
+                }
             }
         }
         Ok(())
@@ -222,20 +270,28 @@ fn is_whiteout(found: &Metadata) -> bool {
 }
 
 fn is_opaque(directory: &Path) -> bool {
-    let Ok(path) = sys::cpath(directory) else {
+    has_xattr(directory, OPAQUE_XATTR, Some(b"y"))
+}
+
+/// Returns true if a file has the attribute `name`, with the value `wanted` if there is one.
+fn has_xattr(path: &Path, name: &CStr, wanted: Option<&[u8]>) -> bool {
+    let Ok(path) = sys::cpath(path) else {
         return false;
     };
-    let mut value = [0_u8; 1];
-    // SAFETY: valid C strings, and a buffer of the length that is said.
+    let mut value = [0_u8; libc::PATH_MAX as usize];
+    // SAFETY: valid C strings, and a buffer of the given length.
     let length = unsafe {
         libc::lgetxattr(
             path.as_ptr(),
-            OPAQUE_XATTR.as_ptr(),
+            name.as_ptr(),
             value.as_mut_ptr().cast(),
             value.len(),
         )
     };
-    length == 1 && &value == b"y"
+    let Ok(length) = usize::try_from(length) else {
+        return false;
+    };
+    wanted.is_none_or(|wanted| &value[..length] == wanted)
 }
 
 #[cfg(test)]
@@ -247,6 +303,7 @@ mod tests {
         let lowers = lowers.iter().map(|l| l.to_path_buf()).collect();
         let mut walk = ChangeWalk {
             most,
+            merged: Path::new("/no-overlay"),
             out: &mut found,
         };
         walk.directory(upper, lowers, Path::new(""), 0).unwrap();

@@ -1,4 +1,5 @@
 use super::*;
+use std::path::Path;
 use std::sync::mpsc;
 
 /// A call that is stuck until the returned sender is dropped.

@@ -16,12 +16,10 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
 use jiffy_image::Visibility;
+use jiffy_proto::agent::TEAM_ID;
 use jiffy_template_builder::{BuildStatus, DEFAULT_TAG, TemplateRecord, is_visible};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
-
-/// Whose templates they are. There is one team on a host.
-const TEAM: &str = "local";
 
 /// Most templates of a list when nobody says. Clients of E2B know no pages here.
 pub(crate) const MAX_UNPAGED: usize = 1000;
@@ -360,9 +358,9 @@ pub(super) async fn build_status<E: Engine>(
 /// `GET /teams`: clients want one before they do anything else.
 pub(super) async fn teams(_: Caller) -> Json<Value> {
     Json(json!([{
-        "teamID": TEAM,
-        "name": TEAM,
-        "slug": TEAM,
+        "teamID": TEAM_ID,
+        "name": TEAM_ID,
+        "slug": TEAM_ID,
         "apiKey": "",
         "isDefault": true,
     }]))

@@ -316,8 +316,13 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Identity of a sandbox.
     pub(super) fn identity_of(&self, record: SandboxRecord, rewound: bool) -> SandboxIdentity {
+        // Templates of a key are stored under its name, which the key does not use.
+        let owner = record.settings.owner.as_deref();
+        let own = owner.and_then(|key| record.template.strip_prefix(key)?.strip_prefix('/'));
+        let template = own.unwrap_or(&record.template).to_owned();
         SandboxIdentity {
             id: record.id,
+            template: Some(template),
             env: record.env,
             access_token: record.agent_token,
             rewound,

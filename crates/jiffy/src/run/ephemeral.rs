@@ -222,6 +222,7 @@ impl EphemeralGuests {
     fn anonymous(&self) -> Result<SandboxIdentity, EngineError> {
         Ok(SandboxIdentity {
             id: new_id().map_err(EngineError::failed)?,
+            template: Some(self.template.clone()),
             site: self.site.clone(),
             ..SandboxIdentity::default()
         })

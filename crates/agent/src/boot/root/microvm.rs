@@ -24,9 +24,11 @@ const DISK_WAIT: Duration = Duration::from_secs(2);
 /// to. After the last image come the modules.
 const IMAGE_DISKS: &[u8] = b"acdefgh";
 
-/// Every changed file is whole in the upper directory, under its own name: layers are made of it.
-/// Inode numbers in directory entries equal those of `stat`.
-const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=nofollow,index=off,xino=on";
+/// Every changed file is whole in the upper directory, under its own name: layers are made of it. A
+/// directory of a template that is renamed has an attribute with its path in the template; layers
+/// have all of it (`jiffy_archive::pack`). Inode numbers in directory entries equal those of
+/// `stat`.
+const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=on,index=off,xino=on";
 
 /// Devices that every user may open, as with udev elsewhere: their effects are bound to privileges
 /// or to namespaces of the user's own.

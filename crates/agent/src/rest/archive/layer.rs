@@ -9,6 +9,7 @@ use crate::workers::CallClass;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use jiffy_archive::{ArchiveError, PackOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -59,6 +60,12 @@ pub async fn answer(
                 source: io::Error::last_os_error(),
             });
         }
+        let root = File::open("/").map_err(|source| ArchiveError::File {
+            action: "open",
+            entry: "/".to_owned(),
+            source,
+        })?;
+        packer.set_overlay(root.into());
         packer.tree(top, b"")?;
         // Files beneath these are on the disk, and in no overlay.
         let mut stored = stored.into_iter();
