@@ -50,6 +50,7 @@ test('sandboxes are made, listed, looked at, asked, paused, resumed and killed',
     assert.match(await e2b('sandbox', 'info', id), /State: running/)
     await assert.rejects(e2b('sandbox', 'exec', id, '--', 'sh', '-c', 'exit 3'), { code: 3 })
     await e2b('sandbox', 'metrics', id)
+    await e2b('sandbox', 'logs', id)
     await e2b('sandbox', 'pause', id)
     assert.ok((await states('paused')).includes(id))
     await e2b('sandbox', 'resume', id)

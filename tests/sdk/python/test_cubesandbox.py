@@ -146,6 +146,21 @@ def test_a_restricted_sandbox_wants_the_token_that_its_client_sends():
         assert refusal.value.status_code == 403
 
 
+def test_rules_of_a_running_sandbox_are_replaced(cube):
+    cube.update_network({"allow_internet_access": False})
+    assert cube.get_info()["allowInternetAccess"] is False
+    ports = {"allow_public_traffic": False, "mask_request_host": "localhost:${PORT}"}
+    cube.update_network({"deny_out": ["192.0.2.0/24"], **ports})
+    info = cube.get_info()
+    assert info["allowInternetAccess"] is None
+    assert info["network"]["denyOut"] == ["192.0.2.0/24"]
+    assert info["network"]["allowPublicTraffic"] is False
+    assert info["network"]["maskRequestHost"] == "localhost:${PORT}"
+    cube.update_network({"allow_public_traffic": True})
+    info = cube.get_info()
+    assert info["network"]["denyOut"] == [] and info["network"]["allowPublicTraffic"] is True
+
+
 def test_sandboxes_are_listed_in_both_ways(cube):
     for listed in (Sandbox.list(), Sandbox.list_v2()):
         mine = [item for item in listed if item["sandboxID"] == cube.sandbox_id]
@@ -173,7 +188,7 @@ def test_a_killed_sandbox_is_gone(cube):
     cube.kill()
     with pytest.raises(SandboxNotFoundError):
         cube.get_info()
-    with pytest.raises(SandboxNotFoundError):
+    with pytest.raises(SandboxNotFoundError, match="does not exist"):
         cube.kill()
 
 

@@ -43,6 +43,14 @@ async def test_rules_are_kept_shown_and_replaced_as_a_whole(sdk, create):
     assert (await sdk(sandbox.get_info)).allow_internet_access is False
 
 
+async def test_naming_a_name_server_permits_it(sdk, create):
+    # As in the documentation of the package.
+    network = {"allow_out": ["api.example.com"], "deny_out": ["0.0.0.0/0"], "dns_servers": ["1.1.1.1"]}
+    sandbox = await create(network=network)
+    told = (await sdk(sandbox.get_info)).network
+    assert told["dns_servers"] == ["1.1.1.1"]
+
+
 async def test_a_name_cannot_be_denied_only_an_address(sdk, create):
     sandbox = await create()
     with pytest.raises(SandboxException) as refusal:
