@@ -312,9 +312,7 @@ impl OperationError {
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } | Self::NotStored { .. } => ErrorKind::Busy,
             Self::Quota(refusal) if !refusal.of_disk => ErrorKind::Quota,
-            Self::Quota(_) | Self::DiskQuota { .. } | Self::HostDisk { .. } => {
-                ErrorKind::DiskQuota
-            }
+            Self::Quota(_) | Self::DiskQuota { .. } | Self::HostDisk { .. } => ErrorKind::DiskQuota,
             Self::Identity(_)
             | Self::Engine { .. }
             | Self::Store { .. }

@@ -5,10 +5,10 @@
 //! was superseded goes, and what remains moves. A sandbox that takes a snapshot at each step and
 //! keeps the last one therefore needs the space of its changes, and not of all its steps.
 //!
-//! No operation waits for the thread. It uses at most half of one processor, at the lowest priority,
-//! and copies at most [`MAX_BYTES_PER_SECOND`].
+//! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
+//! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
+//! preempted for long while it holds the lock of a directory that they wait for.
 
-use super::snapshot_upkeep::lower_priority;
 use super::{SandboxesInner, Snapshots};
 use jiffy_engine::{Engine, FoldPreparation, Guest};
 use jiffy_proto::snapshot::FoldedLayers;
@@ -34,7 +34,8 @@ const MAX_COPY: u64 = 2 << 20;
 const MAX_LATE_COPY: u64 = 256 << 20;
 /// Maximum number of bytes copied in a second.
 const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
-/// Longest single pause. A fold that is not yet complete occupies the disk space of its copy.
+/// Pauses last this many times as long as the work before them, up to [`MAX_PAUSE`].
+const PAUSE_FACTOR: u32 = 3;
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of snapshots whose fold was refused that are remembered.
 const MAX_REFUSED: usize = 10_000;
@@ -87,7 +88,6 @@ pub(super) fn begin<E: Engine>(
 }
 
 fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, queue: &FoldQueue, delays: Delays) {
-    lower_priority();
     let mut refused = Refused::default();
     loop {
         let first = match refused.next_late() {
@@ -155,21 +155,22 @@ impl Refused {
     }
 }
 
-/// Limits of a fold: pauses after each piece that was copied.
+/// Limits of folds: pauses after each copied piece and after each fold.
 struct Pace<'a> {
     closing: &'a AtomicBool,
     piece_began: Instant,
 }
 
 impl Pace<'_> {
-    fn copied(&mut self, bytes: u64) -> ControlFlow<()> {
+    /// Pauses after `bytes` were copied since the pause before.
+    fn pause(&mut self, bytes: u64) -> ControlFlow<()> {
         if self.closing.load(Ordering::Acquire) {
             return ControlFlow::Break(());
         }
         let worked = self.piece_began.elapsed();
         let micros = bytes.saturating_mul(1_000_000) / MAX_BYTES_PER_SECOND;
         let left = Duration::from_micros(micros).saturating_sub(worked);
-        thread::sleep(left.max(worked).min(MAX_PAUSE));
+        thread::sleep(left.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
         self.piece_began = Instant::now();
         ControlFlow::Continue(())
     }
@@ -189,6 +190,10 @@ impl<E: Engine> Snapshots<'_, E> {
     /// the moment `late`.
     fn fold_below(self, id: &str, max_copy: u64, refused: &mut Refused, late: Instant) {
         let began = Instant::now();
+        let mut pace = Pace {
+            closing: &self.0.closing,
+            piece_began: began,
+        };
         let mut folds = 0;
         while let Some(parent) = self.0.engine.parent_on_disk(id) {
             if refused.contains(id, &parent, max_copy) || !self.is_foldable(&parent, id) {
@@ -198,14 +203,10 @@ impl<E: Engine> Snapshots<'_, E> {
             if max_copy == MAX_LATE_COPY && self.is_superseded(id) {
                 break;
             }
-            let mut pace = Pace {
-                closing: &self.0.closing,
-                piece_began: Instant::now(),
-            };
             let fold = self
                 .0
                 .engine
-                .prepare_fold(id, max_copy, &mut |bytes| pace.copied(bytes));
+                .prepare_fold(id, max_copy, &mut |bytes| pace.pause(bytes));
             let fold = match fold {
                 Ok(FoldPreparation::Ready(fold)) => fold,
                 Ok(FoldPreparation::Refused) => {
@@ -228,6 +229,9 @@ impl<E: Engine> Snapshots<'_, E> {
                 None => break,
             }
             folds += 1;
+            if pace.pause(0).is_break() {
+                break;
+            }
         }
         if folds > 0 {
             self.measure(id);

@@ -128,7 +128,7 @@ fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
 
 /// Lowers the processor and I/O priority of the calling thread. A failure costs other threads a
 /// little time.
-pub(super) fn lower_priority() {
+fn lower_priority() {
     // SAFETY: system calls without pointers that concern this thread only.
     unsafe {
         let thread = libc::gettid();

@@ -75,7 +75,7 @@ impl<E: Engine> Snapshots<'_, E> {
         fold: PreparedFold,
         child: &str,
     ) -> Option<Result<FoldedLayers, EngineError>> {
-        let _order = self.0.snapshot_changes.lock();
+        let order = self.0.snapshot_changes.lock();
         let parent = fold.parent().to_owned();
         if !self.is_foldable(&parent, child) {
             return None;
@@ -91,6 +91,8 @@ impl<E: Engine> Snapshots<'_, E> {
         }
         // A daemon that is killed here leaves files without a record, which the next one folds.
         self.commit_removals(&collected);
+        // No operation waits for the disk: nothing can use the parent from here on.
+        drop(order);
         let folded = fold.commit();
         if folded.is_ok() && !collected.gone.contains(&parent) {
             collected.gone.push(parent);
