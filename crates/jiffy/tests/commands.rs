@@ -184,6 +184,37 @@ fn commands_find_their_surroundings(test_home: &TestHome, engine: &str, id: &str
     }
 }
 
+/// A FUSE file system whose server never answers, and a command that waits for it.
+fn a_file_system_that_hangs_stops_nothing_else(test_home: &TestHome, engine: &str) {
+    let root = |script: &str| {
+        let args = ["exec", "seen", "-u", "root", "--", "bash", "-c", script];
+        test_home.ok(&args)
+    };
+    root(
+        "mkdir /mnt/hung; exec 9<>/dev/fuse; \
+         mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 hung /mnt/hung; \
+         setsid sleep 1000 </dev/null >/dev/null 2>&1 &",
+    );
+    let waiting = test_home.begin(&[
+        "exec",
+        "seen",
+        "-u",
+        "root",
+        "-w",
+        "/mnt/hung",
+        "--",
+        "true",
+    ]);
+    assert_eq!(root("echo works"), "works", "{engine}");
+    let child = test_home.ok(&["fork", "seen"]);
+    assert_eq!(test_home.sh(&child, "echo works"), "works", "{engine}");
+    test_home.ok(&["kill", &child]);
+    test_home.ok(&["pause", "seen"]);
+    test_home.ok(&["resume", "seen"]);
+    assert_eq!(root("echo works"), "works", "{engine}");
+    assert_ne!(finish(waiting).code, Some(0), "{engine}");
+}
+
 fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let made = test_home.json(&[
         "create", "--engine", engine, "--name", "seen", "-l", "team=a",
@@ -197,6 +228,7 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     assert_eq!(all[0]["name"], "seen");
     assert!(all[0]["agent_token"].is_null(), "{all}");
     commands_find_their_surroundings(test_home, engine, id);
+    a_file_system_that_hangs_stops_nothing_else(test_home, engine);
 
     let root = |script: &str| {
         let args = ["exec", "seen", "-u", "root", "--", "sh", "-c", script];
