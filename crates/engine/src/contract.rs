@@ -11,7 +11,7 @@
 
 use crate::{
     AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineDescription, EngineError,
-    ExistingSnapshot, ExitReason, FoldPace, FoldPreparation, FoldResult, GuestStream,
+    ExistingSnapshot, ExitReason, FoldPace, FoldPreparation, FoldResult, GuestStream, GuestUsage,
     ImportedFiles, LineageLimits, NetworkRules, RollbackFailure, SandboxSize, SnapshotImport,
     SnapshotParts, SnapshotTimes, Startup, VerifiedSnapshot,
 };
@@ -65,19 +65,6 @@ pub struct KeptGuest {
     pub network: NetworkRules,
     /// Snapshot of it that the former process captured and did not complete.
     pub captured: Option<String>,
-}
-
-/// Resource usage of a guest on its host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GuestUsage {
-    /// CPU time of the isolating process in microseconds since its start.
-    pub cpu_us: u64,
-    /// Private memory in bytes.
-    pub memory_bytes: u64,
-    /// Bytes written to its disk since its last snapshot; none: unknown at the moment.
-    pub disk_bytes: Option<u64>,
-    /// Bytes sent and received over its network since it came up; none: it has no network.
-    pub net_bytes: Option<(u64, u64)>,
 }
 
 /// Ids of snapshots, read from the disk as they are taken.
@@ -256,7 +243,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Complete snapshots on this host, read from disk.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
-    /// The same, read as they are taken, in no order. Removes incomplete snapshots of dead processes.
+    /// The same, read as they are taken, in no order. Removes incomplete ones of dead processes.
     fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
         Ok(Box::new(self.snapshots()?.into_iter().map(Ok)))
     }
@@ -312,9 +299,10 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// Prepares the fold of [`Engine::parent_on_disk`] of snapshot `id` into it, so that the parent
-    /// can be removed. Refused if the parent has other children, or if the copy would be larger than
-    /// the snapshot. Guests, restores and uploads of both go on. Blocks.
-    fn prepare_fold(&self, _id: &str, _pace: &mut FoldPace<'_>) -> FoldResult {
+    /// can be removed. Refused if the parent has other children, or if the copy would be larger
+    /// than both the snapshot and `max_copy` bytes. Guests, restores and uploads of both go on.
+    /// Blocks.
+    fn prepare_fold(&self, _id: &str, _max_copy: u64, _pace: &mut FoldPace<'_>) -> FoldResult {
         Ok(FoldPreparation::Refused)
     }
 

@@ -12,6 +12,7 @@ mod engine_name;
 mod exit_reason;
 mod first_use;
 mod guest_stream;
+mod guest_usage;
 mod identity;
 mod lineage_limits;
 mod network;
@@ -34,14 +35,14 @@ pub use connections::{
     RefusalReason,
 };
 pub use contract::{
-    Engine, Guest, GuestHandle, GuestUsage, KeptGuest, SandboxIdentity, SnapshotWalk,
-    UnassignedGuest,
+    Engine, Guest, GuestHandle, KeptGuest, SandboxIdentity, SnapshotWalk, UnassignedGuest,
 };
 pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};
 pub use exit_reason::ExitReason;
 pub use first_use::{FirstUse, FirstUseAction};
 pub use guest_stream::GuestStream;
+pub use guest_usage::GuestUsage;
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use lineage_limits::LineageLimits;
 pub use network::NetworkRules;

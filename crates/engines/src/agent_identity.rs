@@ -28,7 +28,10 @@ pub fn identity(
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
         template_id: sandbox_identity.template.clone(),
-        team_id: sandbox_identity.template.as_ref().map(|_| TEAM_ID.to_owned()),
+        team_id: sandbox_identity
+            .template
+            .as_ref()
+            .map(|_| TEAM_ID.to_owned()),
         site: sandbox_identity.site.clone(),
     })
 }

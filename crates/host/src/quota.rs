@@ -105,7 +105,7 @@ pub struct QuotaRefusal {
 pub enum DiskLimit {
     /// The limit of the owner's key.
     Key,
-    /// What the host's disk has left beside what was promised to guests.
+    /// The rest of the host's disk beside what was promised to guests.
     Host,
 }
 

@@ -6,13 +6,13 @@
 //! upper one, at offsets that its index does not claim, and then replaces its indexes and manifest
 //! in one step. The lower snapshot can be removed afterwards.
 //!
-//! - Whoever has the old indexes reads the same as before, because no claimed offset is written. So
-//!   guests, restores and uploads go on during a fold.
-//! - A process that is killed at any step leaves either the old or the new snapshot. What was copied
-//!   before the last step lies at unclaimed offsets; the next fold writes it again.
+//! - A reader with the old indexes reads the same as before, because no claimed offset is written.
+//!   So guests, restores and uploads go on during a fold.
+//! - A process that is killed at any step leaves either the old or the new snapshot. Bytes that
+//!   were copied before the last step lie at unclaimed offsets; the next fold writes them again.
 //! - The copy is at most as large as what the upper snapshot holds itself, or a limit of the
-//!   caller's. With a small limit, content that is never superseded is copied a logarithmic number of
-//!   times, and a chain of folded snapshots takes at most twice the space of its content.
+//!   caller's. With a small limit, content that is never superseded is copied a logarithmic number
+//!   of times, and a chain of folded snapshots takes at most twice the space of its content.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;
@@ -66,7 +66,7 @@ impl Drop for FoldDraft {
     fn drop(&mut self) {
         if !self.is_committed {
             for (file, units, unit) in &self.copied {
-                // What stays is not claimed, and takes space until the next fold.
+                // After a failure the bytes are not claimed, and take space until the next fold.
                 let _ = each_run(units, *unit, |start, end| punch(file, start, end));
             }
         }

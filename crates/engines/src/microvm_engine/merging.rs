@@ -21,8 +21,8 @@ const MAX_LINEAGE: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct MergeLock {
     lock: Arc<Mutex<()>>,
-    /// Merges that wait for the lock, or hold it. A restore waits for a merge, so that a fold, which
-    /// has time, gives way.
+    /// Merges that wait for the lock, or hold it. A restore waits for a merge, so that a fold gives
+    /// way.
     merges: AtomicUsize,
 }
 

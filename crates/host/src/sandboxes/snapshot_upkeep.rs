@@ -101,7 +101,7 @@ fn look_at_some<E: Engine>(inner: &Weak<SandboxesInner<E>>, after: &str) -> Opti
     for id in &ids {
         Snapshots(&inner).measure(id);
         let kept = inner.snapshot_index.lock().get(id).is_some_and(|s| s.kept);
-        // What an earlier daemon removed and did not fold.
+        // An earlier daemon may not have folded all that it removed.
         inner.folder.enqueue(id);
         // Checksums that are there stay as they are.
         if kept && let Err(e) = inner.engine.write_checksums(id) {

@@ -1,4 +1,4 @@
-//! Removed snapshots that others lie on are folded into those, and never while something needs them.
+//! Removed snapshots that others lie on are folded into those, unless something needs them.
 
 use crate::fake;
 
@@ -98,7 +98,7 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
     .await;
     let other = host.snapshot(&id, None).await.unwrap().id;
     let sibling = host.snapshot(&forked.id, None).await.unwrap().id;
-    // Nobody uses the fork's snapshot now, but both lie on it.
+    // The fork's snapshot is not used now, but both lie on it.
     let gc_runs = *bench.world.gc_runs.lock().unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > gc_runs + 3).await;
     assert_eq!(folds(&bench).len(), 1);

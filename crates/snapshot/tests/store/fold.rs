@@ -64,8 +64,8 @@ fn publish(store: &Store, id: &str, parent: Option<&str>, memory: &Units, disk: 
         .unwrap();
 }
 
-/// What a guest sees through `layers`, oldest first: the first byte of each unit, after a check that
-/// the whole unit is filled with it.
+/// Content that a guest sees through `layers`, oldest first: the first byte of each unit, after a
+/// check that the whole unit is filled with it.
 fn view(layers: &[(SnapshotLayer, LayerIndex)], units: u64, unit: u32) -> Vec<u8> {
     let mut buffer = vec![0; unit as usize];
     (0..units)
@@ -182,7 +182,7 @@ fn folds_keep_the_content_of_every_snapshot_above() {
             assert_ne!(folded.lower.memory, folded.upper.memory);
             assert_eq!(before, [expected.clone(), expected.clone()], "seed {seed}");
             assert_eq!(seen(&open(&store, "d")), expected, "seed {seed}");
-            // Whoever has opened the files before reads the same.
+            // Files that were opened before read the same.
             assert_eq!(seen(&held), expected, "seed {seed}");
             store.remove(&parent).unwrap();
         }

@@ -141,7 +141,7 @@ fn folded_layers_read_the_same_and_the_lower_file_is_closed() {
         .iter()
         .map(|(file, _)| file_identity(file).unwrap())
         .collect();
-    // What the third layer lacks of the second, at places that the third does not hold.
+    // Blocks that only the second layer holds, at places that the third does not hold.
     let copied = &before[4096..3 * 4096];
     layers[2].0.write_all_at(copied, 4096).unwrap();
     assert_eq!(driver.read(0, DISK_BYTES), before);
