@@ -68,7 +68,7 @@ fn a_snapshot_of_another_host_is_restored_from_the_store() {
     let (snapshot, counted) = pushed(there, &store);
     store.start(&here);
     let unknown = here.call(&["create", "--from", "abcdefghijkmnpqrstuv"]);
-    assert!(unknown.stderr.contains("no snapshot"), "{unknown:?}");
+    assert!(unknown.stderr.contains("does not exist"), "{unknown:?}");
     let unknown = here.call(&["resume", "abcdefghijkmnpqrstuv"]);
     assert!(unknown.stderr.contains("another host"), "{unknown:?}");
     let id = here.ok(&["create", "--from", &snapshot]);
