@@ -12,8 +12,8 @@ use crate::keys::{Key, Keys, Limits, Scope};
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_function_host::Functions;
 use jiffy_host::{
-    DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
-    Reserving, Sandboxes,
+    DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal,
+    QuotaRequest, Reserving, Sandboxes,
 };
 use jiffy_template_builder::{BuildUsage, Builder};
 use ledger::Ledger;

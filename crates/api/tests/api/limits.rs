@@ -487,6 +487,9 @@ async fn disk_reserved_for_guests_is_not_granted_to_keys() {
         .await;
     // The key has no limit: the host's disk has.
     let why = refused.text("message");
-    assert!(why.contains("this host's disk has 100.0 MiB to give"), "{why}");
+    assert!(
+        why.contains("this host's disk has 100.0 MiB to give"),
+        "{why}"
+    );
     assert_eq!(refused.refused(507), "host_disk");
 }
