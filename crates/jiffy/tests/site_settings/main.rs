@@ -136,7 +136,7 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
             let found =
                 format!("sudo grep -rlF '{line}' /etc /usr/local /copied /opt; test $? = 1");
             assert_eq!(test_home.sh(&built, &found), "");
-            assert_eq!(test_home.sh(&built, "ls -A /etc/ssl/certs /usr/local/share/ca-certificates | grep -c site-ca; printenv SSL_CERT_FILE; ls /run/jiffy"), "0\nenvironment\ngeneration");
+            assert_eq!(test_home.sh(&built, "ls -A /etc/ssl/certs /usr/local/share/ca-certificates | grep -c site-ca; printenv SSL_CERT_FILE; ls /run/jiffy"), "0\ne2b\nenvironment\ngeneration");
             test_home.ok(&["resume", &kept]);
             assert_eq!(company.curl(&kept, HOSTS), UNTRUSTED);
             company.clients(&kept, OWN_AUTHORITY);
