@@ -56,7 +56,7 @@ template: setup build ## build the base template (a minute or two; once, until i
 	@scripts/step "building the base template, unless it is there" $(RELEASE)/jiffy template build base
 
 .PHONY: interpreter
-interpreter: setup build ## build the code interpreter's template (two to three minutes; once, until its recipe changes)
+interpreter: setup build ## build the code interpreter's template (one to two minutes; once, until its recipe changes)
 	@scripts/step "building the code-interpreter-v1 template, unless it is there" $(RELEASE)/jiffy template build code-interpreter-v1
 
 .PHONY: templates

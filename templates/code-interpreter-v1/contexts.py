@@ -56,6 +56,10 @@ class Context:
     def alive(self):
         raise NotImplementedError
 
+    def exiting(self):
+        """Returns whether the code asked its process to exit, which takes the process a while."""
+        return False
+
     async def evaluate(self, code, env, output):
         """Runs `code` with `env` on top; raises `Died` if the process ends."""
         raise NotImplementedError
@@ -121,6 +125,11 @@ class Context:
                 if not work.done() and self.KILLED_IF_DEAF:
                     await self.stop()
                 await work
+                if self.exiting():
+                    # The caller has its answer; the next one waits for the new process.
+                    output.close()
+                    await self.stop()
+                    await self.launch()
             finally:
                 gone.cancel()
                 work.cancel()

@@ -21,6 +21,8 @@ UNSENT = 1 << 20
 MOST_PIXELS = 32 << 20
 # Most cells of a table that is also given as data.
 MOST_CELLS = 100_000
+# Font with the characters of Chinese, Japanese and Korean.
+FALLBACK_FONT = "WenQuanYi Micro Hei"
 
 _saved = {}
 _written = 0
@@ -38,6 +40,7 @@ def set_up(shell):
         import pandas
 
         _show_images()
+        _add_fallback_font()
         charts = _charts()
         charts.watch()
         # As methods, because `%matplotlib inline` takes away all functions that are registered for
@@ -60,6 +63,26 @@ def _charts():
     module = sys.modules["jiffy_charts"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _add_fallback_font():
+    """Draws characters that a chart's fonts lack in FALLBACK_FONT, whatever styles say about fonts."""
+    from matplotlib import font_manager
+
+    find = getattr(font_manager.FontManager, "_find_fonts_by_props", None)
+    try:
+        fallback = font_manager.findfont(FALLBACK_FONT, fallback_to_default=False)
+    except ValueError:
+        return
+    if find is None:
+        return
+
+    @functools.wraps(find)
+    def with_fallback(self, *args, **kwargs):
+        paths = find(self, *args, **kwargs)
+        return paths if fallback in paths else [*paths, fallback]
+
+    font_manager.FontManager._find_fonts_by_props = with_fallback
 
 
 def _show_images():

@@ -113,7 +113,9 @@ class Output:
         self.put({"type": "number_of_executions", "execution_count": number})
 
     def close(self):
-        """The execution is over."""
+        """Ends the execution, unless it has ended."""
+        if self.closed:
+            return
         self.put({"type": "end_of_execution"})
         self.closed = True
         self._news.set()

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import shutil
+import site
 import tempfile
 
 import zmq
@@ -42,9 +43,15 @@ class PythonContext(Context):
         super().__init__(language, cwd)
         self._manager = self._client = self._place = self._listener = None
         self._requests = {}
-        self._evaluating = self._interrupted = False
+        self._evaluating = self._interrupted = self._exiting = False
 
     async def start(self):
+        self._exiting = False
+        # A kernel looks for packages of the user only if their directory exists when it starts.
+        try:
+            os.makedirs(site.getusersitepackages(), exist_ok=True)
+        except OSError as error:
+            log.warning("packages that the user installs are not found: %s", error)
         self._place = tempfile.mkdtemp(prefix="jiffy-kernel-")
         manager = AsyncKernelManager(
             kernel_name="python3",
@@ -115,6 +122,7 @@ class PythonContext(Context):
                 # A flood was cut short somewhere on its way: the reply is what counts.
                 pass
             content = reply["content"]
+            self._exiting = any(map(is_exit, content.get("payload") or ()))
             if content.get("status") != "ok" and not request.failed:
                 output.error(*failure(content))
         except Lost:
@@ -122,7 +130,11 @@ class PythonContext(Context):
         finally:
             self._evaluating = False
             self._requests.pop(request.id, None)
-        await self._call("end")
+        if not self._exiting:
+            await self._call("end")
+
+    def exiting(self):
+        return self._exiting
 
     def _send(self, code, silent, output=None):
         # An error must not have the kernel refuse what comes next, which is ours.
@@ -198,6 +210,11 @@ class PythonContext(Context):
             request = self._requests.get(message["parent_header"].get("msg_id"))
             if request and message["msg_type"] == "execute_reply" and not request.reply.done():
                 request.reply.set_result(message)
+
+
+def is_exit(payload):
+    """Returns whether a payload of a reply says that the code called `exit()` or `quit()`."""
+    return payload.get("source") == "ask_exit" and not payload.get("keepkernel")
 
 
 class Lost(Exception):

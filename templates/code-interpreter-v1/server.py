@@ -95,6 +95,8 @@ class Execute(Handler):
         work = asyncio.ensure_future(found.run(code, env, output))
         try:
             await self.stream(output)
+            # The process may be restarted now, for which the client does not wait.
+            await self.finish()
         except tornado.iostream.StreamClosedError:
             pass
         finally:

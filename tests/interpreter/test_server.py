@@ -316,6 +316,16 @@ class Protocol(unittest.TestCase):
             self.assertEqual(error["name"], "KernelDied")
             self.server.execute({"bash": ":"}.get(language, "1"), language=language)
 
+    def test_exit_in_python_restarts_the_kernel_and_the_next_execution_works(self):
+        for code in ("kept = 1\nexit()",):
+            events = self.server.execute(code)
+            self.assertEqual([e for e in events if e["type"] == "error"], [])
+            began = time.monotonic()
+            self.assertEqual(self.server.result("'kept' in globals()"), "False")
+            self.assertLess(time.monotonic() - began, 30)
+        self.server.execute("kept = 2\nexit(keep_kernel=True)")
+        self.assertEqual(self.server.result("kept"), "2")
+
     def test_a_restart_ends_what_never_ends(self):
         made = json.loads(self.server.request("POST", "/contexts", {})[1])
         deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun', flush=True)\nwhile True: pass"

@@ -103,7 +103,8 @@ const BUILT_IN: [BuiltIn; 6] = [
         "code-interpreter-v1",
         files!(
             "code-interpreter-v1": "recipe.toml", "customize", "charts.py", "contexts.py", "identity.py",
-            "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py", "server.py"
+            "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py",
+            "requirements.txt", "server.py"
         ),
     ),
     (

@@ -146,6 +146,59 @@ fn code_runs_in_four_languages_and_its_state_stays() {
     assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &there).0, 404);
     let both = json!({ "code": "1", "context_id": "a", "language": "python" });
     assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &both).0, 400);
+    installs_packages(&test_home, id);
+    has_libraries_and_fonts(&test_home, id);
+    restarts_after_exit(&test_home, id);
+}
+
+/// Packages that the user installs are found by the running kernel, and their programs by all.
+fn installs_packages(test_home: &TestHome, id: &str) {
+    let wheel = r#"
+import zipfile
+with zipfile.ZipFile("/tmp/mine-1-py3-none-any.whl", "w") as wheel:
+    def write(name, text): wheel.writestr(name, text)
+    write("mine.py", "def main(): print('installed')\n")
+    write("mine-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    write("mine-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    write("mine-1.dist-info/entry_points.txt", "[console_scripts]\nmine-tool = mine:main\n")
+    write("mine-1.dist-info/RECORD", "")
+"#;
+    execute(test_home, id, &json!({ "code": wheel }));
+    let install = "%pip install --quiet --no-index /tmp/mine-1-py3-none-any.whl";
+    let events = execute(test_home, id, &json!({ "code": install }));
+    assert!(events.iter().all(|e| e["type"] != "error"), "{events:?}");
+    let python = json!({ "code": "import mine; mine.main()\n!mine-tool" });
+    let printed = stdout(&execute(test_home, id, &python)).replace('\r', "");
+    assert_eq!(printed, "installed\ninstalled\n");
+    let bash = json!({ "code": "mine-tool", "language": "bash" });
+    assert_eq!(stdout(&execute(test_home, id, &bash)), "installed\n");
+    assert_eq!(test_home.ok(&["exec", id, "--", "mine-tool"]), "installed");
+}
+
+/// The libraries of E2B's template exist, and charts have Chinese, Japanese and Korean characters.
+fn has_libraries_and_fonts(test_home: &TestHome, id: &str) {
+    let missing = "import importlib.util as u\n\
+        names = 'aiohttp bokeh bs4 cv2 docx gensim imageio joblib librosa matplotlib nltk numpy openpyxl orjson \
+        pandas PIL plotly pytest pytz requests scipy seaborn skimage sklearn soundfile spacy sympy textblob tornado \
+        urllib3 xarray xlrd'\n\
+        [name for name in names.split() if u.find_spec(name) is None]";
+    assert_eq!(result(test_home, id, "python", missing), "[]");
+    let chart = "import matplotlib.pyplot as plt, seaborn\nseaborn.set_theme()\n\
+        plt.plot([1, 2])\nplt.title('图表 グラフ 차트')\nplt.show()";
+    let events = execute(test_home, id, &json!({ "code": chart }));
+    assert!(events.iter().any(|e| e["png"].is_string()), "{events:?}");
+    // Missing characters cause a warning.
+    assert!(events.iter().all(|e| e["type"] != "stderr"), "{events:?}");
+}
+
+/// `exit()` costs the state and nothing else.
+fn restarts_after_exit(test_home: &TestHome, id: &str) {
+    let events = execute(test_home, id, &json!({ "code": "gone = 1\nexit()" }));
+    assert!(events.iter().all(|e| e["type"] != "error"), "{events:?}");
+    assert_eq!(
+        result(test_home, id, "python", "'gone' in globals()"),
+        "False"
+    );
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn test_home(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, Tes
 
 #[test]
 fn all_stock_templates_share_the_image_of_base() {
-    for template in ["node", "browser", "docker"] {
+    for template in ["node", "browser", "docker", "code-interpreter-v1"] {
         let test = "stock_templates::all_stock_templates_share_the_image_of_base";
         let Some((_turn, test_home)) = test_home(test, template) else {
             return;
@@ -76,6 +76,19 @@ fn base_has_common_tools_that_work_for_the_user() {
     let said = test_home.sh(&id, script);
     let mime = "application/x-pie-executable";
     assert_eq!(said, format!("[1,2]\n{mime}\nhello\nhttp://proxy:1"));
+    let script = r#"set -e
+        case $PATH in /home/user/.local/bin:*) ;; *) echo "PATH is $PATH"; exit 1 ;; esac
+        mkdir -p /tmp/built && cd /tmp/built
+        printf '#include <stdio.h>\nint main(void) { puts("compiled"); }\n' >hello.c
+        printf 'hello: hello.c\n\tgcc -o $@ $<\n' >Makefile
+        make --silent && ./hello
+        node -e 'console.log(6 * 7)'
+        sqlite3 :memory: 'select 1 + 1'
+        for tool in 'gzip' 'bzip2' 'xz'; do tar -c hello.c | $tool | $tool -d | tar -t; done
+        zip -q hello.zip hello.c && unzip -p hello.zip | cmp - hello.c
+        sed s/compiled/patched/ hello.c >new.c; diff -u hello.c new.c | patch -s hello.c && cmp hello.c new.c"#;
+    let said = test_home.sh(&id, script);
+    assert_eq!(said, "compiled\n42\n2\nhello.c\nhello.c\nhello.c");
 }
 
 on_gvisor!(base_has_common_tools_that_work_for_the_user,);
