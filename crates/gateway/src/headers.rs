@@ -10,9 +10,7 @@ use hyper::http::request::Parts;
 use hyper::{Uri, Version};
 use jiffy_headers::has_token;
 
-pub use jiffy_headers::{
-    TRAFFIC_TOKEN, confine_answer, confine_function_request, confine_request,
-};
+pub use jiffy_headers::{TRAFFIC_TOKEN, confine_answer, confine_function_request, confine_request};
 
 /// Facts about a request by which its head, and that of the answer, are rewritten.
 #[derive(Debug)]
