@@ -9,8 +9,8 @@ mod scheduled;
 mod send;
 
 pub use change::ModuleUpload;
-pub use direct::{BoxConnectionPermit, ConnectionPermit};
 pub(crate) use direct::DirectLink;
+pub use direct::{BoxConnectionPermit, ConnectionPermit};
 pub use module_store::FoundModule;
 
 use crate::compile_turns::CompileTurns;

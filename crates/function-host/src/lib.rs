@@ -33,7 +33,8 @@ pub use disk_room::{DeployRoom, DiskRoom};
 pub use function_error::FunctionError;
 pub use function_record::{Artifact, DeployChanges, FunctionRecord, MAX_VERSIONS, VersionRecord};
 pub use functions::{
-    BoxConnectionPermit, ConnectionPermit, FoundModule, FunctionHostSettings, Functions, MAX_UPLOADS, ModuleUpload,
+    BoxConnectionPermit, ConnectionPermit, FoundModule, FunctionHostSettings, Functions,
+    MAX_UPLOADS, ModuleUpload,
 };
 pub use module_digest::ModuleDigest;
 pub use response_body::FunctionBody;

@@ -60,7 +60,10 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
 
     let missing = remote.call(&["exec", "zzzz", "--", "true"]);
     assert_eq!(missing.code, Some(125));
-    assert!(missing.stderr.contains("sandbox `zzzz` does not exist"), "{missing:?}");
+    assert!(
+        missing.stderr.contains("sandbox `zzzz` does not exist"),
+        "{missing:?}"
+    );
     // Of the key's sandboxes the host's owner is another one, who sees them all.
     assert_eq!(remote.test_home.json(&["ls"]).as_array().unwrap().len(), 3);
     remote.ok(&["kill", child(0)]);

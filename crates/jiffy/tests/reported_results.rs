@@ -107,12 +107,18 @@ fn sandboxes_after_a_failing_one_are_handled_and_reported(test_home: &TestHome, 
         (done.code, &done.stdout[..]),
         (Some(1), &*format!("{other}\n"))
     );
-    assert!(done.stderr.contains("sandbox `nosuch` does not exist"), "{done:?}");
+    assert!(
+        done.stderr.contains("sandbox `nosuch` does not exist"),
+        "{done:?}"
+    );
     assert!(!test_home.ok(&["ls", "--all"]).contains(&other[..12]));
 
     let done = test_home.call(&["wait", "--for", "running", "nosuch", id]);
     assert_eq!((done.code, &done.stdout[..]), (Some(1), "running\n"));
-    assert!(done.stderr.contains("sandbox `nosuch` does not exist"), "{done:?}");
+    assert!(
+        done.stderr.contains("sandbox `nosuch` does not exist"),
+        "{done:?}"
+    );
 
     test_home.ok(&["template", "tag", "base", "copy"]);
     let done = test_home.call(&["template", "rm", "nosuch", "copy"]);

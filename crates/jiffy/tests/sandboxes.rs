@@ -53,7 +53,10 @@ fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
     );
     let missing = test_home.call(&["exec", "zzzz", "--", "true"]);
     assert_eq!(missing.code, Some(125));
-    assert!(missing.stderr.contains("sandbox `zzzz` does not exist"), "{missing:?}");
+    assert!(
+        missing.stderr.contains("sandbox `zzzz` does not exist"),
+        "{missing:?}"
+    );
     test_home.ok(&["rm", short]);
     assert_eq!(
         test_home.json(&["ls", "--all"]).as_array().unwrap().len(),

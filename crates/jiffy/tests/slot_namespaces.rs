@@ -232,7 +232,9 @@ fn daemons_with_other_mounts_leave_slots_of_this_one() {
         let without_names = ElsewhereDaemon::begin(other.path(), || {});
         let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         let lease = runtime.block_on(network.take(NicKind::Tap)).unwrap();
-        wait_for("a slot in advance", || (names(DIRECTORY).len() == 2).then_some(()));
+        wait_for("a slot in advance", || {
+            (names(DIRECTORY).len() == 2).then_some(())
+        });
         let before = names(DIRECTORY);
         let hidden = home.path().to_owned();
         let without_home = ElsewhereDaemon::begin(other.path(), move || {
@@ -247,9 +249,14 @@ fn daemons_with_other_mounts_leave_slots_of_this_one() {
             elsewhere.run();
             assert_eq!(names(DIRECTORY), before);
             assert!(again.exists());
-            let rules = NetworkRules { internet: false, ..NetworkRules::default() };
+            let rules = NetworkRules {
+                internet: false,
+                ..NetworkRules::default()
+            };
             runtime.block_on(lease.replace(&rules)).unwrap();
-            runtime.block_on(lease.replace(&NetworkRules::default())).unwrap();
+            runtime
+                .block_on(lease.replace(&NetworkRules::default()))
+                .unwrap();
         }
         drop(lease);
         network.close();
@@ -265,7 +272,10 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
         let runtime = runtime();
         for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
-            let config = NetworkConfig { ready: 3, ..config(home.path(), card) };
+            let config = NetworkConfig {
+                ready: 3,
+                ..config(home.path(), card)
+            };
             let network = Network::open(&config).unwrap();
             let all = if card == NicKind::Veth { 6 } else { 3 };
             wait_for("slots", || (names(DIRECTORY).len() == all).then_some(()));
@@ -279,7 +289,10 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
                     fs::remove_file(&path).unwrap();
                 }
             }
-            let rules = NetworkRules { internet: false, ..NetworkRules::default() };
+            let rules = NetworkRules {
+                internet: false,
+                ..NetworkRules::default()
+            };
             for _ in 0..4 {
                 let lease = runtime.block_on(network.take(card)).unwrap();
                 runtime.block_on(lease.replace(&rules)).unwrap();

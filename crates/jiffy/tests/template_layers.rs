@@ -4,7 +4,9 @@
 
 mod support;
 
-use jiffy_image::{DerivedTemplate, DiskBudget, Template, TemplateManifest, Templates, UnpackLimits};
+use jiffy_image::{
+    DerivedTemplate, DiskBudget, Template, TemplateManifest, Templates, UnpackLimits,
+};
 use support::test_home::TestHome;
 use support::wait_for;
 use tar::{Builder, EntryType, Header};
