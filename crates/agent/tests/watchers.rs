@@ -242,6 +242,26 @@ fn a_directory_that_is_moved_is_followed_below_the_root_only() {
 }
 
 #[test]
+fn a_watched_directory_that_is_moved_itself_is_reported_and_no_longer_watched() {
+    let agent = TestAgent::new();
+    let id = watcher(&agent, "w");
+    std::fs::rename(agent.path("w"), agent.path("moved")).unwrap();
+    std::fs::write(agent.path("moved/f"), "x").unwrap();
+    let take = || agent.rpc("/filesystem.Filesystem/GetWatcherEvents", &id);
+    let mut answer = take();
+    wait_for("the report", || {
+        let is_reported = answer.0.starts_with("HTTP/1.1 429");
+        if !is_reported {
+            assert!(answer.1.contains(r#""events":[]"#), "{answer:?}");
+            answer = take();
+        }
+        is_reported
+    });
+    assert!(answer.1.contains("was moved"), "{}", answer.1);
+    assert!(take().1.contains(r#""events":[]"#));
+}
+
+#[test]
 fn a_stream_of_events_ends_with_an_error_if_events_are_lost() {
     let agent = TestAgent::new();
     std::fs::create_dir(agent.path("w")).unwrap();

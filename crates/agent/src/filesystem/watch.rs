@@ -95,9 +95,14 @@ impl DirectoryWatch {
 
     fn add(&mut self, relative: &Path) -> io::Result<()> {
         let path = sys::cpath(&self.root.join(relative))?;
+        // Below the root the event of the directory above says that one was moved.
+        let mask = match relative.as_os_str().is_empty() {
+            true => MASK | libc::IN_MOVE_SELF,
+            false => MASK,
+        };
         // SAFETY: a valid C string.
         let id = sys::check(unsafe {
-            libc::inotify_add_watch(self.inotify.as_raw_fd(), path.as_ptr(), MASK)
+            libc::inotify_add_watch(self.inotify.as_raw_fd(), path.as_ptr(), mask)
         })?;
         self.directories.insert(id, relative.to_path_buf());
         Ok(())
@@ -201,6 +206,14 @@ impl DirectoryWatch {
         }
         if mask & libc::IN_IGNORED != 0 {
             self.directories.remove(&id);
+            return;
+        }
+        if mask & libc::IN_MOVE_SELF != 0 {
+            self.remove_below(Path::new(""));
+            self.loss.get_or_insert(format!(
+                "'{}' was moved and is not watched any more; watch its new path",
+                self.root.display()
+            ));
             return;
         }
         let kind = if mask & (libc::IN_CREATE | libc::IN_MOVED_TO) != 0 {
