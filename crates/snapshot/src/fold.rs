@@ -283,7 +283,7 @@ impl Fold {
             let file = File::options().write(true).open(&path).map_err(failed)?;
             let to = file.try_clone().map_err(SnapshotError::io(&path))?;
             let unit = layer.index.unit;
-            // Before the copy: one that fails half-way is undone, too.
+            // Before the copy: a copy that fails half-way is undone, too.
             self.draft.copied.push((file, layer.copied.clone(), unit));
             let bytes = layer.lower.file.metadata();
             let bytes = bytes.map_err(SnapshotError::io(upper.path()))?.len();

@@ -9,25 +9,26 @@ use std::time::Duration;
 /// Options of a host.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
-    /// Restored sandboxes that wait for their creator, per template and size in use.
+    /// Number of warm sandboxes per template and size in use.
     pub warm: usize,
-    /// Time between two looks at whether what they were restored from is still in memory.
+    /// Interval between checks that the snapshots of warm sandboxes are in memory.
     pub tend: Duration,
     /// Limits of the use of the host.
     pub limits: HostLimits,
-    /// Time between two looks at what each sandbox uses.
+    /// Interval between samples of the usage of each sandbox.
     pub sample: Duration,
-    /// Time between two looks for what belongs to nobody.
+    /// Interval between garbage collection passes.
     pub gc_interval: Duration,
-    /// Tells what the host has left; none: the machine this program runs on.
+    /// Source of the host's figures. Defaults to the machine that runs this program.
     pub reader: Option<Arc<dyn HostReader>>,
     /// Certificate authorities and proxy of all sandboxes.
     pub site: SiteSettings,
-    /// Store that snapshots are shared in; none: they stay on this host.
+    /// Store in which hosts share snapshots. `None` if they stay on this host.
     pub remote: Option<Arc<RemoteStore>>,
-    /// Tells the templates whose snapshots all tenants of the store share.
+    /// Returns whether all tenants of the store share the snapshots of a template.
     pub is_stock: fn(&str) -> bool,
-    /// Lock of the data directory, without which gc removes nothing; none: there is no other.
+    /// Lock of the data directory: garbage collection stops if it is no longer in place. `None` if
+    /// no other daemon can use the directory.
     pub lock: Option<Arc<crate::DirectoryLock>>,
 }
 

@@ -199,7 +199,7 @@ impl<E: Engine> Snapshots<'_, E> {
             if refused.contains(id, &parent, max_copy) || !self.is_foldable(&parent, id) {
                 break;
             }
-            // One that is to be folded itself gets no expensive copy.
+            // A snapshot that is to be folded itself gets no expensive copy.
             if max_copy == MAX_LATE_COPY && self.is_superseded(id) {
                 break;
             }

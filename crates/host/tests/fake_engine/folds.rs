@@ -148,7 +148,7 @@ async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_sna
     for removed in &taken[..3] {
         host.snapshots().release(removed).unwrap();
     }
-    // All of them into the last one, and none into one that goes itself.
+    // All into the last snapshot, and none into a snapshot that is removed itself.
     until("three folds", || folds(&bench).len() == 3).await;
     assert!(folds(&bench).iter().all(|(_, into)| *into == taken[3]));
     until("one file", || {
