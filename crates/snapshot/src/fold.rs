@@ -21,6 +21,7 @@ use crate::manifest::Manifest;
 use crate::snapshot::{
     MANIFEST, MEMORY_INDEX, MEMORY_LAYER, Snapshot, disk_index, disk_layer, read_index,
 };
+use crate::working_set::SET_FILES;
 use crate::{SnapshotError, SnapshotLayer, Store};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{FileIdentity, FoldedLayers, SnapshotLayerFiles};
@@ -31,8 +32,9 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes copied between two calls of the caller's pace function.
-const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes copied between two calls of the caller's pace function. A piece ends at a multiple of them:
+/// the page cache then holds whole huge pages, which guests are mapped in.
+const PIECE_BYTES: u64 = 2 << 20;
 /// Bytes of a piece that become a hole if all of them are zero.
 const HOLE_BYTES: usize = MEMORY_CHUNK as usize;
 
@@ -260,6 +262,7 @@ impl Fold {
         layers: Vec<LayerFold>,
         pace: &mut FoldPace<'_>,
     ) -> Result<ControlFlow<()>, SnapshotError> {
+        let lower = self.store.root().join(&self.parent);
         let draft = self.draft.path.clone();
         fs::create_dir(&draft).map_err(SnapshotError::io(&draft))?;
         let indexes: Vec<&String> = layers.iter().map(|layer| &layer.names[1]).collect();
@@ -267,6 +270,10 @@ impl Fold {
             [MANIFEST, CHECKSUMS_FILE].contains(&name) || indexes.iter().any(|index| *index == name)
         };
         link_files(upper.path(), &draft, is_replaced)?;
+        for (name, _) in SET_FILES {
+            // Hints: the newest of a lineage counts, and without them restores are only slower.
+            let _ = fs::hard_link(lower.join(name), draft.join(name));
+        }
         let path = draft.join(MANIFEST);
         let text =
             serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
@@ -385,14 +392,19 @@ fn copy(
         let stop = end.min(at - at % PIECE_BYTES + PIECE_BYTES);
         buffer.resize(usize::try_from(stop - at).map_err(io::Error::other)?, 0);
         from.read_exact_at(&mut buffer, at)?;
-        let mut offset = at;
-        for part in buffer.chunks(HOLE_BYTES) {
-            let next = offset + part.len() as u64;
-            match part.iter().all(|byte| *byte == 0) {
-                true => punch(to, offset, next)?,
-                false => to.write_all_at(part, offset)?,
+        let is_zero = |part: &[u8]| part.iter().all(|byte| *byte == 0);
+        if buffer.chunks(HOLE_BYTES).any(is_zero) {
+            let mut offset = at;
+            for part in buffer.chunks(HOLE_BYTES) {
+                let next = offset + part.len() as u64;
+                match is_zero(part) {
+                    true => punch(to, offset, next)?,
+                    false => to.write_all_at(part, offset)?,
+                }
+                offset = next;
             }
-            offset = next;
+        } else {
+            to.write_all_at(&buffer, at)?;
         }
         if pace(stop - at).is_break() {
             return Ok(ControlFlow::Break(()));

@@ -2,6 +2,7 @@
 
 use super::*;
 use jiffy_proto::layer::MEMORY_PAGE;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 fn working_set(chunks: &[u64], bytes: u64) -> fs::File {
@@ -171,4 +172,27 @@ fn a_merged_snapshot_keeps_the_working_set_of_its_lineage() {
     assert_eq!(lineage.snapshots().len(), 1);
     let pages = lineage.written_pages().unwrap().unwrap();
     assert!(pages.first_use.is_some());
+}
+
+#[test]
+fn a_folded_snapshot_keeps_the_newest_sets_of_both() {
+    let (_dir, store) = store();
+    put_chunk(&store, "root", None, (0, 1, 3));
+    put_chunk(&store, "child", Some("root"), (1, 2, 3));
+    let (root, child) = (store.get("root").unwrap(), store.get("child").unwrap());
+    root.put_working_set(&working_set(&[0, 1], MEMORY_BYTES))
+        .unwrap();
+    let written = recorded_set(MEMORY_PAGE, &[16], MEMORY_BYTES);
+    root.put_written_pages(&written).unwrap();
+    child
+        .put_working_set(&working_set(&[2], MEMORY_BYTES))
+        .unwrap();
+    let fold = store.prepare_fold("child", 1 << 20, &mut |_| ControlFlow::Continue(()));
+    fold.unwrap().unwrap().commit().unwrap();
+    store.remove("root").unwrap();
+    let (set, _) = store.get("child").unwrap().working_set().unwrap().unwrap();
+    assert_eq!(set.iter().collect::<Vec<_>>(), [2]);
+    let lineage = store.lineage("child").unwrap();
+    assert_eq!(lineage.snapshots().len(), 1);
+    assert!(lineage.written_pages().unwrap().is_some());
 }
