@@ -412,9 +412,12 @@ mod tests {
             .to_string();
         assert!(refused.contains("jiffy key create"), "{refused}");
         let local = "127.0.0.1:3000".parse().unwrap();
-        let announced = check_keys(local, &home, &keys).unwrap();
-        assert!(announced.is_some_and(|key| key.starts_with("e2b_")));
-        assert_eq!(check_keys(local, &home, &keys).unwrap(), None, "told once");
+        let file = check_keys(local, &home, &keys).unwrap().unwrap();
+        let key = std::fs::read_to_string(&file).unwrap();
+        assert!(key.starts_with("e2b_"));
+        // The path of the same key at each start, and never the key.
+        assert_eq!(check_keys(local, &home, &keys).unwrap(), Some(file.clone()));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), key);
         assert!(check_keys(everywhere, &home, &keys).is_ok());
     }
 

@@ -287,7 +287,9 @@ mod tests {
         record.roll_back(Some(3)).unwrap();
         let refused = record.roll_back(None).unwrap_err().to_string();
         assert!(
-            refused.contains("no version 2 any more; it has 3, 4, 5, 6, 7"),
+            refused.contains(
+                "version 2 of function `hello` does not exist any more; it has 3, 4, 5, 6, 7"
+            ),
             "{refused}"
         );
         assert!(record.roll_back(Some(8)).is_err());

@@ -89,7 +89,7 @@ mod tests {
     fn cells_are_lines_without_control_characters() {
         let mut table = Table::new([("NAME", Align::Left), ("SIZE", Align::Right)]);
         table.row(["a\n\u{1b}[2J".into(), "1".into()]);
-        assert_eq!(table.text(), "NAME         SIZE\na\\n\\x1b[2J     1\n");
+        assert_eq!(table.text(), "NAME        SIZE\na\\n\\x1b[2J     1\n");
     }
 
     #[test]

@@ -10,17 +10,29 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use support::{alive, call, finish, guests, jiffy, read_until, vmm_of, wait_for};
 
+/// Directories of the data directory that builds of templates write to, also of other tests.
+const OF_TEMPLATES: [&str; 6] = [
+    "templates",
+    "images",
+    "layers",
+    "versions",
+    "cache",
+    "locks",
+];
+
 /// Everything with a name that a sandbox could leave on the host.
 fn named_things() -> BTreeSet<String> {
     let mut things = BTreeSet::new();
     let home = std::env::var_os("JIFFY_HOME")
         .map_or_else(|| PathBuf::from("/var/lib/jiffy"), PathBuf::from);
     let ours = home.display().to_string();
+    let of_templates = OF_TEMPLATES.map(|name| home.join(name));
     let mut folders = vec![home];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             things.insert(format!("file {}", entry.path().display()));
-            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
+            if is_directory && !of_templates.contains(&entry.path()) {
                 folders.push(entry.path());
             }
         }

@@ -240,7 +240,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         keys.assert_unknown(key, &name);
         let start = json!({ "fromTemplate": image });
         let ended = keys.build(key, "taken", &start);
-        assert!(ended.contains("no template"), "{ended}");
+        assert!(ended.contains("does not exist"), "{ended}");
     }
 
     // Neither is what a build has not finished, however that ends.
