@@ -32,8 +32,8 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes copied between two calls of the caller's pace function. A piece ends at a multiple of them:
-/// the page cache then holds whole huge pages, which guests are mapped in.
+/// Bytes copied between two calls of the caller's pace function. A piece ends at a multiple of
+/// them: the page cache then holds whole huge pages, which guests are mapped in.
 const PIECE_BYTES: u64 = 2 << 20;
 /// Bytes of a piece that become a hole if all of them are zero.
 const HOLE_BYTES: usize = MEMORY_CHUNK as usize;
