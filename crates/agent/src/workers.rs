@@ -72,8 +72,8 @@ impl CallClass {
 const MAX_WAITING: usize = 1024;
 /// Maximum time that a call waits for a thread.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which the caller of a running call checks it: a thread or a result whose notification
-/// was late costs at most this time.
+/// Interval at which the caller of a running call checks it: a thread or a result whose
+/// notification was late costs at most this time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a waiting call checks whether a running one became stuck.
 const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
