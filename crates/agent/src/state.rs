@@ -63,8 +63,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Environment of every process: the sandbox's ids, and what its creator set, which takes
-    /// precedence.
+    /// Environment of every process: the ids of the sandbox and the variables of its creator. The
+    /// variables of the creator take precedence.
     pub fn sandbox_variables(&self) -> BTreeMap<String, String> {
         let settings = self.settings.borrow();
         let labels = settings.labels.iter().flat_map(|l| l.variables());

@@ -43,8 +43,7 @@ impl CallClass {
     /// Maximum number of calls that run at the same time, stuck ones excluded.
     const fn max_active(self) -> usize {
         match self {
-            Self::Files | Self::Start => 4,
-            Self::Archive => 4,
+            Self::Files | Self::Start | Self::Archive => 4,
             Self::Identity => 2,
         }
     }

@@ -79,7 +79,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         .map_err(|e| ApiError::invalid(format!("the body is not understood: {e}")))?;
     reader
         .end()
-        .map_err(|e| ApiError::invalid(format!("the body goes on behind its end: {e}")))?;
+        .map_err(|e| ApiError::invalid(format!("the body has data after its JSON value: {e}")))?;
     serde_path_to_error::deserialize(Spelled(value)).map_err(|e| {
         let (path, inner) = (e.path().to_string(), e.inner().to_string());
         match path.as_str() {

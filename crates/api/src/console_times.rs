@@ -1,8 +1,8 @@
 //! Times of console lines.
 //!
 //! A console is a stream of bytes without times, and clients that follow a console need times that
-//! grow: they ask for the lines after the last one that they have. A line therefore has the time at
-//! which this daemon first read it. Lines of one read differ by a millisecond each. Lines of the
+//! grow: they request the lines after the last line that they have. A line therefore has the time
+//! at which this daemon first read it. Lines of one read differ by a millisecond each. Lines of the
 //! first read follow the last change of the sandbox's state.
 
 use parking_lot::Mutex;

@@ -20,6 +20,7 @@ const SANDBOX_PATHS: [&str; 3] = ["/sandboxes", "/v2/sandboxes", "/snapshots"];
 /// Paths that it may read: the list of templates, one of them, its tags, and names. Not the files
 /// and the builds below a template: a request for files creates a permission to upload them.
 fn reads_templates(path: &str) -> bool {
+    // The path begins with a slash, so that its first part is empty.
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     match parts.as_slice() {
         ["templates"] | ["templates", "aliases", _] => true,

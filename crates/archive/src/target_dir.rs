@@ -119,7 +119,7 @@ impl<'a> TargetDir<'a> {
         let Some(left) = &mut self.entries_left else {
             return Ok(());
         };
-        let problem = "is one more than the maximum number of entries";
+        let problem = "exceeds the maximum number of entries";
         let too_many = || ArchiveError::entry(path.bytes(), problem);
         *left = left.checked_sub(1).ok_or_else(too_many)?;
         Ok(())

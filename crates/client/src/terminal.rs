@@ -1,7 +1,7 @@
 //! Text for a terminal.
 //!
 //! Names, logs and errors come from sandboxes, tenants, stores and other hosts. A terminal obeys
-//! control characters in them: it moves its cursor, hides text, or types what it was told. All that
+//! control characters in them: it moves its cursor, hides text, or types text as its user. All that
 //! commands print passes through this module, but for bytes that a command exists to pass on:
 //! output of processes, files, archives and responses. A lint rejects `println` in this crate and
 //! in `jiffy`.
@@ -112,8 +112,8 @@ pub fn print(args: fmt::Arguments<'_>, end: &str) {
     }
 }
 
-/// Prints a line on standard error. Failures are ignored: nobody could be told. Used by the macro
-/// `errln`.
+/// Prints a line on standard error. Failures are ignored because standard error is the place to
+/// report them. Used by the macro `errln`.
 pub fn print_error(args: fmt::Arguments<'_>) {
     let _ = write(io::stderr().lock(), &text(&args.to_string()), "\n");
 }

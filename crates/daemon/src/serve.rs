@@ -213,17 +213,17 @@ fn raise_descriptor_limit() {
 /// by `/proc`, which this would hide from them.
 fn protect_memory() {
     if let Err(e) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
-        tracing::warn!("cannot turn core files off: {e}");
+        tracing::warn!(error = %e, "cannot turn core files off");
     }
     if jiffy_rootless::is_host_root()
         && let Err(e) = prctl::set_dumpable(false)
     {
-        tracing::warn!("cannot turn debugging off: {e}");
+        tracing::warn!(error = %e, "cannot turn debugging off");
     }
 }
 
-/// Limits the length of files that this process and those that it starts write. A process that is
-/// confined has a lower limit of its own.
+/// Limits the length of files that this process and its children write. Confined processes have
+/// lower limits of their own.
 fn limit_file_size() {
     // A longer write then fails, like one to a full disk.
     // SAFETY: no handler is installed that could run.
@@ -234,7 +234,7 @@ fn limit_file_size() {
         setrlimit(Resource::RLIMIT_FSIZE, limit, limit)
     });
     if let Err(e) = limited {
-        tracing::warn!("cannot limit the length of files: {e}");
+        tracing::warn!(error = %e, "cannot limit the length of files");
     }
 }
 

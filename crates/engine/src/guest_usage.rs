@@ -7,7 +7,7 @@ pub struct GuestUsage {
     pub cpu_us: u64,
     /// Private memory in bytes.
     pub memory_bytes: u64,
-    /// Bytes written to its disk since its last snapshot; none: unknown at the moment.
+    /// Bytes written to its disk since its last snapshot. `None` while they are unknown.
     pub disk_bytes: Option<u64>,
     /// Bytes sent and received over its network since it came up; none: it has no network.
     pub net_bytes: Option<(u64, u64)>,

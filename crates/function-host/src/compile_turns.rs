@@ -15,7 +15,7 @@ pub struct CompileTurns {
 struct TurnQueue {
     taken: usize,
     next_ticket: u64,
-    /// Tickets of those that wait, the oldest first.
+    /// Tickets of the waiting compilers, oldest first.
     waiting: VecDeque<u64>,
 }
 

@@ -112,6 +112,7 @@ impl MountTable {
         }
         let text = String::from_utf8_lossy(&text);
         let found = text.lines().find_map(|line| {
+            // The fourth and the fifth field: root and mount point (proc_pid_mountinfo(5)).
             let mut fields = line.split(' ').skip(3);
             let (root, mounted) = (fields.next()?, fields.next()?);
             (Path::new(mounted) == path).then(|| root.to_owned())

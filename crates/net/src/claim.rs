@@ -96,7 +96,7 @@ fn mount_namespace(thread: &str) -> Option<u64> {
     Some(data.ino())
 }
 
-/// Returns whether a thread is in the mount namespace `mounts`, or that cannot be told.
+/// Returns true if a thread is in the mount namespace `mounts`, or if that cannot be determined.
 fn is_used(mounts: u64) -> bool {
     let numbers = |directory: &str| {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();

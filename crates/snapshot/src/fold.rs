@@ -1,17 +1,18 @@
 //! Fold of a snapshot's parent into the snapshot, which reclaims what the snapshot has superseded.
 //!
 //! A sandbox that takes a snapshot at each step and removes the previous one would otherwise leave
-//! every version of its memory and disk behind: a removed snapshot stays for the one that lies on
-//! it. The fold copies what the upper snapshot lacks of the lower one into the layer files of the
-//! upper one, at offsets that its index does not claim, and then replaces its indexes and manifest
-//! in one step. The lower snapshot can be removed afterwards.
+//! every version of its memory and disk behind: the files of a removed snapshot stay as long as its
+//! child needs them. A fold copies the units that only the lower snapshot stores into the layer
+//! files of the upper snapshot, at offsets that the upper index does not claim. It then replaces
+//! the indexes and the manifest of the upper snapshot in one step. The lower snapshot can be
+//! removed afterwards.
 //!
 //! - A reader with the old indexes reads the same as before, because no claimed offset is written.
 //!   So guests, restores and uploads go on during a fold.
 //! - A process that is killed at any step leaves either the old or the new snapshot. Bytes that
 //!   were copied before the last step lie at unclaimed offsets; the next fold writes them again.
-//! - The copy is at most as large as what the upper snapshot holds itself, or a limit of the
-//!   caller's. With a small limit, content that is never superseded is copied a logarithmic number
+//! - The copy is at most as large as the content of the upper snapshot, or as a limit of the
+//!   caller. With a small limit, content that is never superseded is copied a logarithmic number
 //!   of times, and a chain of folded snapshots takes at most twice the space of its content.
 
 use crate::checked_snapshots::FileStamp;
@@ -125,9 +126,10 @@ impl LayerFold {
 }
 
 impl Store {
-    /// Prepares the fold of the parent of snapshot `id` into it: copies what it lacks. Returns
-    /// `None` if it has no parent, if the parent has other children, if the copy would be larger
-    /// than both `max_copy` bytes and what `id` holds itself, or if `pace` cancels.
+    /// Prepares the fold of the parent of snapshot `id` into `id`: copies the units that only the
+    /// parent stores. Returns `None` if `id` has no parent, if the parent has other children, if
+    /// the copy would be larger than both `max_copy` bytes and the content of `id`, or if `pace`
+    /// cancels.
     ///
     /// The caller must not let another fold, merge or import of the two snapshots begin before the
     /// fold is committed or dropped.
@@ -254,7 +256,7 @@ impl Fold {
         &self.parent
     }
 
-    /// Fills the draft and copies what the upper layers lack.
+    /// Fills the draft and copies the units that the upper layers lack.
     fn fill(
         &mut self,
         upper: &Snapshot,
@@ -339,7 +341,7 @@ impl Fold {
     }
 }
 
-/// Links the files of `from` into `to` but those that are replaced.
+/// Links the files of `from` into `to`, except files that are replaced.
 fn link_files(
     from: &Path,
     to: &Path,

@@ -46,7 +46,7 @@ impl SharedStore {
         match self.tenant_name(folder).await {
             Ok(FoundName::Name(_)) => {}
             Ok(_) => self.write_tenant_name(folder, name).await,
-            Err(e) => tracing::warn!("the name of a tenant cannot be read: {e}"),
+            Err(e) => tracing::warn!(error = %e, "cannot read the name of a tenant"),
         }
     }
 

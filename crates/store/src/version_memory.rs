@@ -63,7 +63,7 @@ impl Seen {
                 let written = versions.remove(store).unwrap_or_default();
                 raise(&mut self.versions, &written);
             }
-            Err(e) => tracing::warn!("the versions of the store's records cannot be read: {e}"),
+            Err(e) => tracing::warn!(error = %e, "cannot read the versions of the store's records"),
         }
     }
 }
@@ -139,7 +139,7 @@ impl VersionMemory {
             versions.remove(record);
         });
         if let Err(e) = forgotten {
-            tracing::warn!("the version of a record stays: {e}");
+            tracing::warn!(error = %e, "cannot forget the version of a record");
         }
     }
 
@@ -149,7 +149,7 @@ impl VersionMemory {
         // Another process of this host may have seen higher ones.
         let saved = self.update(|versions| raise(versions, &seen));
         if let Err(e) = saved {
-            tracing::warn!("the versions of the store's records are not written down: {e}");
+            tracing::warn!(error = %e, "cannot write the versions of the store's records");
         }
     }
 

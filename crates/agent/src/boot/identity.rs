@@ -321,7 +321,7 @@ impl IdentityWork {
 
     fn renew_generation(&self) -> Result<(), String> {
         generation::renew(&self.identity.id)
-            .map_err(|e| format!("cannot tell programs of their new identity: {e}"))
+            .map_err(|e| format!("cannot announce the new identity to programs: {e}"))
     }
 }
 

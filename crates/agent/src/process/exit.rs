@@ -21,7 +21,7 @@ impl ProcessExit {
     }
 
     /// The final frames of a stream: the `end` event and the end of the stream. `output_open` marks
-    /// that other processes still have the output open: what they write later is not sent.
+    /// that other processes still have the output open: their later output is not sent.
     pub fn frames(self, out_of_memory: bool, output_open: bool) -> Bytes {
         let (code, exited, mut status) = match self {
             Self::Code(code) => (code, true, format!("exit status {code}")),

@@ -83,7 +83,7 @@ impl GuestProcess {
 /// A process that a worker starts.
 struct StartingProcess {
     slot: SpawnSlot,
-    /// Its exit, if it was reaped already, and whether it was killed for want of memory.
+    /// Exit status and whether the OOM killer ended the process. `None` until it is reaped.
     exit: Option<(ProcessExit, bool)>,
 }
 

@@ -161,8 +161,8 @@ impl ChangeWalk<'_> {
         Ok(())
     }
 
-    /// Records the content of a renamed directory: all of it is new at `path`, and what the
-    /// template has there is gone.
+    /// Records the content of a renamed directory: its content is new at `path`, and the content
+    /// of the template at `path` is removed.
     fn renamed(&mut self, lowers: &[PathBuf], path: &Path, depth: usize) -> io::Result<()> {
         let root = self.merged.join(path);
         let device = fs::symlink_metadata(&root)?.dev();

@@ -49,7 +49,8 @@ pub async fn answer(
     let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
     let request = DownloadRequest {
         range: text(header::RANGE).map(str::to_owned),
-        // Most clients list gzip by habit, beside others; one that asks for it alone means it.
+        // Most HTTP libraries list gzip among other encodings without being asked. A client that
+        // lists gzip only has requested it on purpose.
         wants_gzip: text(header::ACCEPT_ENCODING).is_some_and(|v| v.trim() == "gzip"),
         head_only: request.method() == Method::HEAD,
     };

@@ -39,8 +39,8 @@ fn record_of<E: Engine>(
     }
 }
 
-/// Returns the id of the build that made a template: that of the builder, else one that stands for
-/// its version.
+/// Returns the id of the build that created a template. A template without a build on this host has
+/// an id that is derived from its version.
 fn build_of<E: Engine>(
     app: &App<E>,
     info: &TemplateInfo,

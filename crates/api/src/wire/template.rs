@@ -23,7 +23,7 @@ pub(crate) fn build_id(info: &TemplateInfo) -> String {
 }
 
 /// A template in a list: `called` so by its viewer, made by `build`, with the names of all its
-/// tags. One that was built here has an id of its own.
+/// tags. A template that was built on this host has an id of its own.
 pub(crate) fn listed(
     info: &TemplateInfo,
     called: &str,

@@ -1,5 +1,5 @@
-//! Merges of snapshots with their ancestors, so that lineages stay short, and folds of removed
-//! snapshots into those that lie on them, so that their space is reclaimed.
+//! Merges of snapshots with their ancestors, which keep lineages short, and folds of removed
+//! snapshots into their children, which reclaim disk space.
 
 use jiffy_engine::{
     EngineError, FoldPace, FoldPreparation, FoldResult, LineageLimits, PreparedFold,

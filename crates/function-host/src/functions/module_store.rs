@@ -124,8 +124,8 @@ impl Functions {
             match tokio::task::spawn_blocking(move || open(&path, &expected)).await {
                 Ok(Ok(file)) => return FoundModule::new(digest, file),
                 Ok(Err(e)) if e.kind() == io::ErrorKind::NotFound => {}
-                Ok(Err(e)) => tracing::error!("the module {digest} cannot be read: {e}"),
-                Err(e) => tracing::error!("the module {digest} cannot be read: {e}"),
+                Ok(Err(e)) => tracing::error!(%digest, error = %e, "cannot read a module"),
+                Err(e) => tracing::error!(%digest, error = %e, "cannot read a module"),
             }
         }
         let unknown = || FunctionError::NoModule(digest);

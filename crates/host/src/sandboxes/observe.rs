@@ -98,7 +98,7 @@ impl<E: Engine> Sandboxes<E> {
         if is_alive {
             return error;
         }
-        tracing::debug!("failed because the sandbox was killed: {error}");
+        tracing::debug!(%error, "failed because the sandbox was killed");
         OperationError::State {
             operation,
             id,

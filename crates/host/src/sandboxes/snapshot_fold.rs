@@ -1,20 +1,21 @@
 //! Background thread that reclaims the disk space of removed snapshots.
 //!
-//! A removed snapshot stays as long as another one lies on its files. If that is one only, the
-//! thread folds the removed snapshot into it ([`jiffy_engine::Engine::prepare_fold`]): content that
-//! was superseded goes, and what remains moves. A sandbox that takes a snapshot at each step and
-//! keeps the last one therefore needs the space of its changes, and not of all its steps.
+//! The files of a removed snapshot stay as long as a child needs them. If there is only one child,
+//! the thread folds the removed snapshot into the child ([`jiffy_engine::Engine::prepare_fold`]):
+//! superseded content is deleted, and all other content is copied. A sandbox that takes a snapshot
+//! at each step and retains the last one therefore needs the space of its changes, and not of all
+//! its steps.
 //!
 //! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
 //! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
-//! preempted for long while it holds the lock of a directory that they wait for.
+//! preempted for long while it holds a directory lock that operations wait for.
 
 use super::{SandboxesInner, Snapshots};
 use jiffy_engine::{Engine, FoldPreparation, Guest};
 use jiffy_proto::snapshot::FoldedLayers;
 use parking_lot::Mutex;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::iter;
 use std::ops::ControlFlow;
 use std::sync::Weak;
@@ -23,8 +24,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time from the removal of a snapshot to its fold. What is removed meanwhile is folded together
-/// with it, and what goes as a whole needs no fold.
+/// Time from the removal of a snapshot to its fold. Snapshots that are removed meanwhile are folded
+/// in the same pass, and lineages that are removed as a whole need no fold.
 const FOLD_DELAY: Duration = Duration::from_secs(3);
 /// Time after which a refused fold is tried with [`MAX_LATE_COPY`], if the snapshot above is still
 /// the last one: no cheaper fold comes.
@@ -39,11 +40,11 @@ const PAUSE_FACTOR: u32 = 3;
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of snapshots whose fold was refused that are remembered.
 const MAX_REFUSED: usize = 10_000;
-/// Maximum number of snapshots above a folded one whose guests are told about the fold. Others keep
-/// the old files open until they end.
-const MAX_TOLD_SNAPSHOTS: usize = 256;
-/// Maximum number of guests of each of them that are told.
-const MAX_TOLD_GUESTS: usize = 256;
+/// Maximum number of snapshots above a folded one whose guests are notified of the fold. Other
+/// guests have the old files open until they stop.
+const MAX_NOTIFIED_SNAPSHOTS: usize = 256;
+/// Maximum number of notified guests of each snapshot.
+const MAX_NOTIFIED_GUESTS: usize = 256;
 
 /// Sender for the thread, which exits when the sandboxes are dropped.
 pub(super) struct SnapshotFolder(Mutex<Sender<String>>);
@@ -116,13 +117,13 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, queue: &FoldQueue, delays: 
     }
 }
 
-/// Snapshots whose fold was refused.
+/// Snapshots whose fold was rejected.
 #[derive(Default)]
 struct Refused {
     /// The parent and the copy limit of the refusal: it holds until one of both changes.
     folds: HashMap<String, (String, u64)>,
-    /// Moments at which they are tried with a larger limit.
-    late: BTreeMap<Instant, String>,
+    /// Times at which rejected folds are retried with a larger limit.
+    late: BTreeSet<(Instant, String)>,
 }
 
 impl Refused {
@@ -138,20 +139,20 @@ impl Refused {
         }
         self.folds.insert(id.to_owned(), (parent, max_copy));
         if max_copy < MAX_LATE_COPY {
-            self.late.insert(late, id.to_owned());
+            self.late.insert((late, id.to_owned()));
         }
     }
 
-    /// Moment of the next late fold.
+    /// Time of the next retry.
     fn next_late(&self) -> Option<Instant> {
-        self.late.keys().next().copied()
+        self.late.first().map(|(due, _)| *due)
     }
 
-    /// Takes the snapshots whose moment has come.
+    /// Removes and returns the snapshots whose retry is due.
     fn take_late(&mut self) -> BTreeSet<String> {
-        let coming = self.late.split_off(&Instant::now());
+        let coming = self.late.split_off(&(Instant::now(), String::new()));
         let due = std::mem::replace(&mut self.late, coming);
-        due.into_values().collect()
+        due.into_iter().map(|(_, id)| id).collect()
     }
 }
 
@@ -177,7 +178,7 @@ impl Pace<'_> {
 }
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Sorts snapshots, the newest first: what it supersedes is then never copied.
+    /// Sorts snapshots, newest first, so that content that a newer one supersedes is never copied.
     fn newest_first(self, ids: BTreeSet<String>) -> Vec<String> {
         let snapshots = self.0.snapshot_index.lock();
         let mut ids: Vec<String> = ids.into_iter().collect();
@@ -185,9 +186,9 @@ impl<E: Engine> Snapshots<'_, E> {
         ids
     }
 
-    /// Folds the removed snapshots directly below `id` into it, as far as they serve nothing else
-    /// and copy at most `max_copy` bytes, or what it holds itself. A refused one is tried again at
-    /// the moment `late`.
+    /// Folds the removed snapshots directly below `id` into `id`. Stops at a snapshot that has
+    /// other users, or whose copy is larger than both `max_copy` bytes and the content of `id`. A
+    /// rejected fold is retried at `late`.
     fn fold_below(self, id: &str, max_copy: u64, refused: &mut Refused, late: Instant) {
         let began = Instant::now();
         let mut pace = Pace {
@@ -221,7 +222,7 @@ impl<E: Engine> Snapshots<'_, E> {
                 }
             };
             match self.commit_fold(fold, id) {
-                Some(Ok(layers)) => self.tell_guests(id, &layers),
+                Some(Ok(layers)) => self.notify_guests(id, &layers),
                 Some(Err(e)) => {
                     tracing::warn!(id, parent, error = %e, "cannot complete the fold of a snapshot");
                     break;
@@ -253,15 +254,15 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 
     /// Has the guests that run on snapshot `id` close the files that were folded.
-    fn tell_guests(self, id: &str, layers: &FoldedLayers) {
+    fn notify_guests(self, id: &str, layers: &FoldedLayers) {
         let mut queue = VecDeque::from([id.to_owned()]);
-        let mut told = 0;
+        let mut notified = 0;
         while let Some(id) = queue.pop_front() {
-            if told == MAX_TOLD_SNAPSHOTS {
+            if notified == MAX_NOTIFIED_SNAPSHOTS {
                 break;
             }
-            told += 1;
-            for sandbox in self.0.indexes.users.some_of(&id, MAX_TOLD_GUESTS) {
+            notified += 1;
+            for sandbox in self.0.indexes.users.some_of(&id, MAX_NOTIFIED_GUESTS) {
                 let entry = self.0.entries.lock().get(&*sandbox).cloned();
                 if let Some(guest) = entry.and_then(|entry| entry.guest()) {
                     guest.fold_layers(layers);

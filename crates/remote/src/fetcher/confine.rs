@@ -109,7 +109,7 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         | CloneFlags::CLONE_NEWCGROUP;
     if !Uid::effective().is_root() {
         if let Err(e) = enter_user_namespace() {
-            tracing::warn!("an ordinary user's fetcher is confined by Landlock only: {e}");
+            tracing::warn!(error = %e, "an ordinary user's fetcher is confined by Landlock only");
             return Ok(None);
         }
         unshare(namespaces)?;
@@ -134,7 +134,7 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         (true, Some(host_pid), 1) => match OwnUser::create(host_pid) {
             Ok(user) => Some(user),
             Err(e) => {
-                tracing::warn!("the fetcher is root without capabilities: {e}");
+                tracing::warn!(error = %e, "the fetcher is root without capabilities");
                 None
             }
         },
@@ -152,7 +152,8 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         }
         Err(e) => {
             tracing::warn!(
-                "a file system does not map users: the fetcher is root without capabilities: {e}"
+                error = %e,
+                "a file system does not map users: the fetcher is root without capabilities"
             );
             let mounts = enter_root(visible, None)?;
             drop_capabilities()?;

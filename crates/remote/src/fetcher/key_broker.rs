@@ -43,7 +43,7 @@ pub fn main() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tracing::error!("the key broker ended: {e}");
+            tracing::error!(error = %e, "the key broker exited");
             ExitCode::FAILURE
         }
     }

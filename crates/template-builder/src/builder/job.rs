@@ -97,8 +97,13 @@ impl<E: Engine> BuildJob<E> {
     /// Removes the sandboxes of the build, also those that are being created.
     pub async fn remove_sandboxes(&self) {
         for (id, error) in self.sandboxes.remove_all().await {
-            tracing::warn!("sandbox {id} of build {} stays: {error}", self.build.id);
+            self.warn_unremoved(&id, &error);
         }
+    }
+
+    fn warn_unremoved(&self, sandbox: &str, error: &dyn std::fmt::Display) {
+        let build = &self.build.id;
+        tracing::warn!(sandbox, build, %error, "cannot remove the sandbox of a build");
     }
 
     /// Removes the unfinished template of a failed or cancelled build. The sandboxes must be
@@ -122,7 +127,7 @@ impl<E: Engine> BuildJob<E> {
         if let Some(id) = at.sandbox.take()
             && let Err(e) = self.sandboxes.remove(&id).await
         {
-            tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
+            self.warn_unremoved(&id, &e);
         }
     }
 

@@ -56,7 +56,7 @@ pub enum UploadError {
     /// Upload too large.
     #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD_BYTES >> 30)]
     TooLarge,
-    /// Files that differ from what the name says.
+    /// The hash of the files differs from the announced one.
     #[error("the uploaded files do not have the hash `{0}`: upload the files that were announced")]
     Content(String),
     /// Files of this name that differ from those of an earlier upload.

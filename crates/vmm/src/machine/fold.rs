@@ -1,9 +1,9 @@
 //! Folds of two adjacent layers into the upper one, while the guest runs.
 //!
-//! The controller copies into the files of the upper layer what only the lower one holds, to places
-//! that no index of the upper layer claims. The machine then claims these places for the upper
-//! layer and closes the lower one, which changes no byte that the guest reads. Without this, the
-//! file of a removed snapshot would take disk space until the VM ends.
+//! The controller copies units that only the lower layer stores into the files of the upper layer,
+//! at offsets that the index of the upper layer does not claim. The machine then claims these
+//! offsets for the upper layer and closes the lower one, which changes no byte that the guest
+//! reads. Without this, the file of a removed snapshot would take disk space until the VM stops.
 
 use super::Machine;
 use crate::virtio::blk::Block;
@@ -22,8 +22,8 @@ pub(crate) fn file_identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
-/// Position of the lower of two adjacent files, oldest first. `None` if they are not side by side,
-/// or cannot be identified.
+/// Position of the lower of two adjacent files, oldest first. `None` if they are not adjacent, or
+/// cannot be identified.
 pub(crate) fn adjacent<'a>(
     files: impl Iterator<Item = &'a File>,
     lower: FileIdentity,
@@ -36,8 +36,8 @@ pub(crate) fn adjacent<'a>(
 }
 
 impl Machine {
-    /// Folds the layers of memory and of all disks that are side by side here. Returns false if a
-    /// disk is in use at the moment: the caller repeats the call.
+    /// Folds the adjacent layers of memory and of all disks. Returns false while a disk is in use:
+    /// the caller repeats the call.
     pub fn fold_layers(&mut self, layers: &FoldedLayers) -> bool {
         let (lower, upper) = (&layers.lower, &layers.upper);
         self.layers.fold(lower.memory, upper.memory);

@@ -144,8 +144,8 @@ impl MemoryLayers {
     }
 
     /// Folds the layer with the file `lower` into the one directly above it, whose file `upper`
-    /// holds every chunk that only `lower` held. Does nothing if they are not side by side. What is
-    /// mapped from `lower` stays mapped.
+    /// holds every chunk that only `lower` held. Does nothing if the layers are not adjacent.
+    /// Existing mappings of `lower` stay.
     pub fn fold(&mut self, lower: FileIdentity, upper: FileIdentity) {
         let files = self.0.iter().map(|layer| &layer.file);
         let Some(at) = adjacent(files, lower, upper) else {

@@ -33,8 +33,8 @@ struct UnneededSnapshots {
 
 impl<E: Engine> Snapshots<'_, E> {
     /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
-    /// else needed. Costs as much as goes, however much there is. Those that only another snapshot
-    /// lies on are queued for a fold.
+    /// else needed. The cost depends on the number of removed snapshots only. A removed snapshot
+    /// whose files one other snapshot needs is queued for a fold.
     pub(in super::super) fn gc(self, candidates: impl IntoIterator<Item = String>) {
         let _order = self.0.snapshot_changes.lock();
         let collected = {
