@@ -2,12 +2,8 @@
 //! no process, and send no signal. Other calls fail with EPERM.
 
 use crate::page_scan;
+use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
 use jiffy_proto::function::SlotReset;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter, apply_filter_all_threads,
-};
-use std::collections::BTreeMap;
 use std::io;
 
 /// Calls of the allocator, of locks and clocks, of existing descriptors, of exit.
@@ -68,85 +64,25 @@ const SERVER: &[libc::c_long] = &[
 
 /// Confines all threads of a server. Further ones cannot start.
 pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
-    let mut rules = allowed(&[COMMON, SERVER]);
-    name_own_threads(&mut rules)?;
+    let mut calls = AllowedCalls::new(&[COMMON, SERVER].concat());
+    calls.allow_thread_names()?;
     if reset == SlotReset::Fast {
-        scan_pages(&mut rules)?;
+        // Of ioctl, only corrected page scans, and page faults of the calling thread.
+        let scan = vec![
+            equals_unsigned(1, page_scan::PAGEMAP_SCAN),
+            equals_unsigned(3, page_scan::MARKER.into()),
+        ];
+        calls.allow_if(libc::SYS_ioctl, [scan])?;
+        let own_thread = equals(0, libc::RUSAGE_THREAD);
+        calls.allow_if(libc::SYS_getrusage, [vec![own_thread]])?;
     }
-    let program = program(rules, libc::EPERM, SeccompAction::Allow)?;
-    apply_filter_all_threads(&program).map_err(io::Error::other)
+    calls.enforce_on_all_threads()
 }
 
 /// Confines a compiler, which must have one thread only. It may start threads.
 pub(crate) fn confine_compiler() -> io::Result<()> {
-    let mut rules = allowed(&[COMMON, &[libc::SYS_clone3, libc::SYS_pread64]]);
-    name_own_threads(&mut rules)?;
-    let thread = u64::try_from(libc::CLONE_THREAD).map_err(io::Error::other)?;
-    let is_thread = condition(0, SeccompCmpOp::MaskedEq(thread), thread)?;
-    rules.insert(libc::SYS_clone, vec![is_thread]);
-    let allowing = program(rules, libc::EPERM, SeccompAction::Allow)?;
-    // Its flags lie in memory, which a filter cannot read. Without it, libc makes threads by clone.
-    let hidden = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let absent = SeccompAction::Errno(u32::try_from(libc::ENOSYS).unwrap_or(1));
-    let hiding = SeccompFilter::new(hidden, SeccompAction::Allow, absent, TargetArch::x86_64);
-    let hiding: BpfProgram = hiding
-        .map_err(io::Error::other)?
-        .try_into()
-        .map_err(io::Error::other)?;
-    // First, as the other filter refuses further ones. The kernel takes the stricter answer.
-    apply_filter(&hiding).map_err(io::Error::other)?;
-    apply_filter(&allowing).map_err(io::Error::other)
-}
-
-fn allowed(lists: &[&[libc::c_long]]) -> BTreeMap<i64, Vec<SeccompRule>> {
-    let calls = lists.iter().flat_map(|list| list.iter());
-    calls.map(|call| (*call, Vec::new())).collect()
-}
-
-fn condition(index: u8, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
-    conditions(&[(index, operator, value)])
-}
-
-/// Rule that holds if all conditions do.
-fn conditions(all: &[(u8, SeccompCmpOp, u64)]) -> io::Result<SeccompRule> {
-    let conditions = all.iter().map(|(index, operator, value)| {
-        SeccompCondition::new(*index, SeccompCmpArgLen::Dword, operator.clone(), *value)
-    });
-    let conditions = conditions.collect::<Result<_, _>>();
-    SeccompRule::new(conditions.map_err(io::Error::other)?).map_err(io::Error::other)
-}
-
-/// Of ioctl, only corrected page scans, and page faults of the calling thread.
-fn scan_pages(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> io::Result<()> {
-    let scan = conditions(&[
-        (1, SeccompCmpOp::Eq, page_scan::PAGEMAP_SCAN),
-        (3, SeccompCmpOp::Eq, page_scan::MARKER.into()),
-    ])?;
-    rules.insert(libc::SYS_ioctl, vec![scan]);
-    let thread = u64::try_from(libc::RUSAGE_THREAD).map_err(io::Error::other)?;
-    rules.insert(
-        libc::SYS_getrusage,
-        vec![condition(0, SeccompCmpOp::Eq, thread)?],
-    );
-    Ok(())
-}
-
-/// Of prctl, only the name of a thread.
-fn name_own_threads(rules: &mut BTreeMap<i64, Vec<SeccompRule>>) -> io::Result<()> {
-    let name = u64::try_from(libc::PR_SET_NAME).map_err(io::Error::other)?;
-    rules.insert(libc::SYS_prctl, vec![condition(0, SeccompCmpOp::Eq, name)?]);
-    Ok(())
-}
-
-fn program(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    errno: i32,
-    matched: SeccompAction,
-) -> io::Result<BpfProgram> {
-    let denied = SeccompAction::Errno(u32::try_from(errno).unwrap_or(1));
-    let filter = SeccompFilter::new(rules, denied, matched, TargetArch::x86_64);
-    filter
-        .map_err(io::Error::other)?
-        .try_into()
-        .map_err(io::Error::other)
+    let mut calls = AllowedCalls::new(&[COMMON, &[libc::SYS_pread64]].concat());
+    calls.allow_thread_names()?;
+    calls.allow_threads()?;
+    calls.enforce()
 }

@@ -1,11 +1,7 @@
 //! Seccomp filter of a puller, which opens no path and no socket, starts no process, and sends no
 //! signal to another.
 
-use seccompiler::{
-    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
-};
-use std::collections::BTreeMap;
+use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
 use std::io;
 
 /// Calls of the event loop, of existing sockets, of the allocator, and of exit.
@@ -48,8 +44,8 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Commands of fcntl: flags of descriptors and copies of them. Those that choose who gets a signal
-/// are not among them.
+/// Commands of fcntl: flags and copies of descriptors. Commands that choose the receiver of a
+/// signal are missing.
 const DESCRIPTOR_COMMANDS: [libc::c_int; 5] = [
     libc::F_GETFD,
     libc::F_SETFD,
@@ -72,50 +68,17 @@ const SOCKET_OPTIONS: [(libc::c_int, libc::c_int); 5] = [
 
 /// Installs the filter; other calls fail with EPERM.
 pub(super) fn enter() -> io::Result<()> {
-    let denied = u32::try_from(libc::EPERM).unwrap_or(1);
-    let rules = rules(std::process::id())?;
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::Errno(denied),
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    );
-    let filter = filter.map_err(io::Error::other)?;
-    let program: seccompiler::BpfProgram = filter.try_into().map_err(io::Error::other)?;
-    apply_filter(&program).map_err(io::Error::other)
-}
-
-/// Rules for the process `pid`.
-fn rules(pid: u32) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
-    let mut rules: BTreeMap<i64, Vec<_>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
-    let number = |value: libc::c_int| u64::try_from(value).map_err(io::Error::other);
-    let mut commands = Vec::new();
-    for command in DESCRIPTOR_COMMANDS {
-        commands.push(rule(&[(1, number(command)?)])?);
-    }
-    rules.insert(libc::SYS_fcntl, commands);
-    let requests = DESCRIPTOR_REQUESTS.map(|request| rule(&[(1, request)]));
-    let requests = requests.into_iter().collect::<io::Result<_>>()?;
-    rules.insert(libc::SYS_ioctl, requests);
-    let mut options = Vec::new();
-    for (level, option) in SOCKET_OPTIONS {
-        options.push(rule(&[(1, number(level)?), (2, number(option)?)])?);
-    }
-    rules.insert(libc::SYS_setsockopt, options);
+    let mut calls = AllowedCalls::new(ALLOWED);
+    let commands = DESCRIPTOR_COMMANDS.map(|command| vec![equals(1, command)]);
+    calls.allow_if(libc::SYS_fcntl, commands)?;
+    let requests = DESCRIPTOR_REQUESTS.map(|request| vec![equals_unsigned(1, request)]);
+    calls.allow_if(libc::SYS_ioctl, requests)?;
+    let options = SOCKET_OPTIONS.map(|(level, option)| vec![equals(1, level), equals(2, option)]);
+    calls.allow_if(libc::SYS_setsockopt, options)?;
     // A program that aborts signals itself.
-    let abort = rule(&[(0, pid.into()), (2, number(libc::SIGABRT)?)])?;
-    rules.insert(libc::SYS_tgkill, vec![abort]);
-    Ok(rules)
-}
-
-/// Rule that holds if all of these arguments have these values.
-fn rule(arguments: &[(u8, u64)]) -> io::Result<SeccompRule> {
-    let conditions = arguments.iter().map(|(index, value)| {
-        let length = SeccompCmpArgLen::Dword;
-        SeccompCondition::new(*index, length, SeccompCmpOp::Eq, *value)
-    });
-    let conditions = conditions.collect::<Result<_, _>>();
-    SeccompRule::new(conditions.map_err(io::Error::other)?).map_err(io::Error::other)
+    let own_pid = equals_unsigned(0, std::process::id().into());
+    calls.allow_if(libc::SYS_tgkill, [vec![own_pid, equals(2, libc::SIGABRT)]])?;
+    calls.enforce()
 }
 
 #[cfg(test)]

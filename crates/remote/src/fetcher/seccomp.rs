@@ -1,12 +1,8 @@
 //! Seccomp filter of the fetcher, which starts no process, traces and signals none, and changes no
 //! namespace, mount, user or privilege. Other calls fail with EPERM.
 
+use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
 use nix::libc;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter,
-};
-use std::collections::BTreeMap;
 use std::io;
 
 /// Calls of the allocator, of threads, of the event loop, of files and of sockets.
@@ -141,8 +137,8 @@ const SOCKET_OPTIONS: &[(libc::c_int, libc::c_int)] = &[
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
-/// Commands of fcntl: flags and copies of descriptors, and locks. Those that choose who gets a
-/// signal are not among them.
+/// Commands of fcntl: flags, copies and locks of descriptors. Commands that choose the receiver
+/// of a signal are missing.
 const DESCRIPTOR_COMMANDS: [libc::c_int; 8] = [
     libc::F_GETFD,
     libc::F_SETFD,
@@ -158,76 +154,22 @@ const DESCRIPTOR_COMMANDS: [libc::c_int; 8] = [
 /// question of whether something is a terminal.
 const IOCTLS: [u64; 5] = [0x5421, 0x541b, 0x4004_9409, 0x4020_940d, 0x5401];
 
-/// Installs the filter for this thread and those that it starts.
+/// Installs the filter for this thread and threads that it starts.
 pub(super) fn enter() -> io::Result<()> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
-    let number = |value: libc::c_int| u64::try_from(value).map_err(io::Error::other);
-    let mut families = Vec::new();
-    for family in FAMILIES {
-        families.push(rule(&[(0, SeccompCmpOp::Eq, number(family)?)])?);
-    }
-    rules.insert(libc::SYS_socket, families);
-    let mut commands = Vec::new();
-    for command in DESCRIPTOR_COMMANDS {
-        commands.push(rule(&[(1, SeccompCmpOp::Eq, number(command)?)])?);
-    }
-    rules.insert(libc::SYS_fcntl, commands);
-    let pair = rule(&[(0, SeccompCmpOp::Eq, number(libc::AF_UNIX)?)])?;
-    rules.insert(libc::SYS_socketpair, vec![pair]);
-    let mut options = Vec::new();
-    for (level, option) in SOCKET_OPTIONS {
-        options.push(rule(&[
-            (1, SeccompCmpOp::Eq, number(*level)?),
-            (2, SeccompCmpOp::Eq, number(*option)?),
-        ])?);
-    }
-    rules.insert(libc::SYS_setsockopt, options);
-    let requests = IOCTLS
-        .iter()
-        .map(|request| rule(&[(1, SeccompCmpOp::Eq, *request)]));
-    rules.insert(libc::SYS_ioctl, requests.collect::<io::Result<_>>()?);
-    let thread = number(libc::CLONE_THREAD)?;
-    let is_thread = rule(&[(0, SeccompCmpOp::MaskedEq(thread), thread)])?;
-    rules.insert(libc::SYS_clone, vec![is_thread]);
-    let name = rule(&[(0, SeccompCmpOp::Eq, number(libc::PR_SET_NAME)?)])?;
-    rules.insert(libc::SYS_prctl, vec![name]);
-    // Of limits, reading those of this process only.
-    let own = rule(&[(0, SeccompCmpOp::Eq, 0), (2, SeccompCmpOp::Eq, 0)])?;
-    rules.insert(libc::SYS_prlimit64, vec![own]);
-    let hidden = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    // The flags of clone3 lie in memory, which a filter cannot read. Without it, libc makes threads
-    // by clone. Installed first: the other filter denies further ones.
-    let hiding = program(hidden, SeccompAction::Allow, errno(libc::ENOSYS)?)?;
-    let mut allowed = rules;
-    allowed.insert(libc::SYS_clone3, Vec::new());
-    let allowing = program(allowed, errno(libc::EPERM)?, SeccompAction::Allow)?;
-    apply_filter(&hiding).map_err(io::Error::other)?;
-    apply_filter(&allowing).map_err(io::Error::other)
-}
-
-fn errno(number: libc::c_int) -> io::Result<SeccompAction> {
-    let number = u32::try_from(number).map_err(io::Error::other)?;
-    Ok(SeccompAction::Errno(number))
-}
-
-/// Rule that holds if all conditions do.
-fn rule(conditions: &[(u8, SeccompCmpOp, u64)]) -> io::Result<SeccompRule> {
-    let conditions = conditions.iter().map(|(index, operator, value)| {
-        SeccompCondition::new(*index, SeccompCmpArgLen::Dword, operator.clone(), *value)
-    });
-    let conditions = conditions.collect::<Result<_, _>>();
-    SeccompRule::new(conditions.map_err(io::Error::other)?).map_err(io::Error::other)
-}
-
-fn program(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    otherwise: SeccompAction,
-    matched: SeccompAction,
-) -> io::Result<BpfProgram> {
-    let filter = SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64);
-    filter
-        .map_err(io::Error::other)?
-        .try_into()
-        .map_err(io::Error::other)
+    let mut calls = AllowedCalls::new(ALLOWED);
+    calls.allow_threads()?;
+    calls.allow_thread_names()?;
+    let families = FAMILIES.map(|family| vec![equals(0, family)]);
+    calls.allow_if(libc::SYS_socket, families)?;
+    calls.allow_if(libc::SYS_socketpair, [vec![equals(0, libc::AF_UNIX)]])?;
+    let options = SOCKET_OPTIONS.iter();
+    let options = options.map(|(level, option)| vec![equals(1, *level), equals(2, *option)]);
+    calls.allow_if(libc::SYS_setsockopt, options)?;
+    let commands = DESCRIPTOR_COMMANDS.map(|command| vec![equals(1, command)]);
+    calls.allow_if(libc::SYS_fcntl, commands)?;
+    let requests = IOCTLS.map(|request| vec![equals_unsigned(1, request)]);
+    calls.allow_if(libc::SYS_ioctl, requests)?;
+    // Reading the limits of this process.
+    calls.allow_if(libc::SYS_prlimit64, [vec![equals(0, 0), equals(2, 0)]])?;
+    calls.enforce()
 }

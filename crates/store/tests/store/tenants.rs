@@ -309,16 +309,18 @@ fn addresses_of_stores_are_parsed_or_refused_in_words() {
     }
 }
 
-/// A store that serves what it had before, to a host that has seen later versions.
+/// Opens the store in `dir` on a host whose version memory is the file `memory`.
+fn store_of_host(dir: &Path, memory: &str) -> SharedStore {
+    let versions = jiffy_store::VersionMemory::open(&dir.join(memory), "here").unwrap();
+    store(&dir.join("store"), keys("k1")).with_versions(versions)
+}
+
+/// The store serves an older record to a host that has seen later versions.
 #[tokio::test]
 async fn a_store_that_goes_back_to_old_records_is_not_believed() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("store");
-    let open = |memory: &str| {
-        let path = dir.path().join(memory);
-        store(&place, keys("k1"))
-            .with_versions(jiffy_store::VersionMemory::open(&path, "here").unwrap())
-    };
+    let open = |memory: &str| store_of_host(dir.path(), memory);
     let record = |version: u32| {
         let folder = fs::read_dir(place.join("tenants")).unwrap().next().unwrap();
         folder.unwrap().path().join(format!("{version:010}"))
@@ -380,11 +382,7 @@ async fn a_store_that_goes_back_to_old_records_is_not_believed() {
 async fn a_name_that_moved_does_not_move_back() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("store");
-    let open = |memory: &str| {
-        let path = dir.path().join(memory);
-        store(&place, keys("k1"))
-            .with_versions(jiffy_store::VersionMemory::open(&path, "here").unwrap())
-    };
+    let open = |memory: &str| store_of_host(dir.path(), memory);
     let (one, two) = (open("one"), open("two"));
     let tenant = one.tenant("alice").await.unwrap();
     let id: String = tenant
