@@ -129,7 +129,7 @@ mod tests {
         assert!(message("[]").contains("object"));
         assert!(message(r#"{"inner":[]}"#).contains("`inner"));
         assert!(message("").contains("needs a body"));
-        assert!(message("{} x").contains("behind its end"));
+        assert!(message("{} x").contains("has data after its JSON value"));
         assert!(message("{").contains("not understood"));
         assert!(parse::<Thing>(b" {} ").unwrap().inner.is_empty());
     }

@@ -83,7 +83,7 @@ fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> S
     assert!(fails(&["exec", "web", "--", "true"]).contains("sandbox `web` does not exist"));
 }
 
-/// Snapshots with their sizes, and what is in the way of a removal.
+/// Lists snapshots with their sizes, and removes snapshots, used ones and unused data.
 fn snapshots_and_prune(test_home: &TestHome) {
     let id = test_home.ok(&["create", "--name", "kept"]);
     let before = test_home.ok(&["snapshot", "kept", "--name", "before"]);
@@ -96,9 +96,14 @@ fn snapshots_and_prune(test_home: &TestHome) {
     );
     let sum = table.lines().last().unwrap();
     assert!(sum.contains(" of snapshots, 3 of 4 automatic"), "{sum}");
-    let held = test_home.call(&["rm", "before"]);
-    assert_eq!(held.code, Some(1));
-    assert!(held.stderr.contains("it is needed by"), "{held:?}");
+    let used = test_home.ok(&["snapshot", "kept", "--name", "used"]);
+    assert_eq!(test_home.ok(&["rm", "used"]), used);
+    let table = test_home.ok(&["snapshots"]);
+    assert!(table.contains("auto: removed, in use"), "{table}");
+    let again = test_home.call(&["rm", &used]);
+    assert_eq!(again.code, Some(1));
+    let reason = format!("it is needed by sandbox {id} (kept)");
+    assert!(again.stderr.contains(&reason), "{again:?}");
 
     let unasked = test_home.call(&["rm", "--all"]);
     assert!(unasked.stderr.contains("--yes"), "{unasked:?}");

@@ -255,11 +255,7 @@ pub(super) async fn delete<E: Engine>(
             };
         }
     };
-    // Its owner is told what still needs it; clients expect that it is simply gone.
-    match caller.is_owner() {
-        true => app.sandboxes.snapshots().remove(&snapshot.id)?,
-        false => app.sandboxes.snapshots().release(&snapshot.id)?,
-    };
+    app.sandboxes.snapshots().remove(&snapshot.id)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,40 +1,36 @@
-//! Removal of snapshots that were asked for.
+//! Removal of snapshots on request.
 
 use super::lookup::SnapshotPin;
 use super::{OperationError, Snapshots};
 use crate::records::SnapshotRecord;
 use jiffy_engine::Engine;
 
-/// Users of a snapshot that the refusal to remove it names.
+/// Maximum number of users that an error names.
 const MAX_NAMED_USERS: usize = 5;
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Removes a snapshot that nothing runs from and nothing descends from.
+    /// Removes a snapshot. If sandboxes or other snapshots still need its files, the snapshot loses
+    /// its name, is treated as an automatic one, and disappears with its last user.
+    ///
+    /// # Errors
+    /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and was
+    /// automatic or removed before: the call would have no effect.
     pub fn remove(self, id: &str) -> Result<SnapshotRecord, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
-        if let Some(user) = self.user_of(&record.id) {
+        if !record.kept
+            && let Some(user) = self.user_of(&record.id)
+        {
             return Err(OperationError::InUse {
                 id: record.id,
                 user,
             });
         }
-        if let Some(dropped) = self.update(&record.id, |s| s.kept = false) {
-            self.0.pool.drop_bucket(&dropped.fingerprint);
-        }
-        drop(pin);
-        self.gc([record.id.clone()]);
-        self.withdraw(&record.id);
-        Ok(record)
-    }
-
-    /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs,
-    /// sleeps or descends from it.
-    pub fn release(self, id: &str) -> Result<SnapshotRecord, OperationError> {
-        let (record, pin) = self.pin_removable(id)?;
-        self.update(&record.id, |s| {
+        if let Some(removed) = self.update(&record.id, |s| {
             s.kept = false;
             s.name = None;
-        });
+        }) {
+            self.0.pool.drop_bucket(&removed.fingerprint);
+        }
         drop(pin);
         self.gc([record.id.clone()]);
         self.withdraw(&record.id);

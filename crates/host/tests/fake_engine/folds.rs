@@ -40,7 +40,7 @@ async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
     let sizes_read = bench.world.measured_by.lock().unwrap().len();
     // The first, the third and the fourth; the second is kept.
     for removed in [0, 2, 3] {
-        host.snapshots().release(&taken[removed]).unwrap();
+        host.snapshots().remove(&taken[removed]).unwrap();
     }
     let exists = |id: &str| bench.files().join(id).exists();
     until("two files", || {
@@ -88,7 +88,7 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
     // A sleeper lies on the first, and two snapshots on the second.
     let forked = host.fork(&id, 1, None).await.unwrap().children.remove(0);
     let forked = forked.unwrap();
-    host.snapshots().release(&taken[2]).unwrap();
+    host.snapshots().remove(&taken[2]).unwrap();
     until("gc", || *bench.world.gc_runs.lock().unwrap() > 3).await;
     // The fork's snapshot lies on the third; it is used, and the third is folded into it.
     let fork = forked.snapshot.unwrap();
@@ -105,7 +105,7 @@ async fn a_snapshot_that_something_needs_is_not_folded() {
     assert!(bench.files().join(&fork).exists());
     // One of them goes.
     host.kill(&forked.id).await.unwrap();
-    host.snapshots().release(&sibling).unwrap();
+    host.snapshots().remove(&sibling).unwrap();
     until("a fold", || {
         folds(&bench).last() == Some(&(fork.clone(), other.clone()))
     })
@@ -119,7 +119,7 @@ async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
     let (id, taken) = sandbox(&host, 2).await;
     bench.world.write(&id, "text");
     bench.world.fail("fold-commit");
-    host.snapshots().release(&taken[0]).unwrap();
+    host.snapshots().remove(&taken[0]).unwrap();
     // Its record goes before its files, and these stay.
     let gone = || {
         let all = host.snapshots().list(None).unwrap();
@@ -146,7 +146,7 @@ async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_sna
     let (_, taken) = sandbox(&host, 4).await;
     bench.world.fail("small-fold");
     for removed in &taken[..3] {
-        host.snapshots().release(removed).unwrap();
+        host.snapshots().remove(removed).unwrap();
     }
     // All into the last snapshot, and none into a snapshot that is removed itself.
     until("three folds", || folds(&bench).len() == 3).await;

@@ -410,24 +410,29 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_is_needed_cannot_be_removed_and_says_by_what() {
+async fn a_removed_snapshot_stays_until_its_last_user_is_gone() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
     host.rename(&id, Some("web".to_owned())).await.unwrap();
-    let refused = |snapshot: &str| match host.snapshots().remove(snapshot) {
+    let users = |snapshot: &str| match host.snapshots().remove(snapshot) {
         Err(OperationError::InUse { user, .. }) => user,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(&first), format!("snapshot {second}"));
-    assert_eq!(refused(&second), format!("sandbox {id} (web)"));
+    for snapshot in [&first, &second] {
+        host.snapshots().remove(snapshot).unwrap();
+    }
+    assert_eq!(users(&first), format!("snapshot {second}"));
+    assert_eq!(users(&second), format!("sandbox {id} (web)"));
+    bench.world.write(&id, "still usable");
+    host.pause(&id).await.unwrap();
+    host.resume(&id).await.unwrap();
+    assert_eq!(bench.world.read(&id), "still usable");
     host.kill(&id).await.unwrap();
     host.kill(&id).await.unwrap();
-    host.snapshots().remove(&second).unwrap();
-    host.snapshots().remove(&first).unwrap();
-    // The template's.
+    // The snapshot of the template remains.
     bench.until_files(1).await;
 }
 
@@ -456,10 +461,10 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
     // No id has a dash, so none begins with this name.
     let name = "some-name";
     let snapshot = host.snapshot(&parent, Some(name.into())).await.unwrap().id;
-    host.snapshots().release(name).unwrap();
+    host.snapshots().remove(name).unwrap();
     // The sandbox descends from it.
     assert!(bench.file_names().contains(&snapshot));
-    assert!(host.snapshots().release(name).is_err(), "its name is free");
+    assert!(host.snapshots().remove(name).is_err(), "its name is free");
     host.kill(&parent).await.unwrap();
     until("its files to go", || {
         !bench.file_names().contains(&snapshot)

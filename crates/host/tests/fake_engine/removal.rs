@@ -141,7 +141,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     let template = host.get(&id).unwrap().snapshot.unwrap();
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
-    host.snapshots().release(&first).unwrap();
+    host.snapshots().remove(&first).unwrap();
     let parent = |host: &Sandboxes<FakeEngine>| {
         let found = host.snapshots().like(&second);
         found[0].parent.clone()

@@ -231,7 +231,7 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     let late = host.snapshots().wait_stored(&wanted).await.unwrap_err();
     assert!(late.retry_after().is_some(), "{late}");
     assert_eq!(state(&host, &wanted), Some(StoreState::Uploading));
-    host.snapshots().release(&removed).unwrap();
+    host.snapshots().remove(&removed).unwrap();
     store.come_back();
     until("the snapshot to be stored", || {
         state(&host, &wanted) == Some(StoreState::Stored)
@@ -297,7 +297,7 @@ fn a_daemon_that_was_killed_goes_on_where_it_was() {
         until("a pack to be sent", || store.objects("packs").len() > 2).await;
         // The store is gone when this one is removed, and the daemon does not live to see it back.
         *snapshots.lock().unwrap() = vec![first.clone(), second];
-        host.snapshots().release(&first).unwrap();
+        host.snapshots().remove(&first).unwrap();
     });
     let packs = store.objects("packs").len();
     let snapshots = snapshots.lock().unwrap().clone();
@@ -346,7 +346,7 @@ async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
     let middle = host.snapshot(&id, None).await.unwrap().id;
     let before = stored(&host, &middle).await;
     bench.world.merged.lock().unwrap().insert(middle.clone());
-    host.snapshots().release(&below).unwrap();
+    host.snapshots().remove(&below).unwrap();
     host.gc().unwrap();
     assert!(host.snapshots().like(&below).is_empty());
     until("it to be removed from the store", || {

@@ -164,7 +164,7 @@ impl LockedSandbox<'_> {
     }
 }
 
-/// Removes a snapshot, unless something descends from it.
+/// Removes a snapshot, unless it is still being stored.
 pub fn remove_snapshot(soak: &SoakModel, snapshot: &Arc<Snapshot>) -> Result<(), String> {
     if snapshot.removed.swap(true, SeqCst) {
         return Ok(());

@@ -143,7 +143,7 @@ impl<E: Engine> BuilderInner<E> {
             }
             let used = last_uses.get(&step.fingerprint).copied();
             let gone = used.unwrap_or(step.created_ms) <= oldest
-                && self.sandboxes.snapshots().release(&step.id).is_ok();
+                && self.sandboxes.snapshots().remove(&step.id).is_ok();
             match gone {
                 true => pruned.steps += 1,
                 false => drop(last_uses.remove(&step.fingerprint)),
@@ -253,7 +253,7 @@ impl<E: Engine> Builder<E> {
             for step in self.0.sandboxes.build_steps().list() {
                 let key = &step.fingerprint;
                 if older.contains(key) && !current.contains(key) {
-                    let _ = self.0.sandboxes.snapshots().release(&step.id);
+                    let _ = self.0.sandboxes.snapshots().remove(&step.id);
                 }
             }
             Ok(())
