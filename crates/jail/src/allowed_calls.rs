@@ -146,10 +146,8 @@ mod tests {
     fn confined(check: impl FnOnce() + Send + 'static) {
         let thread = thread::spawn(move || {
             // SAFETY: no pointer is passed. A filter cannot be installed without this.
-            assert_eq!(
-                unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) },
-                0
-            );
+            let result = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            assert_eq!(result, 0);
             let thread_calls = [
                 libc::SYS_brk,
                 libc::SYS_close,
