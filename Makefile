@@ -122,14 +122,11 @@ bench-gate: setup template ## compare what each operation costs, in counts, with
 
 .PHONY: install
 install: ## install into PREFIX (/usr/local); run `make build` first
-	@for program in jiffy jiffy-vmm jiffy-functions jiffy-agent; do \
-	    [ -x $(RELEASE)/$$program ] || { echo "make install: $(RELEASE)/$$program is missing: run \`make build\` first."; exit 1; }; \
-	done
-	install -D -m 0755 $(RELEASE)/jiffy $(DESTDIR)$(PREFIX)/bin/jiffy
-	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed "s|@PREFIX@|$(PREFIX)|" packaging/jiffy.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/jiffy.service
-	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-functions $(RELEASE)/jiffy-agent
-	@[ ! -x $(RELEASE)/jiffy-gvisor ] || install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-gvisor
+	@scripts/package --programs $(RELEASE) --install "$(DESTDIR)$(PREFIX)" --prefix "$(PREFIX)"
+
+.PHONY: package
+package: build ## build packages into target/packages: wheels, .deb, archive, npm, image; with the stock templates that are built
+	@scripts/step "building packages" packaging/all $(RELEASE)
 
 .PHONY: clean
 clean: ## remove build results (not the data directory with templates)

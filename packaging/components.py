@@ -1,0 +1,125 @@
+"""Third-party components of the programs: crates, Go modules, and the guest kernel."""
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from inputs import ROOT, Inputs
+
+# Packages of the workspace whose programs are in the packages.
+SHIPPED = {"jiffy", "jiffy-vmm", "jiffy-functions", "jiffy-agent"}
+TARGET = "x86_64-unknown-linux-gnu"
+LICENCE_FILE = re.compile(r"(?i)^(un)?(licen[cs]e|copying|copyright|notice)([-_.].*)?$")
+# Modules of Go do not name their licence.
+UNNAMED_LICENCE = "see its text"
+
+
+@dataclass(frozen=True)
+class Component:
+    name: str
+    version: str
+    licence: str
+    purl: str
+    authors: tuple[str, ...]
+    # Directory with its source, for licence texts.
+    source: Path | None
+
+
+def output(*command: str, cwd: Path = ROOT) -> str:
+    return subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
+def crates() -> list[Component]:
+    """Crates that are linked into the programs, without those of builds and tests only."""
+    command = ["cargo", "metadata", "--locked", "--format-version=1", f"--filter-platform={TARGET}"]
+    told = json.loads(output(*command))
+    packages = {package["id"]: package for package in told["packages"]}
+    nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
+    members = set(told["workspace_members"])
+    waiting = [id for id in members if packages[id]["name"] in SHIPPED]
+    if {packages[id]["name"] for id in waiting} != SHIPPED:
+        raise SystemExit("package: a program has no package of its name in the workspace")
+    linked = set()
+    while waiting:
+        id = waiting.pop()
+        if id in linked:
+            continue
+        linked.add(id)
+        for dependency in nodes[id]["deps"]:
+            if any(kind["kind"] is None for kind in dependency["dep_kinds"]):
+                waiting.append(dependency["pkg"])
+    found = []
+    for package in (packages[id] for id in linked - members):
+        name, version = package["name"], package["version"]
+        if not package["license"]:
+            raise SystemExit(f"package: crate {name} {version} states no licence")
+        found.append(Component(
+            name, version, package["license"].replace("/", " OR "),
+            f"pkg:cargo/{name}@{version}", tuple(package["authors"]),
+            Path(package["manifest_path"]).parent,
+        ))
+    return sorted(found, key=lambda c: (c.name, c.version))
+
+
+def go_modules(program: Path) -> list[Component]:
+    """Modules that a Go program names as linked into it."""
+    found = []
+    for line in output("go", "version", "-m", str(program)).splitlines():
+        fields = line.split()
+        if fields[:1] != ["dep"]:
+            continue
+        name, version = fields[1:3]
+        about = json.loads(output("go", "mod", "download", "-json", f"{name}@{version}", cwd=ROOT / "gvisor"))
+        found.append(Component(
+            name, version, UNNAMED_LICENCE, f"pkg:golang/{name}@{version}", (), Path(about["Dir"])
+        ))
+    if not found:
+        raise SystemExit(f"package: {program} names no modules")
+    go_root = Path(output("go", "env", "GOROOT").strip())
+    version = output("go", "version", str(program)).split()[-1].removeprefix("go")
+    found.append(Component("go", version, "BSD-3-Clause", f"pkg:generic/go@{version}", (), go_root))
+    return sorted(found, key=lambda c: (c.name, c.version))
+
+
+def rust_library() -> Component:
+    version = output("rustc", "--version").split()[1]
+    docs = Path(output("rustc", "--print", "sysroot").strip()) / "share/doc/rust"
+    return Component(
+        "rust-std", version, "MIT OR Apache-2.0", f"pkg:generic/rust-std@{version}",
+        ("The Rust Project Developers",), docs if docs.is_dir() else None,
+    )
+
+
+def kernel() -> Component:
+    version = (ROOT / "kernel/VERSION").read_text().strip()
+    source = (ROOT / "kernel/source.sha256").read_text().split()[1]
+    package_version = source.split("_")[1]
+    return Component(
+        "linux", version, "GPL-2.0-only", f"pkg:deb/debian/linux@{package_version}", (), None
+    )
+
+
+def licence_texts(component: Component) -> list[str]:
+    """Texts of the licence files in a component's top directory."""
+    if component.source is None:
+        return []
+    texts = []
+    for path in sorted(component.source.iterdir()):
+        if path.is_file() and LICENCE_FILE.match(path.name) and not path.name.endswith(".html"):
+            texts.append(path.read_text(errors="replace").replace("\r\n", "\n").strip() + "\n")
+    return texts
+
+
+class Components:
+    """Components of each package of programs."""
+
+    def __init__(self, inputs: Inputs):
+        self.host = [*crates(), kernel(), rust_library()]
+        self.gvisor = []
+        if "jiffy-gvisor" in inputs.programs:
+            self.gvisor = go_modules(inputs.programs["jiffy-gvisor"])
+
+    def by_content(self) -> dict[str, list[Component]]:
+        return {"host": self.host, "gvisor": self.gvisor, "both": self.host + self.gvisor}

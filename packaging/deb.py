@@ -1,0 +1,152 @@
+"""Debian packages: jiffy, and jiffy-gvisor with the engine for hosts without KVM."""
+
+import email.utils
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import layout
+from files import FILE_MODE, Entry, gzipped, place, write_file
+from inputs import GVISOR, ROOT, Inputs
+from licences import kernel_offer, kernel_patches
+
+DEBIAN = ROOT / "packaging/debian"
+MAINTAINER = "Jiffy maintainers <maintainers@jiffy.invalid>"
+DEPENDS = "libc6 (>= 2.34), libgcc-s1, debconf (>= 0.5) | debconf-2.0, iproute2, nftables, erofs-utils, e2fsprogs"
+RECOMMENDS = "mmdebstrap, passt, uidmap, jiffy-gvisor"
+# Directories in which Debian has completions of zsh.
+ZSH_DIRECTORY = ("share/zsh/site-functions", "share/zsh/vendor-completions")
+CONTROL = """\
+Package: {name}
+Version: {version}
+Architecture: amd64
+Maintainer: {maintainer}
+Installed-Size: {size}
+Depends: {depends}
+{more}Section: admin
+Priority: optional
+Description: {summary}
+{text}
+"""
+TEXTS = {
+    "jiffy": (
+        "Linux microVMs as sandboxes for AI agents",
+        " Starts, forks, rewinds and pauses Linux microVMs on this host, in\n"
+        " milliseconds, and serves the API of E2B. Sandboxes run on KVM, or on gVisor\n"
+        " (package jiffy-gvisor) where there is no KVM.",
+    ),
+    "jiffy-gvisor": (
+        "gVisor engine of jiffy for hosts without KVM",
+        " Runs sandboxes of jiffy under gVisor, a kernel in user space that needs no\n"
+        " virtualization.",
+    ),
+}
+CHANGELOG = """\
+{name} ({version}) unstable; urgency=medium
+
+  * See CHANGELOG.md.gz.
+
+ -- {maintainer}  {date}
+"""
+COPYRIGHT = """\
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: jiffy
+Comment:
+ Texts of all licences, with the components that they apply to, are in
+ /usr/share/doc/{name}/licences.txt.gz.
+{offer}
+Files: *
+Copyright: 2026 Jiffy maintainers and the authors of the components
+License: Apache-2.0
+ On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
+"""
+
+
+def documents(inputs: Inputs, name: str, notice: bytes) -> list[Entry]:
+    date = email.utils.formatdate(inputs.epoch)
+    about = {"name": name, "version": inputs.version, "maintainer": MAINTAINER, "date": date}
+    offer = ""
+    entries = []
+    if name == "jiffy":
+        text = kernel_offer(f"/usr/share/doc/{name}/kernel-patches.gz")
+        offer = "".join(f" {line}\n" for line in text.strip().splitlines())
+        entries.append(Entry("kernel-patches.gz", gzipped(kernel_patches())))
+        entries.append(Entry("CHANGELOG.md.gz", gzipped((ROOT / "CHANGELOG.md").read_bytes())))
+    changelog = CHANGELOG if name == "jiffy" else CHANGELOG.replace(
+        "See CHANGELOG.md.gz.", "The changes are those of jiffy.")
+    entries += [
+        Entry("changelog.gz", gzipped(changelog.format(**about).encode())),
+        Entry("copyright", COPYRIGHT.format(name=name, offer=offer).encode()),
+        Entry("licences.txt.gz", gzipped(notice)),
+    ]
+    return [entry.below(f"usr/share/doc/{name}") for entry in entries]
+
+
+def host_files(inputs: Inputs) -> list[Entry]:
+    installed = [
+        *layout.programs(inputs, gvisor=False),
+        *layout.package_files(inputs, "deb"),
+        *layout.references(inputs, packed=True),
+        layout.apparmor_profile("/usr"),
+    ]
+    entries = [
+        entry._replace(name=entry.name.replace(*ZSH_DIRECTORY)).below("usr") for entry in installed
+    ]
+    # Debian 12 has units in /lib, which is a link to /usr/lib.
+    entries.append(layout.unit("/usr"))
+    entries.append(Entry("etc/jiffy/environment", DEBIAN / "environment", 0o600))
+    return entries
+
+
+def write_package(
+    inputs: Inputs, name: str, entries: list[Entry], depends: str, more: str, control: Path | None
+) -> None:
+    root = inputs.work / f"deb-{name}"
+    place(entries, root, inputs.epoch)
+    size = sum((entry.size() + 1023) // 1024 for entry in entries)
+    summary, text = TEXTS[name]
+    about = root / "DEBIAN"
+    write_file(about / "control", CONTROL.format(
+        name=name, version=inputs.version, maintainer=MAINTAINER, size=size, depends=depends,
+        more=more, summary=summary, text=text).encode())
+    write_file(about / "md5sums", md5sums(entries))
+    if control:
+        write_file(about / "conffiles", b"/etc/jiffy/environment\n")
+        write_file(about / "templates", (control / "templates").read_bytes())
+        for script in ("config", "postinst", "prerm", "postrm"):
+            write_file(about / script, (control / script).read_bytes(), 0o755)
+    # dpkg-deb takes the modes and times of directories from the disk.
+    for directory in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        directory.chmod(0o755)
+    for path in [root, *root.rglob("*")]:
+        os.utime(path, (inputs.epoch, inputs.epoch), follow_symlinks=False)
+    target = inputs.out / f"{name}_{inputs.version}_amd64.deb"
+    compression = ["-Zgzip", "-z1"] if inputs.fast else ["-Zxz", "-z9", "--threads-max=1"]
+    command = ["dpkg-deb", "--root-owner-group", *compression, "--build", root, target]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    target.chmod(FILE_MODE)
+    inputs.contents[target.name] = "gvisor" if name == "jiffy-gvisor" else "host"
+
+
+def md5sums(entries: list[Entry]) -> bytes:
+    lines = []
+    for entry in sorted(entries):
+        if not entry.name.startswith("etc/"):
+            with entry.open() as content:
+                digest = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False))
+            lines.append(f"{digest.hexdigest()}  {entry.name}\n")
+    return "".join(lines).encode()
+
+
+def build(inputs: Inputs) -> None:
+    entries = host_files(inputs) + documents(inputs, "jiffy", inputs.licences["host"])
+    write_package(inputs, "jiffy", entries, DEPENDS, f"Recommends: {RECOMMENDS}\n", DEBIAN)
+    if GVISOR in inputs.programs:
+        entries = [layout.gvisor_program(inputs).below("usr")]
+        entries += documents(inputs, "jiffy-gvisor", inputs.licences["gvisor"])
+        # The process that isolates a sandbox starts itself again in an empty root.
+        override = f"jiffy-gvisor: statically-linked-binary [usr/lib/jiffy/{GVISOR}]\n"
+        entries.append(Entry("usr/share/lintian/overrides/jiffy-gvisor", override.encode()))
+        version = f"jiffy (= {inputs.version})"
+        write_package(inputs, "jiffy-gvisor", entries, version, "", None)

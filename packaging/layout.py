@@ -1,0 +1,79 @@
+"""Layout of an installation below its prefix."""
+
+from files import PROGRAM_MODE, Entry, gzipped
+from inputs import GVISOR, HOST_PROGRAMS, ROOT, Inputs
+from licences import kernel_patches
+
+SHELLS = {
+    "bash": "share/bash-completion/completions/jiffy",
+    "zsh": "share/zsh/site-functions/_jiffy",
+    "fish": "share/fish/vendor_completions.d/jiffy.fish",
+}
+
+
+def programs(inputs: Inputs, gvisor: bool) -> list[Entry]:
+    entries = [Entry("bin/jiffy", inputs.programs["jiffy"], PROGRAM_MODE)]
+    for name in HOST_PROGRAMS:
+        entries.append(Entry(f"lib/jiffy/{name}", inputs.programs[name], PROGRAM_MODE))
+    if gvisor and GVISOR in inputs.programs:
+        entries.append(gvisor_program(inputs))
+    return entries
+
+
+def gvisor_program(inputs: Inputs) -> Entry:
+    return Entry(f"lib/jiffy/{GVISOR}", inputs.programs[GVISOR], PROGRAM_MODE)
+
+
+def package_files(inputs: Inputs, kind: str) -> list[Entry]:
+    """Files by which `jiffy` recognises its package and the template files of its version."""
+    return [
+        Entry("lib/jiffy/package", f"{kind}\n".encode()),
+        Entry("lib/jiffy/templates.sha256", inputs.template_sums()),
+    ]
+
+
+def references(inputs: Inputs, packed: bool = False) -> list[Entry]:
+    """Completions of shells, and man pages."""
+    if not inputs.has_references():
+        return []
+    entries = [Entry(name, inputs.output_of("completions", shell)) for shell, name in SHELLS.items()]
+    for page in inputs.man_pages():
+        if packed:
+            page = Entry(f"{page.name}.gz", gzipped(page.content()))
+        entries.append(page.below("share/man/man1"))
+    return entries
+
+
+def unit(prefix: str) -> Entry:
+    text = (ROOT / "packaging/jiffy.service").read_text().replace("@PREFIX@", prefix)
+    return Entry("lib/systemd/system/jiffy.service", text.encode())
+
+
+def apparmor_profile(prefix: str) -> Entry:
+    text = (ROOT / "packaging/apparmor").read_text().replace("@PREFIX@", prefix)
+    return Entry("share/jiffy/apparmor", text.encode())
+
+
+def notices(inputs: Inputs, gvisor: bool) -> list[Entry]:
+    """Licences of all content, and the kernel's patches, which the offer of its source names."""
+    entries = [
+        Entry("licences.txt", inputs.licences["host"]),
+        Entry("kernel-patches.gz", gzipped(kernel_patches())),
+    ]
+    if gvisor and "gvisor" in inputs.licences:
+        entries.append(Entry("licences-gvisor.txt", inputs.licences["gvisor"]))
+    return [entry.below("share/doc/jiffy") for entry in entries]
+
+
+def template_files(inputs: Inputs) -> list[Entry]:
+    return [Entry(f"share/jiffy/templates/{n}", p) for n, p in sorted(inputs.templates.items())]
+
+
+def installation(inputs: Inputs, prefix: str) -> list[Entry]:
+    """Files of `make install`: those of a package, but this one has no kind."""
+    return [
+        *programs(inputs, gvisor=True),
+        *references(inputs),
+        unit(prefix),
+        apparmor_profile(prefix),
+    ]

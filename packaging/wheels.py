@@ -1,0 +1,111 @@
+"""Wheels (PEP 427): the host programs, gVisor's program, the template base, and a reserved name."""
+
+import base64
+import hashlib
+import time
+import zipfile
+
+import layout
+from files import FILE_MODE, PROGRAM_MODE, Entry
+from inputs import DESCRIPTION, GVISOR, Inputs
+
+HOST_TAG = "py3-none-manylinux_2_34_x86_64"
+ANY_TAG = "py3-none-any"
+# Files that are compressed already.
+STORED = (".tpl", ".gz", ".zst")
+
+
+def metadata(name: str, version: str, summary: str, requires: tuple[str, ...], text: str) -> bytes:
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        f"Summary: {summary}",
+        "License: Apache-2.0",
+        "Classifier: Environment :: Console",
+        "Classifier: Operating System :: POSIX :: Linux",
+        "Classifier: Topic :: System :: Emulators",
+        "Requires-Python: >=3.8",
+        *requires,
+        "Description-Content-Type: text/markdown",
+        "",
+        text,
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def write_wheel(
+    inputs: Inputs,
+    name: str,
+    tag: str,
+    summary: str,
+    entries: list[Entry],
+    requires: tuple[str, ...] = (),
+    text: str = DESCRIPTION,
+) -> str:
+    """Writes one wheel and returns its name. Names of `entries` are below its `.data` directory."""
+    stem = f"{name.replace('-', '_')}-{inputs.version}"
+    info = f"{stem}.dist-info"
+    is_pure = str(tag == ANY_TAG).lower()
+    wheel = f"Wheel-Version: 1.0\nGenerator: jiffy\nRoot-Is-Purelib: {is_pure}\nTag: {tag}\n"
+    entries = [entry.below(f"{stem}.data") for entry in entries]
+    entries += [
+        Entry(f"{info}/METADATA", metadata(name, inputs.version, summary, requires, text)),
+        Entry(f"{info}/WHEEL", wheel.encode()),
+    ]
+    moment = time.gmtime(max(inputs.epoch, 315532800))[:6]
+    records = []
+    path = inputs.out / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+
+        def add(entry: Entry) -> None:
+            header = zipfile.ZipInfo(entry.name, moment)
+            header.create_system = 3
+            header.external_attr = (0o100000 | entry.mode) << 16
+            stored = entry.name.endswith(STORED)
+            header.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+            content = entry.content()
+            archive.writestr(header, content, compresslevel=inputs.level(9))
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            records.append(f"{entry.name},sha256={digest.decode()},{len(content)}\n")
+
+        # The directory with the metadata comes last, as PEP 427 recommends.
+        for entry in sorted(entries, key=lambda e: (e.name.startswith(info), e.name)):
+            add(entry)
+        listed = "".join([*records, f"{info}/RECORD,,\n"])
+        add(Entry(f"{info}/RECORD", listed.encode()))
+    path.chmod(FILE_MODE)
+    return path.name
+
+
+def build(inputs: Inputs) -> None:
+    version = inputs.version
+    host = [Entry("scripts/jiffy", inputs.programs["jiffy"], PROGRAM_MODE)]
+    installed = [
+        *layout.programs(inputs, gvisor=False)[1:],
+        *layout.package_files(inputs, "wheel"),
+        *layout.references(inputs),
+        *layout.notices(inputs, gvisor=False),
+    ]
+    host += [entry.below("data") for entry in installed]
+    same = [("jiffy-sandbox-base", "base.tpl" in inputs.templates),
+            ("jiffy-sandbox-gvisor", GVISOR in inputs.programs)]
+    requires = tuple(f"Requires-Dist: {name}=={version}" for name, exists in same if exists)
+    name = write_wheel(inputs, "jiffy-sandbox-host", HOST_TAG, DESCRIPTION, host, requires)
+    inputs.contents[name] = "host"
+    if "base.tpl" in inputs.templates:
+        name = "share/jiffy/templates/base.tpl"
+        base = [Entry(f"data/{name}", inputs.templates["base.tpl"])]
+        write_wheel(inputs, "jiffy-sandbox-base", HOST_TAG, "Template base of Jiffy", base)
+    if GVISOR in inputs.programs:
+        program = [
+            layout.gvisor_program(inputs).below("data"),
+            Entry("data/share/doc/jiffy-gvisor/licences.txt", inputs.licences["gvisor"]),
+        ]
+        summary = "Engine of Jiffy for hosts without KVM"
+        name = write_wheel(inputs, "jiffy-sandbox-gvisor", HOST_TAG, summary, program)
+        inputs.contents[name] = "gvisor"
+    host_wheel = f'Requires-Dist: jiffy-sandbox-host=={version} ; extra == "host"'
+    extra = ("Provides-Extra: host", host_wheel)
+    text = "This name is reserved for the SDK of Jiffy. `jiffy-sandbox[host]` installs the programs."
+    write_wheel(inputs, "jiffy-sandbox", ANY_TAG, "SDK of Jiffy (reserved name)", [], extra, text)
