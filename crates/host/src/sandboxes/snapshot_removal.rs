@@ -2,24 +2,24 @@
 
 use super::lookup::SnapshotPin;
 use super::{OperationError, Snapshots};
-use crate::records::SnapshotRecord;
+use crate::records::{SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::Engine;
 
 /// Maximum number of users that an error names.
 const MAX_NAMED_USERS: usize = 5;
 
 impl<E: Engine> Snapshots<'_, E> {
-    /// Removes a snapshot. If sandboxes or other snapshots still need its files, the snapshot loses
-    /// its name, is treated as an automatic one, and disappears with its last user.
+    /// Removes a snapshot. If a caller requested it and sandboxes or other snapshots still need its
+    /// files, the snapshot loses its name, is treated as an automatic one, and disappears with its
+    /// last user.
     ///
     /// # Errors
-    /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and was
-    /// automatic or removed before: the call would have no effect.
+    /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and is
+    /// automatic or was removed before.
     pub fn remove(self, id: &str) -> Result<SnapshotRecord, OperationError> {
         let (record, pin) = self.pin_removable(id)?;
-        if !record.kept
-            && let Some(user) = self.user_of(&record.id)
-        {
+        let is_removable = record.kept && record.purpose != SnapshotPurpose::Template;
+        if !is_removable && let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
                 user,

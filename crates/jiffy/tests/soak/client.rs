@@ -169,14 +169,20 @@ pub fn remove_snapshot(soak: &SoakModel, snapshot: &Arc<Snapshot>) -> Result<(),
     if snapshot.removed.swap(true, SeqCst) {
         return Ok(());
     }
-    locked(&soak.snapshots).retain(|s| s.id != snapshot.id);
+    {
+        let mut all = locked(&soak.snapshots);
+        locked(&soak.removed_snapshots).insert(snapshot.id.clone());
+        all.retain(|s| s.id != snapshot.id);
+    }
     let path = format!("/templates/{}", snapshot.id);
     let before = soak.kill_count();
     let reply = soak.api.call("DELETE", &path, &Value::Null);
     soak.count("remove snapshot", reply.is_done());
     if matches!(&reply, Reply::Answered(409, body) if body["error_code"] == "in_use") {
+        let mut all = locked(&soak.snapshots);
+        locked(&soak.removed_snapshots).remove(&snapshot.id);
         snapshot.removed.store(false, SeqCst);
-        locked(&soak.snapshots).push(snapshot.clone());
+        all.push(snapshot.clone());
         return Ok(());
     }
     match reply.is_done() || soak.killed_since(before) {

@@ -76,6 +76,8 @@ pub struct SoakModel {
     pub strays: Mutex<Vec<Instant>>,
     pub sandboxes: Mutex<Vec<Arc<Sandbox>>>,
     pub snapshots: Mutex<Vec<Arc<Snapshot>>>,
+    /// Ids of snapshots whose removal was requested. Locked after `snapshots`.
+    pub removed_snapshots: Mutex<BTreeSet<String>>,
     pub tally: Mutex<BTreeMap<&'static str, [u32; 2]>>,
     pub found: Mutex<Vec<String>>,
     numbers: AtomicU64,
@@ -145,6 +147,7 @@ impl SoakModel {
             strays: Mutex::default(),
             sandboxes: Mutex::default(),
             snapshots: Mutex::default(),
+            removed_snapshots: Mutex::default(),
             tally: Mutex::default(),
             found: Mutex::default(),
             numbers: AtomicU64::new(1),
@@ -174,7 +177,13 @@ impl SoakModel {
     }
 
     pub fn add_snapshot(&self, id: &str, family: u64, numbers: Numbers) {
-        locked(&self.snapshots).push(Arc::new(Snapshot {
+        let mut all = locked(&self.snapshots);
+        // A snapshot of a paused sandbox is the one in which it is paused: its id may be listed, or
+        // its removal may have been requested.
+        if all.iter().any(|s| s.id == id) || locked(&self.removed_snapshots).contains(id) {
+            return;
+        }
+        all.push(Arc::new(Snapshot {
             id: id.to_owned(),
             family,
             numbers,
