@@ -4,10 +4,11 @@ import email.utils
 import hashlib
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import layout
-from files import FILE_MODE, Entry, gzipped, place, write_file
+from files import FILE_MODE, PROGRAM_MODE, Entry, gzipped, place, write_file
 from inputs import GVISOR, ROOT, Inputs
 from licences import kernel_offer, kernel_patches
 
@@ -99,34 +100,45 @@ def host_files(inputs: Inputs) -> list[Entry]:
     return entries
 
 
-def write_package(
-    inputs: Inputs, name: str, entries: list[Entry], depends: str, more: str, control: Path | None
-) -> None:
-    root = inputs.work / f"deb-{name}"
-    place(entries, root, inputs.epoch)
-    size = sum((entry.size() + 1023) // 1024 for entry in entries)
-    summary, text = TEXTS[name]
-    about = root / "DEBIAN"
-    write_file(about / "control", CONTROL.format(
-        name=name, version=inputs.version, maintainer=MAINTAINER, size=size, depends=depends,
-        more=more, summary=summary, text=text).encode())
-    write_file(about / "md5sums", md5sums(entries))
-    if control:
-        write_file(about / "conffiles", b"/etc/jiffy/environment\n")
-        write_file(about / "templates", (control / "templates").read_bytes())
-        for script in ("config", "postinst", "prerm", "postrm"):
-            write_file(about / script, (control / script).read_bytes(), 0o755)
-    # dpkg-deb takes the modes and times of directories from the disk.
-    for directory in [root, *(path for path in root.rglob("*") if path.is_dir())]:
-        directory.chmod(0o755)
-    for path in [root, *root.rglob("*")]:
-        os.utime(path, (inputs.epoch, inputs.epoch), follow_symlinks=False)
-    target = inputs.out / f"{name}_{inputs.version}_amd64.deb"
-    compression = ["-Zgzip", "-z1"] if inputs.fast else ["-Zxz", "-z9", "--threads-max=1"]
-    command = ["dpkg-deb", "--root-owner-group", *compression, "--build", root, target]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    target.chmod(FILE_MODE)
-    inputs.contents[target.name] = "gvisor" if name == "jiffy-gvisor" else "host"
+@dataclass
+class Package:
+    name: str
+    entries: list[Entry]
+    depends: str
+    # Further fields of the control file, as lines.
+    fields: str = ""
+    # Directory with maintainer scripts.
+    scripts: Path | None = None
+
+    def control(self, inputs: Inputs) -> str:
+        summary, text = TEXTS[self.name]
+        size = sum((entry.size() + 1023) // 1024 for entry in self.entries)
+        return CONTROL.format(
+            name=self.name, version=inputs.version, maintainer=MAINTAINER, size=size,
+            depends=self.depends, more=self.fields, summary=summary, text=text)
+
+    def write(self, inputs: Inputs) -> None:
+        root = inputs.work / f"deb-{self.name}"
+        place(self.entries, root, inputs.epoch)
+        about = root / "DEBIAN"
+        write_file(about / "control", self.control(inputs).encode())
+        write_file(about / "md5sums", md5sums(self.entries))
+        if self.scripts:
+            write_file(about / "conffiles", b"/etc/jiffy/environment\n")
+            write_file(about / "templates", (self.scripts / "templates").read_bytes())
+            for script in ("config", "postinst", "prerm", "postrm"):
+                write_file(about / script, (self.scripts / script).read_bytes(), PROGRAM_MODE)
+        # dpkg-deb takes the modes and times of directories from the disk.
+        for path in [root, *root.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o755)
+            os.utime(path, (inputs.epoch, inputs.epoch))
+        target = inputs.out / f"{self.name}_{inputs.version}_amd64.deb"
+        compression = ["-Zgzip", "-z1"] if inputs.fast else ["-Zxz", "-z9", "--threads-max=1"]
+        command = ["dpkg-deb", "--root-owner-group", *compression, "--build", root, target]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        target.chmod(FILE_MODE)
+        inputs.contents[target.name] = "gvisor" if self.name == "jiffy-gvisor" else "host"
 
 
 def md5sums(entries: list[Entry]) -> bytes:
@@ -139,14 +151,19 @@ def md5sums(entries: list[Entry]) -> bytes:
     return "".join(lines).encode()
 
 
-def build(inputs: Inputs) -> None:
+def packages(inputs: Inputs) -> list[Package]:
     entries = host_files(inputs) + documents(inputs, "jiffy", inputs.licences["host"])
-    write_package(inputs, "jiffy", entries, DEPENDS, f"Recommends: {RECOMMENDS}\n", DEBIAN)
+    found = [Package("jiffy", entries, DEPENDS, f"Recommends: {RECOMMENDS}\n", DEBIAN)]
     if GVISOR in inputs.programs:
         entries = [layout.gvisor_program(inputs).below("usr")]
         entries += documents(inputs, "jiffy-gvisor", inputs.licences["gvisor"])
         # The process that isolates a sandbox starts itself again in an empty root.
         override = f"jiffy-gvisor: statically-linked-binary [usr/lib/jiffy/{GVISOR}]\n"
         entries.append(Entry("usr/share/lintian/overrides/jiffy-gvisor", override.encode()))
-        version = f"jiffy (= {inputs.version})"
-        write_package(inputs, "jiffy-gvisor", entries, version, "", None)
+        found.append(Package("jiffy-gvisor", entries, f"jiffy (= {inputs.version})"))
+    return found
+
+
+def build(inputs: Inputs) -> None:
+    for package in packages(inputs):
+        package.write(inputs)

@@ -184,6 +184,8 @@ mkdir -p "$prefix" 2>/dev/null && [ -w "$prefix" ] ||
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
+# The reader of the messages may be gone.
+trap 'exit 141' PIPE
 for old in "$prefix"/.jiffy-install.*; do
     # An installation that was interrupted by a power failure.
     if [ -d "$old" ] && ! kill -0 "${old##*.}" 2>/dev/null; then rm -rf "$old"; fi
@@ -239,6 +241,7 @@ done <"$work/files"
 # Files of the previous version only.
 LC_ALL=C comm -23 "$manifest" "$work/files" | while read -r name; do rm -f "$prefix/$name"; done
 mv "$work/files" "$manifest"
+rm -rf "$work"
 
 echo "jiffy $("$prefix/bin/jiffy" --version 2>/dev/null | cut -d ' ' -f 2) is installed in $prefix."
 case :$PATH: in
