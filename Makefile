@@ -125,8 +125,9 @@ install: ## install into PREFIX (/usr/local); run `make build` first
 	@scripts/package --programs $(RELEASE) --install "$(DESTDIR)$(PREFIX)" --prefix "$(PREFIX)"
 
 .PHONY: package
-package: build ## build packages into target/packages: wheels, .deb, archive, npm, image; with the stock templates that are built
-	@scripts/step "building packages" packaging/all $(RELEASE)
+package: ## build packages into target/packages: wheels, .deb, archive, npm, image; with the stock templates that are built
+	@packaging/programs $(TARGET_DIR)/reproducible/programs
+	@scripts/step "building packages" packaging/all $(TARGET_DIR)/reproducible/programs
 
 .PHONY: clean
 clean: ## remove build results (not the data directory with templates)

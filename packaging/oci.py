@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -52,7 +53,10 @@ def debian_root(inputs: Inputs) -> Path:
     options.append("--dpkgopt=path-include=/usr/share/doc/*/copyright")
     key = hashlib.sha256(" ".join([SUITE, packages, *options]).encode()).hexdigest()[:16]
     path = inputs.cache / f"image-root-{key}.tar"
-    subprocess.run([ROOT / "packaging/debian-root", SUITE, path, packages, *options], check=True)
+    # A constant time, as the root may be older than the commit.
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
+    command = [ROOT / "packaging/debian-root", SUITE, path, packages, *options]
+    subprocess.run(command, check=True, env=environment)
     return path
 
 
