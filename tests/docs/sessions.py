@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # Maximum time of one block, in seconds.
-BLOCK_TIMEOUT = 60
+BLOCK_TIMEOUT = 120
 SHELL = r"""
 __requests=$1 __replies=$2
 shift 2
