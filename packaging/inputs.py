@@ -50,10 +50,6 @@ class Inputs:
         command = [self.programs["jiffy"], *arguments]
         return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
-    def has_references(self) -> bool:
-        probe = [self.programs["jiffy"], "completions", "bash"]
-        return subprocess.run(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-
     def man_pages(self) -> list[Entry]:
         directory = self.work / "man"
         if not directory.exists():

@@ -34,8 +34,6 @@ def package_files(inputs: Inputs, kind: str) -> list[Entry]:
 
 def references(inputs: Inputs, packed: bool = False) -> list[Entry]:
     """Completions of shells, and man pages."""
-    if not inputs.has_references():
-        return []
     entries = [Entry(name, inputs.output_of("completions", shell)) for shell, name in SHELLS.items()]
     for page in inputs.man_pages():
         if packed:
