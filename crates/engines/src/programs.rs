@@ -1,8 +1,9 @@
 //! Paths of the other programs of Jiffy.
 
+use jiffy_installation::{Component, Installation, Package};
 use jiffy_microvm::Vmm;
-use std::path::{Path, PathBuf};
-use std::{env, fs, io};
+use std::env;
+use std::path::PathBuf;
 
 /// The VMM, the guest agent, the helper for gVisor, and the process of functions.
 #[derive(Debug, Clone)]
@@ -17,17 +18,19 @@ pub struct Programs {
     pub functions: Result<PathBuf, ProgramError>,
 }
 
-/// Why there are no programs to use.
+/// Error of the search for programs.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ProgramError {
-    /// It is not there.
-    #[error("cannot find {name} ({why}): run `make build`, or name it in {variable}")]
+    /// A program of Jiffy does not exist.
+    #[error("cannot find {name} ({searched}): {remedy}, or name it in {variable}")]
     Missing {
-        /// Its name.
+        /// File name.
         name: &'static str,
         /// Places that were searched.
-        why: String,
-        /// Environment variable that names it.
+        searched: String,
+        /// Command that installs the program.
+        remedy: &'static str,
+        /// Environment variable that may contain the path.
         variable: &'static str,
     },
     /// The jail of VMMs is not configured.
@@ -60,35 +63,28 @@ fn jailed() -> Result<bool, ProgramError> {
 }
 
 fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramError> {
-    let failed = |why: String| ProgramError::Missing {
+    let component = match name {
+        "jiffy-gvisor" => Component::Gvisor,
+        _ => Component::Host,
+    };
+    let missing = |searched: String, package: Package| ProgramError::Missing {
         name,
-        why,
+        searched,
+        remedy: package.remedy(component),
         variable,
     };
+    let installation = Installation::current();
+    let installation = installation.map_err(|e| missing(e.to_string(), Package::Source))?;
+    let package = installation.package();
     if let Some(path) = env::var_os(variable).filter(|v| !v.is_empty()) {
         let path = PathBuf::from(path);
-        return usable(&path)
-            .map(|()| path.clone())
-            .map_err(|e| failed(format!("{}: {e}", path.display())));
+        return match path.is_file() {
+            true => Ok(path),
+            false => Err(missing(format!("{} is no file", path.display()), package)),
+        };
     }
-    let own = env::current_exe().map_err(|e| failed(e.to_string()))?;
-    let beside = own.parent().unwrap_or(Path::new("/"));
-    // Tests run from `deps/` below the directory that holds the programs.
-    let places = [
-        beside.join(name),
-        beside.join("../lib/jiffy").join(name),
-        beside.join("..").join(name),
-    ];
-    places
-        .into_iter()
-        .find(|p| usable(p).is_ok())
-        .ok_or_else(|| failed(format!("looked beside {}", own.display())))
-}
-
-fn usable(path: &Path) -> io::Result<()> {
-    if fs::metadata(path)?.is_file() {
-        Ok(())
-    } else {
-        Err(io::Error::other("not a file"))
-    }
+    let directory = installation.programs().display().to_string();
+    installation
+        .program(name)
+        .ok_or_else(|| missing(format!("searched {directory} and ../lib/jiffy"), package))
 }

@@ -1,6 +1,7 @@
 //! Errors of the gVisor engine.
 
 use jiffy_agent_client::GreetingError;
+use jiffy_installation::{Component, Package};
 use jiffy_proto::channel::ChannelError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,9 @@ use std::path::{Path, PathBuf};
 pub enum GvisorError {
     /// The helper program could not be started.
     #[error(
-        "cannot start {}: {source}; build it with `make build`, or name it in JIFFY_GVISOR",
-        path.display()
+        "cannot start {}: {source}; {}, or name it in JIFFY_GVISOR",
+        path.display(),
+        Package::current().remedy(Component::Gvisor)
     )]
     Spawn {
         /// Path of the program.

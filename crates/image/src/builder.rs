@@ -5,6 +5,7 @@ use crate::erofs::{self, ImageRoot, WriteImageError};
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use crate::images::ImageStore;
+use crate::import::ImportError;
 use crate::lock::Lock;
 use crate::manifest::{
     Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, TemplateManifest, Visibility,
@@ -15,6 +16,7 @@ use crate::reference::Reference;
 use crate::rootfs::{self, BuildSite, EPOCH, RootfsError};
 use crate::rootfs_layer;
 use crate::template::{MANIFEST, Template, TemplateError, Templates};
+use crate::transfer;
 use crate::verified::VerifyError;
 use crate::version;
 use jiffy_engine::Startup;
@@ -35,6 +37,13 @@ pub enum BuildError {
          FILE` there, `jiffy template import FILE` here"
     )]
     NotRoot,
+    #[error("cannot use the template file {origin}: {source}")]
+    TemplateFile {
+        /// Path or URL.
+        origin: String,
+        /// Cause.
+        source: Box<ImportError>,
+    },
     #[error("a recipe adds to templates of one image; `{name}` has {images}")]
     Stacked { name: String, images: usize },
     #[error(transparent)]
@@ -68,12 +77,16 @@ pub(crate) fn build_if_needed(
     recipe: &Recipe,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Template, BuildError> {
+    if let Some(template) = up_to_date(templates, recipe)? {
+        return Ok(template);
+    }
+    if let Some(template) = transfer::import_stock(templates, recipe, on_progress)? {
+        return Ok(template);
+    }
     // Held until this template is published, so that its image is not removed.
     let below = match &recipe.from {
-        Some(from) if up_to_date(templates, recipe)?.is_none() => {
-            Some(build_if_needed(templates, home, from, on_progress)?)
-        }
-        _ => None,
+        Some(from) => Some(build_if_needed(templates, home, from, on_progress)?),
+        None => None,
     };
     let make_root: MakeRoot<'_> = &mut |site, on_progress| {
         if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::maps_only_itself() {

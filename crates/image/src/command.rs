@@ -22,6 +22,12 @@ pub enum CommandError {
         program: &'static str,
         package: &'static str,
     },
+    #[error(
+        "cannot run {program} in a chroot, which forbids private mounts and user namespaces: enter \
+         the directory with pivot_root, systemd-nspawn or a container, or import a template file \
+         (`jiffy template import`)"
+    )]
+    Chroot { program: &'static str },
     #[error("cannot run {program}")]
     Run {
         program: &'static str,
@@ -208,6 +214,9 @@ impl Tool {
                 program,
                 package: self.package,
             },
+            io::ErrorKind::InvalidInput if private_mounts && jiffy_rootless::is_chroot() => {
+                CommandError::Chroot { program }
+            }
             _ => CommandError::Run { program, source },
         })?;
         // The command holds the write end as well, which would keep the output open.

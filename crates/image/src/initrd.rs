@@ -5,6 +5,7 @@ use crate::erofs::WriteImageError;
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
 use crate::verified::{FileCheck, VerifiedFile, VerifyError, sum_of};
+use jiffy_installation::{Component, Package};
 use std::io::Write;
 
 /// An initial ramdisk with the guest agent as `/init`.
@@ -16,7 +17,10 @@ pub struct Initrd<'a> {
 /// Error of the initial ramdisk.
 #[derive(Debug, thiserror::Error)]
 pub enum InitrdError {
-    #[error("the guest agent is not an ELF program: build it with `make build`")]
+    #[error(
+        "the guest agent is not an ELF program: {}",
+        Package::current().remedy(Component::Host)
+    )]
     NotAProgram,
     #[error("the guest agent is {size} bytes, more than an initial ramdisk can hold (4 GiB)")]
     TooLarge { size: usize },

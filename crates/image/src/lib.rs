@@ -65,7 +65,7 @@ pub use reference::{
 };
 pub use template::{Template, TemplateError, Templates};
 pub use template_index::TemplateSummary;
-pub use transfer::TemplateFiles;
+pub use transfer::{FileImport, FileTrust, KnownDigests, TemplateFiles};
 pub use verified::{VerifiedFile, VerifyError};
 
 /// Notes that a test is skipped: in its output, and in the list that `scripts/test` counts.

@@ -86,30 +86,47 @@ impl Templates {
         archive.into_inner()?.finish()?.flush()
     }
 
-    /// Imports the template in a file as `name`, or under its own name. Needs no more disk space
-    /// than its images. Visibility as in [`crate::Import`]; that in the file is ignored.
+    /// Imports the template in a file. Needs no more disk space than the template's images.
+    ///
+    /// # Errors
+    /// Nothing is published if the file is damaged, or if [`FileImport::trust`] does not cover it.
     pub fn import_file(
         &self,
         from: impl Read,
-        name: Option<&str>,
-        visibility: Option<Visibility>,
-        limits: UnpackLimits,
+        import: &FileImport,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
-        let packed = LayerStream::open(from, &limits).map_err(unreadable)?;
+        let FileImport { limits, trust, .. } = import;
+        trust.check()?;
+        let mut file = HashedReader::new(from);
+        let packed = LayerStream::open(file.clone(), limits).map_err(unreadable)?;
         let mut archive = Archive::new(packed);
         // Raw entries: exports have no extended headers, which would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = first(entries.next())?;
-        let name = name.map_or_else(|| manifest.reference(), str::to_owned);
-        let reference = check_name(&name, visibility)?;
+        let own_name = || manifest.reference();
+        let name = import.name.clone().unwrap_or_else(own_name);
+        let (reference, visibility) = match Reference::parse(&name)? {
+            stock if stock.is_stock() => (stock, Some(Visibility::Public)),
+            _ => (check_name(&name, import.visibility)?, import.visibility),
+        };
+        trust.check_recipe(&reference, &manifest)?;
         manifest.owner = None;
         manifest.rename(&reference);
         let images = Images {
             limit: limits.bytes,
             open: |sum: &ImageSum| next(entries.next(), &entry_name(sum), Some(sum.size)),
+            confirm: || {
+                let digest = || file.finish(limits.bytes).map_err(unreadable_io);
+                trust.check_digest(&reference, digest)
+            },
         };
-        self.bring_all(manifest, &reference, visibility, true, images, on_progress)?;
+        let imported = self.bring_all(manifest, &reference, visibility, true, images, on_progress);
+        if let Err(error) = imported {
+            // Images of the file may be in the store already.
+            self.prune_if_idle();
+            return Err(error);
+        }
         let template = self.get(&name)?;
         self.prune_if_idle();
         Ok(template)
@@ -123,7 +140,10 @@ impl Templates {
         reference: &Reference,
         visibility: Option<Visibility>,
         published: bool,
-        mut images: Images<impl FnMut(&ImageSum) -> Result<R, ImportError>>,
+        mut images: Images<
+            impl FnMut(&ImageSum) -> Result<R, ImportError>,
+            impl FnOnce() -> Result<(), ImportError>,
+        >,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<(), ImportError> {
         sound(&manifest.defaults, &manifest.startup)?;
@@ -153,6 +173,7 @@ impl Templates {
             done += sum.size;
             on_progress(percent(done, all));
         }
+        (images.confirm)()?;
         match published {
             true => builder::publish(self, &manifest, &work, &lock)?,
             false => version::keep(&self.home, &manifest)?,
@@ -163,11 +184,26 @@ impl Templates {
 }
 
 /// Images of a template from elsewhere.
-struct Images<F> {
-    /// Most bytes that they may have.
+struct Images<F, C> {
+    /// Maximum total size in bytes.
     limit: u64,
-    /// Opens one; called once for each, in order.
+    /// Opens an image; called once for each image, in order.
     open: F,
+    /// Checks the source after all images were read, before the template is published.
+    confirm: C,
+}
+
+/// Settings of the import of an exported template.
+#[derive(Debug, Clone, Default)]
+pub struct FileImport {
+    /// Name of the template. Defaults to the name in the file.
+    pub name: Option<String>,
+    /// Visibility as in [`crate::Import`]. The visibility in the file is ignored.
+    pub visibility: Option<Visibility>,
+    /// Limits of the unpacked archive.
+    pub limits: UnpackLimits,
+    /// Trust in the file.
+    pub trust: FileTrust,
 }
 
 /// Reads one image, unless it exists, and adds it to the store if its digest matches.
@@ -272,8 +308,14 @@ impl Read for FileAt<'_> {
     }
 }
 
+mod download;
+mod search;
 mod shared;
+mod trust;
+pub(crate) use search::import_stock;
 pub use shared::TemplateFiles;
+use trust::HashedReader;
+pub use trust::{FileTrust, KnownDigests};
 
 #[cfg(test)]
 mod tests;

@@ -22,7 +22,7 @@ mod store_args;
 mod template;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiffy_client::ServerOptions;
 use std::path::PathBuf;
 
@@ -51,7 +51,7 @@ pub use serve::ServeArgs;
 pub use site::SiteArgs;
 pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVerifyArgs};
 pub use store_args::{StoreArgs, StoreTargetArgs};
-pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
+pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
 
 /// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.
 #[derive(Debug, Parser)]
@@ -149,6 +149,43 @@ pub enum Command {
     /// Start, stop and look at the daemon in the background
     #[command(subcommand)]
     Daemon(DaemonCommand),
+    /// Print a script that completes command lines in a shell
+    #[command(after_help = "Examples:
+  source <(jiffy completions bash)                             for this shell
+  jiffy completions zsh > ~/.zfunc/_jiffy
+  jiffy completions fish > ~/.config/fish/completions/jiffy.fish")]
+    Completions {
+        /// Shell
+        shell: CompletionShell,
+    },
+    /// Write manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory of the pages
+        directory: PathBuf,
+    },
+}
+
+/// Shells with completions.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum CompletionShell {
+    /// GNU Bash
+    Bash,
+    /// Z shell
+    Zsh,
+    /// fish
+    Fish,
+}
+
+impl CompletionShell {
+    /// Name of the program.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+        }
+    }
 }
 
 /// `jiffy daemon`.

@@ -9,11 +9,13 @@ extern crate jiffy_client;
 mod bench;
 mod cli;
 mod columns;
+mod completion;
 mod daemon_command;
 mod doctor;
 mod error_text;
 mod function;
 mod key;
+mod manual;
 mod rootless;
 mod run;
 mod sandbox;
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
     }
     // This very program, also when its file has been replaced.
     jiffy_image::set_unpacker_program("/proc/self/exe");
+    completion::answer_shell();
     let cli = Cli::read();
     rootless::enter_for(&cli.command);
     let (result, failed) = match &cli.command {
@@ -88,6 +91,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Serve(args) => (serve_command::run(args), 1),
+        Command::Completions { shell } => (completion::print_script(*shell), 1),
+        Command::Man { directory } => (manual::write(directory), 1),
         Command::Shell(args) => (sandbox::shell::run(args), FAILURE_EXIT_CODE),
         Command::Exec(args) => (sandbox::exec::run(args), FAILURE_EXIT_CODE),
         command => (sandbox::run(command), 1),

@@ -6,10 +6,14 @@ mod prune;
 mod shared;
 mod show;
 
-use crate::cli::{TemplateBuildArgs, TemplateCommand};
+use crate::cli::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs};
 use anyhow::Context;
 use jiffy_client::progress::TemplateProgress;
-use jiffy_image::{Home, Recipe, Template, TemplateManifest, Templates, UnpackLimits, Visibility};
+use jiffy_image::{
+    FileImport, FileTrust, Home, KnownDigests, Recipe, Template, TemplateManifest, Templates,
+    Visibility,
+};
+use jiffy_pull::PullerProgram;
 use serde_json::{Value, json};
 use show::short;
 
@@ -63,15 +67,9 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             )?;
         }
         TemplateCommand::Export { name, file, json } => export(&templates, name, file, *json)?,
-        TemplateCommand::Import {
-            file,
-            name,
-            public,
-            json,
-        } => {
-            let wanted = public.then_some(Visibility::Public);
-            let made = import_file(&templates, file, name.as_deref(), wanted)?;
-            built(&made.manifest, *json)?;
+        TemplateCommand::Import(args) => {
+            let template = import_file(&templates, args)?;
+            built(&template.manifest, args.json)?;
         }
         TemplateCommand::Push { name, target, json } => shared::push(&home, name, target, *json)?,
         TemplateCommand::Pull {
@@ -153,20 +151,31 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     print_result(json, &text, value)
 }
 
-fn import_file(
-    templates: &Templates,
-    from: &Path,
-    name: Option<&str>,
-    wanted: Option<Visibility>,
-) -> anyhow::Result<Template> {
+fn import_file(templates: &Templates, args: &TemplateImportArgs) -> anyhow::Result<Template> {
+    let from = &args.file;
+    let url = from.to_str().filter(|text| text.contains("://"));
+    let import = FileImport {
+        name: args.name.clone(),
+        visibility: args.public.then_some(Visibility::Public),
+        trust: FileTrust {
+            sha256: args.sha256.clone(),
+            known: KnownDigests::of_installation(),
+            force: args.force,
+            must_be_known: url.is_some(),
+        },
+        ..FileImport::default()
+    };
     let mut bar = TemplateProgress::new("import");
-    let limits = UnpackLimits::default();
     let mut on_progress = |p: jiffy_image::Progress<'_>| bar.update(p);
     let imported = if from.as_os_str() == "-" {
-        templates.import_file(io::stdin().lock(), name, wanted, limits, &mut on_progress)
+        templates.import_file(io::stdin().lock(), &import, &mut on_progress)
+    } else if let Some(url) = url {
+        templates
+            .download(url, PullerProgram::default(), &mut on_progress)
+            .and_then(|file| templates.import_file(file, &import, &mut on_progress))
     } else {
         let file = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
-        templates.import_file(file, name, wanted, limits, &mut on_progress)
+        templates.import_file(file, &import, &mut on_progress)
     };
     bar.finish();
     imported.with_context(|| format!("cannot import {}", from.display()))

@@ -83,10 +83,32 @@ fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> S
     assert!(fails(&["exec", "web", "--", "true"]).contains("sandbox `web` does not exist"));
 }
 
+/// Completes a command line in bash.
+fn completed(test_home: &TestHome, words: &[&str]) -> String {
+    let script = "source <(jiffy completions bash); words=(jiffy \"$@\"); COMP_WORDS=(\"${words[@]}\"); \
+                  COMP_CWORD=$#; _clap_complete_jiffy jiffy \"${words[-1]}\" \"${words[-2]}\"; \
+                  printf '%s\n' \"${COMPREPLY[@]}\"";
+    let program = support::jiffy(&[]).get_program().to_owned();
+    let directory = std::path::Path::new(&program).parent().unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let output = std::process::Command::new("bash")
+        .args(["-c", script, "bash"])
+        .args(words)
+        .env("PATH", format!("{}:{path}", directory.display()))
+        .env("JIFFY_HOME", test_home.dir.path())
+        .output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
 /// Lists snapshots with their sizes, and removes snapshots, used ones and unused data.
 fn snapshots_and_prune(test_home: &TestHome) {
     let id = test_home.ok(&["create", "--name", "kept"]);
     let before = test_home.ok(&["snapshot", "kept", "--name", "before"]);
+    let words = completed(test_home, &["exec", "ke"]);
+    assert_eq!(words.lines().collect::<Vec<_>>(), ["kept"]);
+    let words = completed(test_home, &["rollback", "kept", "be"]);
+    assert_eq!(words.lines().collect::<Vec<_>>(), ["before"]);
+    assert!(completed(test_home, &["snap"]).contains("snapshots"));
     test_home.ok(&["fork", "kept"]);
     let table = test_home.ok(&["snapshots"]);
     assert_eq!(line(&table, &before[..8])[1..3], ["before", "asked"]);

@@ -41,13 +41,23 @@ pub struct Vmm {
 
 /// Failure to make the VMM's namespaces.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot confine the VMM: {what}: {source}; the host must allow root to make user namespaces (sysctl user.max_user_namespaces), \
-     or JIFFY_JAIL=off must allow VMMs that run as the user who starts them"
-)]
+#[error("cannot confine the VMM: {what}: {source}; {}", remedy())]
 pub struct JailError {
     what: &'static str,
     source: io::Error,
+}
+
+fn remedy() -> &'static str {
+    match jiffy_rootless::is_chroot() {
+        true => {
+            "a chroot forbids user namespaces: enter the directory with pivot_root, systemd-nspawn or \
+             a container"
+        }
+        false => {
+            "allow user namespaces on this host (sysctl user.max_user_namespaces), or set \
+             JIFFY_JAIL=off to run VMMs as the user who starts them"
+        }
+    }
 }
 
 fn failed(what: &'static str) -> impl Fn(io::Error) -> JailError {

@@ -10,6 +10,7 @@
 mod cancel;
 mod connection_gate;
 mod error;
+mod file_url;
 pub mod process;
 mod proxy;
 mod puller;
@@ -24,6 +25,7 @@ mod wire;
 pub use cancel::{Cancel, CancelGuard};
 pub use connection_gate::ConnectionGate;
 pub use error::{PullError, PullFault};
+pub use file_url::FileUrl;
 pub use puller::{Credentials, PullTarget, Puller, PullerProgram};
 pub use queue::{PullPermit, PullQueue};
 pub use registries::{PullSettings, Registries};

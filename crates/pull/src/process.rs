@@ -105,6 +105,14 @@ fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) ->
                     client.blob(digest, *offset, *most).await?;
                     Ok(PullResponse::Done)
                 }
+                PullRequest::File {
+                    target,
+                    offset,
+                    most,
+                } => {
+                    client.file(target, *offset, *most).await?;
+                    Ok(PullResponse::Done)
+                }
                 PullRequest::Has { digest, size } => {
                     client.has(digest, *size).await.map(PullResponse::Has)
                 }

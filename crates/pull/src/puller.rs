@@ -183,18 +183,47 @@ impl Puller {
         most: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), PullError> {
-        let order = PullRequest::Blob {
+        let request = PullRequest::Blob {
             digest: digest.to_owned(),
             offset,
             most,
         };
+        self.stream(layer, &request, offset, most, sink)
+    }
+
+    /// Streams the file at a path and query of the host from `offset`; offset and bytes are at most
+    /// `most`.
+    pub fn file(
+        &mut self,
+        layer: &mut LayerPull,
+        target: &str,
+        offset: u64,
+        most: u64,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), PullError> {
+        let request = PullRequest::File {
+            target: target.to_owned(),
+            offset,
+            most,
+        };
+        self.stream(layer, &request, offset, most, sink)
+    }
+
+    fn stream(
+        &mut self,
+        layer: &mut LayerPull,
+        request: &PullRequest,
+        offset: u64,
+        most: u64,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), PullError> {
         let mut left = most.saturating_sub(offset);
         let mut take = |chunk: &[u8]| {
             let rest = left.checked_sub(chunk.len() as u64);
             left = rest.ok_or(PullFault::TooLong(most))?;
             sink(chunk).map_err(PullError::Sink)
         };
-        match self.exchange(&order, &mut layer.0, &mut take)? {
+        match self.exchange(request, &mut layer.0, &mut take)? {
             PullResponse::Done => Ok(()),
             _ => Err(nonsense()),
         }

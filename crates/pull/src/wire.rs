@@ -37,6 +37,12 @@ pub(crate) enum PullRequest {
         offset: u64,
         most: u64,
     },
+    /// File at a path and query of the host, from `offset`; `most` bounds offset and data together.
+    File {
+        target: String,
+        offset: u64,
+        most: u64,
+    },
     /// Asks if the registry has a blob of this size; answered with [`PullResponse::Has`].
     Has { digest: String, size: u64 },
     /// Answer to [`PullResponse::Connect`], with the connection attached.

@@ -8,6 +8,7 @@
 //! A *holder* ([`holder`]) keeps the namespaces and the uplink while they are in use: by the
 //! process that started it, and by sandboxes that outlive a daemon.
 
+mod chroot;
 mod enter;
 pub mod holder;
 mod ids;
@@ -20,6 +21,7 @@ mod subordinate_ids;
 mod support;
 mod uplink;
 
+pub use chroot::is_chroot;
 pub use enter::{EnterError, EnterOptions, enter};
 pub use ids::{has_host_ids, is_host_root, maps_only_itself};
 pub use privileges::drop_privileges;

@@ -74,6 +74,12 @@ fn namespaces() -> Result<(), MissingRequirement> {
         let text = fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default();
         text.trim().to_owned()
     };
+    if crate::is_chroot() {
+        return Err(MissingRequirement {
+            what: "a chroot forbids user namespaces".to_owned(),
+            remedy: "enter the directory with pivot_root, systemd-nspawn or a container".to_owned(),
+        });
+    }
     let (what, remedy) = userns_obstacle(
         &read("user/max_user_namespaces"),
         &read("kernel/unprivileged_userns_clone"),

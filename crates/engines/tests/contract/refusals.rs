@@ -67,7 +67,8 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
     if place.engine == EngineName::Gvisor {
         let gone = ProgramError::Missing {
             name: "jiffy-gvisor",
-            why: "it was removed".to_owned(),
+            searched: "it was removed".to_owned(),
+            remedy: "run `make build`",
             variable: "JIFFY_GVISOR",
         };
         let mut programs = programs();

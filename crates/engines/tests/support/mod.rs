@@ -51,7 +51,8 @@ pub fn programs() -> Programs {
             .filter(|path| path.exists())
             .ok_or(ProgramError::Missing {
                 name: "jiffy-gvisor",
-                why: format!("looked in {}", directory.display()),
+                searched: format!("searched {}", directory.display()),
+                remedy: "run `make build`",
                 variable: "JIFFY_BIN_DIR",
             }),
         functions: Ok(directory.join("jiffy-functions")),

@@ -4,6 +4,7 @@ use crate::builder::BuildError;
 use crate::file::FileError;
 use crate::layer::LayerError;
 use crate::template::TemplateError;
+use jiffy_pull::PullError;
 use std::path::PathBuf;
 
 /// Error of an import.
@@ -12,11 +13,29 @@ pub enum ImportError {
     #[error("`{name}` is the name of a stock template: choose another one with --name")]
     Stock { name: String },
     #[error(
+        "the file has another recipe of the stock template `{name}` than this version of jiffy: use the \
+         file of this version, choose another name with --name, or pass --force"
+    )]
+    OtherRecipe { name: String },
+    #[error(
+        "the file has the SHA-256 {digest}, which is not in the list of this package, and would become \
+         the stock template `{name}`: compare the digest with that of its publisher and pass it with \
+         --sha256, choose another name with --name, or pass --force"
+    )]
+    UnknownFile { name: String, digest: String },
+    #[error(
+        "the file has the SHA-256 {digest}, which is not in the list of this package: if its publisher \
+         states the same digest, run `jiffy template import` with --sha256"
+    )]
+    UnknownDownload { digest: String },
+    #[error(
         "making a template of an image, or of what a sandbox changed, needs root of this host, to \
          give files to their owners and to mark what was removed: run it with sudo, or take the \
          template along (`jiffy template export` as root, `jiffy template import` as this user)"
     )]
     NotRoot,
+    #[error("cannot download {url}: {source}")]
+    Download { url: String, source: PullError },
     #[error("the import was cancelled")]
     Cancelled,
     /// The owner's disk quota is exhausted.

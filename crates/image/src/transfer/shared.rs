@@ -91,6 +91,7 @@ impl Templates {
                 let file = file.ok_or_else(|| ImportError::image("an image is missing".to_owned()));
                 file.map(|file| FromStart { file, offset: 0 })
             },
+            confirm: || Ok(()),
         };
         let told = parsed.clone();
         self.bring_all(

@@ -1,6 +1,8 @@
 use super::*;
 use crate::builder::tests::{FakeRecipe, home};
 use crate::home::Home;
+use crate::recipe::Recipe;
+use crate::verified::sum_of;
 use std::fs;
 
 /// Names and contents in an archive.
@@ -14,7 +16,21 @@ fn exported(home: &Home, name: &str) -> Vec<u8> {
 }
 
 fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, ImportError> {
-    Templates::new(home).import_file(file, name, None, UnpackLimits::default(), &mut |_| ())
+    imported_with(home, file, name, FileTrust::default())
+}
+
+fn imported_with(
+    home: &Home,
+    file: &[u8],
+    name: Option<&str>,
+    trust: FileTrust,
+) -> Result<Template, ImportError> {
+    let import = FileImport {
+        name: name.map(str::to_owned),
+        trust,
+        ..FileImport::default()
+    };
+    Templates::new(home).import_file(file, &import, &mut |_| ())
 }
 
 /// Unpacks an archive, to be changed and packed again.
@@ -83,7 +99,7 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
     assert!(refused(&|e| drop(e.pop())).contains("is missing"));
     assert!(refused(&|e| e.reverse()).contains("template.json is missing"));
     assert!(refused(&|e| e[0].1 = vec![b' '; 2 << 20]).contains("too long"));
-    assert!(refused(&|e| said(e, "\"one\"", "\"base\"")).contains("stock template"));
+    assert!(refused(&|e| said(e, "\"one\"", "\"base\"")).contains("another recipe"));
     assert!(refused(&|e| said(e, "\"one\"", "\"../one\"")).contains("not a template name"));
     assert!(refused(&|e| said(e, "\"disk_mib\": 64", "\"disk_mib\": 0")).contains("isk"));
     let size = format!("\"size\": {size}");
@@ -156,4 +172,160 @@ fn a_stock_template_of_another_recipe_does_not_replace_the_own_one() {
     let version = files.template.manifest.version();
     let kept = version::find(&Templates::new(&there), &format!("base@{version}"));
     assert_eq!(kept.unwrap().images, files.template.manifest.images);
+}
+
+/// Returns an export of a template that claims to be the stock template `base` of this version.
+fn stock_file() -> Vec<u8> {
+    let (_dir, here) = home();
+    let made = FakeRecipe::new("one").build(&here).unwrap();
+    let mut entries = taken_apart(&exported(&here, "one"));
+    let text = String::from_utf8(entries[0].1.clone()).unwrap();
+    let text = text.replace("\"one\"", "\"base\"").replace(
+        &made.manifest.recipe_sha256,
+        Recipe::built_in("base").unwrap().hash(),
+    );
+    entries[0].1 = text.into_bytes();
+    packed(&entries)
+}
+
+#[test]
+fn a_file_becomes_a_stock_template_only_with_a_known_digest_and_the_own_recipe() {
+    let (_dir, there) = home();
+    let file = stock_file();
+    let digest = sum_of(&file);
+    let with = |trust: FileTrust| imported_with(&there, &file, None, trust);
+    let named = |text: &str| FileTrust {
+        sha256: Some(text.to_owned()),
+        ..FileTrust::default()
+    };
+    assert!(matches!(
+        with(FileTrust::default()),
+        Err(ImportError::UnknownFile { digest: found, .. }) if found == digest
+    ));
+    assert!(matches!(
+        with(named(&"0".repeat(64))),
+        Err(ImportError::Digest { .. })
+    ));
+    assert!(matches!(with(named("abc")), Err(ImportError::Choice(_))));
+    for directory in [there.templates(), there.images()] {
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+    }
+    // Data after the archive belongs to the file.
+    let longer = [&file[..], b"x"].concat();
+    assert!(imported_with(&there, &longer, None, named(&digest)).is_err());
+
+    let known = KnownDigests::parse(&format!("{digest}  base.tpl\n"));
+    let listed = FileTrust {
+        known,
+        must_be_known: true,
+        ..FileTrust::default()
+    };
+    for trust in [listed, named(&digest.to_uppercase())] {
+        let template = with(trust).unwrap();
+        assert_eq!(template.manifest.visibility, Visibility::Public);
+        // No create builds it again.
+        let recipe = Recipe::built_in("base").unwrap();
+        let templates = Templates::new(&there);
+        let found = templates.build_if_needed(&recipe, &mut |_| ()).unwrap();
+        assert_eq!(found.manifest.version(), template.manifest.version());
+        // Existing images are not unpacked again, and count all the same.
+        with(named(&digest)).unwrap();
+        templates.remove("base").unwrap();
+    }
+}
+
+#[test]
+fn another_recipe_or_an_unknown_file_replaces_a_stock_template_only_by_force() {
+    let ((_a, here), (_b, there)) = (home(), home());
+    FakeRecipe::new("one").build(&here).unwrap();
+    let file = exported(&here, "one");
+    let named = FileTrust {
+        sha256: Some(sum_of(&file)),
+        ..FileTrust::default()
+    };
+    let refused = imported_with(&there, &file, Some("base"), named);
+    assert!(matches!(refused, Err(ImportError::OtherRecipe { .. })));
+    let force = FileTrust {
+        force: true,
+        ..FileTrust::default()
+    };
+    let forced = imported_with(&there, &file, Some("base"), force.clone()).unwrap();
+    assert_eq!(forced.manifest.reference(), "base");
+    // A downloaded file needs a digest whatever its name is.
+    let downloaded = FileTrust {
+        must_be_known: true,
+        ..force
+    };
+    let refused = imported_with(&there, &file, None, downloaded);
+    assert!(matches!(refused, Err(ImportError::UnknownDownload { .. })));
+}
+
+/// Serves `file` to one client. The first response ends in the middle.
+fn serve(file: Vec<u8>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let serving = std::thread::spawn(move || {
+        let mut requests = Vec::new();
+        for part in [&file[..file.len() / 2], &file[file.len() / 2..]] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            let is_first = requests.is_empty();
+            let head = match is_first {
+                true => format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", file.len()),
+                false => format!(
+                    "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes {}-{}/{}\r\n\
+                     content-length: {}\r\n\r\n",
+                    file.len() - part.len(),
+                    file.len() - 1,
+                    file.len(),
+                    part.len()
+                ),
+            };
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(part).unwrap();
+            requests.push(String::from_utf8(request).unwrap());
+        }
+        requests
+    });
+    (address, serving)
+}
+
+#[test]
+fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
+    let ((_a, here), (_b, there)) = (home(), home());
+    FakeRecipe::new("one").build(&here).unwrap();
+    let file = exported(&here, "one");
+    let (address, serving) = serve(file.clone());
+    let registries = jiffy_pull::Registries {
+        plain_http: vec![address.clone()],
+        program: jiffy_pull::PullerProgram::Thread,
+        ..jiffy_pull::Registries::default()
+    };
+    let templates = Templates::new(&there);
+    let url = format!("http://{address}/files/one.tpl?x=1");
+    let downloaded = templates.download_from(&url, registries, &mut |_| ());
+    let import = FileImport {
+        trust: FileTrust {
+            sha256: Some(sum_of(&file)),
+            must_be_known: true,
+            ..FileTrust::default()
+        },
+        ..FileImport::default()
+    };
+    let imported = templates.import_file(downloaded.unwrap(), &import, &mut |_| ());
+    assert_eq!(imported.unwrap().manifest.reference(), "one");
+    let requests = serving.join().unwrap();
+    assert!(requests[0].starts_with("GET /files/one.tpl?x=1 "));
+    let range = format!("range: bytes={}-", file.len() / 2);
+    assert!(
+        requests[1].to_ascii_lowercase().contains(&range),
+        "{requests:?}"
+    );
+    let plain = templates.download(&url, jiffy_pull::PullerProgram::Thread, &mut |_| ());
+    assert!(matches!(plain, Err(ImportError::Choice(_))), "https only");
 }

@@ -69,20 +69,8 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Make the template that such a file holds
-    Import {
-        /// File to read (`-`: standard input)
-        file: PathBuf,
-        /// Name of the template (default: as it was called)
-        #[arg(long)]
-        name: Option<String>,
-        /// Let every API key use it
-        #[arg(long)]
-        public: bool,
-        /// Print the template as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    /// Import a template from an exported file
+    Import(TemplateImportArgs),
     /// Put a template into the store that hosts share; what the store has is not sent again
     Push {
         /// Template
@@ -128,6 +116,36 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// `jiffy template import`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy template import base.tpl                      a file of the installed package
+  jiffy template import mine.tpl --name other
+  jiffy template import https://HOST/base.tpl --sha256 DIGEST
+
+A file becomes a stock template (such as `base`) if it has the recipe of this version, and if its
+SHA-256 is in the list of the installed package or given with --sha256. A downloaded file always
+needs such a digest.")]
+pub struct TemplateImportArgs {
+    /// File to read (`-`: standard input), or an https URL
+    pub file: PathBuf,
+    /// Name of the template (default: the name in the file)
+    #[arg(long)]
+    pub name: Option<String>,
+    /// SHA-256 that the file must have, in hexadecimal
+    #[arg(long, value_name = "DIGEST")]
+    pub sha256: Option<String>,
+    /// Replace a stock template by a file with another recipe or an unknown digest
+    #[arg(long)]
+    pub force: bool,
+    /// Make the template available to all API keys
+    #[arg(long)]
+    pub public: bool,
+    /// Print the template as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `jiffy template build`.

@@ -4,6 +4,7 @@ use super::Finding;
 use jiffy_engine::EngineName;
 use jiffy_engines::{EngineFacts, Host, HostError, HostFingerprint, PolicyInForce, PolicyReason};
 use jiffy_image::Home;
+use jiffy_installation::{Component, Package};
 use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
 use jiffy_rootless::{MissingRequirement, RootlessSupport};
 use nix::unistd::geteuid;
@@ -117,7 +118,10 @@ fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
         (Err(why), Err(_)) => Finding::fail(
             "gvisor",
             why,
-            "with jiffy-gvisor (`make build`, which needs Go), and root or user namespaces, sandboxes need no KVM",
+            format!(
+                "sandboxes need no KVM with jiffy-gvisor ({}) and root or user namespaces",
+                Package::current().remedy(Component::Gvisor)
+            ),
         ),
     }
 }
@@ -258,7 +262,7 @@ fn programs(host: &Result<Host, HostError>) -> Finding {
         Err(e) => Finding::fail(
             "programs",
             e.to_string(),
-            "`make build` in the source tree, or reinstall",
+            Package::current().remedy(Component::Host),
         ),
     }
 }

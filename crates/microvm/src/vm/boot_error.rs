@@ -6,6 +6,7 @@ use crate::jail::JailError;
 use jiffy_agent_client::GreetingError;
 use jiffy_cgroup::CgroupError;
 use jiffy_engine::ExitReason;
+use jiffy_installation::{Component, Package};
 use jiffy_proto::channel::ChannelError;
 use jiffy_snapshot::SnapshotError;
 use std::io;
@@ -19,7 +20,8 @@ pub enum BootError {
     Kvm(#[from] KvmError),
     /// The VMM program could not be started.
     #[error(
-        "cannot start the VMM program {path}: {source}; build it with `make build`, or name it in JIFFY_VMM"
+        "cannot start the VMM program {path}: {source}; {}, or name it in JIFFY_VMM",
+        Package::current().remedy(Component::Host)
     )]
     Spawn {
         /// Path of the program.

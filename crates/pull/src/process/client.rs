@@ -127,8 +127,13 @@ impl RegistryClient {
     /// Streams a blob from `offset` to the parent.
     pub async fn blob(&mut self, digest: &str, offset: u64, most: u64) -> Result<(), PullFault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
+        self.file(&target, offset, most).await
+    }
+
+    /// Streams the file at a path and query from `offset` to the parent.
+    pub async fn file(&mut self, target: &str, offset: u64, most: u64) -> Result<(), PullFault> {
         let range = (offset > 0).then(|| format!("bytes={offset}-"));
-        let answer = self.ask(&Method::GET, target, range).await?;
+        let answer = self.ask(&Method::GET, target.to_owned(), range).await?;
         let skip = match answer.status() {
             StatusCode::PARTIAL_CONTENT => {
                 let range = header(answer.headers(), CONTENT_RANGE).unwrap_or_default();

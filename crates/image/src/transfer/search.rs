@@ -1,0 +1,149 @@
+//! Search for exported stock templates, which replace a build.
+
+use super::{FileImport, FileTrust, KnownDigests, unreadable_io};
+use crate::builder::BuildError;
+use crate::import::ImportError;
+use crate::progress::Progress;
+use crate::recipe::Recipe;
+use crate::template::{Template, Templates};
+use jiffy_installation::Installation;
+use jiffy_pull::PullerProgram;
+use std::env;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+/// Environment variable with a directory, or an `https` URL of one.
+const VARIABLE: &str = "JIFFY_TEMPLATES";
+
+/// Place that may have the file of a template.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    File(PathBuf),
+    Url(String),
+}
+
+/// Returns the places of the file of template `name`, in the order of the search.
+fn places(name: &str, variable: Option<OsString>, installed: Option<PathBuf>) -> Vec<Place> {
+    let file = format!("{name}.tpl");
+    let from_variable = variable.filter(|v| !v.is_empty()).map(|value| {
+        match value.to_str().filter(|text| text.contains("://")) {
+            Some(url) => Place::Url(format!("{}/{file}", url.trim_end_matches('/'))),
+            None => Place::File(PathBuf::from(value).join(&file)),
+        }
+    });
+    let from_package = installed.map(|directory| Place::File(directory.join(&file)));
+    from_variable.into_iter().chain(from_package).collect()
+}
+
+/// Imports the file of the stock template that `recipe` describes. Returns `None` if `recipe` is
+/// none of this program, or if no place has a file.
+pub(crate) fn import_stock(
+    templates: &Templates,
+    recipe: &Recipe,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Option<Template>, BuildError> {
+    let is_stock = Recipe::built_in(recipe.name()).is_ok_and(|own| own.hash() == recipe.hash());
+    if !is_stock {
+        return Ok(None);
+    }
+    let installed = Installation::current().ok().map(|i| i.templates());
+    let places = places(recipe.name(), env::var_os(VARIABLE), installed);
+    import_first(
+        templates,
+        places,
+        &KnownDigests::of_installation(),
+        on_progress,
+    )
+}
+
+/// Imports the first file that exists.
+fn import_first(
+    templates: &Templates,
+    places: Vec<Place>,
+    known: &KnownDigests,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Option<Template>, BuildError> {
+    for place in places {
+        let (file, origin) = match place {
+            Place::File(path) => match File::open(&path) {
+                Ok(file) => (file, path.display().to_string()),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(unusable(path.display(), unreadable_io(e))),
+            },
+            Place::Url(url) => {
+                let file = templates.download(&url, PullerProgram::default(), on_progress);
+                (file.map_err(|e| unusable(&url, e))?, url)
+            }
+        };
+        let import = FileImport {
+            trust: FileTrust {
+                known: known.clone(),
+                must_be_known: true,
+                ..FileTrust::default()
+            },
+            ..FileImport::default()
+        };
+        let imported = templates.import_file(file, &import, on_progress);
+        return imported.map(Some).map_err(|e| unusable(origin, e));
+    }
+    Ok(None)
+}
+
+fn unusable(origin: impl ToString, source: ImportError) -> BuildError {
+    BuildError::TemplateFile {
+        origin: origin.to_string(),
+        source: Box::new(source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::tests::{FakeRecipe, home};
+    use crate::verified::sum_of;
+    use std::fs;
+
+    #[test]
+    fn the_variable_comes_before_the_package_and_may_be_a_url() {
+        let file = |path: &str| Place::File(PathBuf::from(path));
+        let find = |variable: &str, installed: Option<&str>| {
+            places("base", Some(variable.into()), installed.map(PathBuf::from))
+        };
+        assert_eq!(find("", None), []);
+        assert_eq!(
+            find("/a", Some("/b")),
+            [file("/a/base.tpl"), file("/b/base.tpl")]
+        );
+        let url = Place::Url("https://x.example/y/base.tpl".to_owned());
+        assert_eq!(find("https://x.example/y/", None), [url]);
+    }
+
+    #[test]
+    fn the_first_existing_file_is_used_and_an_unknown_one_is_rejected_with_its_path() {
+        let ((_a, here), (dir, there)) = (home(), home());
+        FakeRecipe::new("one").build(&here).unwrap();
+        let templates = Templates::new(&there);
+        let (missing, path) = (dir.path().join("missing"), dir.path().join("one.tpl"));
+        let mut file = Vec::new();
+        let exported = Templates::new(&here).export("one", &mut file, &mut |_| ());
+        exported.unwrap();
+        fs::write(&path, &file).unwrap();
+        let import = |known: &KnownDigests| {
+            let places = [missing.clone(), path.clone()].map(Place::File);
+            import_first(&templates, places.into(), known, &mut |_| ())
+        };
+        let error = import(&KnownDigests::default()).unwrap_err().to_string();
+        assert!(
+            error.contains("one.tpl") && error.contains(&sum_of(&file)),
+            "{error}"
+        );
+        assert!(templates.get("one").is_err());
+        let known = KnownDigests::parse(&format!("{}  one.tpl\n", sum_of(&file)));
+        let imported = import(&known).unwrap().unwrap();
+        assert_eq!(imported.manifest.reference(), "one");
+        fs::remove_file(&path).unwrap();
+        assert!(import(&known).unwrap().is_none());
+    }
+}

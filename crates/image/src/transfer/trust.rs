@@ -1,0 +1,218 @@
+//! Digests that decide whether an exported template may have the name of a stock template.
+//!
+//! The recipe hash in a file is a statement of its author and proves nothing. A file is known if its
+//! SHA-256 is in the list of the installed package, or if the caller names it.
+
+use crate::import::ImportError;
+use crate::manifest::TemplateManifest;
+use crate::recipe::Recipe;
+use crate::reference::Reference;
+use data_encoding::HEXLOWER;
+use jiffy_installation::Installation;
+use sha2::{Digest, Sha256};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::rc::Rc;
+
+/// Maximum length of a list of digests in bytes.
+const MAX_LIST_BYTES: u64 = 64 << 10;
+
+/// Trust of the caller in a file.
+#[derive(Debug, Clone, Default)]
+pub struct FileTrust {
+    /// Digest that the file must have, as 64 hexadecimal digits.
+    pub sha256: Option<String>,
+    /// Digests of files of this version of Jiffy.
+    pub known: KnownDigests,
+    /// Accepts an unknown digest and another recipe under the name of a stock template.
+    pub force: bool,
+    /// Rejects an unknown digest also if the template is not a stock template, and with `force`:
+    /// the file came over a network.
+    pub must_be_known: bool,
+}
+
+/// Digests of the template files of one version of Jiffy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownDigests(BTreeSet<String>);
+
+impl KnownDigests {
+    /// Reads the list of the installation that this program belongs to. The list is empty if the
+    /// file does not exist, or if users other than root and the caller may change it.
+    pub fn of_installation() -> Self {
+        let path = Installation::current().map(|i| i.template_checksums());
+        path.and_then(|path| Self::read(&path)).unwrap_or_default()
+    }
+
+    fn read(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        if !is_protected(&file)? {
+            return Ok(Self::default());
+        }
+        let mut text = String::new();
+        file.take(MAX_LIST_BYTES).read_to_string(&mut text)?;
+        Ok(Self::parse(&text))
+    }
+
+    /// Parses lines of `sha256sum`. Other lines are skipped.
+    pub(super) fn parse(text: &str) -> Self {
+        let digests = text.lines().filter_map(|line| {
+            let (digest, _) = line.split_once(' ')?;
+            parse_digest(digest)
+        });
+        Self(digests.collect())
+    }
+}
+
+/// Returns true if only root and the effective user can change the content of the file.
+fn is_protected(file: &File) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    let uid = nix::unistd::Uid::effective().as_raw();
+    let is_owned = metadata.uid() == 0 || metadata.uid() == uid;
+    Ok(metadata.is_file() && is_owned && metadata.mode() & 0o022 == 0)
+}
+
+/// Parses a SHA-256 as 64 hexadecimal digits. Returns it in lower case.
+fn parse_digest(text: &str) -> Option<String> {
+    let is_digest = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    is_digest.then(|| text.to_ascii_lowercase())
+}
+
+impl FileTrust {
+    /// Checks the digest that the caller named.
+    pub(super) fn check(&self) -> Result<(), ImportError> {
+        match &self.sha256 {
+            Some(text) if parse_digest(text).is_none() => Err(ImportError::Choice(format!(
+                "`{}` is not a SHA-256 digest: write 64 hexadecimal digits",
+                crate::layer::shown(text.as_bytes())
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks, before images are read, that a file may become the template `reference`.
+    pub(super) fn check_recipe(
+        &self,
+        reference: &Reference,
+        manifest: &TemplateManifest,
+    ) -> Result<(), ImportError> {
+        if !reference.is_stock() || self.force {
+            return Ok(());
+        }
+        let is_same = reference.owner().is_none()
+            && Recipe::built_in(reference.name())
+                .is_ok_and(|recipe| recipe.hash() == manifest.recipe_sha256);
+        match is_same {
+            true => Ok(()),
+            false => Err(ImportError::OtherRecipe {
+                name: reference.to_string(),
+            }),
+        }
+    }
+
+    /// Checks the digest of the whole file, before the template is published. `digest` computes it
+    /// and is called only if the digest matters.
+    pub(super) fn check_digest(
+        &self,
+        reference: &Reference,
+        digest: impl FnOnce() -> Result<String, ImportError>,
+    ) -> Result<(), ImportError> {
+        if let Some(expected) = self.sha256.as_deref().and_then(parse_digest) {
+            let digest = digest()?;
+            return match digest == expected {
+                true => Ok(()),
+                false => Err(ImportError::Digest {
+                    what: "the template file".to_owned(),
+                    found: digest,
+                }),
+            };
+        }
+        let needs_trust = reference.is_stock() && !self.force;
+        if !needs_trust && !self.must_be_known {
+            return Ok(());
+        }
+        let digest = digest()?;
+        if self.known.0.contains(&digest) {
+            return Ok(());
+        }
+        match self.must_be_known {
+            true => Err(ImportError::UnknownDownload { digest }),
+            false => Err(ImportError::UnknownFile {
+                name: reference.to_string(),
+                digest,
+            }),
+        }
+    }
+}
+
+/// Reader of a file that computes the SHA-256 of all bytes that it passes on. Clones share one
+/// position.
+pub(super) struct HashedReader<R>(Rc<RefCell<HashState<R>>>);
+
+struct HashState<R> {
+    inner: R,
+    sha256: Sha256,
+}
+
+impl<R: Read> HashedReader<R> {
+    pub(super) fn new(inner: R) -> Self {
+        let sha256 = Sha256::new();
+        Self(Rc::new(RefCell::new(HashState { inner, sha256 })))
+    }
+
+    /// Reads the rest of the file, of at most `limit` bytes: images that exist already, and the end
+    /// of the archive. Returns the SHA-256 of the whole file in lower-case hexadecimal.
+    pub(super) fn finish(&mut self, limit: u64) -> io::Result<String> {
+        let mut rest = self.clone().take(limit.saturating_add(1));
+        if io::copy(&mut rest, &mut io::sink())? > limit {
+            return Err(io::Error::other(format!(
+                "the file has more than {limit} bytes"
+            )));
+        }
+        Ok(HEXLOWER.encode(&self.0.borrow().sha256.clone().finalize()))
+    }
+}
+
+impl<R> Clone for HashedReader<R> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<R: Read> Read for HashedReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut state = self.0.borrow_mut();
+        let n = state.inner.read(buffer)?;
+        state.sha256.update(buffer.get(..n).unwrap_or_default());
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_list_that_others_can_change_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("templates.sha256");
+        let digest = "aB".repeat(32);
+        fs::write(
+            &path,
+            format!("# list\n{digest}  base.tpl\nabc  node.tpl\n"),
+        )
+        .unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let known = KnownDigests::read(&path).unwrap();
+        assert_eq!(known.0.iter().collect::<Vec<_>>(), [&"ab".repeat(32)]);
+        for mode in [0o664, 0o646] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(KnownDigests::read(&path).unwrap(), KnownDigests::default());
+        }
+    }
+}

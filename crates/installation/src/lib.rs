@@ -1,0 +1,196 @@
+//! Files that were installed with this program, and the package that they came from.
+//!
+//! ```text
+//! <prefix>/bin/jiffy
+//! <prefix>/lib/jiffy/jiffy-vmm, jiffy-functions, jiffy-agent, jiffy-gvisor
+//! <prefix>/lib/jiffy/package            kind of the package: `deb`, `wheel`, ...
+//! <prefix>/lib/jiffy/templates.sha256   checksums of the template files of this version
+//! <prefix>/share/jiffy/templates/<name>.tpl
+//! ```
+//!
+//! In a build directory all programs are in one directory, and no other file exists.
+
+use std::env;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Maximum length of the file that names the package.
+const MAX_PACKAGE_BYTES: u64 = 64;
+
+/// Directories of the installation that the running program belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installation {
+    /// Directory of the running program.
+    programs: PathBuf,
+}
+
+/// Package that an installation came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Package {
+    /// No package: a build directory, or `make install`.
+    Source,
+    /// Debian package.
+    Deb,
+    /// Python wheel.
+    Wheel,
+    /// Archive that `install.sh` unpacked.
+    Tarball,
+    /// npm package.
+    Npm,
+    /// Container image.
+    Oci,
+}
+
+/// Part of an installation that packages may omit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Component {
+    /// `jiffy`, `jiffy-vmm`, `jiffy-functions` and `jiffy-agent`.
+    Host,
+    /// `jiffy-gvisor`.
+    Gvisor,
+}
+
+impl Installation {
+    /// Returns the installation of the running program.
+    pub fn current() -> io::Result<Self> {
+        let program = env::current_exe()?;
+        let programs = program.parent().unwrap_or(Path::new("/"));
+        Ok(Self::at(programs))
+    }
+
+    /// Returns the installation whose `jiffy` is in the directory `programs`.
+    pub fn at(programs: &Path) -> Self {
+        Self {
+            programs: programs.to_owned(),
+        }
+    }
+
+    /// Directory of the running program.
+    pub fn programs(&self) -> &Path {
+        &self.programs
+    }
+
+    /// Returns the path of another program of the installation, or `None` if it does not exist.
+    pub fn program(&self, name: &str) -> Option<PathBuf> {
+        // Test programs are in `deps/` below the directory of the programs.
+        let directories = [
+            self.programs.clone(),
+            self.files(),
+            self.programs.join(".."),
+        ];
+        let mut paths = directories.into_iter().map(|d| d.join(name));
+        paths.find(|path| path.is_file())
+    }
+
+    /// Directory of the template files.
+    pub fn templates(&self) -> PathBuf {
+        self.programs.join("../share/jiffy/templates")
+    }
+
+    /// File with the checksums of the template files of this version.
+    pub fn template_checksums(&self) -> PathBuf {
+        self.files().join("templates.sha256")
+    }
+
+    /// Returns the package that the installation came from.
+    pub fn package(&self) -> Package {
+        let mut name = String::new();
+        let file = File::open(self.files().join("package"));
+        let read = file.and_then(|file| file.take(MAX_PACKAGE_BYTES).read_to_string(&mut name));
+        match (read, name.trim()) {
+            (Ok(_), "deb") => Package::Deb,
+            (Ok(_), "wheel") => Package::Wheel,
+            (Ok(_), "tarball") => Package::Tarball,
+            (Ok(_), "npm") => Package::Npm,
+            (Ok(_), "oci") => Package::Oci,
+            _ => Package::Source,
+        }
+    }
+
+    fn files(&self) -> PathBuf {
+        self.programs.join("../lib/jiffy")
+    }
+}
+
+impl Package {
+    /// Returns the package of the running program.
+    pub fn current() -> Self {
+        Installation::current().map_or(Self::Source, |installation| installation.package())
+    }
+
+    /// Returns the command that installs a missing or damaged component.
+    pub fn remedy(self, component: Component) -> &'static str {
+        match (self, component) {
+            (Self::Source, _) => "run `make build`",
+            (Self::Deb, Component::Host) => "run `apt-get install --reinstall jiffy`",
+            (Self::Deb, Component::Gvisor) => "run `apt-get install jiffy-gvisor`",
+            (Self::Wheel, Component::Host) => {
+                "run `pip install --force-reinstall jiffy-sandbox-host`"
+            }
+            (Self::Wheel, Component::Gvisor) => "run `pip install jiffy-sandbox-gvisor`",
+            (Self::Tarball, _) => "run the `install.sh` of this version again",
+            (Self::Npm, _) => "run `npm install @jiffy/host-linux-x64`",
+            (Self::Oci, _) => "pull the container image again",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn an_installation_finds_its_programs_and_its_package() {
+        let prefix = tempfile::tempdir().unwrap();
+        let (bin, lib) = (prefix.path().join("bin"), prefix.path().join("lib/jiffy"));
+        fs::create_dir_all(&bin).unwrap();
+        fs::create_dir_all(lib.join("jiffy-gvisor")).unwrap();
+        fs::write(lib.join("jiffy-vmm"), "").unwrap();
+        let installation = Installation::at(&bin);
+        let vmm = installation.program("jiffy-vmm").unwrap();
+        assert_eq!(vmm.canonicalize().unwrap(), lib.join("jiffy-vmm"));
+        assert_eq!(installation.program("jiffy-gvisor"), None, "a directory");
+        assert_eq!(installation.package(), Package::Source);
+        for (text, package) in [
+            ("deb\n", Package::Deb),
+            ("wheel", Package::Wheel),
+            ("rpm\n", Package::Source),
+            ("\u{0}\n", Package::Source),
+        ] {
+            fs::write(lib.join("package"), text).unwrap();
+            assert_eq!(installation.package(), package, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn users_of_a_package_are_not_told_to_compile() {
+        let packages = [
+            (Package::Deb, "apt-get"),
+            (Package::Wheel, "pip"),
+            (Package::Tarball, "install.sh"),
+            (Package::Npm, "npm"),
+            (Package::Oci, "image"),
+        ];
+        for (package, tool) in packages {
+            for component in [Component::Host, Component::Gvisor] {
+                let remedy = package.remedy(component);
+                assert!(
+                    remedy.contains(tool) && !remedy.contains("make"),
+                    "{remedy}"
+                );
+            }
+        }
+        assert!(
+            Package::Deb
+                .remedy(Component::Gvisor)
+                .contains("jiffy-gvisor")
+        );
+        assert!(
+            Package::Wheel
+                .remedy(Component::Gvisor)
+                .contains("jiffy-sandbox-gvisor")
+        );
+    }
+}
