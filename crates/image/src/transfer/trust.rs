@@ -1,7 +1,7 @@
 //! Digests that decide whether an exported template may have the name of a stock template.
 //!
-//! The recipe hash in a file is a statement of its author and proves nothing. A file is known if its
-//! SHA-256 is in the list of the installed package, or if the caller names it.
+//! The recipe hash in a file is a statement of its author and proves nothing. A file is known if
+//! its SHA-256 is in the list of the installed package, or if the caller names it.
 
 use crate::import::ImportError;
 use crate::manifest::TemplateManifest;
