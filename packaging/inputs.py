@@ -92,9 +92,10 @@ def workspace_version() -> str:
 
 
 def commit_time() -> int:
-    shown = subprocess.run(
-        ["git", "-C", ROOT, "log", "-1", "--format=%ct"], stdout=subprocess.PIPE, check=True
-    )
+    command = ["git", "-C", ROOT, "log", "-1", "--format=%ct"]
+    shown = subprocess.run(command, stdout=subprocess.PIPE)
+    if shown.returncode != 0:
+        raise SystemExit("package: the sources are no Git repository: set SOURCE_DATE_EPOCH")
     return int(shown.stdout)
 
 
