@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import layout
+from components import debian_packages
 from files import FILE_MODE, PROGRAM_MODE, Entry, sha256_of, write_file, write_tar_zst
 from inputs import ROOT, Inputs
 
@@ -38,13 +39,14 @@ def build_templates(inputs: Inputs) -> None:
         target = inputs.out / name
         shutil.copyfile(path, target)
         target.chmod(FILE_MODE)
-        text = json.dumps(provenance(inputs, path), indent=1, sort_keys=True) + "\n"
+        text = json.dumps(provenance(inputs, name, path), indent=1, sort_keys=True) + "\n"
         write_file(inputs.out / f"{name}.provenance.json", text.encode())
 
 
 def manifest(path: Path) -> dict:
     """Manifest of a template file: the first entry of its archive."""
-    with subprocess.Popen(["zstd", "-dcq", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as unpacked:
+    command = ["zstd", "-dcq", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as unpacked:
         with tarfile.open(fileobj=unpacked.stdout, mode="r|") as archive:
             first = archive.next()
             found = json.load(archive.extractfile(first))
@@ -52,7 +54,8 @@ def manifest(path: Path) -> dict:
     return found
 
 
-def provenance(inputs: Inputs, path: Path) -> dict:
+def provenance(inputs: Inputs, name: str, path: Path) -> dict:
+    """Origin of a template file. Its packages are read only for packages that are not `fast`."""
     about = manifest(path)
     found = {
         "template": about["name"],
@@ -62,37 +65,33 @@ def provenance(inputs: Inputs, path: Path) -> dict:
         "sha256": sha256_of(path),
     }
     if not inputs.fast:
-        found["packages"] = packages(inputs, path, found["sha256"])
+        status = read_status(inputs, path, found["sha256"])
+        found["packages"] = [f"{c.name} {c.version}" for c in debian_packages(status)]
+        inputs.contents[name] = "none"
+        inputs.debian_status[name] = status
     return found
 
 
-def packages(inputs: Inputs, path: Path, digest: str) -> list[str]:
-    """Debian packages in a template's images, as NAME VERSION; later images replace earlier ones."""
-    listed = inputs.cache / f"packages-{digest}.json"
-    if not listed.exists():
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = listed.with_suffix(".new")
-        unfinished.write_text(json.dumps(read_packages(inputs, path)))
-        unfinished.rename(listed)
-    return json.loads(listed.read_text())
-
-
-def read_packages(inputs: Inputs, path: Path) -> list[str]:
+def read_status(inputs: Inputs, path: Path, digest: str) -> bytes:
+    """Status file of dpkg in a template's images, of which later ones replace earlier ones."""
+    cached = inputs.cache / f"status-{digest}"
+    if cached.exists():
+        return cached.read_bytes()
     status = b""
     with tempfile.TemporaryDirectory(dir=inputs.work) as directory:
         work = Path(directory)
         with subprocess.Popen(["zstd", "-dcq", path], stdout=subprocess.PIPE) as unpacked:
-            subprocess.run(["tar", "-xf", "-", "-C", work], stdin=unpacked.stdout, check=True)
+            command = ["tar", "-xf", "-", "-C", work]
+            subprocess.run(command, stdin=unpacked.stdout, check=True)
         for image in manifest(path)["images"]:
             file, tree = work / f"sha256-{image['sha256']}.erofs", work / "tree"
-            subprocess.run(["fsck.erofs", f"--extract={tree}", "--overwrite", file], check=True,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            command = ["fsck.erofs", f"--extract={tree}", "--overwrite", "--no-preserve", file]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             installed = tree / "var/lib/dpkg/status"
             if installed.exists():
                 status = installed.read_bytes()
-    found = []
-    for stanza in status.decode().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line[:60] and line[0] != " ")
-        if fields.get("Status", "").endswith(" installed"):
-            found.append(f"{fields['Package']} {fields['Version']}")
-    return sorted(found)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = cached.with_suffix(".new")
+    unfinished.write_bytes(status)
+    unfinished.rename(cached)
+    return status

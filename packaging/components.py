@@ -12,7 +12,7 @@ from inputs import ROOT, Inputs
 SHIPPED = {"jiffy", "jiffy-vmm", "jiffy-functions", "jiffy-agent"}
 TARGET = "x86_64-unknown-linux-gnu"
 LICENCE_FILE = re.compile(r"(?i)^(un)?(licen[cs]e|copying|copyright|notice)([-_.].*)?$")
-# Modules of Go do not name their licence.
+# Go modules and Debian packages do not name their licence.
 UNNAMED_LICENCE = "see its text"
 
 
@@ -111,6 +111,19 @@ def licence_texts(component: Component) -> list[str]:
     return texts
 
 
+def debian_packages(status: bytes) -> list[Component]:
+    """Installed packages in a dpkg status file."""
+    found = []
+    for stanza in status.decode().split("\n\n"):
+        lines = (line.split(": ", 1) for line in stanza.splitlines() if re.match(r"[\w-]+: ", line))
+        fields = dict(lines)
+        if fields.get("Status", "").endswith(" installed"):
+            name, version = fields["Package"], fields["Version"]
+            purl = f"pkg:deb/debian/{name}@{version}"
+            found.append(Component(name, version, UNNAMED_LICENCE, purl, (), None))
+    return sorted(found, key=lambda c: c.name)
+
+
 class Components:
     """Components of each package of programs."""
 
@@ -121,4 +134,5 @@ class Components:
             self.gvisor = go_modules(inputs.programs["jiffy-gvisor"])
 
     def by_content(self) -> dict[str, list[Component]]:
-        return {"host": self.host, "gvisor": self.gvisor, "both": self.host + self.gvisor}
+        both = self.host + self.gvisor
+        return {"host": self.host, "gvisor": self.gvisor, "both": both, "none": []}

@@ -34,8 +34,10 @@ class Inputs:
     fast: bool
     # Texts that `licences` has collected, by package kind.
     licences: dict[str, bytes] = field(default_factory=dict)
-    # Programs in each package file: `host`, `gvisor` or `both`.
+    # Programs in each package file: `host`, `gvisor`, `both` or `none`.
     contents: dict[str, str] = field(default_factory=dict)
+    # Status file of dpkg in each package file that contains a Debian root.
+    debian_status: dict[str, bytes] = field(default_factory=dict)
 
     def level(self, best: int) -> int:
         """Compression level: the best one, or the fastest one for tests."""

@@ -62,9 +62,7 @@ def debian_root(inputs: Inputs) -> Path:
 
 def jiffy_layer(inputs: Inputs, root: Path) -> Path:
     """The files of the .deb packages and the entrypoint, and dpkg's records of them."""
-    with tarfile.open(root) as archive:
-        member = next(name for name in (f"./{STATUS}", STATUS) if name in archive.getnames())
-        status = archive.extractfile(member).read()
+    status = dpkg_status(root)
     entries = [
         Entry(ENTRYPOINT, ROOT / "packaging/oci/entrypoint", PROGRAM_MODE),
     ]
@@ -82,6 +80,11 @@ def jiffy_layer(inputs: Inputs, root: Path) -> Path:
     ]
     entries.append(Entry(STATUS, status))
     return layer(inputs, "jiffy", entries)
+
+
+def dpkg_status(root: Path) -> bytes:
+    with tarfile.open(root) as archive:
+        return archive.extractfile(f"./{STATUS}").read()
 
 
 def layer(inputs: Inputs, name: str, entries: list[Entry]) -> Path:
@@ -150,6 +153,7 @@ def build(inputs: Inputs) -> None:
         write_tar(output, entries, inputs.epoch)
     target.chmod(FILE_MODE)
     inputs.contents[target.name] = "both"
+    inputs.debian_status[target.name] = dpkg_status(root)
 
 
 def encoded(value: dict) -> bytes:

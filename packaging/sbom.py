@@ -4,7 +4,7 @@ import json
 import time
 import uuid
 
-from components import UNNAMED_LICENCE, Component
+from components import UNNAMED_LICENCE, Component, debian_packages
 from files import sha256_of, write_file
 from inputs import Inputs
 
@@ -44,8 +44,9 @@ def document(inputs: Inputs, name: str, components: list[Component], digest: str
 
 
 def build(inputs: Inputs, components: dict[str, list[Component]]) -> None:
-    """Writes FILE.cdx.json beside each package file with programs."""
+    """Writes FILE.cdx.json beside each package file with code of others."""
     for name, content in sorted(inputs.contents.items()):
         path = inputs.out / f"{name}.cdx.json"
-        text = document(inputs, name, components[content], sha256_of(inputs.out / name))
+        found = components[content] + debian_packages(inputs.debian_status.get(name, b""))
+        text = document(inputs, name, found, sha256_of(inputs.out / name))
         write_file(path, text)
