@@ -2,8 +2,8 @@
 
 use crate::Series;
 use jiffy_microvm::MicroVm;
+use parking_lot::{Mutex, MutexGuard};
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Counters of a VMM process from its beginning, or between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -68,7 +68,7 @@ impl Meter {
     }
 
     fn rows(&self) -> MutexGuard<'_, Vec<(String, Vec<Counters>)>> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rows.lock()
     }
 
     /// Adds what one `operation` cost.

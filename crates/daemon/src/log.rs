@@ -4,10 +4,10 @@ use crate::{LogFormat, LogOptions};
 use anyhow::Context;
 use jiffy_client::local_daemon::open_log;
 use jiffy_engines::OLD_LOGS;
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -59,7 +59,7 @@ impl<'a> MakeWriter<'a> for RotatingLog {
     type Writer = LogWriter<'a>;
 
     fn make_writer(&'a self) -> LogWriter<'a> {
-        LogWriter(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        LogWriter(self.0.lock())
     }
 }
 

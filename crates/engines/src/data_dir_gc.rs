@@ -1,12 +1,12 @@
 //! Removal of what killed processes left in a data directory, outside the snapshots.
 
 use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, FileType, Metadata};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Unfinished work of template builds; the longest takes minutes.
@@ -48,7 +48,7 @@ impl DataDirGc {
         for name in DIRECTORIES {
             let changed = fs::symlink_metadata(self.home.join(name));
             let changed = changed.and_then(|m| m.modified()).ok();
-            let mut clean = self.clean.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut clean = self.clean.lock();
             if changed.is_some() && clean.get(name).copied() == changed {
                 continue;
             }
@@ -255,7 +255,7 @@ mod tests {
         let data_dir = DataDirGc::of(dir.path());
         let is_clean = |at| {
             data_dir.run(at);
-            data_dir.clean.lock().unwrap().contains_key("templates")
+            data_dir.clean.lock().contains_key("templates")
         };
         let now = SystemTime::now();
         assert!(!is_clean(now), "a further change may have the same time");

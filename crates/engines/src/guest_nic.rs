@@ -4,7 +4,8 @@
 use jiffy_engine::{ConnectionLog, EngineError, GuestStream, NetworkRules};
 use jiffy_microvm::NetSpec;
 use jiffy_net::{Network, NicKind, SlotLease, guest};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The card of a running guest, in its slot.
 pub(crate) struct GuestNic {
@@ -23,7 +24,7 @@ impl GuestNic {
     }
 
     fn lease(&self) -> Option<Arc<SlotLease>> {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let lease = self.lease.lock();
         lease.clone()
     }
 
@@ -81,7 +82,7 @@ impl GuestNic {
 
     /// The guest is gone: so is the slot, kept or not.
     pub fn give_up(&self) {
-        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lease = self.lease.lock();
         if let Some(lease) = lease.take() {
             lease.end_connections();
             lease.release();

@@ -3,12 +3,13 @@
 use crate::host::{CreateError, Host, PreparedTemplate};
 use jiffy_engine::EngineError;
 use jiffy_image::TemplateError;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Stamp that shows that a file was replaced: inode and change time.
 pub(crate) type FileStamps = [(u64, i64, i64); 3];
@@ -68,29 +69,29 @@ impl TemplateCache {
             .map_err(EngineError::failed)?
             .map_err(chain)?;
         let prepared = Arc::new(prepared);
-        let older = || self.older.lock().unwrap_or_else(PoisonError::into_inner);
+        let older = || self.older.lock();
         older().insert(image.to_owned(), prepared.clone());
         Ok(prepared)
     }
 
     fn known_version(&self, image: &str) -> Option<Arc<PreparedTemplate>> {
-        let current = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.prepared.lock();
         let mut all = current.values().map(|(_, prepared)| prepared);
         if let Some(found) = all.find(|p| p.image_name() == image) {
             return Some(found.clone());
         }
-        let older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
+        let older = self.older.lock();
         older.get(image).cloned()
     }
 
     /// Lets go of the images of templates that are something else by now, unless a guest of theirs
     /// is coming up.
     pub(crate) fn forget_older(&self) {
-        let mut older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut older = self.older.lock();
         older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
         drop(older);
         // Files are looked at while nobody waits for the lock.
-        let cached = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = || self.prepared.lock();
         let known: Vec<_> = cached().iter().map(|(n, (s, _))| (n.clone(), *s)).collect();
         let stale =
             |(name, stamp): &(String, FileStamps)| !self.stamp(name).is_ok_and(|s| s == *stamp);
@@ -120,7 +121,7 @@ impl TemplateCache {
         &self,
         template: &str,
     ) -> Result<Arc<PreparedTemplate>, EngineError> {
-        let cached = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = || self.prepared.lock();
         // A template that is not built yet has no stamp.
         if let Ok(stamp) = self.stamp(template)
             && let Some((found, prepared)) = cached().get(template)
@@ -145,7 +146,7 @@ impl TemplateCache {
         prepared: Arc<PreparedTemplate>,
     ) -> Result<(), EngineError> {
         let stamp = self.stamp(template).map_err(EngineError::failed)?;
-        let mut held = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.prepared.lock();
         held.insert(template.to_owned(), (stamp, prepared));
         Ok(())
     }

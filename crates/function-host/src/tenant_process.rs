@@ -19,9 +19,10 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 use parking_lot::Mutex;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -457,24 +458,14 @@ fn remove_files(directory: &Path) {
 }
 
 fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: a system call without pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us; it is close-on-exec by itself.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    Ok(pidfd_open(
+        pid.ok_or(io::ErrorKind::NotFound)?,
+        PidfdFlags::empty(),
+    )?)
 }
 
 fn kill(pidfd: &OwnedFd) {
-    // SAFETY: an open descriptor of a process, and no siginfo.
-    unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            pidfd.as_raw_fd(),
-            libc::SIGKILL,
-            0,
-            0,
-        )
-    };
+    // The process may have exited already.
+    let _ = pidfd_send_signal(pidfd, Signal::KILL);
 }

@@ -4,12 +4,13 @@
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{EgressFailure, EgressRequest, EgressResponse};
 use nix::errno::Errno;
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -40,7 +41,7 @@ impl Egress {
             waiting: Mutex::default(),
             next: AtomicU64::new(0),
         });
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
+        *self.0.write() = Some(link.clone());
         let egress = self.clone();
         tokio::spawn(async move {
             link.pass_answers().await;
@@ -50,7 +51,7 @@ impl Egress {
     }
 
     fn detach(&self, link: &Arc<BrokerLink>) {
-        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.0.write();
         if current
             .as_ref()
             .is_some_and(|current| Arc::ptr_eq(current, link))
@@ -67,11 +68,7 @@ impl Egress {
         port: u16,
         tls: bool,
     ) -> Result<UnixStream, EgressFailure> {
-        let link = self
-            .0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let link = self.0.read().clone();
         let link = link.ok_or(EgressFailure::Denied)?;
         let request = EgressRequest {
             id: link.next.fetch_add(1, Ordering::Relaxed),
@@ -91,14 +88,14 @@ struct WaitingConnection<'a>(&'a Waiting, u64);
 
 impl Drop for WaitingConnection<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.0.lock();
         waiting.remove(&self.1);
     }
 }
 
 impl BrokerLink {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> parking_lot::MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+        self.waiting.lock()
     }
 
     async fn ask(&self, request: &EgressRequest) -> Answer {

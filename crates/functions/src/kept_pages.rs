@@ -26,12 +26,12 @@
 use crate::page_scan::PageScan;
 use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
+use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 /// Pages that a scan of a memory may keep at least, one page of WebAssembly.
@@ -174,7 +174,7 @@ pub(crate) fn scan(scan: &mut PageScan, ask: impl FnOnce(&mut PageScan) -> c_int
             return found;
         }
         // Until the answer is there, and if it is a failure, nothing is known.
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = KEPT.lock();
         let former = kept.remove(&scan.start);
         drop(kept);
         let answer = ask(scan);
@@ -190,7 +190,7 @@ pub(crate) fn scan(scan: &mut PageScan, ask: impl FnOnce(&mut PageScan) -> c_int
                 max_pages: scan.max_pages,
                 regions: known,
             };
-            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = KEPT.lock();
             kept.insert(scan.start, known);
         }
         answer
@@ -212,7 +212,7 @@ fn known_answer(scan: &mut PageScan, into: &mut [Region]) -> Option<c_int> {
     if had_fault {
         return None;
     }
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = KEPT.lock();
     let known = kept.get(&scan.start)?;
     if known.end != scan.end || known.max_pages != scan.max_pages {
         return None;

@@ -2,8 +2,9 @@
 
 use hyper::header::HeaderValue;
 use jiffy_proto::function::{LogEntry, LogStream};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Bytes of text that a function's log keeps.
@@ -33,7 +34,7 @@ impl FunctionLog {
         let text = String::from_utf8_lossy(cut).into_owned();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = since.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
-        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = self.0.lock();
         let sequence = ring.next;
         ring.next += 1;
         ring.bytes += text.len() + request_id.len() + ENTRY_OVERHEAD_BYTES;
@@ -55,7 +56,7 @@ impl FunctionLog {
 
     /// Entries from `sequence` on, of `max_bytes` of text at most, but one if there is one.
     pub fn read(&self, sequence: u64, max_bytes: usize) -> Vec<LogEntry> {
-        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.0.lock();
         let mut bytes = 0;
         let from = ring
             .entries
@@ -95,7 +96,7 @@ impl RequestLog {
     /// Appends output, as long as the request may.
     pub(crate) fn write(&self, stream: LogStream, output: &[u8]) {
         let allowed = {
-            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut left = self.left.lock();
             let allowed = output.len().min(*left);
             *left -= allowed;
             allowed

@@ -2,9 +2,9 @@
 
 use crate::fault::RequestFault;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, MetricsSnapshot};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Counts of one function.
@@ -42,7 +42,7 @@ impl FunctionMetrics {
 
     /// Counts a failure.
     pub(crate) fn failed(&self, fault: &RequestFault) {
-        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.faults.lock();
         *faults.entry(fault.error_code()).or_default() += 1;
     }
 
@@ -55,7 +55,7 @@ impl FunctionMetrics {
     /// Counts at this moment.
     pub fn snapshot(&self) -> MetricsSnapshot {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = self.faults.lock();
         MetricsSnapshot {
             requests: load(&self.requests),
             running: load(&self.running),

@@ -10,9 +10,10 @@ use jiffy_engine::ExitReason;
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
+use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -43,11 +44,11 @@ pub(crate) struct NextSteps(Arc<Mutex<Option<mpsc::Sender<BootStep>>>>);
 
 impl NextSteps {
     pub fn set(&self, steps: Option<mpsc::Sender<BootStep>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = steps;
+        *self.0.lock() = steps;
     }
 
     fn take(&self) -> Option<mpsc::Sender<BootStep>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

@@ -1,8 +1,9 @@
 //! Process of a VMM: a child, or one adopted from an earlier process.
 
 use jiffy_engine::ProcessInstance;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::{Arc, OnceLock};
@@ -53,9 +54,8 @@ impl VmmProcess {
         match &mut self.process_ref {
             ProcessRef::Child(child) => drop(child.start_kill()),
             ProcessRef::Adopted(pidfd) => {
-                let fd = pidfd.get_ref().as_raw_fd();
-                // SAFETY: an open descriptor of a process, and no siginfo.
-                unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, 0, 0) };
+                // The process may have exited already.
+                let _ = pidfd_send_signal(pidfd.get_ref(), Signal::KILL);
             }
         }
     }
@@ -78,11 +78,9 @@ impl Drop for VmmProcess {
 }
 
 fn open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: a system call without pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us; it is close-on-exec by itself.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    Ok(pidfd_open(
+        pid.ok_or(io::ErrorKind::NotFound)?,
+        PidfdFlags::empty(),
+    )?)
 }

@@ -9,12 +9,12 @@ use crate::fetch_grants::hash;
 use crate::{RemoteError, RemoteStore};
 use data_encoding::HEXLOWER;
 use jiffy_store::Hash;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Module in the store, or on its way there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ impl ModuleBook {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     fn path(&self, tenant: &str, digest: &str) -> PathBuf {

@@ -5,11 +5,12 @@ use jiffy_store::{
     BackendSettings, DirectoryCheck, Keyring, LayerCache, SharedStore, Tenant, Traffic,
     VersionMemory,
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Tenant of what belongs to the owner of a host rather than to an API key.
@@ -165,7 +166,7 @@ impl RemoteStore {
     }
 
     fn tenants(&self) -> MutexGuard<'_, HashMap<String, OpenTenant>> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tenants.lock()
     }
 
     /// Requests and bytes since the start.

@@ -13,6 +13,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setresgid, setresuid, setsid};
 use parking_lot::Mutex;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -352,12 +353,8 @@ fn wait_until_unused(
 
 /// Opens a pidfd, which is readable when the process has ended.
 fn watch(pid: u32) -> Option<OwnedFd> {
-    // SAFETY: no pointers; what it returns is a new descriptor that is ours.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-        Some(OwnedFd::from_raw_fd(fd))
-    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 /// Removes the socket unless a client is just connecting; returns true if removed.

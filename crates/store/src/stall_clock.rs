@@ -1,6 +1,6 @@
 //! Time limits of a request: the time without a byte, and the whole time by the bytes received.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -44,7 +44,7 @@ impl StallClock {
     }
 
     fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+        self.times.lock()
     }
 
     /// Notes progress for which the request may take `time` longer.

@@ -3,9 +3,9 @@
 use crate::collection::OnProgress;
 use crate::tenant::{SharedStore, Tenant};
 use crate::{Hash, Listed, StoreError};
+use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
 /// Size of what a tenant has in a store, from listings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -118,7 +118,7 @@ impl SharedStore {
                 Ok((manifest, locations))
             };
             let read = read.await;
-            let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut counted = counted.lock();
             let (usage, seen, done) = &mut *counted;
             *done += 1;
             progress("snapshots", *done, total);
@@ -148,7 +148,7 @@ impl SharedStore {
             Ok(())
         };
         self.backend.each(roots, count).await?;
-        let (usage, _, _) = counted.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (usage, _, _) = counted.into_inner();
         Ok(usage)
     }
 }

@@ -8,10 +8,11 @@ use crate::pack_index::{decode_tail, pack_id};
 use crate::remote::RemoteSnapshot;
 use crate::tenant::{SharedStore, Tenant};
 use crate::{FormatError, Listed, StoreError};
+use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Times that a snapshot is read whose chunks are moved meanwhile.
 const VERIFY_ATTEMPTS: usize = 3;
@@ -95,7 +96,7 @@ struct CheckedFrames {
 
 impl CheckedFrames {
     fn defect(&self, frame: &Wanted) -> Option<Option<FormatError>> {
-        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let frames = self.frames.lock();
         let key = (frame.location.pack, frame.location.offset);
         frames.get(&key).cloned()
     }
@@ -136,7 +137,7 @@ impl SharedStore {
         report.objects.sort();
         report.bytes = checked.bytes.into_inner();
         let frames = checked.frames.into_inner();
-        report.chunks = frames.unwrap_or_else(PoisonError::into_inner).len() as u64;
+        report.chunks = frames.len() as u64;
         Ok(report)
     }
 
@@ -261,10 +262,7 @@ impl SharedStore {
                 Err(reason) => Err(FormatError::Damaged(reason)),
             };
             let key = (frame.location.pack, frame.location.offset);
-            let mut frames = checked
-                .frames
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut frames = checked.frames.lock();
             frames.insert(key, decoded.err());
         }
         Ok(())
@@ -292,7 +290,7 @@ impl SharedStore {
             match decoded {
                 Ok(_) | Err(StoreError::Missing { .. }) => Ok(()),
                 Err(StoreError::Damaged { object, reason }) => {
-                    let mut damaged = damaged.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut damaged = damaged.lock();
                     damaged.push(DamagedObject {
                         object,
                         reason: format!("its index: {reason}"),
@@ -303,6 +301,6 @@ impl SharedStore {
             }
         };
         self.backend.each(packs, check).await?;
-        Ok(damaged.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(damaged.into_inner())
     }
 }

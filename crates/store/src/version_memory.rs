@@ -6,13 +6,13 @@
 
 use crate::StoreError;
 use nix::fcntl::{Flock, FlockArg};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum size in bytes of the file: far more than the tenants and templates of any store need.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -96,7 +96,7 @@ impl VersionMemory {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     /// Highest version of `record` that this host has seen.

@@ -4,8 +4,9 @@
 //! runtime it would run the task once more after the poll, and wake another of its threads to look
 //! for work.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// Polls in a row before other tasks get their turn.
@@ -24,7 +25,7 @@ struct OwnWaker {
 
 impl OwnWaker {
     fn set_task(&self, waker: &Waker) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = self.task.lock();
         task.clone_from(waker);
     }
 }
@@ -39,7 +40,7 @@ impl Wake for OwnWaker {
             self.state
                 .compare_exchange(POLLING, WOKEN, Ordering::AcqRel, Ordering::Acquire);
         if polling == Err(IDLE) {
-            let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+            let task = self.task.lock();
             let task = task.clone();
             task.wake();
         }

@@ -11,12 +11,13 @@ use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::snapshot::FoldedLayers;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
@@ -95,13 +96,13 @@ pub struct MicroVmGuest {
 impl MicroVmGuest {
     /// Identity that it was given last.
     pub(super) fn identity(&self) -> Identity {
-        let identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let identity = self.identity.lock();
         identity.clone()
     }
 
     /// Notes the identity that it is given.
     pub(super) fn set_identity(&self, identity: Identity) {
-        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+        *self.identity.lock() = identity;
     }
 
     async fn handle_of(&self, mark: ProcessInstance) -> Result<GuestHandle, EngineError> {

@@ -9,7 +9,8 @@ use jiffy_engine::{EngineError, SandboxIdentity, UnassignedGuest};
 use jiffy_microvm::{BootError, BootSpec, MicroVm, UnassignedMicroVm};
 use jiffy_net::SlotLease;
 use jiffy_proto::agent::SiteSettings;
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 pub(super) fn boot_error(error: BootError) -> EngineError {
     match error.console() {

@@ -3,8 +3,9 @@
 use crate::fetch_grants::LayerOrigin;
 use crate::{RemoteError, RemoteStore};
 use jiffy_store::{CachedPart, FormatError, Selection, StoreError, Tenant};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use tokio::sync::OnceCell;
 
 /// A part, opened when it is first needed. Its layer stays in the cache while this exists.
@@ -18,7 +19,7 @@ pub struct OpenParts {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl OpenParts {

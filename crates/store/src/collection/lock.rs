@@ -8,7 +8,7 @@ use crate::StoreError;
 use crate::tenant::{SharedStore, Tenant};
 use bytes::Bytes;
 use object_store::UpdateVersion;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Age from which on a lock that is not renewed counts as left behind.
@@ -132,7 +132,7 @@ impl SharedStore {
 
 impl CollectionLock {
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }
 

@@ -6,8 +6,8 @@ use crate::lease::{LEASE_TIME, REUSED};
 use crate::manifest::Scope;
 use crate::tenant::SHARED_TENANT;
 use crate::{Listed, StoreError};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 
 /// Leases of a tenant.
 #[derive(Debug, Default)]
@@ -107,16 +107,14 @@ impl Collector<'_> {
             let ancestors = Mutex::new(Vec::new());
             let mark = async |root| {
                 let found = self.mark_snapshot(root, &marked).await?;
-                let mut ancestors = ancestors.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ancestors = ancestors.lock();
                 ancestors.extend(found);
                 Ok(())
             };
             self.store.backend.each(wave, mark).await?;
-            needed = ancestors
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner);
+            needed = ancestors.into_inner();
         }
-        Ok(marked.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(marked.into_inner())
     }
 
     /// Roots of snapshots that something but another snapshot of the tenant needs.
@@ -168,7 +166,7 @@ impl Collector<'_> {
         let own = tenant.name() == SHARED_TENANT;
         let lineage = manifest.lineage.iter();
         let ancestors = lineage.filter(|name| own || name.scope == Scope::Tenant);
-        let mut marked = marked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marked = marked.lock();
         marked
             .live
             .extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
