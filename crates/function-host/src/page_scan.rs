@@ -1,6 +1,7 @@
 //! Page scans of the kernel, which the reset `fast` of functions needs.
 
 use jiffy_proto::function::SlotReset;
+use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -8,13 +9,8 @@ use std::path::Path;
 
 /// Pages of this process, which answers scans from Linux 6.7 on.
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// `PAGEMAP_SCAN` of `linux/fs.h`: read-write, `f` 16, 96 bytes.
-const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
-/// Words of its argument, `struct pm_scan_arg`: size, flags, start, end, walk_end, vec, vec_len,
-/// max_pages, and four masks of categories.
-const WORDS: usize = 12;
-/// Categories that the reset asks for: written, of a file, present, swapped, zero.
-const CATEGORIES: u64 = 0b11_1110;
+/// Categories that the reset requests.
+const CATEGORIES: u64 = WRITTEN | FILE | PRESENT | SWAPPED | PFNZERO;
 
 /// Reset that this host's kernel cannot do.
 #[derive(Debug, thiserror::Error)]
@@ -35,12 +31,13 @@ pub fn check_reset(reset: SlotReset) -> Result<(), PageScanUnavailable> {
 /// Asks for a scan of no pages, as Wasmtime does.
 fn scan(pagemap: &Path) -> io::Result<()> {
     let file = File::open(pagemap)?;
-    let mut scan = [0_u64; WORDS];
-    scan[0] = u64::try_from(size_of_val(&scan)).unwrap_or(u64::MAX);
-    scan[9] = CATEGORIES;
-    // SAFETY: an argument of the size that the request's number demands, which lives until the call
-    // returns; there are no addresses in it.
-    match unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) } {
+    let mut scan = PageScan {
+        category_mask: CATEGORIES,
+        ..PageScan::default()
+    };
+    // SAFETY: the argument has the type of the request, lives until the call returns, and contains
+    // no address.
+    match unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

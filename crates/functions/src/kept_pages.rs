@@ -23,7 +23,7 @@
 //! therefore put elsewhere, where there is more room: Wasmtime reads it where the scan's argument
 //! says.
 
-use crate::page_scan::PageScan;
+use jiffy_proto::page_scan::PageScan;
 use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
 use parking_lot::Mutex;

@@ -4,6 +4,7 @@
 use crate::page_scan;
 use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
 use jiffy_proto::function::SlotReset;
+use jiffy_proto::page_scan::PAGEMAP_SCAN;
 use std::io;
 
 /// Calls of the allocator, of locks and clocks, of existing descriptors, of exit.
@@ -69,7 +70,7 @@ pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     if reset == SlotReset::Fast {
         // Of ioctl, only corrected page scans, and page faults of the calling thread.
         let scan = vec![
-            equals_unsigned(1, page_scan::PAGEMAP_SCAN),
+            equals_unsigned(1, PAGEMAP_SCAN),
             equals_unsigned(3, page_scan::MARKER.into()),
         ];
         calls.allow_if(libc::SYS_ioctl, [scan])?;

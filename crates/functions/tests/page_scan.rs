@@ -8,8 +8,8 @@ mod skip;
 mod swap;
 
 use jiffy_functions::engine;
-use jiffy_functions::page_scan::{FILE, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
 use jiffy_proto::function::{SlotReset, TenantLimits};
+use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
 use skip::skip;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -33,7 +33,6 @@ const MODULE: &str = r#"(module (memory (export "memory") 4)
 fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
     let mut regions = [[0u64; 3]; 64];
     let mut scan = PageScan {
-        size: 96,
         start: address as u64,
         end: (address + length) as u64,
         vec: regions.as_mut_ptr() as u64,
@@ -50,7 +49,7 @@ fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
         libc::syscall(
             libc::SYS_ioctl,
             pagemap.as_raw_fd(),
-            0xC060_6610_u64,
+            PAGEMAP_SCAN,
             &raw mut scan,
         )
     };

@@ -3,17 +3,12 @@
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
+use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageRegion, PageScan, SWAPPED};
 use nix::errno::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// `PAGEMAP_SCAN` of Linux 6.7 (include/uapi/linux/fs.h).
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
-const PAGE_IS_FILE: u64 = 1 << 2;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-const PAGE_IS_SWAPPED: u64 = 1 << 4;
-const PAGE_IS_PFNZERO: u64 = 1 << 5;
 /// Bits of `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
 const ENTRY_FILE: u64 = 1 << 61;
 const ENTRY_SWAPPED: u64 = 1 << 62;
@@ -21,31 +16,6 @@ const ENTRY_PRESENT: u64 = 1 << 63;
 const PAGE_BYTES: usize = 4096;
 /// Most ranges that one call to the kernel returns.
 const SCAN_BATCH_RANGES: usize = 1024;
-
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct PageRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
 
 /// Pages to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,19 +93,18 @@ fn scan_by_ioctl(
 ) -> Result<(), Errno> {
     let mut regions = vec![PageRegion::default(); SCAN_BATCH_RANGES];
     let unwanted = match pages {
-        PageFilter::Private => PAGE_IS_FILE | PAGE_IS_PFNZERO,
-        PageFilter::Present => PAGE_IS_PFNZERO,
+        PageFilter::Private => FILE | PFNZERO,
+        PageFilter::Present => PFNZERO,
     };
-    let mut arg = ScanArg {
-        size: 96,
+    let mut arg = PageScan {
         end: part.start + part.bytes,
         walk_end: part.start,
         vec: u64::try_from(regions.as_mut_ptr().addr()).map_err(|_| Errno::EOVERFLOW)?,
         vec_len: u64::try_from(SCAN_BATCH_RANGES).map_err(|_| Errno::EOVERFLOW)?,
         category_inverted: unwanted,
         category_mask: unwanted,
-        category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        return_mask: PAGE_IS_PRESENT,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: PRESENT,
         ..Default::default()
     };
     while arg.walk_end < arg.end {
