@@ -11,8 +11,10 @@ from inputs import DESCRIPTION, GVISOR, Inputs
 
 HOST_TAG = "py3-none-manylinux_2_34_x86_64"
 ANY_TAG = "py3-none-any"
-# Files that are compressed already.
-STORED = (".tpl", ".gz", ".zst")
+# Files that are compressed already, and parts of them.
+STORED = (".tpl", ".gz", ".zst", ".1", ".2", ".3", ".4")
+# Maximum number of bytes of the template file in one wheel: PyPI accepts files of 100 MB.
+PART_BYTES = 95_000_000
 
 
 def metadata(name: str, version: str, summary: str, requires: tuple[str, ...], text: str) -> bytes:
@@ -78,6 +80,21 @@ def write_wheel(
     return path.name
 
 
+def base_parts(inputs: Inputs) -> dict[str, Entry]:
+    """Returns the wheels of the template base, each with its part of the file."""
+    if "base.tpl" not in inputs.templates:
+        return {}
+    content = inputs.templates["base.tpl"].read_bytes()
+    parts = [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
+    name = "data/share/jiffy/templates/base.tpl"
+    if len(parts) == 1:
+        return {"jiffy-sandbox-base": Entry(name, content)}
+    return {
+        "jiffy-sandbox-base" + (f"-{number}" if number > 1 else ""): Entry(f"{name}.{number}", part)
+        for number, part in enumerate(parts, 1)
+    }
+
+
 def build(inputs: Inputs) -> None:
     version = inputs.version
     host = [Entry("scripts/jiffy", inputs.programs["jiffy"], PROGRAM_MODE)]
@@ -88,15 +105,14 @@ def build(inputs: Inputs) -> None:
         *layout.notices(inputs, gvisor=False),
     ]
     host += [entry.below("data") for entry in installed]
-    same = [("jiffy-sandbox-base", "base.tpl" in inputs.templates),
-            ("jiffy-sandbox-gvisor", GVISOR in inputs.programs)]
-    requires = tuple(f"Requires-Dist: {name}=={version}" for name, exists in same if exists)
+    same = list(base_parts(inputs))
+    if GVISOR in inputs.programs:
+        same.append("jiffy-sandbox-gvisor")
+    requires = tuple(f"Requires-Dist: {name}=={version}" for name in same)
     name = write_wheel(inputs, "jiffy-sandbox-host", HOST_TAG, DESCRIPTION, host, requires)
     inputs.contents[name] = "host"
-    if "base.tpl" in inputs.templates:
-        name = "share/jiffy/templates/base.tpl"
-        base = [Entry(f"data/{name}", inputs.templates["base.tpl"])]
-        write_wheel(inputs, "jiffy-sandbox-base", HOST_TAG, "Template base of Jiffy", base)
+    for wheel, entry in base_parts(inputs).items():
+        write_wheel(inputs, wheel, HOST_TAG, "Template base of Jiffy", [entry])
     if GVISOR in inputs.programs:
         program = [
             layout.gvisor_program(inputs).below("data"),

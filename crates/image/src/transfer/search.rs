@@ -11,9 +11,11 @@ use jiffy_pull::PullerProgram;
 use std::env;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
+/// Maximum number of parts of a file.
+const MAX_PARTS: u32 = 9;
 /// Environment variable with a directory, or an `https` URL of one.
 const VARIABLE: &str = "JIFFY_TEMPLATES";
 
@@ -66,15 +68,15 @@ fn import_first(
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Option<Template>, BuildError> {
     for place in places {
-        let (file, origin) = match place {
-            Place::File(path) => match File::open(&path) {
-                Ok(file) => (file, path.display().to_string()),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+        let (file, origin): (Box<dyn Read>, String) = match place {
+            Place::File(path) => match open_file_or_parts(&path) {
+                Ok(Some(file)) => (file, path.display().to_string()),
+                Ok(None) => continue,
                 Err(e) => return Err(unusable(path.display(), unreadable_io(e))),
             },
             Place::Url(url) => {
                 let file = templates.download(&url, PullerProgram::default(), on_progress);
-                (file.map_err(|e| unusable(&url, e))?, url)
+                (Box::new(file.map_err(|e| unusable(&url, e))?), url)
             }
         };
         let import = FileImport {
@@ -89,6 +91,32 @@ fn import_first(
         return imported.map(Some).map_err(|e| unusable(origin, e));
     }
     Ok(None)
+}
+
+/// Opens a file, or its parts `FILE.1`, `FILE.2`, ... as one: package indexes limit the size of a
+/// file. Returns `None` if neither exists.
+fn open_file_or_parts(path: &Path) -> io::Result<Option<Box<dyn Read>>> {
+    if let Some(file) = open_if_exists(path)? {
+        return Ok(Some(Box::new(file)));
+    }
+    let mut whole: Option<Box<dyn Read>> = None;
+    for number in 1..=MAX_PARTS {
+        let Some(part) = open_if_exists(&path.with_added_extension(number.to_string()))? else {
+            break;
+        };
+        whole = Some(match whole {
+            Some(before) => Box::new(before.chain(part)),
+            None => Box::new(part),
+        });
+    }
+    Ok(whole)
+}
+
+fn open_if_exists(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
 }
 
 fn unusable(origin: impl ToString, source: ImportError) -> BuildError {
@@ -143,7 +171,14 @@ mod tests {
         let known = KnownDigests::parse(&format!("{}  one.tpl\n", sum_of(&file)));
         let imported = import(&known).unwrap().unwrap();
         assert_eq!(imported.manifest.reference(), "one");
+        // The same file in two parts.
+        templates.remove("one").unwrap();
         fs::remove_file(&path).unwrap();
         assert!(import(&known).unwrap().is_none());
+        let (first, second) = file.split_at(file.len() / 3);
+        fs::write(path.with_added_extension("1"), first).unwrap();
+        assert!(import(&known).is_err(), "a part is missing");
+        fs::write(path.with_added_extension("2"), second).unwrap();
+        assert!(import(&known).unwrap().is_some());
     }
 }
