@@ -52,6 +52,14 @@ class Inputs:
         command = [self.programs["jiffy"], *arguments]
         return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 
+    def agent_image(self) -> Entry:
+        directory = self.work / "agent-image"
+        if not directory.exists():
+            directory.mkdir()
+            self.output_of("agent-image", str(directory))
+        [image] = directory.iterdir()
+        return Entry(image.name, image)
+
     def man_pages(self) -> list[Entry]:
         directory = self.work / "man"
         if not directory.exists():

@@ -25,10 +25,12 @@ def gvisor_program(inputs: Inputs) -> Entry:
 
 
 def package_files(inputs: Inputs, kind: str) -> list[Entry]:
-    """Files by which `jiffy` recognises its package and the template files of its version."""
+    """Kind of the package, checksums of the template files of this version, and the image of the
+    agent, so that hosts without mkfs.erofs can use gVisor."""
     return [
         Entry("lib/jiffy/package", f"{kind}\n".encode()),
         Entry("lib/jiffy/templates.sha256", inputs.template_sums()),
+        inputs.agent_image().below("lib/jiffy"),
     ]
 
 

@@ -16,6 +16,15 @@ STORED = (".tpl", ".gz", ".zst", ".1", ".2", ".3", ".4")
 # Maximum number of bytes of the template file in one wheel: PyPI accepts files of 100 MB.
 PART_BYTES = 95_000_000
 
+HOST_TEXT = """Jiffy starts, forks, rolls back and suspends Linux microVMs for AI agents, on your own
+machine, in milliseconds. It needs x86-64 Linux with glibc 2.34 or later, but neither root nor a
+compiler. Sandboxes run on KVM if `/dev/kvm` is accessible, and on gVisor otherwise.
+
+    jiffy run -- python3 -c 'print(6 * 7)'
+
+`jiffy doctor` checks the host, `jiffy daemon start` serves the API of E2B, and `jiffy --help` lists
+all commands."""
+
 
 def metadata(name: str, version: str, summary: str, requires: tuple[str, ...], text: str) -> bytes:
     lines = [
@@ -109,7 +118,9 @@ def build(inputs: Inputs) -> None:
     if GVISOR in inputs.programs:
         same.append("jiffy-sandbox-gvisor")
     requires = tuple(f"Requires-Dist: {name}=={version}" for name in same)
-    name = write_wheel(inputs, "jiffy-sandbox-host", HOST_TAG, DESCRIPTION, host, requires)
+    name = write_wheel(
+        inputs, "jiffy-sandbox-host", HOST_TAG, DESCRIPTION, host, requires, HOST_TEXT
+    )
     inputs.contents[name] = "host"
     for wheel, entry in base_parts(inputs).items():
         write_wheel(inputs, wheel, HOST_TAG, "Template base of Jiffy", [entry])

@@ -2,14 +2,17 @@
 //! points.
 
 use crate::erofs::{ImageRoot, write};
-use crate::file::OnPath;
+use crate::file::{OnPath, create};
 use crate::home::Home;
 use crate::initrd::InitrdError;
 use crate::manifest::MAX_IMAGES;
 use crate::verified::{FileCheck, VerifiedFile, sum_of};
-use std::fs::{self, Permissions};
+use jiffy_installation::Installation;
+use std::fs::{self, File, Permissions};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// An image with the guest agent as `/jiffy-agent`.
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +57,50 @@ impl<'a> AgentRoot<'a> {
         Ok(())
     }
 
-    /// Opens the image, which is built once per agent binary.
+    /// File name of the image of this agent, in the data directory and in packages.
+    fn name(&self) -> String {
+        format!("agent-{}-{LAYOUT_VERSION}.erofs", &sum_of(self.agent)[..12])
+    }
+
+    /// Writes the image into `directory` under its name. The same agent gives the same bytes. Needs
+    /// `mkfs.erofs`.
+    pub fn write(&self, directory: &Path) -> Result<PathBuf, InitrdError> {
+        let name = self.name();
+        let (path, work) = (
+            directory.join(&name),
+            directory.join(format!(".new-{name}")),
+        );
+        let (root, image) = (work.join("root"), work.join("image"));
+        let _ = fs::remove_dir_all(&work);
+        let made = self.fill(&root).and_then(|()| {
+            set_times(&root).on("set the times of", &root)?;
+            write(&ImageRoot::Directory(root), &image, UUID, EPOCH, None)?;
+            fs::rename(&image, &path).on("rename", &image)?;
+            Ok(())
+        });
+        let _ = fs::remove_dir_all(&work);
+        made.map(|()| path)
+    }
+
+    /// Copies the image from the package that this program was installed from, so that hosts need
+    /// no `mkfs.erofs`. Returns false if the package has no image of this agent.
+    fn copy_of_package(&self, home: &Home) -> Result<bool, InitrdError> {
+        let name = self.name();
+        let installation = Installation::current().ok();
+        let Some(packaged) = installation.and_then(|i| i.program(&name)) else {
+            return Ok(false);
+        };
+        let mut source = File::open(&packaged).on("open", &packaged)?;
+        create::<InitrdError>(&home.initrd(), &name, |file| {
+            io::copy(&mut source, file).on("copy", &packaged)?;
+            Ok(())
+        })?;
+        Ok(true)
+    }
+
+    /// Opens the image. It is copied from the installed package or built, once per agent binary.
     pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
-        let name = format!("{}-{LAYOUT_VERSION}.erofs", &sum_of(self.agent)[..12]);
-        let path = home.initrd().join(&name);
+        let path = home.initrd().join(self.name());
         let check = FileCheck {
             what: "image of the guest agent",
             sha256: None,
@@ -66,18 +109,22 @@ impl<'a> AgentRoot<'a> {
             remedy: "remove it together with its .stamp file and run again",
         };
         check.open_or_make(&path, home, "initrd", || {
-            let work = home.initrd().join(format!(".new-{name}"));
-            let (root, image) = (work.join("root"), work.join("image"));
-            let _ = fs::remove_dir_all(&work);
-            let made = self.fill(&root).and_then(|()| {
-                write(&ImageRoot::Directory(root), &image, UUID, EPOCH, None)?;
-                fs::rename(&image, &path).on("rename", &image)?;
-                Ok(())
-            });
-            let _ = fs::remove_dir_all(&work);
-            made
+            match self.copy_of_package(home)? {
+                true => Ok(()),
+                false => self.write(&home.initrd()).map(drop),
+            }
         })
     }
+}
+
+/// Sets the times of a tree to [`EPOCH`], so that the image depends on the agent only.
+fn set_times(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        for entry in fs::read_dir(path)? {
+            set_times(&entry?.path())?;
+        }
+    }
+    File::open(path)?.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCH))
 }
 
 #[cfg(test)]
@@ -96,5 +143,8 @@ mod tests {
         // The image and its stamp.
         assert_eq!(images.len(), 2, "{images:?}");
         assert!(AgentRoot::new(b"#!/bin/sh").is_err());
+        // Packages contain the same bytes, whenever they were built.
+        let again = root.write(place.path()).unwrap();
+        assert_eq!(fs::read(again).unwrap(), fs::read(first.path).unwrap());
     }
 }

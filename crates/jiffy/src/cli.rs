@@ -158,6 +158,12 @@ pub enum Command {
         /// Shell
         shell: CompletionShell,
     },
+    /// Write the image of the guest agent for packages
+    #[command(hide = true)]
+    AgentImage {
+        /// Directory of the image
+        directory: PathBuf,
+    },
     /// Write manual pages
     #[command(hide = true)]
     Man {

@@ -24,8 +24,10 @@ mod store;
 mod template;
 mod units;
 
+use anyhow::Context;
 use cli::{Cli, Command};
 use run::ephemeral;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Exit code when Jiffy itself failed, as `docker run` has it.
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Serve(args) => (serve_command::run(args), 1),
         Command::Completions { shell } => (completion::print_script(*shell), 1),
+        Command::AgentImage { directory } => (agent_image(directory), 1),
         Command::Man { directory } => (manual::write(directory), 1),
         Command::Shell(args) => (sandbox::shell::run(args), FAILURE_EXIT_CODE),
         Command::Exec(args) => (sandbox::exec::run(args), FAILURE_EXIT_CODE),
@@ -101,6 +104,14 @@ fn main() -> ExitCode {
         errln!("jiffy: {}", error_text::told(&e));
         ExitCode::from(failed)
     })
+}
+
+/// `jiffy agent-image`: writes the image of the guest agent that packages contain.
+fn agent_image(directory: &Path) -> anyhow::Result<ExitCode> {
+    let path = jiffy_engines::Programs::find()?.agent;
+    let agent = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    jiffy_image::AgentRoot::new(&agent)?.write(directory)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The event loop of one command.

@@ -97,9 +97,7 @@ fn check_requirements(nic: NicKind) -> Result<(), NetError> {
         _ => {}
     }
     for name in ["ip", "nft"] {
-        if program::find(name).is_none() {
-            return unable(&format!("`{name}` is not installed: run scripts/setup"));
-        }
+        program::require(name)?;
     }
     if nic == NicKind::Tap && !Path::new("/dev/net/tun").exists() {
         return unable("there is no /dev/net/tun: load the kernel module `tun`");

@@ -20,11 +20,23 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     places.find_map(|place| Some(place.join(name)).filter(|path| path.is_file()))
 }
 
+/// Path at which `name` is installed. The error names its Debian package.
+pub(crate) fn require(name: &str) -> Result<PathBuf, NetError> {
+    let package = match name {
+        "ip" => "iproute2",
+        "nft" => "nftables",
+        other => other,
+    };
+    find(name).ok_or_else(|| {
+        NetError::Unable(format!(
+            "`{name}` is not installed: run `apt-get install {package}`"
+        ))
+    })
+}
+
 /// Runs a program in the network namespace of this thread, with `input`; returns its output.
 pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<String, NetError> {
-    let path = find(program).ok_or_else(|| {
-        NetError::Unable(format!("`{program}` is not installed: run scripts/setup"))
-    })?;
+    let path = require(program)?;
     let failed = || NetError::host(format!("running {}", path.display()));
     let mut command = Command::new(&path);
     command
@@ -59,4 +71,15 @@ pub(crate) fn nft(script: &str) -> Result<(), NetError> {
 /// Runs a list of `ip` commands; it stops at the first that fails.
 pub(crate) fn ip(commands: &[String]) -> Result<(), NetError> {
     run("ip", &["-batch", "-"], &commands.join("\n")).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let error = require("no-such-program").unwrap_err().to_string();
+        assert!(error.contains("apt-get install no-such-program"), "{error}");
+    }
 }

@@ -39,7 +39,9 @@ pub struct EphemeralGuests {
 
 /// A network of this process. When the process ends, however it does, another one removes it.
 struct EphemeralNetwork {
-    network: Network,
+    /// `None` if the host cannot provide a network. What its failed start left is removed as well.
+    network: Option<Network>,
+    /// Also removes the directory of this process, and therefore lives as long as the guests.
     remover: io::Result<NetworkRemover>,
 }
 
@@ -91,9 +93,9 @@ pub fn remover() -> ExitCode {
 impl EphemeralNetwork {
     /// Lets go of it. Slots and rules go behind our back, as that takes longer than many commands.
     async fn close(self) {
-        if self.remover.is_err() {
+        if let (Err(_), Some(network)) = (&self.remover, self.network) {
             // It waits for a thread that runs programs.
-            let _ = tokio::task::spawn_blocking(move || self.network.close()).await;
+            let _ = tokio::task::spawn_blocking(move || network.close()).await;
         }
     }
 }
@@ -176,7 +178,7 @@ impl EphemeralGuests {
         let directory = EphemeralDirectory::make(host.home())?;
         let path = directory.directory.path();
         let network = open_network(path, engine, network).await?;
-        let lent = network.as_ref().map(|own| own.network.clone());
+        let lent = network.as_ref().and_then(|own| own.network.clone());
         let opened = HostEngine::ephemeral(host.clone(), lent, engine, path).await;
         let held = opened.and_then(|engine| {
             engine.hold(template, prepared)?;
@@ -261,13 +263,19 @@ async fn open_network(
     let opening = tokio::task::spawn_blocking(move || Network::open(&config));
     let remover = NetworkRemover::start(home);
     match (opening.await?, wanted) {
-        (Ok(network), _) => Ok(Some(EphemeralNetwork { network, remover })),
+        (Ok(network), _) => Ok(Some(EphemeralNetwork {
+            network: Some(network),
+            remover,
+        })),
         (Err(e), FeatureSwitch::On) => {
             Err(e).context("the guest cannot have a network on this host")
         }
         (Err(e), _) => {
             errln!("jiffy: the guest has no network: {e} (`--network off` leaves this out)");
-            Ok(None)
+            Ok(Some(EphemeralNetwork {
+                network: None,
+                remover,
+            }))
         }
     }
 }
