@@ -1,7 +1,7 @@
 use super::java_keystore::Keystore;
 use super::*;
 use jiffy_proto::agent::{Authority, ProxySettings};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -204,10 +204,16 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
     let asked = format!("Acquire::https::Proxy-Auto-Detect \"/{program}\";\n");
     assert!(said.contains(&asked), "{said}");
     let answers = |target: &str, variable: Option<(&str, &str)>| {
-        let mut asked = std::process::Command::new(root.path().join(program));
+        // By the shell: while another test forks, its child has this new file open for writing, and
+        // the kernel does not execute such a file (ETXTBSY).
+        let mut asked = Command::new("/bin/sh");
+        asked.arg(root.path().join(program));
         asked.env_clear().envs(variable).arg(target);
         String::from_utf8(asked.output().unwrap().stdout).unwrap()
     };
+    let script = std::fs::metadata(root.path().join(program)).unwrap();
+    assert_eq!(script.permissions().mode() & 0o111, 0o111);
+    assert!(text(&root, program).starts_with("#!/bin/sh\n"));
     for target in ["http://deb.example", "https://deb.example"] {
         assert_eq!(answers(target, None), format!("{url}\n"));
     }
