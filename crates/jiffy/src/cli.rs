@@ -53,7 +53,7 @@ pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVer
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
 
-/// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.
+/// Sandboxes for AI agents: run commands in microVMs, each with its own kernel.
 #[derive(Debug, Parser)]
 #[command(
     name = "jiffy",
@@ -76,77 +76,77 @@ pub struct Cli {
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a command in a fresh guest, stream its output, exit as it did, and destroy the guest
+    /// Run a command in a new sandbox and remove the sandbox afterwards
     Run(RunArgs),
-    /// Check whether this host can run sandboxes, and say how to mend what is missing
+    /// Check whether this host can run sandboxes, and explain how to fix missing requirements
     Doctor(DoctorArgs),
-    /// List, build, take along and remove templates
+    /// List, build, export, import and remove templates
     #[command(subcommand)]
     Template(TemplateCommand),
-    /// Deploy WebAssembly functions that answer HTTP requests, each in a sandbox of its own
+    /// Deploy WebAssembly functions that answer HTTP requests, each request in its own instance
     #[command(subcommand)]
     Function(FunctionCommand),
-    /// Make, list and revoke the API keys of this host
+    /// Create, list and revoke API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Collect, verify and measure the store that hosts share snapshots in
+    /// Collect garbage in the shared snapshot store, verify and measure it
     #[command(subcommand)]
     Store(StoreCommand),
     /// Measure this host
     Bench(BenchArgs),
-    /// Make a sandbox that stays until it is killed
+    /// Create a sandbox that runs until it is killed
     Create(CreateArgs),
-    /// List the sandboxes
+    /// List sandboxes
     #[command(visible_aliases = ["ps", "list"])]
     Ls(LsArgs),
-    /// Show all that is known about sandboxes and snapshots
+    /// Show details of sandboxes and snapshots
     Inspect(InspectArgs),
-    /// Show what sandboxes use: processors, memory, disk, network
+    /// Show processor, memory, disk and network usage of sandboxes
     Stats(StatsArgs),
     /// Open a shell in a sandbox
     Shell(ShellArgs),
     /// Run a command in a sandbox
     Exec(SandboxExecArgs),
-    /// Show the last lines of a sandbox's console, or what it reached over the network
+    /// Show the last console lines or the network connections of a sandbox
     Logs(LogsArgs),
-    /// Copy a file or a directory into a sandbox or out of it
+    /// Copy a file or directory to or from a sandbox
     Cp(CpArgs),
-    /// Lead ports of this host to ports of a sandbox
+    /// Forward ports of this host to a sandbox
     PortForward(PortForwardArgs),
-    /// Take a snapshot of a sandbox, which runs on
+    /// Take a snapshot of a sandbox, which continues to run
     Snapshot(SnapshotArgs),
-    /// List the snapshots
+    /// List snapshots
     Snapshots(SnapshotsArgs),
-    /// Make sandboxes that begin as this one is now
+    /// Create copies of a running sandbox, with memory and processes
     Fork(ForkArgs),
-    /// Put a sandbox back to a snapshot; it keeps its id
+    /// Roll back a sandbox to a snapshot
     Rollback(RollbackArgs),
-    /// Put sandboxes to sleep; they hold no memory then
+    /// Pause sandboxes: store their memory on disk and release it
     Pause(PauseArgs),
-    /// Wake sandboxes
+    /// Resume paused sandboxes
     Resume(ManyArgs),
-    /// End all processes of sandboxes and start what their templates start
+    /// Stop all processes of sandboxes and run the start command of their template
     Restart(RestartArgs),
-    /// Wait until sandboxes have ended, and say why
+    /// Wait until sandboxes reach a state, and report the reason of their end
     Wait(WaitArgs),
-    /// List the files that a sandbox changed against its template
+    /// List files that a sandbox changed relative to its template
     Diff(DiffArgs),
-    /// Give a sandbox another name
+    /// Rename a sandbox
     Rename(RenameArgs),
-    /// End sandboxes
+    /// Kill sandboxes
     Kill(ManyArgs),
-    /// Remove sandboxes (running ones are killed) or snapshots
+    /// Remove sandboxes or snapshots. Running sandboxes are killed
     Rm(RmArgs),
-    /// Remove what nothing needs any more, after showing what that is and how much it frees
+    /// Remove unused data
     Prune(PruneArgs),
-    /// Keep one child of a fork and remove its siblings
+    /// Keep one child of a fork and remove all others
     Promote(OneArgs),
-    /// List the engines that isolate sandboxes, whether they can be used, and what they can do
+    /// List the isolation engines, their availability and capabilities
     Engines(EnginesArgs),
-    /// Own the sandboxes of this host; the commands above start it in the background if it does not
-    /// run
+    /// Run the daemon in the foreground. The commands above start one in the background if none
+    /// runs
     Serve(Box<ServeArgs>),
-    /// Start, stop and look at the daemon in the background
+    /// Start, stop and inspect the background daemon
     #[command(subcommand)]
     Daemon(DaemonCommand),
     /// Print a script that completes command lines in a shell
@@ -197,7 +197,7 @@ impl CompletionShell {
 /// `jiffy daemon`.
 #[derive(Debug, Subcommand)]
 pub enum DaemonCommand {
-    /// Start it, unless it runs
+    /// Start the daemon if none runs
     Start {
         /// Options of `jiffy serve`
         #[arg(
@@ -207,21 +207,21 @@ pub enum DaemonCommand {
         )]
         options: Vec<String>,
     },
-    /// Say what it does; exits with 3 if it does not run
+    /// Show the status of the daemon. Exit status 3: no daemon runs
     Status {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Stop it; what is under way may finish, and its sandboxes run on until the next one takes
-    /// them over
+    /// Stop the daemon after in-flight operations. Sandboxes continue to run for the next daemon
     Stop {
-        /// End the running sandboxes too, also those of a daemon that is gone; paused ones and
-        /// snapshots stay
+        /// Also kill running sandboxes, including those of a daemon that has exited. Paused
+        /// sandboxes and snapshots are retained
         #[arg(long)]
         kill_sandboxes: bool,
     },
-    /// Stop and start it, with the options it had unless others are given; its sandboxes run on
+    /// Restart the daemon. It retains its options unless options are given, and sandboxes continue
+    /// to run
     Restart {
         /// Options of `jiffy serve`
         #[arg(
@@ -237,11 +237,11 @@ pub enum DaemonCommand {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Another host")]
 pub struct HostArgs {
-    /// Ask the daemon at this address, as in https://jiffy.example (default: $JIFFY_URL, else this
-    /// host's)
+    /// URL of a remote daemon, for example https://jiffy.example [default: $JIFFY_URL, otherwise
+    /// the daemon of this host]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// File with the API key for it (default: the key in $JIFFY_API_KEY)
+    /// File with the API key of the remote daemon [default: $JIFFY_API_KEY]
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 }

@@ -11,16 +11,16 @@ pub struct BenchArgs {
     /// Task to measure
     #[arg(value_enum)]
     pub task: BenchTask,
-    /// Samples
+    /// Number of samples
     #[arg(short, default_value_t = 20, value_name = "N")]
     pub number: usize,
-    /// Operations at a time
+    /// Number of concurrent operations
     #[arg(short, default_value_t = 1, value_name = "N")]
     pub concurrency: usize,
-    /// Rounds to run first and throw away
+    /// Number of warm-up rounds, which are discarded
     #[arg(short, default_value_t = 2, value_name = "N")]
     pub warm_up: usize,
-    /// For scale: numbers of snapshots, sleeping sandboxes, templates and keys
+    /// For scale: numbers of snapshots, paused sandboxes, templates and keys
     #[arg(long, value_delimiter = ',', default_values_t = [10, 1_000, 10_000, 100_000], value_name = "N")]
     pub numbers: Vec<usize>,
     /// For create, clone and processor-time: template of the sandboxes
@@ -29,7 +29,7 @@ pub struct BenchArgs {
     /// Print JSON with every sample instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Also write the JSON to a file
+    /// Also write JSON to a file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Control plane that is asked
@@ -121,14 +121,13 @@ pub struct DoctorArgs {
     /// Do not boot a guest
     #[arg(long)]
     pub no_boot: bool,
-    /// Look at what protects sandboxes from each other and the host from them instead
+    /// Check the isolation of sandboxes and the host instead
     #[arg(long, conflicts_with = "measure")]
     pub security: bool,
-    /// Measure what restores cost under each memory policy, and use the best one on this host from
-    /// now on
+    /// Measure restores with each memory policy, and configure the best one for this host
     #[arg(long, conflicts_with = "no_boot")]
     pub measure: bool,
-    /// Restores per policy
+    /// Number of restores per policy
     #[arg(long, default_value_t = 20, value_name = "N", requires = "measure")]
     pub rounds: usize,
 }

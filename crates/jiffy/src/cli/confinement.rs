@@ -7,7 +7,7 @@ use jiffy_daemon::ConfinementOptions;
 /// Options of `jiffy serve` about the limits of VMMs.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfinementArgs {
-    /// Limit memory and tasks of each VMM by control groups
+    /// Limit memory and tasks of each VMM with control groups
     #[arg(
         long,
         value_enum,
@@ -16,11 +16,10 @@ pub struct ConfinementArgs {
         value_name = "WHEN"
     )]
     pub cgroups: FeatureSwitch,
-    /// MB per second (10^6 bytes) that a sandbox reads from and writes to its disks; 0: as many as
-    /// it can
+    /// Disk throughput limit of a sandbox in MB/s (10^6 bytes). 0: no limit
     #[arg(long, default_value_t = 400, value_name = "N")]
     pub disk_mbps: u32,
-    /// Requests per second that a sandbox makes of its disks; 0: as many as it can
+    /// Disk request limit of a sandbox per second. 0: no limit
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     pub disk_iops: u32,
 }

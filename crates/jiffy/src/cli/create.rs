@@ -10,44 +10,44 @@ use std::time::Duration;
 /// `jiffy create`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  jiffy create                                       of template base, until it is killed
+  jiffy create                                       from the template base, until killed
   jiffy create --cpu 2 --memory 4Gi --name web --label team=a
-  jiffy create --timeout 1h --on-timeout pause       sleeps after an hour
-  jiffy create --from before-upgrade                 of a snapshot
+  jiffy create --timeout 1h --on-timeout pause       paused after an hour
+  jiffy create --from before-upgrade                 from a snapshot
   jiffy create --image python:3.12 --cpu 2 --memory 4Gi --persist
   jiffy create --network off --engine gvisor
 
-Time limits:
-  Without --timeout a sandbox stays until it is killed, and --persist says just that. With it, its
-  time runs from the moment it is up, and begins anew when it is woken; --on-timeout says what
-  happens at the end. Sandboxes made through the API have 300 s unless they are given more.")]
+Timeouts:
+  Without --timeout (or with --persist) a sandbox runs until it is killed. The timeout starts when
+  the sandbox runs, and starts again when it is resumed. --on-timeout selects the action. Sandboxes
+  that are created through the API have a timeout of 300 s unless the request has another one.")]
 pub struct CreateArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
-    /// Start from this image of a registry, which becomes a template first, unless it did before
-    /// and is unchanged
+    /// Image of a registry to start from. It is imported as a template unless an unchanged import
+    /// exists
     #[arg(long, value_name = "REF", conflicts_with_all = ["template", "from"])]
     pub image: Option<String>,
-    /// Start from this snapshot (id, the beginning of it, or name) instead
+    /// Snapshot to start from instead: id, unique prefix of the id, or name
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "cpus", "memory", "disk"])]
     pub from: Option<String>,
-    /// Name to call it by wherever an id is asked for; unique among yours
+    /// Name of the sandbox, usable in place of its id. Unique for its owner
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Note about it, by which `jiffy ls --filter label=KEY=VALUE` finds it (the API's `metadata`)
+    /// Label for `jiffy ls --filter label=KEY=VALUE` (`metadata` in the API)
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
     /// Resources
     #[command(flatten)]
     pub size: SizeArgs,
-    /// Set an environment variable for all its commands; without =VALUE, take it from here
+    /// Environment variable for all commands. Without =VALUE, its current value is used
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
-    /// Time it has: 90s, 30m, 12h, 2d
+    /// Timeout: 90s, 30m, 12h, 2d
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub timeout: Option<Duration>,
-    /// Action at the end of that time
+    /// Action when the timeout expires
     #[arg(
         long,
         value_name = "ACTION",
@@ -56,18 +56,18 @@ pub struct CreateArgs {
         default_value_t
     )]
     pub on_timeout: AtTimeout,
-    /// No time limit: it stays until it is killed (the default)
+    /// No timeout: run until killed (default)
     #[arg(long, conflicts_with = "timeout")]
     pub persist: bool,
-    /// Let it reach the internet; its own ports are reached either way
+    /// Access to the internet. Incoming connections are not affected
     #[arg(long, value_name = "on|off", value_enum, default_value_t)]
     pub network: NetworkSwitch,
-    /// Engine that isolates it, one of `jiffy engines` (default: the daemon's, or the snapshot's
-    /// own)
+    /// Isolation engine, see `jiffy engines` [default: the engine of the snapshot, otherwise of the
+    /// daemon]
     #[arg(long, value_name = "ENGINE")]
     pub engine: Option<EngineName>,
-    /// Memory that is fetched if the snapshot is in the store only: what it touches first, or all
-    /// of it, the rest while it runs
+    /// Memory that is fetched before the start if only the store has the snapshot. The rest is
+    /// fetched while the sandbox runs
     #[arg(long, value_name = "MEMORY", value_enum, requires = "from")]
     pub prefetch: Option<PrefetchMode>,
     /// The network that it is in
@@ -84,9 +84,9 @@ pub struct CreateArgs {
 /// Memory that is fetched without being touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PrefetchMode {
-    /// Memory that it touches first
+    /// Memory that is accessed first
     WorkingSet,
-    /// All of it
+    /// All memory
     All,
 }
 
@@ -103,10 +103,10 @@ impl PrefetchMode {
 /// The end of a sandbox's time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum AtTimeout {
-    /// It is killed
+    /// Kill the sandbox
     #[default]
     Kill,
-    /// It is paused
+    /// Pause the sandbox
     Pause,
 }
 
@@ -122,10 +122,10 @@ impl From<AtTimeout> for OnTimeout {
 /// Way out of a sandbox to the internet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum NetworkSwitch {
-    /// It has one
+    /// Internet access
     #[default]
     On,
-    /// It has none
+    /// No internet access
     Off,
 }
 

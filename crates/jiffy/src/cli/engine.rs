@@ -7,20 +7,20 @@ use jiffy_engines::{EngineFacts, Host};
 /// Engine that isolates a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineSelection {
-    /// The one that suits this host: microVMs where there is KVM, gVisor where there is none or
-    /// `jiffy doctor --measure` found it faster
+    /// microVMs if KVM is available; gVisor otherwise, or if `jiffy doctor --measure` found it
+    /// faster
     #[default]
     Auto,
-    /// A virtual machine for each; needs KVM
+    /// A virtual machine per sandbox. Needs KVM
     Microvm,
-    /// A kernel in user space for each; needs no KVM
+    /// A kernel in user space per sandbox. Needs no KVM
     Gvisor,
 }
 
 /// Option of commands that make sandboxes of their own.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct EngineArgs {
-    /// Engine that isolates new sandboxes
+    /// Isolation engine of new sandboxes
     #[arg(
         long,
         value_enum,

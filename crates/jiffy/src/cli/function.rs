@@ -9,42 +9,42 @@ use std::time::Duration;
 /// `jiffy function`.
 #[derive(Debug, Subcommand)]
 pub enum FunctionCommand {
-    /// Write a working function with a test to start with, into a directory of its name
+    /// Create a directory with an example function and a test
     New(FunctionNewArgs),
-    /// Build a function from source in a sandbox, without deploying it
+    /// Build a function from source in a sandbox without deploying it
     Build(FunctionBuildArgs),
-    /// Deploy a module as a new version, which answers as soon as it has been proved
+    /// Deploy a module as a new version
     Deploy(Box<FunctionDeployArgs>),
-    /// List the functions
+    /// List functions
     #[command(visible_alias = "list")]
     Ls {
-        /// Also those of all keys
+        /// Include functions of all keys
         #[arg(short, long)]
         all: bool,
         /// Output and host
         #[command(flatten)]
         output: FunctionOutputArgs,
     },
-    /// Show all that is known about a function; values of its environment are not
+    /// Show details of a function, without the values of its environment
     Info(FunctionArgs),
     /// Show output and failures of a function
     Logs(FunctionLogsArgs),
-    /// List the versions that a function can be rolled back to
+    /// List the versions of a function
     Versions(FunctionArgs),
-    /// Let an earlier version answer again
+    /// Roll back a function to a previous version
     Rollback {
         /// Name of the function
         name: String,
-        /// Number of the version (default: the one before)
+        /// Version number [default: the previous version]
         #[arg(id = "to_version", value_name = "VERSION")]
         version: Option<u64>,
         /// Output and host
         #[command(flatten)]
         output: FunctionOutputArgs,
     },
-    /// Refuse requests to a function; it stays deployed
+    /// Disable a function without removing it
     Disable(FunctionArgs),
-    /// Answer requests to a function again
+    /// Enable a function
     Enable(FunctionArgs),
     /// Remove functions with all their versions
     Rm {
@@ -57,7 +57,7 @@ pub enum FunctionCommand {
     },
     /// Send a request to a function and print the response
     Invoke(FunctionInvokeArgs),
-    /// Measure requests to a function
+    /// Measure the request rate and latency of a function
     Bench(FunctionBenchArgs),
 }
 
@@ -80,9 +80,9 @@ pub enum FunctionLanguage {
 /// Rights of a function over sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FunctionKeyScope {
-    /// Sandboxes of the deploying key: makes, uses and ends them
+    /// Create, use and kill sandboxes of the deploying key
     Create,
-    /// Looks at them, and changes nothing
+    /// Read-only access to these sandboxes
     Read,
 }
 
@@ -99,7 +99,7 @@ impl FunctionKeyScope {
 /// `jiffy function new`.
 #[derive(Debug, Args)]
 pub struct FunctionNewArgs {
-    /// Name: a-z, 0-9 and single dashes, 48 characters at most
+    /// Name: a-z, 0-9 and single dashes, at most 48 characters
     pub name: String,
     /// Language
     #[arg(long, value_enum)]
@@ -109,9 +109,9 @@ pub struct FunctionNewArgs {
 /// `jiffy function build`.
 #[derive(Debug, Args)]
 pub struct FunctionBuildArgs {
-    /// Directory with a program `build` that makes function.wasm
+    /// Directory with a program `build` that creates function.wasm
     pub directory: PathBuf,
-    /// File for the module (default: function.wasm in the directory)
+    /// Output file [default: function.wasm in the directory]
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Control plane that is asked
@@ -122,7 +122,7 @@ pub struct FunctionBuildArgs {
 /// Output and host of a command.
 #[derive(Debug, Args)]
 pub struct FunctionOutputArgs {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -143,8 +143,8 @@ pub struct FunctionArgs {
 /// `jiffy function deploy`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Settings that are not given stay as they are in a function that exists, except for
---sandbox-key, which is handed in each time.
+    after_help = "Settings that are not given keep their values in an existing function, except for
+--sandbox-key, which must be given in each deployment.
 
 Examples:
   jiffy function deploy hello hello.wasm --public
@@ -154,49 +154,48 @@ Examples:
   jiffy function deploy hello --digest blake3:6e5c..."
 )]
 pub struct FunctionDeployArgs {
-    /// Name: a-z, 0-9 and single dashes, 48 characters at most
+    /// Name: a-z, 0-9 and single dashes, at most 48 characters
     pub name: String,
-    /// WebAssembly module or component, or a directory with a program `build` that makes one as
-    /// function.wasm: it runs in a sandbox of the template functions-builder
+    /// WebAssembly module or component, or a directory with a program `build` that creates
+    /// function.wasm. It runs in a sandbox of the template functions-builder
     #[arg(value_name = "FILE|DIRECTORY", required_unless_present = "digest")]
     pub source: Option<PathBuf>,
-    /// Module that you deployed before, on this host or on one that shares its store, by the digest
-    /// that `info` and `versions` show
+    /// Digest of a module that the caller deployed before, on this host or on a host with the same
+    /// store. `info` and `versions` show it
     #[arg(long, value_name = "DIGEST", conflicts_with = "source")]
     pub digest: Option<String>,
-    /// Set an environment variable; without =VALUE, take it from here
+    /// Environment variable. Without =VALUE, its current value is used
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
-    /// Memory of one request (default: 128MiB)
+    /// Memory limit of a request [default: 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = units::memory_mib)]
     pub memory: Option<u32>,
-    /// Processor time of one request in milliseconds (default: 50)
+    /// Processor time limit of a request in milliseconds [default: 50]
     #[arg(long, value_name = "N")]
     pub cpu_ms: Option<u32>,
-    /// Time of one request as a whole (default: 30s)
+    /// Timeout of a request [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub timeout: Option<Duration>,
-    /// Requests that run at once (default: 64)
+    /// Maximum number of concurrent requests [default: 64]
     #[arg(long, value_name = "N")]
     pub concurrency: Option<u32>,
-    /// Host that it may send requests to; may be repeated
+    /// Host that the function may send requests to. Can be repeated
     #[arg(long, value_name = "HOST")]
     pub allow: Vec<String>,
-    /// Let it call sandboxes of the deploying key (`create`), or look at them (`read`); without, a
-    /// key that it had is revoked
+    /// Scope of the sandbox key of the function: `create` or `read`. Without this option, an
+    /// existing sandbox key is revoked
     #[arg(long, value_enum, value_name = "SCOPE")]
     pub sandbox_key: Option<FunctionKeyScope>,
-    /// Replace the key for sandboxes that it has
+    /// Replace the existing sandbox key
     #[arg(long, requires = "sandbox_key")]
     pub renew_sandbox_key: bool,
-    /// Answer requests without a key
+    /// Accept requests without a key
     #[arg(long, conflicts_with = "private")]
     pub public: bool,
-    /// Answer requests with a key only
+    /// Accept requests with a key only
     #[arg(long)]
     pub private: bool,
-    /// Call it at these times, as cron writes them (in UTC unless a time zone follows); an empty
-    /// text: never
+    /// Cron schedule, in UTC unless a time zone follows. Empty: no schedule
     #[arg(long, value_name = "CRON")]
     pub schedule: Option<String>,
     /// Output and host
@@ -209,7 +208,7 @@ pub struct FunctionDeployArgs {
 pub struct FunctionLogsArgs {
     /// Name of the function
     pub name: String,
-    /// Go on until Ctrl-C
+    /// Follow the output until Ctrl-C
     #[arg(short, long)]
     pub follow: bool,
     /// Output and host
@@ -225,13 +224,13 @@ pub struct FunctionInvokeArgs {
     /// Path and query of the request
     #[arg(default_value = "/")]
     pub path: String,
-    /// Method (default: GET, or POST with a body)
+    /// Method [default: GET, or POST with a body]
     #[arg(short = 'X', long, value_name = "METHOD")]
     pub method: Option<String>,
-    /// Body; @FILE takes it from a file, @- from standard input
+    /// Body. @FILE: read from a file, @-: from standard input
     #[arg(short, long, value_name = "DATA")]
     pub data: Option<String>,
-    /// Header of the request; may be repeated
+    /// Request header. Can be repeated
     #[arg(short = 'H', long, value_name = "NAME: VALUE")]
     pub header: Vec<String>,
     /// Output and host
@@ -247,10 +246,10 @@ pub struct FunctionBenchArgs {
     /// Path and query of the requests
     #[arg(default_value = "/")]
     pub path: String,
-    /// Requests of the measurement
+    /// Number of requests
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: u32,
-    /// Requests at once
+    /// Number of concurrent requests
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub concurrency: u32,
     /// Output and host

@@ -8,10 +8,10 @@ use std::time::Duration;
 /// `jiffy inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// Names, ids or the beginnings of ids of sandboxes and snapshots
+    /// Sandboxes and snapshots: names, ids, or unique prefixes of ids
     #[arg(required = true)]
     pub ids: Vec<String>,
-    /// As JSON: a list of all that is known
+    /// Print a JSON list
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -22,20 +22,20 @@ pub struct InspectArgs {
 /// `jiffy stats`.
 #[derive(Debug, Args)]
 #[command(after_help = "Columns:
-  CPU      of all its processors together since the last sample, at most 10 s ago; 100 % is all of them
-  MEMORY   what it touched and did not give back, page cache and all, of what it has
-  DISK     written since its last snapshot, of what it has
-  SENT, RECEIVED  over its network since it came up")]
+  CPU      use of all processors of the sandbox since the last sample, at most 10 s ago. 100 %: all
+  MEMORY   used memory including the page cache, and the size of the memory
+  DISK     bytes written since the last snapshot, and the size of the disk
+  SENT, RECEIVED  bytes over the network since the start")]
 pub struct StatsArgs {
-    /// Names, ids or the beginnings of ids (default: all that run)
+    /// Names, ids, or unique prefixes of ids [default: all running sandboxes]
     pub ids: Vec<String>,
-    /// Once, rather than until Ctrl-C; always so where the output is no terminal
+    /// Print once instead of refreshing until Ctrl-C. Default if the output is not a terminal
     #[arg(long)]
     pub no_stream: bool,
-    /// Time between two looks
+    /// Refresh interval
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::duration)]
     pub interval: Duration,
-    /// As JSON, once
+    /// Print JSON once
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -46,18 +46,18 @@ pub struct StatsArgs {
 /// `jiffy shell`.
 #[derive(Debug, Args)]
 pub struct ShellArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Shell to run (default: bash where there is one, else sh)
+    /// Shell [default: bash if it exists, otherwise sh]
     #[arg(long, value_name = "PROGRAM")]
     pub shell: Option<String>,
-    /// Set an environment variable; without =VALUE, take it from here
+    /// Environment variable. Without =VALUE, its current value is used
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
-    /// Directory to begin in (default: the user's home)
+    /// Initial directory [default: home directory of the user]
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// User to be (default: the template's)
+    /// User of the shell [default: of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
     /// Control plane that is asked
@@ -68,20 +68,20 @@ pub struct ShellArgs {
 /// `jiffy wait`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Prints why each ended, or the state that was waited for. Exits with 0, with 1 if a sandbox ended or broke
-first, with 124 when --timeout is over."
+    after_help = "Prints the reason of the end, or the state. Exit status: 0; 1 if a sandbox ended
+first; 124 after --timeout."
 )]
 pub struct WaitArgs {
-    /// Names, ids or the beginnings of ids
+    /// Names, ids, or unique prefixes of ids
     #[arg(required = true)]
     pub ids: Vec<String>,
     /// State to wait for
     #[arg(long = "for", value_name = "STATE", value_enum, default_value_t)]
     pub state: AwaitedState,
-    /// Longest time to wait
+    /// Maximum waiting time
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub timeout: Option<Duration>,
-    /// Print what became of each as JSON
+    /// Print the final states as JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -92,30 +92,30 @@ pub struct WaitArgs {
 /// States that can be waited for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum AwaitedState {
-    /// It was killed, or lost its guest
+    /// Killed, or without a guest
     #[default]
     Ended,
-    /// It runs, and its agent answers
+    /// Running, with a responding agent
     Running,
-    /// It sleeps
+    /// Paused
     Paused,
 }
 
 /// `jiffy restart`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "All processes end, and what the template starts is started again. Disk, id, name, network and kernel
-stay: it is what `docker restart` does, and no reboot of the machine, whose disk does not outlive its memory. A
-sandbox that sleeps is woken first; of one that is broken `jiffy rollback` brings back a snapshot."
+    after_help = "Stops all processes and runs the start command of the template, like `docker restart`. Disk, id,
+name, network and keys are retained. A paused sandbox is resumed first. Roll back a broken sandbox
+with `jiffy rollback` instead."
 )]
 pub struct RestartArgs {
-    /// Names, ids or the beginnings of ids
+    /// Names, ids, or unique prefixes of ids
     #[arg(required = true)]
     pub ids: Vec<String>,
-    /// Time that processes have to end by themselves
+    /// Grace period before processes are killed
     #[arg(short = 't', long, value_name = "TIME", default_value = "10s", value_parser = units::duration_or_zero)]
     pub grace: Duration,
-    /// Print the outcome as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -126,16 +126,16 @@ pub struct RestartArgs {
 /// `jiffy diff`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each line is A (it is new), C (it is another) or D (it is gone), and a path. Left out is what belongs to a
-boot: /dev, /proc, /run, /sys, and files that the sandbox is given when it comes up."
+    after_help = "Each line has A (added), C (changed) or D (deleted), and a path. Paths that belong to the
+boot are left out: /dev, /proc, /run, /sys, and files that the sandbox receives at its start."
 )]
 pub struct DiffArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Most files to show
+    /// Maximum number of files
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked

@@ -10,39 +10,39 @@ use std::time::Duration;
 /// `jiffy key`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Make a key and print it; it is shown this once
+    /// Create a key and print its secret, which is not shown again
     Create(KeyCreateArgs),
-    /// List the keys
+    /// List keys
     Ls {
-        /// Also those that were revoked
+        /// Include revoked keys
         #[arg(short, long)]
         all: bool,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Revoke a key; its sandboxes stay unless their end is asked for
+    /// Revoke a key. Its sandboxes are retained unless --kill is given
     Revoke {
-        /// Id of the key, or its name
+        /// Key: id or name
         key: String,
-        /// Kill its sandboxes too, also paused ones, and cancel its builds
+        /// Also kill its sandboxes, including paused ones, and cancel its builds
         #[arg(long)]
         end: bool,
         /// Print the key as JSON instead of its id
         #[arg(long)]
         json: bool,
     },
-    /// Give a key another secret and print that; it is shown this once
+    /// Replace the secret of a key and print it. It is not shown again
     Rotate {
-        /// Id of the key, or its name
+        /// Key: id or name
         key: String,
-        /// Time for which the old secret stays good (default: none)
+        /// Time for which the previous secret remains valid [default: 0]
         #[arg(long, value_name = "DURATION", value_parser = units::duration)]
         overlap: Option<Duration>,
-        /// New end of its time: after a duration (30d), or at a date (2027-01-31) or moment
+        /// New expiry: a duration (30d), a date (2027-01-31) or a time
         #[arg(long, value_name = "WHEN", value_parser = expiry)]
         expires: Option<u64>,
-        /// Print the key with everything about it as JSON
+        /// Print the key and its settings as JSON
         #[arg(long)]
         json: bool,
     },
@@ -51,50 +51,51 @@ pub enum KeyCommand {
 /// `jiffy key create`.
 #[derive(Debug, Args)]
 pub struct KeyCreateArgs {
-    /// Name for it
+    /// Name
     #[arg(long, default_value = "unnamed")]
     pub name: String,
     /// Scope of the key
     #[arg(long, value_enum, default_value_t = KeyScope::Create)]
     pub scope: KeyScope,
-    /// Most running sandboxes
+    /// Maximum number of running sandboxes
     #[arg(long, value_name = "N")]
     pub max_sandboxes: Option<u32>,
-    /// Most virtual CPUs of all of them
+    /// Maximum number of virtual CPUs of running sandboxes
     #[arg(long, value_name = "N")]
     pub max_cpus: Option<u32>,
-    /// Most memory of all of them
+    /// Maximum memory of running sandboxes
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub max_memory: Option<u32>,
-    /// Most new sandboxes in any 60 s
+    /// Maximum number of creates in 60 s
     #[arg(long, value_name = "N")]
     pub creates_per_minute: Option<u32>,
-    /// End of its time: after a duration (30d), or at a date (2027-01-31) or moment
+    /// Expiry: a duration (30d), a date (2027-01-31) or a time
     #[arg(long, value_name = "WHEN", value_parser = expiry)]
     pub expires: Option<u64>,
-    /// Client address or network it may be used from (default: any); may be repeated
+    /// Client address or network that may use the key [default: any]. Can be repeated
     #[arg(long, value_name = "CIDR")]
     pub allow_from: Vec<String>,
-    /// Most sandboxes that are paused, or will be at their timeout
+    /// Maximum number of sandboxes that are paused or will be paused at their timeout
     #[arg(long, value_name = "N")]
     pub max_paused: Option<u32>,
-    /// Most snapshots
+    /// Maximum number of snapshots
     #[arg(long, value_name = "N")]
     pub max_snapshots: Option<u32>,
-    /// Most templates, counted by tag
+    /// Maximum number of templates, counted by tag
     #[arg(long, value_name = "N")]
     pub max_templates: Option<u32>,
-    /// Most template builds that wait or run
+    /// Maximum number of queued and running template builds
     #[arg(long, value_name = "N")]
     pub max_builds: Option<u32>,
-    /// Most disk space of paused sandboxes, snapshots, templates, uploads and build steps together
-    /// (default: what `jiffy serve --default-key-disk` says)
+    /// Disk quota for paused sandboxes, snapshots, templates, uploads and build steps [default:
+    /// that of `jiffy serve --default-key-disk`]
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub max_disk: Option<u64>,
-    /// Most requests and streams to its sandboxes at once (default: half of the host's)
+    /// Maximum number of concurrent requests and streams to its sandboxes [default: half of the
+    /// limit of the host]
     #[arg(long, value_name = "N")]
     pub max_exchanges: Option<u32>,
-    /// Print the key with everything about it as JSON
+    /// Print the key and its settings as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -123,11 +124,11 @@ fn expiry(text: &str) -> Result<u64, String> {
 /// Scope of an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KeyScope {
-    /// Everything on this host, also others' sandboxes, templates and pools
+    /// All operations on this host, including sandboxes, templates and pools of other keys
     Admin,
-    /// Sandboxes of its own
+    /// Own sandboxes
     Create,
-    /// Looking, without secrets
+    /// Read-only, without secrets
     Read,
 }
 

@@ -6,28 +6,28 @@ use jiffy_host::SandboxState;
 
 /// `jiffy ls`.
 #[derive(Debug, Args)]
-#[command(after_help = "Filters (`*` stands for anything):
+#[command(after_help = "Filters (`*` matches any text):
   state=paused      creating, running, paused, broken or killed
-  label=KEY         it has this label; label=KEY=VALUE: with this value
-  name=web-*        its name
-  template=base     its template, with any tag unless one is named
-  engine=gvisor     what isolates it
-  Several of the same kind widen the list, of different kinds and labels narrow it.
+  label=KEY         sandboxes with this label; label=KEY=VALUE: with this value
+  name=web-*        name
+  template=base     template, with any tag unless one is given
+  engine=gvisor     isolation engine
+  A sandbox must match one filter of each kind, and all labels.
 
 Examples:
   jiffy ls --filter state=paused --filter state=broken
   jiffy rm $(jiffy ls -q --filter label=team=a)")]
 pub struct LsArgs {
-    /// Also those that were killed, for an hour
+    /// Include sandboxes that were killed in the last hour
     #[arg(short, long)]
     pub all: bool,
-    /// Only those that fit
+    /// Filter
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = Filter::parse)]
     pub filters: Vec<Filter>,
-    /// Only their ids
+    /// Print ids only
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked

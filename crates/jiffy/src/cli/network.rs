@@ -8,12 +8,12 @@ use std::net::IpAddr;
 /// Use of a feature that not every host has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum FeatureSwitch {
-    /// On where this host can
+    /// Enabled if the host supports it
     #[default]
     Auto,
-    /// The daemon does not start without
+    /// Required: fail without it
     On,
-    /// It is not done
+    /// Disabled
     #[value(alias = "none")]
     Off,
 }
@@ -31,7 +31,7 @@ impl From<FeatureSwitch> for FeatureMode {
 /// Options of `jiffy serve` about the network.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetworkArgs {
-    /// Give sandboxes a network; it takes `nft`, `ip`, /dev/net/tun, and root or `pasta`
+    /// Network of sandboxes. Needs `nft`, `ip`, /dev/net/tun, and root or `pasta`
     #[arg(
         long,
         value_enum,
@@ -40,7 +40,7 @@ pub struct NetworkArgs {
         value_name = "WHEN"
     )]
     pub network: FeatureSwitch,
-    /// Let sandboxes reach this private address or CIDR, too; may be repeated
+    /// Private address or CIDR range that sandboxes may access. Can be repeated
     #[arg(
         long,
         env = "JIFFY_ALLOW_PRIVATE",
@@ -49,18 +49,18 @@ pub struct NetworkArgs {
         value_parser = cidr
     )]
     pub allow_private: Vec<IpNet>,
-    /// Addresses between this host and its sandboxes, two for each (default: a free part of
-    /// 198.18.0.0/15)
+    /// Address range between this host and its sandboxes, two addresses for each sandbox [default:
+    /// a free part of 198.18.0.0/15]
     #[arg(long, value_name = "CIDR", value_parser = range)]
     pub network_range: Option<Ipv4Net>,
-    /// Most sandboxes with a network at once
+    /// Maximum number of sandboxes with a network
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub network_slots: u32,
-    /// Most connections of one sandbox at the same time
+    /// Maximum number of concurrent connections of a sandbox
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub connections: u32,
-    /// Most entries in this host's table of connections before sandboxes get hardly any new ones
-    /// (default: three quarters of net.netfilter.nf_conntrack_max)
+    /// Number of entries in the connection table of this host at which new connections of sandboxes
+    /// are throttled [default: three quarters of net.netfilter.nf_conntrack_max]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..))]
     pub connections_total: Option<u32>,
 }

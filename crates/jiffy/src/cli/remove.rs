@@ -8,8 +8,8 @@ use std::time::Duration;
 /// `jiffy rm`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A snapshot that something was made from stays as long as that is there; the refusal names
-sandboxes and snapshots that need it.
+    after_help = "A snapshot that sandboxes or other snapshots need loses its name and is removed
+with its last user. Removing such a snapshot again is rejected with the names of its users.
 
 Examples:
   jiffy rm web k3x9
@@ -17,16 +17,16 @@ Examples:
   jiffy rm --all --yes"
 )]
 pub struct RmArgs {
-    /// Names or ids of sandboxes and snapshots, or the beginnings of ids
+    /// Sandboxes and snapshots: names, ids, or unique prefixes of ids
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub ids: Vec<String>,
-    /// All your sandboxes; snapshots stay
+    /// Remove all sandboxes of the caller. Snapshots are retained
     #[arg(short, long)]
     pub all: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short = 'y', long, visible_alias = "force", visible_short_alias = 'f')]
     pub yes: bool,
-    /// Print what was removed as JSON
+    /// Print the removed objects as JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -36,26 +36,26 @@ pub struct RmArgs {
 
 /// `jiffy prune`.
 #[derive(Debug, Args)]
-#[command(after_help = "What goes, if it was not used for --older-than:
-  sandbox    records of sandboxes that were killed, however long ago
-  template   images that `jiffy create --image` imported and no sandbox or snapshot is of
-  snapshot   snapshots of booted templates; the next sandbox of the template boots it again
-  step       snapshots of steps of template builds, which make later builds faster
-  upload     files that were sent for builds
-  image      images of templates that are gone
+#[command(after_help = "Removes, if unused for --older-than:
+  sandbox    records of killed sandboxes, regardless of their age
+  template   images imported by `jiffy create --image` without a sandbox or snapshot
+  snapshot   snapshots of booted templates. The next sandbox of the template boots again
+  step       cached steps of template builds
+  upload     files uploaded for builds
+  image      images of removed templates
 
-Snapshots that somebody asked for, sandboxes that are not killed, and templates with names of their own stay.")]
+Requested snapshots, sandboxes that are not killed, and named templates are retained.")]
 pub struct PruneArgs {
-    /// Only show what would go, and how much that frees
+    /// Only show what would be removed and how much space that frees
     #[arg(short = 'n', long)]
     pub dry_run: bool,
-    /// Time without use after which things go; 0s: all that nothing needs at the moment
+    /// Minimum time without use. 0s: everything that is unused now
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = units::duration_or_zero)]
     pub older_than: Duration,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short = 'y', long, visible_alias = "force", visible_short_alias = 'f')]
     pub yes: bool,
-    /// As JSON; takes --yes or --dry-run
+    /// Print JSON. Needs --yes or --dry-run
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked

@@ -11,55 +11,55 @@ use std::path::PathBuf;
 
 /// `jiffy run`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit code:
-  that of the command; 128+N when signal N ended it; 127 command not found; 126 not executable;
-  124 at --timeout; 125 when Jiffy itself failed (the reason is on standard error).
+#[command(after_help = "Exit status:
+  that of the command; 128+N if signal N ended the command; 127 command not found; 126 not
+  executable; 124 after --timeout; 125 if Jiffy failed (the reason is on standard error).
 
-Where a daemon runs the guest is one of its sandboxes, removed when this command ends, however it
-ends; else it is a process of this command.
+If a daemon runs, the sandbox belongs to the daemon and is removed when this command ends.
+Otherwise the sandbox is a child process of this command.
 
 Examples:
   jiffy run -- python3 -c 'import platform; print(platform.release())'
   jiffy run --cpus 4 --memory 2GiB --disk 10GiB -- make -j4
   jiffy run -e TOKEN=abc -w /tmp -u root -- env
   yes | jiffy run -i -- head -c 1000000 | wc -c
-  jiffy run -v .:/work -w /work -- make       what it changed is copied back
+  jiffy run -v .:/work -w /work -- make       changes are copied back
   jiffy run -p 8080:80 -u root -- python3 -m http.server 80
   jiffy run --timeout 10s --json -- python3 script.py")]
 pub struct RunArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
-    /// Start from an image of a registry instead, as in python:3.12; the daemon imports it
+    /// Image of a registry to start from, for example python:3.12. The daemon imports it
     #[arg(long, value_name = "REF", conflicts_with_all = ["template", "no_daemon"])]
     pub image: Option<String>,
-    /// Name of the sandbox while the command runs, for other commands; without a daemon it has none
+    /// Name of the sandbox while the command runs. Needs a daemon
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Engine that isolates it
+    /// Isolation engine
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Resources
     #[command(flatten)]
     pub size: SizeArgs,
-    /// Copy a directory or file of this host into the guest before the command, and what changed
-    /// of it back afterwards, unless `:ro`. There is no shared file system
+    /// Copy a directory or file into the sandbox before the command, and changes back afterwards
+    /// unless `:ro`. It is not a shared file system
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]", value_parser = volume)]
     pub volumes: Vec<Volume>,
-    /// Lead a port of this host to one of the guest while the command runs; on loopback unless an
-    /// address is given
+    /// Forward a port of this host to the sandbox while the command runs. Binds to loopback unless
+    /// an address is given
     #[arg(short, long = "publish", value_name = "[IP:][LOCAL:]REMOTE", value_parser = publication)]
     pub publish: Vec<Publication>,
-    /// Give it a network: the internet, and nothing of this host or of private networks
+    /// Network of the sandbox: the internet, without this host and private networks
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub network: FeatureSwitch,
     /// The network that it is in
     #[command(flatten)]
     pub site: SiteArgs,
-    /// Accepted for those who are used to it: the guest always goes with its command
+    /// Accepted for compatibility: the sandbox is always removed
     #[arg(long)]
     pub rm: bool,
-    /// Make the guest in this process, also where a daemon runs
+    /// Run the sandbox as a child of this command even if a daemon runs
     #[arg(long)]
     pub no_daemon: bool,
     /// Command and arguments

@@ -9,13 +9,13 @@ use std::time::Duration;
 /// Size of a sandbox.
 #[derive(Debug, Args)]
 pub struct SizeArgs {
-    /// Virtual CPUs, 1 to 8 (default: the template's, else 2)
+    /// Virtual CPUs, 1 to 8 [default: of the template, otherwise 2]
     #[arg(long, visible_alias = "cpu", value_name = "N")]
     pub cpus: Option<u8>,
-    /// Memory, 128MiB to 64GiB, also as 4Gi or 4g (default: the template's, else 512MiB)
+    /// Memory, 128MiB to 64GiB, also as 4Gi or 4g [default: of the template, otherwise 512MiB]
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
-    /// Writable disk, 64MiB or more (default: the template's)
+    /// Writable disk, at least 64MiB [default: of the template]
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
 }
@@ -23,25 +23,25 @@ pub struct SizeArgs {
 /// A command in a guest.
 #[derive(Debug, Args)]
 pub struct ExecArgs {
-    /// Set an environment variable; without =VALUE, take it from here
+    /// Environment variable. Without =VALUE, its current value is used
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
-    /// Working directory of the command (default: the user's home)
+    /// Working directory of the command [default: home directory of the user]
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// User to run as (default: the template's)
+    /// User of the command [default: of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
-    /// Kill the command after this long and exit with 124
+    /// Kill the command after this time and exit with status 124
     #[arg(long, value_parser = units::duration, value_name = "TIME")]
     pub timeout: Option<Duration>,
-    /// Give the command our standard input
+    /// Attach standard input
     #[arg(short, long)]
     pub interactive: bool,
-    /// Give the command a terminal (and our standard input)
+    /// Allocate a terminal and attach standard input
     #[arg(short, long)]
     pub tty: bool,
-    /// Capture the output and print one JSON object with it, the exit code and all times
+    /// Capture the output, and print one JSON object with output, exit code and times
     #[arg(long, conflicts_with = "tty")]
     pub json: bool,
     /// Command and arguments
@@ -52,7 +52,7 @@ pub struct ExecArgs {
 /// `jiffy engines`.
 #[derive(Debug, Args)]
 pub struct EnginesArgs {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -63,7 +63,7 @@ pub struct EnginesArgs {
 /// `jiffy exec`.
 #[derive(Debug, Args)]
 pub struct SandboxExecArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
     /// Command and arguments
     #[command(flatten)]
@@ -76,16 +76,15 @@ pub struct SandboxExecArgs {
 /// `jiffy logs`.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Its connections and questions about names instead: when, where to, how much, allowed or
-    /// refused
+    /// Show connections and DNS queries instead: time, destination, bytes, allowed or denied
     #[arg(long)]
     pub network: bool,
-    /// Lines to print, at most 1000
+    /// Maximum number of lines, at most 1000
     #[arg(short = 'n', long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
     pub lines: u16,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -96,19 +95,18 @@ pub struct LogsArgs {
 /// `jiffy port-forward`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  jiffy port-forward k3x9 8080:80       127.0.0.1:8080 leads to port 80 in the sandbox
+  jiffy port-forward k3x9 8080:80       127.0.0.1:8080 to port 80 in the sandbox
   jiffy port-forward k3x9 5432 :6379    5432 to the same port; any free port to 6379
 
-Also servers that listen on the sandbox's loopback only are reached. Ends with Ctrl-C, or with an error
-when the sandbox has ended.")]
+Servers that listen on loopback in the sandbox are reachable as well. Exits on Ctrl-C, or with an
+error when the sandbox ends.")]
 pub struct PortForwardArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Port of this host and port of the sandbox: LOCAL:REMOTE, PORT for the same, :REMOTE for any
-    /// that is free
+    /// Ports: LOCAL:REMOTE, PORT for equal ports, or :REMOTE for any free local port
     #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = port)]
     pub ports: Vec<Forwarding>,
-    /// Address of this host to listen at; others than loopback open the sandbox to the network
+    /// Local address to bind to. An address other than loopback exposes the sandbox to the network
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     pub address: std::net::IpAddr,
     /// Control plane that is asked
@@ -147,22 +145,23 @@ pub(super) fn port(text: &str) -> Result<Forwarding, String> {
   jiffy cp data.csv k3x9:/tmp/data.csv
   jiffy cp k3x9:result.txt .
   jiffy cp -r project k3x9:            into the home directory, as `project`
-  jiffy cp -r k3x9:/var/log/. logs     what is in /var/log
+  jiffy cp -r k3x9:/var/log/. logs     contents of /var/log
   tar c . | jiffy cp -r - k3x9:/srv    unpacked; without -r, a file
   jiffy cp -r k3x9:/srv - | tar t
 
-With -r, as `docker cp` does it: a directory that is there gets the tree under its own name, one that is not
-becomes the tree. What comes out of a sandbox is never put through symbolic links, and has no devices and no
-setuid; it belongs to you.")]
+With -r, as in `docker cp`: if the destination directory exists, the tree is placed in it;
+otherwise the tree gets the name of the destination. Files from a sandbox are never written through
+symbolic links, contain no devices and no setuid bits, and belong to the caller.")]
 pub struct CpArgs {
-    /// Directories, with all in them; `-` is a tar archive then
+    /// Copy directories recursively. `-` is a tar archive then
     #[arg(short, long)]
     pub recursive: bool,
-    /// PATH here, `-` for standard input, or SANDBOX:PATH
+    /// Source: local PATH, `-` for standard input, or SANDBOX:PATH
     pub from: String,
-    /// PATH here, `-` for standard output, or SANDBOX:PATH
+    /// Destination: local PATH, `-` for standard output, or SANDBOX:PATH
     pub to: String,
-    /// User whose home relative paths begin in, and who owns what is made (default: the template's)
+    /// User who owns created files and whose home directory relative paths refer to [default: of
+    /// the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
     /// Control plane that is asked
@@ -173,16 +172,16 @@ pub struct CpArgs {
 /// `jiffy snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Name for it
+    /// Name
     #[arg(long)]
     pub name: Option<String>,
-    /// Return when the store that hosts share has it (a daemon with --store)
+    /// Return when the shared store has the snapshot. Needs a daemon with --store
     #[arg(long)]
     durable: bool,
-    /// Return when it is captured, its memory frozen and its files yet to be written, or when it
-    /// is stored on the host's disk
+    /// Return when the memory is captured but not yet written (captured), or when the files are
+    /// complete on this host (stored)
     #[arg(
         long,
         value_name = "WHEN",
@@ -218,13 +217,13 @@ impl SnapshotArgs {
 /// `jiffy snapshots`.
 #[derive(Debug, Args)]
 pub struct SnapshotsArgs {
-    /// Only those of this sandbox and its ancestors
+    /// Only snapshots of this sandbox and its ancestors
     pub id: Option<String>,
-    /// Compare this snapshot, and all it needs, with the checksums it was sealed with, and fetch
-    /// what is damaged anew if a store has it; success means that it is sound
+    /// Verify the checksums of this snapshot and its ancestors, and repair damaged data from the
+    /// store. Exit status 0: intact
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "id")]
     pub verify: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -235,12 +234,12 @@ pub struct SnapshotsArgs {
 /// `jiffy fork`.
 #[derive(Debug, Args)]
 pub struct ForkArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
     /// Number of children
     #[arg(short = 'n', long = "count", default_value_t = 1, value_name = "N")]
     pub count: usize,
-    /// Print the outcome as JSON instead of the ids
+    /// Print the result as JSON instead of the ids
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -251,9 +250,9 @@ pub struct ForkArgs {
 /// `jiffy rollback`.
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Snapshot: id, the beginning of it, or name
+    /// Snapshot: id, unique prefix of the id, or name
     pub snapshot: String,
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
@@ -266,9 +265,9 @@ pub struct RollbackArgs {
 /// `jiffy rename`.
 #[derive(Debug, Args)]
 pub struct RenameArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Its new name; empty for none
+    /// New name. Empty: remove the name
     pub name: String,
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
@@ -281,9 +280,9 @@ pub struct RenameArgs {
 /// A command on one sandbox.
 #[derive(Debug, Args)]
 pub struct OneArgs {
-    /// Sandbox: its name, its id or the beginning of that
+    /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Print the outcome as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked
@@ -297,7 +296,7 @@ pub struct PauseArgs {
     /// Sandboxes
     #[command(flatten)]
     pub many: ManyArgs,
-    /// Return when the store that hosts share has what they sleep in (a daemon with --store)
+    /// Return when the shared store has the stored memory. Needs a daemon with --store
     #[arg(long)]
     pub durable: bool,
 }
@@ -305,10 +304,10 @@ pub struct PauseArgs {
 /// A command on several.
 #[derive(Debug, Args)]
 pub struct ManyArgs {
-    /// Names, ids, or the beginnings of ids
+    /// Names, ids, or unique prefixes of ids
     #[arg(required = true)]
     pub ids: Vec<String>,
-    /// Print the outcome as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
     /// Control plane that is asked

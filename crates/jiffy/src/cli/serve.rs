@@ -15,26 +15,25 @@ use std::path::PathBuf;
 /// `jiffy serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Restored sandboxes kept ready for the next create, per template and size in use
+    /// Number of restored sandboxes that wait for the next create, per template and size in use
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
-    /// VMM processes started in advance: the next guests begin some milliseconds earlier. For
-    /// minutes after many starts at once there are up to 20
+    /// Number of VMM processes that are started in advance, which saves milliseconds per start.
+    /// After a burst of starts the number rises to 20 for some minutes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
     pub spare_vmms: u8,
-    /// Answer the API and reach sandboxes' ports at this address; port 0 takes any that is free
+    /// Address of the API and of sandbox ports. Port 0: any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     pub listen: SocketAddr,
-    /// Listen on the data directory's socket only
+    /// Listen on the socket in the data directory only
     #[arg(long, conflicts_with = "listen")]
     pub no_listen: bool,
-    /// Answer requests to public functions by host name at this address, each connection in the
-    /// process of the function's owner: faster than through the gateway, HTTP/1.1 without TLS
+    /// Address for direct requests to public functions by host name (HTTP/1.1 without TLS). Faster
+    /// than the gateway: a connection is handled by the process of the function's owner
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub functions_listen: Option<SocketAddr>,
-    /// Reset of memory behind each request to a function: strict gives it back to the kernel; fast
-    /// puts back the pages that the kernel finds written and keeps them: fewer page faults, more
-    /// memory, Linux 6.7 or later
+    /// Memory reset after each request to a function. strict: unmap all pages. fast: restore
+    /// written pages only, with fewer page faults and more memory; needs Linux 6.7 or later
     #[arg(
         long,
         env = "JIFFY_FUNCTIONS_RESET",
@@ -42,13 +41,13 @@ pub struct ServeArgs {
         default_value = "strict"
     )]
     pub functions_reset: SlotReset,
-    /// Answer `/metrics`, and nothing else, without a key at this address
+    /// Address that serves `/metrics` only, without a key
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
-    /// Registry (HOST or HOST:PORT) that templates are built from images of without TLS
+    /// Registry (HOST or HOST:PORT) that is accessed without TLS
     #[arg(long, value_name = "HOST")]
     pub plain_http: Vec<String>,
-    /// Registry of this host's own network (HOST or HOST:PORT) that images may come from; may be
+    /// Registry in the host's private network (HOST or HOST:PORT) that may be accessed. Can be
     /// repeated
     #[arg(
         long,
@@ -57,50 +56,50 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub registry_allow: Vec<RegistryAddress>,
-    /// Most templates that are built at once; others wait
+    /// Maximum number of concurrent template builds. Others wait
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub builds: u8,
-    /// Remove steps of builds and uploaded files that no build used for so many days; 0: never
+    /// Remove cached build steps and uploaded files that were unused for this many days. 0: never
     #[arg(long, value_name = "DAYS", default_value = "14", value_parser = clap::value_parser!(u16).range(..=3650))]
     pub build_cache_days: u16,
-    /// Domain whose names `<port>-<id>.<domain>` lead here
+    /// Domain of this host: `<port>-<id>.<domain>` refers to a sandbox port
     #[arg(long, value_name = "NAME")]
     pub domain: Vec<String>,
-    /// Further host name under which clients may come
+    /// Additional accepted host name
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// Speak TLS, with a certificate made for the domains
+    /// Enable TLS with a generated certificate for the domains
     #[arg(long)]
     pub tls: bool,
-    /// Speak TLS, with the certificate chain in this PEM file
+    /// Enable TLS with the certificate chain in this PEM file
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its private key
+    /// Private key of the certificate, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Most sandboxes that run at once (default: as many as memory allows)
+    /// Maximum number of running sandboxes [default: limited by memory]
     #[arg(long, value_name = "N")]
     pub max_sandboxes: Option<usize>,
-    /// Memory that all running sandboxes may grow to together, in multiples of this host's memory
+    /// Memory overcommit: total memory of all running sandboxes relative to the memory of this host
     #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().memory_overcommit, value_parser = units::factor)]
     pub memory_overcommit: f64,
-    /// Memory that stays available on this host (default: 512MiB or 5 %)
+    /// Memory that is reserved for the host [default: 512MiB or 5 %]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
     pub reserve_memory: Option<u64>,
-    /// Disk space that stays free (default: 1GiB or 1 %)
+    /// Disk space that is reserved for the host [default: 1GiB or 1 %]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
     pub reserve_disk: Option<u64>,
-    /// Disks of all running sandboxes together, in multiples of the space that is free; with 1 all
-    /// that was admitted can be written
+    /// Disk overcommit: total disk size of all running sandboxes relative to the free space. 1: no
+    /// overcommit
     #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().disk_overcommit, value_parser = units::factor)]
     pub disk_overcommit: f64,
-    /// Disk space that each key of scope `create` may keep snapshots, paused sandboxes, templates,
-    /// uploads and build steps in, unless it was made with `--max-disk`; 0: no limit (default: a
-    /// quarter of the data directory's file system)
+    /// Default disk quota of keys with scope `create`: snapshots, paused sandboxes, templates,
+    /// uploads and build steps. 0: no limit [default: a quarter of the file system of the data
+    /// directory]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes_or_zero)]
     pub default_key_disk: Option<u64>,
-    /// Processor that guests of microVMs see: host, x86-64-v2, x86-64-v3 or x86-64-v4. Snapshots
-    /// run on hosts that have what their guests saw. Needs VT-x or AMD-V
+    /// CPU model of microVMs: host, x86-64-v2, x86-64-v3 or x86-64-v4. Snapshots can be restored on
+    /// hosts with these features. Needs VT-x or AMD-V
     #[arg(long, env = "JIFFY_CPU_LEVEL", value_name = "LEVEL", default_value_t)]
     pub cpu_level: CpuLevel,
     /// The limits of VMMs
@@ -109,7 +108,7 @@ pub struct ServeArgs {
     /// The store that hosts share snapshots in
     #[command(flatten)]
     pub store: StoreArgs,
-    /// Engine that isolates new sandboxes
+    /// Isolation engine of new sandboxes
     #[command(flatten)]
     pub engine: EngineArgs,
     /// The network of sandboxes
@@ -118,17 +117,17 @@ pub struct ServeArgs {
     /// The network that sandboxes are in
     #[command(flatten)]
     pub site: GuestSiteArgs,
-    /// Format of the log on standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
+    /// Format of the log on standard error. Set the level with JIFFY_LOG (debug, info, warn)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// File that standard error is, to be kept short
+    /// File that standard error refers to, which is rotated
     #[arg(long, hide = true, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Stop the one that runs; its sandboxes run on, and the next daemon takes them over
+    /// Stop the running daemon. Sandboxes continue to run for the next daemon
     #[arg(long)]
     pub stop: bool,
-    /// With --stop: end the running sandboxes too, also those of a daemon that is gone; paused ones
-    /// and snapshots stay
+    /// With --stop: also kill running sandboxes, including those of a daemon that has exited.
+    /// Paused sandboxes and snapshots are retained
     #[arg(long, requires = "stop")]
     pub kill_sandboxes: bool,
 }
@@ -193,7 +192,7 @@ impl ServeArgs {
 /// Format of the daemon's log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people
+    /// Human-readable lines
     #[default]
     Text,
     /// One JSON object per line

@@ -12,14 +12,14 @@ const NO_PROXY: &str = "none";
 /// Options of commands that make a sandbox.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SiteArgs {
-    /// Certificate authorities (PEM) that its programs trust, beside the host's; may be repeated
+    /// Additional certificate authorities (PEM) for programs in the sandbox. Can be repeated
     #[arg(long = "ca", value_name = "FILE")]
     pub ca: Vec<PathBuf>,
-    /// Proxy of its programs, http://[USER:PASSWORD@]HOST[:PORT]; `none`: no proxy, whatever the
-    /// host has
+    /// Proxy for programs in the sandbox, http://[USER:PASSWORD@]HOST[:PORT]. `none`: no proxy,
+    /// even if the host has one
     #[arg(long, value_name = "URL")]
     pub proxy: Option<String>,
-    /// Hosts that they reach without it: names, .domains, addresses, with commas between them
+    /// Comma-separated hosts that are accessed without the proxy: names, .domains, addresses
     #[arg(long, value_name = "LIST", requires = "proxy")]
     pub no_proxy: Option<String>,
 }
@@ -27,8 +27,8 @@ pub struct SiteArgs {
 /// Options of `jiffy serve`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GuestSiteArgs {
-    /// Certificate authorities (PEM) that programs in all sandboxes trust, also while templates are
-    /// built; may be repeated
+    /// Additional certificate authorities (PEM) for programs in all sandboxes and in template
+    /// builds. Can be repeated
     #[arg(
         long,
         env = "JIFFY_GUEST_CA",
@@ -36,7 +36,7 @@ pub struct GuestSiteArgs {
         value_delimiter = ','
     )]
     pub guest_ca: Vec<PathBuf>,
-    /// Proxy of programs in all sandboxes, http://[USER:PASSWORD@]HOST[:PORT]
+    /// Proxy for programs in all sandboxes, http://[USER:PASSWORD@]HOST[:PORT]
     #[arg(
         long,
         env = "JIFFY_GUEST_PROXY",
@@ -44,7 +44,7 @@ pub struct GuestSiteArgs {
         hide_env_values = true
     )]
     pub guest_proxy: Option<String>,
-    /// Hosts that they reach without it: names, .domains, addresses, with commas between them
+    /// Comma-separated hosts that are accessed without the proxy: names, .domains, addresses
     #[arg(long, env = "JIFFY_GUEST_NO_PROXY", value_name = "LIST")]
     pub guest_no_proxy: Option<String>,
 }

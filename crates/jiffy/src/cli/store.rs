@@ -9,24 +9,25 @@ use std::time::Duration;
 /// `jiffy store`.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Remove what no snapshot needs any more, and rewrite packs that are mostly dead
+    /// Remove unreferenced data, and rewrite packs with mostly unreferenced chunks
     Gc(StoreGcArgs),
-    /// Read all that is stored, and name each chunk that is not as it was written
+    /// Read all stored data and report damaged chunks
     Verify(StoreVerifyArgs),
-    /// Wrap the secrets of tenants with the current master key, so that the former one can go
+    /// Wrap tenant secrets with the current master key, so that the previous one can be removed
     Rotate(StoreRotateArgs),
-    /// Show how much is stored, and what deduplication and compression save
+    /// Show the amount of stored data and the savings by deduplication and compression
     Stats(StoreStatsArgs),
 }
 
 /// Store that a command is about.
 #[derive(Debug, Clone, Args)]
 pub struct StorePlace {
-    /// Store (default: the one that a daemon of this data directory opened last). Commands need the
-    /// same AWS variables as the daemon
+    /// Store [default: the store that a daemon of this data directory used last]. Needs the same
+    /// AWS variables as the daemon
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
     pub store: Option<StoreUrl>,
-    /// Its master keys (default: those of the daemon, or store/keys.toml in the data directory)
+    /// File with the master keys [default: that of the daemon, otherwise store/keys.toml in the
+    /// data directory]
     #[arg(long, env = "JIFFY_STORE_KEYS", value_name = "FILE")]
     pub store_keys: Option<PathBuf>,
     /// Print the result as JSON
@@ -37,11 +38,11 @@ pub struct StorePlace {
 /// `jiffy store gc`.
 #[derive(Debug, Args)]
 pub struct StoreGcArgs {
-    /// Say what would be done, and do none of it
+    /// Only show what would be done
     #[arg(long)]
     pub dry_run: bool,
-    /// Age that all has which is removed: first it is condemned, then, in a later collection and
-    /// after the same time, removed
+    /// Minimum age of removed data. A first collection marks the data, and a later one after the
+    /// same time removes it
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = units::duration_or_zero)]
     pub grace: Duration,
     /// Store
@@ -51,13 +52,11 @@ pub struct StoreGcArgs {
 
 /// `jiffy store verify`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Exits with 1 if anything is not as it was written, or, with --repair, could not be repaired."
-)]
+#[command(after_help = "Exit status 1: data is damaged, or could not be repaired with --repair.")]
 pub struct StoreVerifyArgs {
-    /// Ids of snapshots (default: all)
+    /// Snapshot ids [default: all]
     pub ids: Vec<String>,
-    /// Write damaged chunks anew that this host has, in its cache or its own snapshots
+    /// Repair damaged chunks from the cache and the snapshots of this host
     #[arg(long)]
     pub repair: bool,
     /// Store
@@ -68,13 +67,12 @@ pub struct StoreVerifyArgs {
 /// `jiffy store rotate`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exits with 1 if a tenant was left as it was. What was done is done: run it again."
+    after_help = "Exit status 1: at least one tenant was not changed. Completed tenants are retained: run it again."
 )]
 pub struct StoreRotateArgs {
-    /// Tenants (default: all that the master keys open)
+    /// Tenants [default: all that the master keys can decrypt]
     pub tenants: Vec<String>,
-    /// Give them further data keys: what is pushed from now on is encrypted with those, and shares
-    /// no chunk with what was
+    /// Also create new data keys. New uploads use them and share no chunks with previous uploads
     #[arg(long)]
     pub data_keys: bool,
     /// Store

@@ -10,12 +10,13 @@ use std::time::Duration;
 /// The store that hosts share snapshots in.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// Upload snapshots, and what paused sandboxes sleep in, to this store: s3://BUCKET/PREFIX,
-    /// whose server and credentials the usual AWS variables name, or file:///PATH
+    /// Shared store for snapshots and paused sandboxes: s3://BUCKET/PREFIX (server and credentials
+    /// from the AWS environment variables) or file:///PATH
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
     pub store: Option<StoreUrl>,
-    /// Master keys of the store, in a file that may name a command that wraps and unwraps; the same
-    /// on all hosts (default: store/keys.toml in the data directory, made at the first start)
+    /// File with the master keys of the store, equal on all hosts. It may name a command that wraps
+    /// and unwraps keys [default: store/keys.toml in the data directory, created at the first
+    /// start]
     #[arg(
         long,
         env = "JIFFY_STORE_KEYS",
@@ -23,19 +24,18 @@ pub struct StoreArgs {
         requires = "store"
     )]
     pub store_keys: Option<PathBuf>,
-    /// Disk space for what is fetched from the store (default: a quarter of the data directory's
-    /// file system)
+    /// Maximum disk space of the store cache [default: a quarter of the file system of the data
+    /// directory]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
     pub cache_size: Option<u64>,
-    /// Most that is sent to the store per second (default: no limit)
+    /// Maximum upload rate to the store per second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
     pub store_upload_limit: Option<u64>,
-    /// Seconds for which a guest waits for memory that has not arrived, before it is broken, and
-    /// for which a request to the store may bring nothing
+    /// Timeout in seconds for missing memory of a guest, which is broken afterwards, and for a
+    /// request to the store without progress
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "store")]
     pub store_timeout: u64,
-    /// Time between two collections of what no snapshot in the store needs, whichever host does
-    /// them; 0: this one does none
+    /// Interval between garbage collections of the store on any host. 0: this host runs none
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = units::duration_or_zero)]
     pub store_gc_interval: Duration,
 }
@@ -60,7 +60,7 @@ pub struct StoreTargetArgs {
     /// Store: s3://BUCKET/PREFIX or file:///PATH
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
     pub store: StoreUrl,
-    /// Master keys of the store (default: store/keys.toml in the data directory)
+    /// File with the master keys of the store [default: store/keys.toml in the data directory]
     #[arg(long, env = "JIFFY_STORE_KEYS", value_name = "FILE")]
     pub store_keys: Option<PathBuf>,
 }

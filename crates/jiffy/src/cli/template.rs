@@ -10,109 +10,107 @@ use std::time::Duration;
 /// `jiffy template`.
 #[derive(Debug, Subcommand)]
 pub enum TemplateCommand {
-    /// List the templates on this host
+    /// List templates
     Ls {
-        /// Also those that builds made for themselves
+        /// Include internal templates of builds
         #[arg(long, short)]
         all: bool,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Build a template, unless it is there already: from a recipe, or of an image
+    /// Build a template from a recipe, a Dockerfile or an image, unless it exists
     Build(Box<TemplateBuildArgs>),
-    /// Show what is known about a template
+    /// Show details of a template
     Inspect {
         /// Template
         name: String,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show how a template was made
+    /// Show the build history of a template
     History {
         /// Template
         name: String,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Give what a template is now another name as well
+    /// Tag the current version of a template with another name
     Tag {
         /// Template
         from: String,
         /// NAME or NAME:TAG
         to: String,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Let every API key make sandboxes of a template, under all its tags
+    /// Make a template and all its tags available to all API keys
     Publish {
         /// Templates
         #[arg(required = true)]
         names: Vec<String>,
-        /// Let its owner alone again
+        /// Make the template private
         #[arg(long)]
         private: bool,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Write a template to one file, which `import` takes on any host
+    /// Export a template to a file for `jiffy template import`
     Export {
         /// Template
         name: String,
-        /// File to write (`-`: standard output)
+        /// Output file (`-`: standard output)
         file: PathBuf,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Import a template from an exported file
     Import(TemplateImportArgs),
-    /// Put a template into the store that hosts share; what the store has is not sent again
+    /// Push a template to the shared store. Existing data is not sent again
     Push {
         /// Template
         name: String,
         /// Store that it goes into
         #[command(flatten)]
         target: StoreTargetArgs,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a template from the store that hosts share, for sandboxes and for snapshots of it
+    /// Pull a template from the shared store
     Pull {
-        /// NAME, NAME:TAG, or NAME@VERSION as a snapshot asks for it
+        /// NAME, NAME:TAG, or NAME@VERSION of a snapshot
         name: String,
-        /// Let every API key use it
+        /// Make the template available to all API keys
         #[arg(long)]
         public: bool,
         /// Store that it comes from
         #[command(flatten)]
         target: StoreTargetArgs,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Remove templates: NAME, or NAME:TAG; what was made with them goes on
+    /// Remove templates (NAME or NAME:TAG). Existing sandboxes and snapshots are not affected
     Rm {
         /// Templates
         #[arg(required = true)]
         names: Vec<String>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Remove images and versions that no template, snapshot or sandbox needs, and what only makes
-    /// later builds faster
+    /// Remove unused images and versions, and caches of builds
     Prune {
-        /// Of what makes builds faster (finished steps, uploaded files), only what no build used
-        /// for so long
+        /// Minimum time without use of cached build steps and uploaded files
         #[arg(long, value_name = "TIME", value_parser = units::duration)]
         older_than: Option<Duration>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -160,64 +158,65 @@ pub struct TemplateImportArgs {
 
 Credentials for a registry: JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD, else those of `docker login`.")]
 pub struct TemplateBuildArgs {
-    /// A directory with a Dockerfile or a recipe.toml, or a stock template's name [default: base]
+    /// Directory with a Dockerfile or a recipe.toml, or name of a stock template [default: base]
     #[arg(conflicts_with = "source")]
     pub recipe: Option<String>,
-    /// The Dockerfile, if it is not CONTEXT/Dockerfile (`-`: standard input)
+    /// Dockerfile [default: CONTEXT/Dockerfile] (`-`: standard input)
     #[arg(short, long, value_name = "FILE", conflicts_with = "source")]
     pub file: Option<PathBuf>,
-    /// Value of an ARG of the Dockerfile; without =VALUE, from here
+    /// Build argument (ARG). Without =VALUE, its value in the current environment is used
     #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "source")]
     pub build_arg: Vec<String>,
-    /// Stage of the Dockerfile that becomes the template (default: the last)
+    /// Target stage of the Dockerfile [default: the last]
     #[arg(long, value_name = "STAGE", conflicts_with = "source")]
     pub target: Option<String>,
-    /// Take up nothing that earlier builds did
+    /// Do not use the build cache
     #[arg(long, conflicts_with = "source")]
     pub no_cache: bool,
-    /// A further tag
+    /// Additional tag
     #[arg(long, value_name = "TAG", conflicts_with = "source")]
     pub tag: Vec<String>,
     /// Of what
     #[command(flatten)]
     pub source: TemplateSource,
-    /// Name of the template, perhaps with a tag (default: after the directory, image or file)
+    /// Name of the template, optionally with a tag [default: from the directory, image or file]
     #[arg(long)]
     pub name: Option<String>,
-    /// vCPUs its sandboxes get unless their creator says otherwise, 1 to 8
+    /// Default number of virtual CPUs of its sandboxes, 1 to 8
     #[arg(long, value_name = "N")]
     pub cpus: Option<u8>,
-    /// Memory they get, likewise
+    /// Default memory of its sandboxes
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
-    /// Writable disk they get, likewise
+    /// Default writable disk of its sandboxes
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
-    /// Run this once with /bin/sh -c, before the template's snapshot
+    /// Start command, run with /bin/sh -c before the snapshot of the template is taken
     #[arg(long, value_name = "COMMAND", conflicts_with = "start_image_command")]
     pub start: Option<String>,
-    /// Run the image's own command once, before the template's snapshot
+    /// Run the command of the image before the snapshot of the template is taken
     #[arg(long)]
     pub start_image_command: bool,
-    /// Take the snapshot when this port in the sandbox accepts connections
+    /// Wait until this port accepts connections before the snapshot is taken
     #[arg(long, value_name = "PORT")]
     pub ready_port: Option<u16>,
-    /// Take it when this page on the port answers with 2xx
+    /// Wait until this path on the port answers with status 2xx
     #[arg(long, requires = "ready_port", value_name = "PATH")]
     pub ready_path: Option<String>,
-    /// Take it when this command, run with /bin/sh -c, succeeds
+    /// Wait until this command, run with /bin/sh -c, succeeds
     #[arg(long, value_name = "COMMAND", conflicts_with = "ready_port")]
     pub ready_command: Option<String>,
-    /// Longest to wait for that
+    /// Timeout of the wait
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     pub ready_timeout: Duration,
-    /// Speak to this registry (HOST or HOST:PORT) without TLS
+    /// Access this registry (HOST or HOST:PORT) without TLS
     #[arg(long, requires = "image", value_name = "HOST")]
     pub plain_http: Vec<String>,
-    /// Reach this registry of the host's own network, too (HOST or HOST:PORT); may be repeated
+    /// Registry in the host's private network (HOST or HOST:PORT) that may be accessed. Can be
+    /// repeated
     #[arg(long, requires = "image", value_name = "HOST")]
     pub registry_allow: Vec<RegistryAddress>,
-    /// Let every API key use it
+    /// Make the template available to all API keys
     #[arg(long)]
     pub public: bool,
     /// Place where a Dockerfile is built
@@ -244,14 +243,14 @@ impl TemplateBuildArgs {
 #[derive(Debug, Args)]
 #[group(id = "source", multiple = false)]
 pub struct TemplateSource {
-    /// An image in a registry: [HOST[:PORT]/]NAME[:TAG|@DIGEST]
+    /// Image in a registry: [HOST[:PORT]/]NAME[:TAG|@DIGEST]
     #[arg(long, value_name = "REF")]
     pub image: Option<String>,
-    /// A tar file (`-`: standard input): an OCI layout, what `docker save` writes, or a root file
+    /// Tar file (`-`: standard input): an OCI layout, the output of `docker save`, or a root file
     /// system
     #[arg(long, value_name = "FILE")]
     pub from_tar: Option<PathBuf>,
-    /// A directory: an OCI layout, or a root file system
+    /// Directory: an OCI layout or a root file system
     #[arg(long, value_name = "DIR")]
     pub from_dir: Option<PathBuf>,
 }
