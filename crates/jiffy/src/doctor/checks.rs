@@ -137,7 +137,13 @@ fn engine(facts: &EngineFacts) -> Finding {
 }
 
 fn user() -> Finding {
-    if geteuid().is_root() {
+    if jiffy_rootless::is_chroot() {
+        Finding::fail(
+            "user",
+            "this process runs in a chroot, which forbids user namespaces",
+            "enter the directory with pivot_root, systemd-nspawn or a container",
+        )
+    } else if geteuid().is_root() {
         Finding::ok("user", "root: may build templates and run sandboxes")
     } else {
         Finding::note(
