@@ -85,6 +85,6 @@ fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramEr
     }
     let directory = installation.programs().display().to_string();
     installation
-        .program(name)
+        .file(name)
         .ok_or_else(|| missing(format!("searched {directory} and ../lib/jiffy"), package))
 }

@@ -87,7 +87,7 @@ impl<'a> AgentRoot<'a> {
     fn copy_of_package(&self, home: &Home) -> Result<bool, InitrdError> {
         let name = self.name();
         let installation = Installation::current().ok();
-        let Some(packaged) = installation.and_then(|i| i.program(&name)) else {
+        let Some(packaged) = installation.and_then(|i| i.file(&name)) else {
             return Ok(false);
         };
         let mut source = File::open(&packaged).on("open", &packaged)?;

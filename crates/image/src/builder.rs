@@ -37,7 +37,9 @@ pub enum BuildError {
          FILE` there, `jiffy template import FILE` here"
     )]
     NotRoot,
-    #[error("cannot use the template file {origin}: {source}")]
+    #[error(
+        "cannot use the template file {origin}: {source}; replace the file, or remove it to build the template"
+    )]
     TemplateFile {
         /// Path or URL.
         origin: String,

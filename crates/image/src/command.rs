@@ -23,9 +23,9 @@ pub enum CommandError {
         package: &'static str,
     },
     #[error(
-        "cannot run {program} in a chroot, which forbids private mounts and user namespaces: enter \
-         the directory with pivot_root, systemd-nspawn or a container, or import a template file \
-         (`jiffy template import`)"
+        "cannot run {program} in a chroot, which forbids private mounts and user namespaces: {}, or \
+         import a template file (`jiffy template import`)",
+        jiffy_rootless::CHROOT_REMEDY
     )]
     Chroot { program: &'static str },
     #[error("cannot run {program}")]

@@ -71,32 +71,29 @@ impl Installation {
         &self.programs
     }
 
-    /// Returns the path of another program of the installation, or `None` if it does not exist.
-    pub fn program(&self, name: &str) -> Option<PathBuf> {
+    /// Returns the path of another program or of a file beside it, or `None` if it does not exist.
+    pub fn file(&self, name: &str) -> Option<PathBuf> {
         // Test programs are in `deps/` below the directory of the programs.
-        let directories = [
-            self.programs.clone(),
-            self.files(),
-            self.programs.join(".."),
-        ];
+        let library = self.library();
+        let directories = [&*self.programs, &*library, self.prefix()];
         let mut paths = directories.into_iter().map(|d| d.join(name));
         paths.find(|path| path.is_file())
     }
 
     /// Directory of the template files.
     pub fn templates(&self) -> PathBuf {
-        self.programs.join("../share/jiffy/templates")
+        self.prefix().join("share/jiffy/templates")
     }
 
     /// File with the checksums of the template files of this version.
     pub fn template_checksums(&self) -> PathBuf {
-        self.files().join("templates.sha256")
+        self.library().join("templates.sha256")
     }
 
     /// Returns the package that the installation came from.
     pub fn package(&self) -> Package {
         let mut name = String::new();
-        let file = File::open(self.files().join("package"));
+        let file = File::open(self.library().join("package"));
         let read = file.and_then(|file| file.take(MAX_PACKAGE_BYTES).read_to_string(&mut name));
         match (read, name.trim()) {
             (Ok(_), "deb") => Package::Deb,
@@ -108,8 +105,12 @@ impl Installation {
         }
     }
 
-    fn files(&self) -> PathBuf {
-        self.programs.join("../lib/jiffy")
+    fn library(&self) -> PathBuf {
+        self.prefix().join("lib/jiffy")
+    }
+
+    fn prefix(&self) -> &Path {
+        self.programs.parent().unwrap_or(&self.programs)
     }
 }
 
@@ -149,9 +150,9 @@ mod tests {
         fs::create_dir_all(lib.join("jiffy-gvisor")).unwrap();
         fs::write(lib.join("jiffy-vmm"), "").unwrap();
         let installation = Installation::at(&bin);
-        let vmm = installation.program("jiffy-vmm").unwrap();
+        let vmm = installation.file("jiffy-vmm").unwrap();
         assert_eq!(vmm.canonicalize().unwrap(), lib.join("jiffy-vmm"));
-        assert_eq!(installation.program("jiffy-gvisor"), None, "a directory");
+        assert_eq!(installation.file("jiffy-gvisor"), None, "a directory");
         assert_eq!(installation.package(), Package::Source);
         for (text, package) in [
             ("deb\n", Package::Deb),

@@ -55,15 +55,17 @@ fn command() -> clap::Command {
     with_candidates(Cli::command(), &[])
 }
 
-fn with_candidates(command: clap::Command, parents: &[String]) -> clap::Command {
-    let path = [parents, &[command.get_name().to_owned()]].concat();
-    let words: Vec<&str> = path.iter().skip(1).map(String::as_str).collect();
+/// Adds candidates to a command. `path` has the names of the subcommands that lead to it.
+fn with_candidates(command: clap::Command, path: &[&str]) -> clap::Command {
     command
-        .mut_args(|arg| match value_kind(&words, arg.get_id().as_str()) {
+        .mut_args(|arg| match value_kind(path, arg.get_id().as_str()) {
             Some(kind) => arg.add(ArgValueCandidates::new(move || candidates(kind))),
             None => arg,
         })
-        .mut_subcommands(|subcommand| with_candidates(subcommand, &path))
+        .mut_subcommands(|subcommand| {
+            let name = subcommand.get_name().to_owned();
+            with_candidates(subcommand, &[path, &[&name]].concat())
+        })
 }
 
 /// Returns the kind of the values of argument `id` of a subcommand.

@@ -47,16 +47,15 @@ pub struct JailError {
     source: io::Error,
 }
 
-fn remedy() -> &'static str {
+fn remedy() -> String {
     match jiffy_rootless::is_chroot() {
-        true => {
-            "a chroot forbids user namespaces: enter the directory with pivot_root, systemd-nspawn or \
-             a container"
-        }
-        false => {
-            "allow user namespaces on this host (sysctl user.max_user_namespaces), or set \
-             JIFFY_JAIL=off to run VMMs as the user who starts them"
-        }
+        true => format!(
+            "a chroot forbids user namespaces: {}",
+            jiffy_rootless::CHROOT_REMEDY
+        ),
+        false => "allow user namespaces on this host (sysctl user.max_user_namespaces), or set \
+                  JIFFY_JAIL=off to run VMMs as the user who starts them"
+            .to_owned(),
     }
 }
 

@@ -4,6 +4,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+/// Instruction for users in a chroot.
+pub const CHROOT_REMEDY: &str =
+    "enter the directory with pivot_root, systemd-nspawn or a container";
+
 /// Returns true if the root directory of this process is not the root of its mount namespace.
 pub fn is_chroot() -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

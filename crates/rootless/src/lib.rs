@@ -21,7 +21,7 @@ mod subordinate_ids;
 mod support;
 mod uplink;
 
-pub use chroot::is_chroot;
+pub use chroot::{CHROOT_REMEDY, is_chroot};
 pub use enter::{EnterError, EnterOptions, enter};
 pub use ids::{has_host_ids, is_host_root, maps_only_itself};
 pub use privileges::drop_privileges;

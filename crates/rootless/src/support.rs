@@ -77,7 +77,7 @@ fn namespaces() -> Result<(), MissingRequirement> {
     if crate::is_chroot() {
         return Err(MissingRequirement {
             what: "a chroot forbids user namespaces".to_owned(),
-            remedy: "enter the directory with pivot_root, systemd-nspawn or a container".to_owned(),
+            remedy: crate::CHROOT_REMEDY.to_owned(),
         });
     }
     let (what, remedy) = userns_obstacle(

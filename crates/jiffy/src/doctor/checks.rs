@@ -141,7 +141,7 @@ fn user() -> Finding {
         Finding::fail(
             "user",
             "this process runs in a chroot, which forbids user namespaces",
-            "enter the directory with pivot_root, systemd-nspawn or a container",
+            jiffy_rootless::CHROOT_REMEDY,
         )
     } else if geteuid().is_root() {
         Finding::ok("user", "root: may build templates and run sandboxes")
