@@ -37,7 +37,7 @@ build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's 
 # may be using them.
 	@if [ -n "$${JIFFY_PROGRAMS:-}" ]; then \
 	    scripts/step "building jiffy, jiffy-vmm, jiffy-functions and the guest agent" \
-	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions -p jiffy-agent; \
+	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-function-runtime -p jiffy-agent; \
 	    install -C -D -m 0755 -t $(RELEASE) \
 	        $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions; \
 	else \
@@ -45,7 +45,7 @@ build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's 
 	        scripts/step "building the guest agent (static: it runs before any library is there)" \
 	        cargo build --release -p jiffy-agent --target $(AGENT_TARGET); \
 	    scripts/step "building jiffy, jiffy-vmm and jiffy-functions" \
-	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-functions; \
+	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-function-runtime; \
 	fi
 	@built=$(AGENT); [ $(RELEASE)/jiffy-agent -nt "$$built" ] || install -s -m 0755 "$$built" $(RELEASE)/jiffy-agent
 	@scripts/gvisor $(RELEASE)/jiffy-gvisor

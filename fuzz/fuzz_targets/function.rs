@@ -1,9 +1,9 @@
 #![no_main]
 //! Modules of functions: what is compiled, and the header of what was.
 
-use jiffy_functions::artifact;
-use jiffy_functions::compile::compile;
-use jiffy_functions::engine;
+use jiffy_function_runtime::artifact;
+use jiffy_function_runtime::compile::compile;
+use jiffy_function_runtime::engine;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 use wasmtime::Engine;

@@ -2,8 +2,8 @@
 
 use crate::app::App;
 use crate::quota::{ExchangePermit, running};
-use jiffy_engine::Engine;
-use jiffy_host::{OperationError, QuotaRequest, SandboxState};
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::{OperationError, QuotaRequest, SandboxState};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 
 use crate::app::App;
 use crate::error::ApiError;
-use jiffy_engine::Engine;
-use jiffy_host::OperationError;
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::OperationError;
 use jiffy_template_builder::BuildRecord;
 use std::collections::HashMap;
 use std::time::Duration;

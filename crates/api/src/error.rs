@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine::EngineError;
-use jiffy_host::{ErrorKind, OperationError, SandboxState};
+use jiffy_engine_api::EngineError;
+use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState};
 use serde::Serialize;
 
 /// Words for programs of refusals that are the host's and not a limit's.

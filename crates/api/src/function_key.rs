@@ -10,8 +10,8 @@ use crate::error::ApiError;
 use crate::keys::{Key, Scope, hash};
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
-use jiffy_engine::{Engine, IdentityError};
-use jiffy_function_host::{FunctionRecord, SandboxKey, SandboxKeyScope};
+use jiffy_engine_api::{Engine, IdentityError};
+use jiffy_function_manager::{FunctionRecord, SandboxKey, SandboxKeyScope};
 use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
 

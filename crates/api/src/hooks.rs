@@ -2,8 +2,8 @@
 
 use axum::extract::Request;
 use axum::response::Response;
-use jiffy_engine::{GuestStream, SandboxSize};
-use jiffy_function_host::FunctionRecord;
+use jiffy_engine_api::{GuestStream, SandboxSize};
+use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{
     BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary,
     Templates, Visibility,

@@ -12,7 +12,7 @@ pub use check::Verdict;
 pub use key_status::KeyStatus;
 
 use check::networks;
-use jiffy_engine::{IdentityError, new_id, new_token, now_ms};
+use jiffy_engine_api::{IdentityError, new_id, new_token, now_ms};
 use key_status::KeyStatuses;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, params};

@@ -6,11 +6,11 @@ use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
 use axum::http::StatusCode;
-use jiffy_engine::{Engine, is_id};
-use jiffy_host::{
+use jiffy_engine_api::{Engine, is_id};
+use jiffy_image::Reference;
+use jiffy_sandbox_manager::{
     FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotRecord,
 };
-use jiffy_image::Reference;
 use jiffy_template_builder::{
     DEFAULT_TAG, ResolvedBy, ResolvedTemplate, StoredTemplate, is_visible, resolve,
 };

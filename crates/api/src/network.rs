@@ -1,7 +1,7 @@
 //! Network rules as clients send them, checked.
 
 use crate::error::ApiError;
-use jiffy_host::NetworkSettings;
+use jiffy_sandbox_manager::NetworkSettings;
 use serde::Deserialize;
 use serde_json::Value;
 use std::net::IpAddr;

@@ -8,7 +8,7 @@ use crate::query::Query;
 use axum::http::{HeaderName, HeaderValue};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jiffy_host::{ListOrder, ListPosition};
+use jiffy_sandbox_manager::{ListOrder, ListPosition};
 
 /// Token of the next page; absent on the last.
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");

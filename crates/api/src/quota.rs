@@ -9,9 +9,9 @@ pub(crate) use usage::KeyUsage;
 
 use crate::error::ApiError;
 use crate::keys::{Key, Keys, Limits, Scope};
-use jiffy_engine::{Engine, SandboxSize};
-use jiffy_function_host::Functions;
-use jiffy_host::{
+use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_function_manager::Functions;
+use jiffy_sandbox_manager::{
     DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal,
     QuotaRequest, Reserving, Sandboxes,
 };

@@ -31,7 +31,7 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use serde_json::json;
 
 /// A router that remembers what it serves.

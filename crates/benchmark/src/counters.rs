@@ -1,7 +1,7 @@
 //! Cost of an operation beside time: exits of KVM and page faults of the VMM process it concerns.
 
 use crate::Series;
-use jiffy_microvm::MicroVm;
+use jiffy_microvm_engine::MicroVm;
 use parking_lot::{Mutex, MutexGuard};
 use std::fs;
 

@@ -5,7 +5,7 @@ use crate::daemon::{BenchmarkDaemon, ms, timed};
 use crate::{Measured, Series, goals, memory};
 use anyhow::Context;
 use jiffy_client::ServerOptions;
-use jiffy_engine::{BootMode, SandboxSize};
+use jiffy_engine_api::{BootMode, SandboxSize};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 

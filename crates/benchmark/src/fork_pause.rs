@@ -4,7 +4,7 @@ use crate::counters::Meter;
 use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
 use crate::{Measured, Series, goals};
 use jiffy_client::ServerOptions;
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use std::time::Duration;
 use tokio::time::sleep;
 

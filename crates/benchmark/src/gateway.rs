@@ -10,7 +10,7 @@ use hyper::Method;
 use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_client::Sandbox;
 use jiffy_client::ServerOptions;
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use jiffy_engines::SandboxSpec;
 use serde_json::json;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! Description of the host that was measured.
 
-use jiffy_microvm::host_kvm::{self, KvmKind};
+use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 use serde::Serialize;
 use std::fs;
 use std::process::Command;

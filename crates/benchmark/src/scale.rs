@@ -229,7 +229,7 @@ mod tests {
         let mut population = Population::default();
         home.fill(&mut population, 10).unwrap();
         home.fill(&mut population, 12).unwrap();
-        let journal = jiffy_host::Journal::open(&home.path().join("state.db")).unwrap();
+        let journal = jiffy_sandbox_manager::Journal::open(&home.path().join("state.db")).unwrap();
         assert_eq!(journal.sandboxes().unwrap().len(), 12);
         let snapshots = journal.snapshots().unwrap();
         let store = jiffy_snapshot::Store::open(home.path().join("snapshots")).unwrap();

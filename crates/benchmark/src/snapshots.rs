@@ -4,8 +4,8 @@ use crate::counters::Meter;
 use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
 use crate::{Measured, Series, goals};
 use jiffy_client::ServerOptions;
-use jiffy_engine::SandboxSize;
-use jiffy_host::SnapshotRecord;
+use jiffy_engine_api::SandboxSize;
+use jiffy_sandbox_manager::SnapshotRecord;
 use std::process::Command;
 use std::time::Instant;
 

@@ -7,7 +7,7 @@ use crate::{Measured, Series};
 use anyhow::Context;
 use jiffy_client::ServerOptions;
 use jiffy_client::is_refusal;
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;

@@ -17,7 +17,7 @@ mod words;
 pub use error::{DockerfileError, DockerfileWarning};
 
 use crate::spec::BuildSpec;
-use jiffy_engine::Startup;
+use jiffy_engine_api::Startup;
 use std::collections::BTreeMap;
 
 /// Options of the parser.

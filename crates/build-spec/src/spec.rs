@@ -1,6 +1,6 @@
 //! Description of a build: stages of steps, as clients send them to the builder.
 
-use jiffy_engine::Startup;
+use jiffy_engine_api::Startup;
 use serde::{Deserialize, Serialize};
 
 /// A build. The last stage becomes the template; other stages are built if it needs them.

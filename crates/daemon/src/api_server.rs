@@ -13,18 +13,18 @@ use jiffy_api::{
     App, AutoResume, Caller, ClientAddress, Ending, FunctionHost, Keys, end_revoked, local_key,
 };
 use jiffy_client::{VERSION, VERSION_HEADER};
-use jiffy_engine::Engine;
-use jiffy_function_host::Functions;
+use jiffy_engine_api::Engine;
+use jiffy_function_manager::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
     ClientRequestBody, ControlPlane, FunctionLabel, Gateway, GatewayConfig, InternalConnection,
     KnownCaller, LinkSigner, Peer, RequestId, Tls,
 };
-use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
-use jiffy_net::Network;
+use jiffy_network::Network;
 use jiffy_proto::internal::InternalOrigin;
-use jiffy_pull::Registries;
+use jiffy_registry_pull::Registries;
+use jiffy_sandbox_manager::Sandboxes;
 use jiffy_template_builder::Builder;
 use nix::unistd::geteuid;
 use std::fs::File;

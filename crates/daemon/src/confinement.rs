@@ -3,7 +3,7 @@
 use crate::{ConfinementOptions, FeatureMode};
 use anyhow::Context;
 use jiffy_engines::Host;
-use jiffy_microvm::Cgroups;
+use jiffy_microvm_engine::Cgroups;
 use jiffy_proto::vm::DiskLimits;
 use std::num::NonZeroU64;
 

@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, RETRY_AFTER};
 use jiffy_api::{ApiError, AutoResume, ExchangePermit, KeyStatus, Keys};
-use jiffy_engine::Engine;
-use jiffy_function_host::{
+use jiffy_engine_api::Engine;
+use jiffy_function_manager::{
     BoxConnectionPermit, ConnectionPermit as DirectPermit, FunctionError, FunctionRecord, Functions,
 };
 use jiffy_gateway::admission::{ConnectionAdmission, ConnectionPermit};

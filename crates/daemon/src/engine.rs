@@ -1,8 +1,8 @@
 //! Engine of new sandboxes.
 
-use jiffy_engine::EngineName;
+use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, EngineFacts, Host};
-use jiffy_net::NicKind;
+use jiffy_network::NicKind;
 
 /// The engine of `host` that was asked for, or else the one that suits it. It may not be usable.
 pub fn choose(engine: Option<EngineName>, host: &Host) -> EngineChoice {

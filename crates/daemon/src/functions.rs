@@ -10,18 +10,18 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Version};
 use jiffy_api::{ApiError, FunctionCall, FunctionInvoker, Invoking};
 use jiffy_engines::Host;
-use jiffy_function_host::egress::EgressSettings;
-use jiffy_function_host::{
+use jiffy_function_manager::egress::EgressSettings;
+use jiffy_function_manager::{
     BoxError, FunctionError, FunctionHostSettings, Functions, owner, page_scan,
 };
 use jiffy_gateway::headers::{confine_answer, confine_function_request, requested_host};
 use jiffy_gateway::request_id::X_REQUEST_ID;
 use jiffy_gateway::{Peer, RequestId};
-use jiffy_host::FigureFamily;
-use jiffy_microvm::Cgroups;
+use jiffy_microvm_engine::Cgroups;
 use jiffy_proto::function::{CompileLimits, MetricsSnapshot, SlotReset, TenantLimits};
 use jiffy_proto::internal::ControlPlaneConnector;
 use jiffy_remote::RemoteStore;
+use jiffy_sandbox_manager::FigureFamily;
 use std::sync::Arc;
 use std::time::Duration;
 

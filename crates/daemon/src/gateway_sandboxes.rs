@@ -1,10 +1,10 @@
 //! The host's sandboxes as the gateway sees them.
 
 use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeError};
-use jiffy_engine::{Engine, GuestStream};
+use jiffy_engine_api::{Engine, GuestStream};
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
-use jiffy_host::{OperationError, SandboxState, Sandboxes};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
+use jiffy_sandbox_manager::{OperationError, SandboxState, Sandboxes};
 use std::sync::Arc;
 
 /// The sandboxes of a host, each of whose ports can be reached.

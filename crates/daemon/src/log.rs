@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Variable that chooses what is logged, as in `jiffy_host=debug,info`.
+/// Variable that chooses what is logged, as in `jiffy_sandbox_manager=debug,info`.
 const FILTER_VARIABLE: &str = "JIFFY_LOG";
 /// Size in bytes at which a log file is rotated.
 const MAX_LOG_BYTES: u64 = 8 << 20;
@@ -20,7 +20,7 @@ const MAX_LOG_BYTES: u64 = 8 << 20;
 pub fn init(options: &LogOptions) -> anyhow::Result<()> {
     let chosen = std::env::var(FILTER_VARIABLE).unwrap_or_else(|_| "info".to_owned());
     let filter = EnvFilter::try_new(&chosen).with_context(|| {
-        format!("{FILTER_VARIABLE}={chosen} is no filter: write it as `debug` or `jiffy_host=debug,info`")
+        format!("{FILTER_VARIABLE}={chosen} is no filter: write it as `debug` or `jiffy_sandbox_manager=debug,info`")
     })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)

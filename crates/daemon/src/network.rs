@@ -2,7 +2,7 @@
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
-use jiffy_net::{Network, NetworkConfig, NicKind};
+use jiffy_network::{Network, NetworkConfig, NicKind};
 use jiffy_proto::internal::ControlPlaneConnector;
 use std::path::Path;
 use std::sync::Arc;

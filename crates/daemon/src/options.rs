@@ -1,13 +1,13 @@
 //! Options of a daemon.
 
-use jiffy_engine::EngineName;
-use jiffy_host::{HostLimits, HostReader, KernelReader};
+use jiffy_engine_api::EngineName;
 use jiffy_image::Home;
-use jiffy_net::{IpNet, Ipv4Net};
+use jiffy_network::{IpNet, Ipv4Net};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
-use jiffy_pull::RegistryAddress;
+use jiffy_registry_pull::RegistryAddress;
+use jiffy_sandbox_manager::{HostLimits, HostReader, KernelReader};
 use jiffy_store::StoreUrl;
 use std::net::SocketAddr;
 use std::path::PathBuf;

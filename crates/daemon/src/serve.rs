@@ -6,11 +6,11 @@ use crate::{ServeOptions, engine, functions, internal, log, network, site, store
 use anyhow::{Context, bail};
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
-use jiffy_engine::EngineName;
+use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, HostEngine};
-use jiffy_host::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
 use jiffy_image::{Home, Reference};
-use jiffy_net::Network;
+use jiffy_network::Network;
+use jiffy_sandbox_manager::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -98,7 +98,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     tracing::info!("engine: {engine}; {why}");
     let nic = engine::nic_kind(engine);
     let network = network::open(&options.network, home.path(), nic, Some(connector))?;
-    if jiffy_microvm::host_kvm::open().is_ok() {
+    if jiffy_microvm_engine::host_kvm::open().is_ok() {
         host.keep_spare_vmms(options.spare_vmms);
     }
     let engine = HostEngine::open(host, network.clone(), engine, lazy).await?;

@@ -1,6 +1,6 @@
 //! Certificate authorities and proxy of all sandboxes, in the daemon's log.
 
-use jiffy_net::IpNet;
+use jiffy_network::IpNet;
 use jiffy_proto::agent::SiteSettings;
 use std::net::IpAddr;
 

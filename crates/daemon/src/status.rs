@@ -1,8 +1,8 @@
 //! Status of the daemon.
 
-use jiffy_engine::Engine;
-use jiffy_host::Sandboxes;
+use jiffy_engine_api::Engine;
 use jiffy_rootless::current;
+use jiffy_sandbox_manager::Sandboxes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -8,7 +8,7 @@ use jiffy_api::Ending;
 use jiffy_client::local_daemon::{connect, process_of};
 use jiffy_client::{Client, UnknownServer};
 use jiffy_engines::Host;
-use jiffy_function_host::egress::EgressSettings;
+use jiffy_function_manager::egress::EgressSettings;
 use jiffy_image::Home;
 use jiffy_proto::function::SlotReset;
 use nix::sys::signal::{Signal, kill};

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use jiffy_engine::{IdentityError, SandboxIdentity, random_bytes};
+use jiffy_engine_api::{IdentityError, SandboxIdentity, random_bytes};
 use jiffy_image::Defaults;
 use jiffy_proto::agent::{Identity, TEAM_ID};
 

@@ -3,8 +3,8 @@
 use crate::gvisor_engine;
 use crate::host::Host;
 use crate::restore_policy::{HostFile, HostFingerprint};
-use jiffy_engine::EngineName;
-use jiffy_microvm::host_kvm::{self, KvmKind};
+use jiffy_engine_api::EngineName;
+use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 
 /// An engine, and why it was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Network cards of guests: what the engine asks of the network, and what it says where there is
 //! none.
 
-use jiffy_engine::{ConnectionLog, EngineError, GuestStream, NetworkRules};
-use jiffy_microvm::NetSpec;
-use jiffy_net::{Network, NicKind, SlotLease, guest};
+use jiffy_engine_api::{ConnectionLog, EngineError, GuestStream, NetworkRules};
+use jiffy_microvm_engine::NetSpec;
+use jiffy_network::{Network, NicKind, SlotLease, guest};
 use parking_lot::Mutex;
 use std::sync::Arc;
 

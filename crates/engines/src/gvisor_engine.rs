@@ -12,18 +12,18 @@ use crate::guest_nic::{self};
 use crate::host::{Host, PreparedTemplate};
 use crate::template_cache::{TemplateCache, chain};
 use guest::GvisorHandle;
-use jiffy_engine::{
+use jiffy_engine_api::{
     AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
     ExistingSnapshot, ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules,
     SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup,
     VerifiedSnapshot, new_id,
 };
-use jiffy_gvisor::{
+use jiffy_gvisor_engine::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
     UnassignedSandbox,
 };
-use jiffy_microvm::Cgroups;
-use jiffy_net::{Network, NicKind, SlotLease};
+use jiffy_microvm_engine::Cgroups;
+use jiffy_network::{Network, NicKind, SlotLease};
 use jiffy_proto::agent::SiteSettings;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl GvisorEngine {
             template: prepared.image_name().to_owned(),
             namespace: lease.and_then(SlotLease::namespace),
             dns: lease
-                .map(|_| jiffy_net::guest::GATEWAY.into())
+                .map(|_| jiffy_network::guest::GATEWAY.into())
                 .into_iter()
                 .collect(),
         })

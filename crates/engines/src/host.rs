@@ -2,14 +2,14 @@
 
 use crate::agent_identity::identity;
 use crate::programs::{ProgramError, Programs};
-use jiffy_engine::{
+use jiffy_engine_api::{
     FirstUseAction, IdentityError, SandboxIdentity, SandboxSize, SizeError, new_id,
 };
 use jiffy_image::{
     AgentRoot, BlankDisk, BuildError, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
-use jiffy_microvm::{
+use jiffy_microvm_engine::{
     BootError, BootSpec, Cgroups, FirstUsePages, MemoryPolicy, MicroVm, ModulesImage, NetSpec,
     RestoreSpec,
 };

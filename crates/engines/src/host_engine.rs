@@ -9,14 +9,14 @@ use crate::gvisor_engine::{self, GvisorEngine, SNAPSHOTS};
 use crate::host::{Host, PreparedTemplate};
 use crate::microvm_engine::{LazyStore, MicroVmEngine};
 use crate::template_cache::TemplateCache;
-use jiffy_engine::{
+use jiffy_engine_api::{
     AfterSnapshot, CaptureNotice, Engine, EngineDescription, EngineError, EngineName,
     ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, GuestHandle, ImportedFiles, KeptGuest,
     LineageLimits, NetworkRules, RollbackFailure, SandboxIdentity, SandboxSize, SnapshotImport,
     SnapshotParts, SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
-use jiffy_gvisor::SnapshotStore;
-use jiffy_net::{Network, NicKind};
+use jiffy_gvisor_engine::SnapshotStore;
+use jiffy_network::{Network, NicKind};
 use jiffy_proto::agent::SiteSettings;
 use std::path::Path;
 use std::sync::Arc;
@@ -449,7 +449,7 @@ impl Engine for HostEngine {
     }
 
     fn restores_lazily(&self, engine: &str) -> bool {
-        engine == jiffy_engine::MICROVM && self.microvm.restores_lazily(engine)
+        engine == jiffy_engine_api::MICROVM && self.microvm.restores_lazily(engine)
     }
 
     fn want_all(&self, id: &str) -> Result<(), EngineError> {

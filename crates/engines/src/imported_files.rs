@@ -1,6 +1,6 @@
 //! Files of snapshots that other hosts made.
 
-use jiffy_engine::{EngineError, ImportedFiles, SnapshotImport};
+use jiffy_engine_api::{EngineError, ImportedFiles, SnapshotImport};
 use std::io;
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! Engines of one host: `microvm` and `gvisor` with the programs, templates and snapshots of a data
-//! directory, each as a [`jiffy_engine::Engine`] and both as one ([`HostEngine`]).
+//! directory, each as a [`jiffy_engine_api::Engine`] and both as one ([`HostEngine`]).
 
 mod agent_identity;
 mod cpu_level;

@@ -24,14 +24,14 @@ use crate::host::Host;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::template_cache::{TemplateCache, chain};
 use guest::{MicroVmHandle, SocketDirectory};
-use jiffy_engine::{
+use jiffy_engine_api::{
     AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
     ExistingSnapshot, FoldPace, FoldResult, GuestHandle, ImportedFiles, KeptGuest, LineageLimits,
     MICROVM, NetworkRules, ProcessInstance, RollbackFailure, SandboxIdentity, SandboxSize,
     SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup, VerifiedSnapshot,
 };
-use jiffy_microvm::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
-use jiffy_net::{Network, NicKind};
+use jiffy_microvm_engine::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
+use jiffy_network::{Network, NicKind};
 use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_snapshot::Store;
@@ -213,7 +213,7 @@ impl Engine for MicroVmEngine {
         };
         if let Some(lease) = &mut lease {
             spec.net = guest_nic::spec(lease);
-            spec.extra_cmdline = jiffy_net::guest::cmdline();
+            spec.extra_cmdline = jiffy_network::guest::cmdline();
         }
         Ok(UnassignedMicroVmGuest {
             coming: BootStage::Bootable(Box::new(spec)),
@@ -344,7 +344,8 @@ impl Engine for MicroVmEngine {
             .collect();
         let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
         let marks: Vec<ProcessInstance> = known.into_iter().map(|handle| handle.mark).collect();
-        let ended = jiffy_microvm::end_unadopted(&self.socket_directory.sockets, &marks).await;
+        let ended =
+            jiffy_microvm_engine::end_unadopted(&self.socket_directory.sockets, &marks).await;
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Tap, &slots);
         }

@@ -1,7 +1,7 @@
 //! Paths of the other programs of Jiffy.
 
 use jiffy_installation::{Component, Installation, Package};
-use jiffy_microvm::Vmm;
+use jiffy_microvm_engine::Vmm;
 use std::env;
 use std::path::PathBuf;
 

@@ -10,8 +10,8 @@
 
 use crate::vm_agent::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};
-use jiffy_engine::{FirstUse, FirstUseAction, SandboxIdentity};
-use jiffy_microvm::MicroVm;
+use jiffy_engine_api::{FirstUse, FirstUseAction, SandboxIdentity};
+use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::{SiteSettings, TCP_OK, TCP_PORT};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -2,8 +2,8 @@
 //! `jiffy doctor --measure`, kept in `<home>/host.json` with the host it was measured on, and
 //! believed only there.
 
-use jiffy_engine::now_ms;
-use jiffy_microvm::host_kvm::{self, KvmKind};
+use jiffy_engine_api::now_ms;
+use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! Templates that are in use, opened and verified once for all engines.
 
 use crate::host::{CreateError, Host, PreparedTemplate};
-use jiffy_engine::EngineError;
+use jiffy_engine_api::EngineError;
 use jiffy_image::TemplateError;
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Calls to the agent of a microVM.
 
 use jiffy_agent_client::AgentClient;
-use jiffy_microvm::MicroVm;
+use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::ENVD_PORT;
 use std::io;
 

@@ -3,9 +3,9 @@
 
 mod support;
 
-use jiffy_engine::SandboxIdentity;
+use jiffy_engine_api::SandboxIdentity;
 use jiffy_engines::{PreparedTemplate, SandboxSpec};
-use jiffy_microvm::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
+use jiffy_microvm_engine::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
 use std::io;

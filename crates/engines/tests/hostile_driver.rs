@@ -117,7 +117,7 @@ fn config(mac: [u8; 6]) -> VmConfig {
 fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
     let (disk, _) = ramdisk(seed);
     let console = ConsoleRing::create().unwrap();
-    let kvm = jiffy_microvm::host_kvm::open().unwrap();
+    let kvm = jiffy_microvm_engine::host_kvm::open().unwrap();
     // Of a disk that is partly there, partly a hole.
     let (image, base) = (filled(&[0x5a; 1 << 20]), filled(&[0xa5; 1 << 20]));
     base.set_len(4 << 20).unwrap();
@@ -180,7 +180,7 @@ fn wait(child: Child) -> (ExitStatus, u64) {
 #[test]
 fn a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else() {
     let test = "a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else";
-    if let Err(e) = jiffy_microvm::host_kvm::open() {
+    if let Err(e) = jiffy_microvm_engine::host_kvm::open() {
         return skip(test, &e.to_string());
     }
     if !nix::unistd::Uid::effective().is_root() {

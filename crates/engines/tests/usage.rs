@@ -5,11 +5,11 @@
 mod support;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::{Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
+use jiffy_engine_api::{Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
 use jiffy_engines::{Host, MicroVmEngine};
-use jiffy_host::{CreateSpec, HostOptions, SandboxSettings, SandboxSource, Sandboxes};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
+use jiffy_sandbox_manager::{CreateSpec, HostOptions, SandboxSettings, SandboxSource, Sandboxes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     let mut process = ProcessSpec::new("python3", ["-c", work]);
     process.user = Some("root".to_owned());
     let _running = agent.start(&process).await.unwrap();
-    let busy = |s: &jiffy_host::UsageSample| {
+    let busy = |s: &jiffy_sandbox_manager::UsageSample| {
         s.cpu_used_pct > 5.0 && s.mem_used > idle.mem_used + (30 << 20) && s.disk_used > 19_000_000
     };
     let seen = support::until("work to show", last, busy).await;

@@ -19,7 +19,7 @@ use crate::template::{MANIFEST, Template, TemplateError, Templates};
 use crate::transfer;
 use crate::verified::VerifyError;
 use crate::version;
-use jiffy_engine::Startup;
+use jiffy_engine_api::Startup;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs::{self, DirBuilder};
 use std::io;

@@ -14,7 +14,7 @@ use crate::progress::{Phase, Progress};
 use crate::reference::Reference;
 use crate::template::{Template, Templates};
 use crate::verified::sum_of;
-use jiffy_engine::{FirstUse, Readiness, SandboxSize, Startup};
+use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, Startup};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ mod registry;
 
 pub use disk_budget::DiskBudget;
 pub use error::{ImportError, RegistryError};
-pub use jiffy_pull::PullSettings;
+pub use jiffy_registry_pull::PullSettings;
 
 use crate::builder::{BuildError, WorkDir};
 use crate::file::OnPath;
@@ -27,7 +27,7 @@ use crate::template::{Template, TemplateError, Templates};
 use crate::verified::sum_of;
 use document::{ImageConfig, RunConfig};
 use fetched_image::{FetchOutcome, FetchedImage};
-use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup, is_reserved};
+use jiffy_engine_api::{Readiness, SandboxSize, StartCommand, Startup, is_reserved};
 use job::ImportJob;
 use std::cell::Cell;
 use std::fmt;

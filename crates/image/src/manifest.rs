@@ -2,7 +2,7 @@
 
 use crate::reference::{DEFAULT_TAG, Reference};
 use crate::verified::sum_of;
-use jiffy_engine::{SandboxSize, Startup};
+use jiffy_engine_api::{SandboxSize, Startup};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -119,10 +119,10 @@ pub struct Defaults {
     pub workdir: String,
     /// MiB.
     pub disk_mib: u64,
-    /// MiB; by default that of [`jiffy_engine::SandboxSize`].
+    /// MiB; by default that of [`jiffy_engine_api::SandboxSize`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
-    /// By default those of [`jiffy_engine::SandboxSize`].
+    /// By default those of [`jiffy_engine_api::SandboxSize`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
     #[serde(default)]

@@ -7,7 +7,7 @@ use crate::manifest::{TemplateManifest, Visibility};
 use crate::reference::Reference;
 use crate::template::{TemplateError, Templates};
 use crate::version;
-use jiffy_engine::{
+use jiffy_engine_api::{
     IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image, is_unfinished_build,
 };
 use std::fs;

@@ -4,7 +4,7 @@ use crate::file::{FileError, OnPath};
 use crate::manifest::Defaults;
 use crate::reference::{MAX_TEMPLATE_NAME, is_template_name};
 use crate::verified::sum_of;
-use jiffy_engine::{FirstUse, Readiness, SandboxSize, StartCommand, Startup};
+use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, StartCommand, Startup};
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;

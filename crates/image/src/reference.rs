@@ -2,7 +2,7 @@
 
 use crate::recipe::Recipe;
 use crate::template::TemplateError;
-use jiffy_engine::{
+use jiffy_engine_api::{
     IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_id, is_imported_image,
 };
 use std::fmt;
@@ -214,7 +214,7 @@ pub fn is_image_on_demand(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_engine::is_reserved;
+    use jiffy_engine_api::is_reserved;
 
     const KEY: &str = "abcdefghijkmnpqrstuv";
 

@@ -14,7 +14,7 @@ use crate::reference::{MAX_TAG, MAX_TEMPLATE_NAME, Reference};
 use crate::template_index::TemplateIndex;
 use crate::verified::{VerifiedFile, VerifyError};
 use crate::version;
-use jiffy_engine::is_reserved;
+use jiffy_engine_api::is_reserved;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use crate::file::{FileError, OnPath};
 use crate::manifest::{TemplateManifest, Visibility};
 use crate::reference::Reference;
 use crate::template::{TemplateError, Templates};
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;

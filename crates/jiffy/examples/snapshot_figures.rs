@@ -6,9 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use jiffy_agent_client::ProcessSpec;
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use jiffy_engines::{Host, PreparedTemplate, SandboxSpec};
-use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
+use jiffy_microvm_engine::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
 use std::time::Instant;

@@ -38,9 +38,9 @@ fn main() -> ExitCode {
     // Started by ourselves to ask registries: before anything else exists in this process.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|a| a == jiffy_pull::process::PULLER_ARGUMENT)
+        .is_some_and(|a| a == jiffy_registry_pull::process::PULLER_ARGUMENT)
     {
-        return jiffy_pull::process::main();
+        return jiffy_registry_pull::process::main();
     }
     // Started by ourselves to unpack a stranger's archive: before anything else exists in this
     // process.

@@ -20,7 +20,7 @@ use crate::cli::{RunArgs, SizeArgs};
 use anyhow::Context;
 pub use command_target::{CommandTarget, agent};
 use jiffy_client::progress::TemplateProgress;
-use jiffy_engine::{EngineName, SandboxSize};
+use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate};
 use outcome::Outcome;
 use publish::Listeners;

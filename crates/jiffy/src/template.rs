@@ -13,7 +13,7 @@ use jiffy_image::{
     FileImport, FileTrust, Home, KnownDigests, Recipe, Template, TemplateManifest, Templates,
     Visibility,
 };
-use jiffy_pull::PullerProgram;
+use jiffy_registry_pull::PullerProgram;
 use serde_json::{Value, json};
 use show::short;
 

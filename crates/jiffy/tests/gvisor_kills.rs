@@ -18,7 +18,7 @@ use support::{children, finish, gvisor, wait_for};
 /// Runs `test` with a data directory of its own, whose sandboxes are on gVisor.
 fn with_test_home(name: &str, test: impl FnOnce(&TestHome)) {
     if gvisor(name) {
-        engine::want(Some(jiffy_engine::GVISOR.to_owned()));
+        engine::want(Some(jiffy_engine_api::GVISOR.to_owned()));
         test(&TestHome::new(name).unwrap());
         engine::want(None);
     }

@@ -3,8 +3,8 @@
 
 mod support;
 
-use jiffy_engine::NetworkRules;
-use jiffy_net::{Network, NetworkConfig, NicKind};
+use jiffy_engine_api::NetworkRules;
+use jiffy_network::{Network, NetworkConfig, NicKind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};

@@ -4,8 +4,8 @@
 
 mod support;
 
-use jiffy_engine::NetworkRules;
-use jiffy_net::{Network, NetworkConfig, NicKind, SlotLease};
+use jiffy_engine_api::NetworkRules;
+use jiffy_network::{Network, NetworkConfig, NicKind, SlotLease};
 use nix::mount::MsFlags;
 use std::fs;
 use std::path::Path;

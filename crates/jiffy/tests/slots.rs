@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_net::{Network, NetworkConfig, NicKind};
+use jiffy_network::{Network, NetworkConfig, NicKind};
 use nix::mount::MsFlags;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

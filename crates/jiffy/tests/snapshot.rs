@@ -4,10 +4,10 @@
 mod support;
 
 use jiffy_agent_client::ProcessSpec;
-use jiffy_engine::{BootMode, SandboxSize};
+use jiffy_engine_api::{BootMode, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate, Programs, SandboxSpec};
 use jiffy_image::Home;
-use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
+use jiffy_microvm_engine::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, SnapshotError, Store, VerifyResult};
@@ -26,7 +26,7 @@ fn fixture(test: &str) -> Option<SnapshotFixture> {
     }
     let directory = programs();
     let programs = Programs {
-        vmm: jiffy_microvm::Vmm::new(
+        vmm: jiffy_microvm_engine::Vmm::new(
             directory.join("jiffy-vmm"),
             nix::unistd::Uid::effective().is_root(),
         ),

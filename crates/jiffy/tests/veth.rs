@@ -4,8 +4,8 @@
 
 mod support;
 
-use jiffy_engine::NetworkRules;
-use jiffy_net::{Network, NetworkConfig, NicKind, guest};
+use jiffy_engine_api::NetworkRules;
+use jiffy_network::{Network, NetworkConfig, NicKind, guest};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream, UdpSocket};

@@ -2,7 +2,7 @@
 
 use crate::pull::RECORD_PART;
 use crate::{RemoteError, RemoteStore};
-use jiffy_engine::{GVISOR, PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
+use jiffy_engine_api::{GVISOR, PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_store::{
     Attributes, CHUNK_BYTES, EngineKind, Hash, LayerKind, PartSource, PushOptions, PushReport,
     SHARED_TENANT, Scope, SnapshotName, SnapshotSource, StoreError,

@@ -6,7 +6,7 @@
 
 use crate::module_book::{HeldModule, ModuleBook};
 use crate::{FoundSnapshot, LOCAL_TENANT, MemoryPull, RemoteError, RemoteStore};
-use jiffy_engine::now_ms;
+use jiffy_engine_api::now_ms;
 use jiffy_store::{
     Attributes, EngineKind, LayerKind, PartSource, PushOptions, PushReport, SnapshotSource,
     StoreError, Tenant,

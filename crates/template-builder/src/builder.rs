@@ -42,10 +42,10 @@ pub use uploads::{
 pub use usage::{BuildUsage, WeakBuilder};
 pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 
-use jiffy_engine::Engine;
-use jiffy_host::{OwnerQuota, SandboxRecord, Sandboxes};
+use jiffy_engine_api::Engine;
 use jiffy_image::{Home, Templates, UnpackLimits};
-use jiffy_pull::{PullQueue, Registries};
+use jiffy_registry_pull::{PullQueue, Registries};
+use jiffy_sandbox_manager::{OwnerQuota, SandboxRecord, Sandboxes};
 use log::BuildLog;
 use parking_lot::Mutex;
 use queue::BuildQueue;

@@ -1,7 +1,7 @@
 //! Attempts of a compromised VMM: test code takes its place in its jail.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use jiffy_microvm::Vmm;
+use jiffy_microvm_engine::Vmm;
 use jiffy_proto::vm::CONTROL_FD;
 use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_UID};
 use jiffy_vmm::{jail, seccomp};

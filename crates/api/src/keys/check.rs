@@ -2,7 +2,7 @@
 
 use super::{COLUMNS, Key, KeyError, Keys, MAX_NETWORKS, hash, key, stored};
 use ipnet::IpNet;
-use jiffy_engine::now_ms;
+use jiffy_engine_api::now_ms;
 use rusqlite::{OptionalExtension, params};
 use std::net::IpAddr;
 

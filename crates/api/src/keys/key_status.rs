@@ -2,7 +2,7 @@
 //! for a moment.
 
 use super::{KeyError, Keys};
-use jiffy_engine::now_ms;
+use jiffy_engine_api::now_ms;
 use rusqlite::{OptionalExtension, Row, params};
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;

@@ -1,7 +1,7 @@
 //! Revocation and rotation.
 
 use super::{Key, KeyError, Keys, NewKey, SECRET_PREFIX, hash, stored};
-use jiffy_engine::{new_token, now_ms};
+use jiffy_engine_api::{new_token, now_ms};
 use rusqlite::params;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

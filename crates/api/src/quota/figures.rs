@@ -2,7 +2,7 @@
 
 use super::{KeyUsage, Quota};
 use crate::keys::{Key, Limits};
-use jiffy_host::FigureFamily;
+use jiffy_sandbox_manager::FigureFamily;
 
 /// A figure of a key, and how it is read.
 type OfKey<T> = (&'static str, &'static str, fn(&T) -> Option<u64>);

@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::keys::Key;
-use jiffy_host::QuotaAmount;
+use jiffy_sandbox_manager::QuotaAmount;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 use super::KeyUsage;
 use crate::error::{ApiError, HOST_BUSY, INTERNAL};
 use crate::keys::Limits;
-use jiffy_host::{Bytes, QuotaAmount, QuotaRefusal, QuotaRequest};
+use jiffy_sandbox_manager::{Bytes, QuotaAmount, QuotaRefusal, QuotaRequest};
 
 /// A request begins with this part of what it may come to need, one in so many, while others are
 /// under way.

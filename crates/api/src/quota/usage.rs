@@ -1,6 +1,6 @@
 //! Everything a key uses at one moment.
 
-use jiffy_host::{OwnerUsage, QuotaAmount};
+use jiffy_sandbox_manager::{OwnerUsage, QuotaAmount};
 use jiffy_template_builder::BuildUsage;
 
 /// Everything a key uses.

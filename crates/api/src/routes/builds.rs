@@ -15,9 +15,9 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
-use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::QuotaRequest;
+use jiffy_engine_api::{Engine, SandboxSize};
 use jiffy_image::TemplateError;
+use jiffy_sandbox_manager::QuotaRequest;
 use jiffy_template_builder::{
     BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogPosition, LogQuery, RecordError,
     UploadError, UploadNaming, WantedSize,

@@ -12,12 +12,12 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{
+use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_proto::agent::SiteSettings;
+use jiffy_sandbox_manager::{
     CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, Prefetch, SandboxSettings, SandboxSource,
     SiteError, authorities,
 };
-use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -232,8 +232,9 @@ fn site(certificates: Option<String>, proxy: Option<ProxyBody>) -> Result<SiteSe
         Some(pem) => authorities(pem, MAX_AUTHORITIES_BYTES),
         None => Ok(Vec::new()),
     };
-    let proxy = proxy
-        .map(|body| jiffy_host::proxy(&body.url, body.no_proxy.as_deref().unwrap_or_default()));
+    let proxy = proxy.map(|body| {
+        jiffy_sandbox_manager::proxy(&body.url, body.no_proxy.as_deref().unwrap_or_default())
+    });
     Ok(SiteSettings {
         authorities: authorities.map_err(|e| invalid("caCertificates", e))?,
         proxy: proxy.transpose().map_err(|e| invalid("proxy", e))?,

@@ -9,8 +9,8 @@ use crate::wire::sandbox::{Sandbox, whole};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::Engine;
-use jiffy_host::{OperationError, SandboxRecord};
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::{OperationError, SandboxRecord};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

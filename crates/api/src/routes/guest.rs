@@ -12,8 +12,8 @@ use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::{ConnectionRecord, Engine};
-use jiffy_host::{SandboxSettings, SandboxState, UsageSample};
+use jiffy_engine_api::{ConnectionRecord, Engine};
+use jiffy_sandbox_manager::{SandboxSettings, SandboxState, UsageSample};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -8,7 +8,7 @@ use crate::lookup::Liveness;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::{Engine, EngineDescription};
+use jiffy_engine_api::{Engine, EngineDescription};
 use serde_json::{Value, json};
 
 /// `GET /host`: which daemon this is, and what it has left.
@@ -23,7 +23,7 @@ pub(super) async fn host<E: Engine>(
     let running = app.sandboxes.list();
     let running = running
         .iter()
-        .filter(|r| r.state == jiffy_host::SandboxState::Running);
+        .filter(|r| r.state == jiffy_sandbox_manager::SandboxState::Running);
     let mut shown = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),

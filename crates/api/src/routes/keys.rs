@@ -8,7 +8,7 @@ use crate::keys::{Key, KeyError};
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

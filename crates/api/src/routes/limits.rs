@@ -9,7 +9,7 @@ use crate::query::Query;
 use crate::quota::KeyUsage;
 use axum::Json;
 use axum::extract::State;
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use serde::Serialize;
 
 /// A key's budget.

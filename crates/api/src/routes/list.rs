@@ -10,8 +10,8 @@ use crate::wire::sandbox::{ListedSandbox, SandboxDetail};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine::Engine;
-use jiffy_host::{ListOrder, ListedSandboxes, SandboxRecord};
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, SandboxRecord};
 use std::collections::BTreeMap;
 
 /// States that can be asked for.

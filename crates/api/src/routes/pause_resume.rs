@@ -13,12 +13,12 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
-use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{
+use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_proto::agent::ENVD_PORT;
+use jiffy_sandbox_manager::{
     AwakeTime, OnTimeout, OperationError, QuotaAmount, QuotaPermit, QuotaRequest, SandboxRecord,
     SandboxState, WakeOptions,
 };
-use jiffy_proto::agent::ENVD_PORT;
 use serde::Deserialize;
 use std::io;
 use std::time::Duration;

@@ -6,8 +6,8 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine::Engine;
-use jiffy_host::PoolSize;
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::PoolSize;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

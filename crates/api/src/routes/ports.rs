@@ -10,7 +10,7 @@ use axum::http::header::{CONNECTION, HeaderMap, UPGRADE};
 use axum::http::{StatusCode, Version};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use jiffy_proto::agent::ENVD_PORT;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;

@@ -7,9 +7,9 @@ use crate::error::ApiError;
 use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
-use jiffy_engine::Engine;
-use jiffy_host::{SandboxState, SnapshotPurpose, SnapshotRecord};
+use jiffy_engine_api::Engine;
 use jiffy_image::is_image_on_demand;
+use jiffy_sandbox_manager::{SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_template_builder::BuilderError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -135,7 +135,7 @@ impl PrunePlan {
     }
 
     fn is_old_image(&self, template: &TemplateInfo) -> bool {
-        let now = jiffy_engine::now_ms() / 1000;
+        let now = jiffy_engine_api::now_ms() / 1000;
         let old = template.created.saturating_add(self.unused.as_secs()) <= now;
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
     }

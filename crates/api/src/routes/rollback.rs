@@ -8,8 +8,8 @@ use crate::lookup::Liveness;
 use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine::{Engine, new_id};
-use jiffy_host::{SandboxRecord, SandboxState};
+use jiffy_engine_api::{Engine, new_id};
+use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Deserialize)]

@@ -12,8 +12,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use jiffy_engine::{Engine, is_reserved};
-use jiffy_host::{ListOrder, ListedSnapshots, SnapshotRecord};
+use jiffy_engine_api::{Engine, is_reserved};
+use jiffy_sandbox_manager::{ListOrder, ListedSnapshots, SnapshotRecord};
 use serde::Deserialize;
 
 /// Longest name.

@@ -14,7 +14,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use jiffy_image::Visibility;
 use jiffy_proto::agent::TEAM_ID;
 use jiffy_template_builder::{BuildStatus, DEFAULT_TAG, TemplateRecord, is_visible};

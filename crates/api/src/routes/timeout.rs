@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use serde::Deserialize;
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopyAction, CopySource, ImageSource, StageBase, StepAction,
     StepCommand,
 };
-use jiffy_engine::{Readiness, StartCommand, Startup};
+use jiffy_engine_api::{Readiness, StartCommand, Startup};
 use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, WantedSize};
 use serde::Deserialize;
 use serde_json::{Value, json};

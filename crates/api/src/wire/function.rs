@@ -2,13 +2,13 @@
 
 use super::moment;
 use crate::error::ApiError;
-use jiffy_function_host::owner::label;
-use jiffy_function_host::{
+use jiffy_function_manager::owner::label;
+use jiffy_function_manager::{
     DeployChanges, FunctionError, FunctionRecord, ModuleDigest, SandboxKeyScope, ScheduleStatus,
     VersionRecord,
 };
-use jiffy_host::StoreState;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, MetricsSnapshot};
+use jiffy_sandbox_manager::StoreState;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -3,9 +3,9 @@
 use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
-use jiffy_engine::{BootMode, Engine};
-use jiffy_host::{NetworkSettings, OnTimeout, SandboxRecord, SandboxState, StoreState};
+use jiffy_engine_api::{BootMode, Engine};
 use jiffy_proto::agent::{ENVD_VERSION, SiteSettings};
+use jiffy_sandbox_manager::{NetworkSettings, OnTimeout, SandboxRecord, SandboxState, StoreState};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -3,9 +3,9 @@
 use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
-use jiffy_engine::Engine;
-use jiffy_host::{SnapshotPurpose, SnapshotRecord, StoreCopies, StoreState};
+use jiffy_engine_api::Engine;
 use jiffy_proto::agent::SiteSettings;
+use jiffy_sandbox_manager::{SnapshotPurpose, SnapshotRecord, StoreCopies, StoreState};
 use serde::Serialize;
 
 /// A snapshot.

@@ -59,7 +59,7 @@ pub(crate) fn created(info: &TemplateInfo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_engine::SandboxSize;
+    use jiffy_engine_api::SandboxSize;
 
     #[test]
     fn a_build_is_named_by_its_image() {

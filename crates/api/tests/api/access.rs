@@ -5,7 +5,7 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{App, ClientAddress, Config, Limits, NewKey, Scope, Validity, end_revoked, router};
-use jiffy_host::SandboxState;
+use jiffy_sandbox_manager::SandboxState;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -351,7 +351,8 @@ async fn a_key_ended_without_a_daemon_is_ended_by_the_next_daemon() {
     // One that was being made meanwhile ends, too.
     let late = api.sandbox().await;
     let owner = made.key.id.clone();
-    let change = move |settings: &mut jiffy_host::SandboxSettings| settings.owner = Some(owner);
+    let change =
+        move |settings: &mut jiffy_sandbox_manager::SandboxSettings| settings.owner = Some(owner);
     api.host.change_settings(&late, change).await.unwrap();
     tokio::time::timeout(limit, killed(&late)).await.unwrap();
     daemon.abort();

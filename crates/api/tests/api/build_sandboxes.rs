@@ -3,8 +3,8 @@
 use crate::names::put;
 use crate::support::fake::until;
 use crate::support::{Answer, Api};
-use jiffy_host::{HostFigures, HostOptions, HostReader, SandboxRecord, SandboxState};
 use jiffy_image::Home;
+use jiffy_sandbox_manager::{HostFigures, HostOptions, HostReader, SandboxRecord, SandboxState};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{Limits, Scope};
-use jiffy_engine::now_ms;
+use jiffy_engine_api::now_ms;
 use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use jiffy_template_builder::{
     BuildRecord, BuildRecords, BuildStatus, Builder, BuilderSettings, TemplateRecord, WantedSize,

@@ -4,7 +4,7 @@ use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_host::{OnTimeout, SandboxState};
+use jiffy_sandbox_manager::{OnTimeout, SandboxState};
 use serde_json::{Value, json};
 use support::{Api, TestCaller};
 
@@ -277,7 +277,7 @@ async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
 #[tokio::test]
 async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
     let api = Api::new();
-    let pem = include_str!("../../../host/src/site/company.pem");
+    let pem = include_str!("../../../sandbox-manager/src/site/company.pem");
     let body = json!({
         "templateID": "base", "caCertificates": format!("a comment\n{pem}"),
         "proxy": { "url": "http://me:secret@proxy:3128", "noProxy": ".corp" },

@@ -5,7 +5,7 @@ use crate::support::TestCaller;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{Limits, NewKey, Scope};
-use jiffy_function_host::{SandboxKeyScope, owner};
+use jiffy_function_manager::{SandboxKeyScope, owner};
 use serde_json::{Value, json};
 
 /// Bytes of the module that the key has.

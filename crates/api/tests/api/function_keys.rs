@@ -7,9 +7,9 @@ use axum::response::IntoResponse;
 use jiffy_api::{
     FunctionCall, FunctionHost, FunctionInvoker, Invoking, Limits, NewKey, Scope, Validity,
 };
-use jiffy_engine::now_ms;
-use jiffy_function_host::egress::EgressSettings;
-use jiffy_function_host::{
+use jiffy_engine_api::now_ms;
+use jiffy_function_manager::egress::EgressSettings;
+use jiffy_function_manager::{
     Artifact, FunctionHostSettings, FunctionRecord, Functions, SandboxKey, SandboxKeyScope,
     VersionRecord, owner,
 };

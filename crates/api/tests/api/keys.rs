@@ -5,7 +5,7 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{AutoResume, Limits, Scope, WakeError};
-use jiffy_host::SandboxState;
+use jiffy_sandbox_manager::SandboxState;
 use serde_json::{Value, json};
 use support::{Api, TestCaller};
 

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use jiffy_host::{OnTimeout, SandboxState};
+use jiffy_sandbox_manager::{OnTimeout, SandboxState};
 use serde_json::{Value, json};
 use support::{Api, TestCaller, fake::until};
 
@@ -370,7 +370,8 @@ async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
-    let change = |settings: &mut jiffy_host::SandboxSettings| settings.timeout_s = Some(0);
+    let change =
+        |settings: &mut jiffy_sandbox_manager::SandboxSettings| settings.timeout_s = Some(0);
     api.host.change_settings(&id, change).await.unwrap();
     for _ in 0..10 {
         let forked = api.post(&path(&id, "fork"), json!({ "timeout": -1 })).await;

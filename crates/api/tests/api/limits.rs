@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::Request;
 use futures_util::future::join_all;
 use jiffy_api::{App, Config, Keys, Limits, Scope, router};
-use jiffy_host::{HostFigures, HostOptions, HostReader};
+use jiffy_sandbox_manager::{HostFigures, HostOptions, HostReader};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use support::{Answer, Api, TestCaller};
@@ -456,9 +456,9 @@ impl HostReader for SmallDisk {
 async fn disk_reserved_for_guests_is_not_granted_to_keys() {
     // Two disks of 1 GiB, promised once, and 100 MiB.
     let reader: Arc<dyn HostReader> = Arc::new(SmallDisk(2 * 1024 + 100));
-    let limits = jiffy_host::HostLimits {
+    let limits = jiffy_sandbox_manager::HostLimits {
         disk_overcommit: 1.0,
-        ..jiffy_host::HostLimits::default()
+        ..jiffy_sandbox_manager::HostLimits::default()
     };
     let options = HostOptions {
         limits,

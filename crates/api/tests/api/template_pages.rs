@@ -4,7 +4,7 @@ use crate::support::{FakeTemplates, TestCaller};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use jiffy_api::{App, Caller, Config, TemplateInfo, router};
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use jiffy_image::Visibility;
 use serde_json::Value;
 use std::sync::Arc;

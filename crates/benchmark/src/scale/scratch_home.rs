@@ -2,15 +2,15 @@
 
 use super::Population;
 use anyhow::Context;
-use jiffy_engine::{BootMode, MICROVM, SandboxSize, new_id, now_ms};
-use jiffy_host::{
-    Journal, JournalChange, SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose,
-    SnapshotRecord,
-};
+use jiffy_engine_api::{BootMode, MICROVM, SandboxSize, new_id, now_ms};
 use jiffy_image::{
     DEFAULT_TAG, Defaults, Home, ImageSum, MANIFEST_FORMAT, TemplateManifest, Templates, Visibility,
 };
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
+use jiffy_sandbox_manager::{
+    Journal, JournalChange, SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose,
+    SnapshotRecord,
+};
 use jiffy_snapshot::{Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
 use nix::unistd::syncfs;
 use rusqlite::{Connection, params};

@@ -3,9 +3,9 @@
 use super::{Client, Listed, is_refusal};
 use anyhow::bail;
 use hyper::Method;
-use jiffy_engine::{EngineDescription, SandboxSize, VerifiedSnapshot};
-use jiffy_host::{SandboxRecord, SandboxState, SnapshotRecord};
+use jiffy_engine_api::{EngineDescription, SandboxSize, VerifiedSnapshot};
 use jiffy_proto::agent::SiteSettings;
+use jiffy_sandbox_manager::{SandboxRecord, SandboxState, SnapshotRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

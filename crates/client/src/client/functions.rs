@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{PooledResponse, RequestBody};
-use jiffy_engine::new_token;
+use jiffy_engine_api::new_token;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

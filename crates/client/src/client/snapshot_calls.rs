@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::calls::Snapshot;
-use jiffy_host::SnapshotRecord;
+use jiffy_sandbox_manager::SnapshotRecord;
 use serde_json::json;
 
 /// When a call to take a snapshot returns.

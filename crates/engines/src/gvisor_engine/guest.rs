@@ -4,12 +4,12 @@
 use crate::agent_identity::identity;
 use crate::guest_nic::GuestNic;
 use crate::host::PreparedTemplate;
-use jiffy_engine::{
+use jiffy_engine_api::{
     BootReport, ConnectionLog, EngineError, ExitReason, GVISOR, Guest, GuestHandle, GuestUsage,
     NetworkRules, SandboxIdentity, UnassignedGuest,
 };
-use jiffy_gvisor::{AdoptSpec, Sandbox, UnassignedSandbox};
-use jiffy_net::SlotLease;
+use jiffy_gvisor_engine::{AdoptSpec, Sandbox, UnassignedSandbox};
+use jiffy_network::SlotLease;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::GvisorEngine;
 use crate::imported_files::{place_all, without_template};
 use crate::template_cache::chain;
-use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
-use jiffy_gvisor::GvisorManifest;
+use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
+use jiffy_gvisor_engine::GvisorManifest;
 use std::path::Path;
 
 impl GvisorEngine {

@@ -1,7 +1,7 @@
 //! Files of a gVisor sandbox's snapshot, for other hosts: each is whole.
 
-use jiffy_engine::{EngineError, GVISOR, SnapshotFile, SnapshotFileKind, SnapshotParts};
-use jiffy_gvisor::SnapshotStore;
+use jiffy_engine_api::{EngineError, GVISOR, SnapshotFile, SnapshotFileKind, SnapshotParts};
+use jiffy_gvisor_engine::SnapshotStore;
 use std::sync::Arc;
 
 /// Opens the files of snapshot `id`.

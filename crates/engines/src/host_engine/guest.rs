@@ -2,7 +2,7 @@
 
 use crate::gvisor_engine::{GvisorGuest, UnassignedGvisorGuest};
 use crate::microvm_engine::{MicroVmGuest, UnassignedMicroVmGuest};
-use jiffy_engine::{
+use jiffy_engine_api::{
     BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
     GuestUsage, NetworkRules, SandboxIdentity, UnassignedGuest,
 };

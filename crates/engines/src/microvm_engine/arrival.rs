@@ -4,9 +4,9 @@ use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
 use crate::template_cache::chain;
 use crate::{agent_identity, guest_nic};
-use jiffy_engine::{EngineError, SandboxIdentity};
-use jiffy_microvm::{MemoryPolicy, MicroVm, RestoreSpec};
-use jiffy_net::NicKind;
+use jiffy_engine_api::{EngineError, SandboxIdentity};
+use jiffy_microvm_engine::{MemoryPolicy, MicroVm, RestoreSpec};
+use jiffy_network::NicKind;
 use jiffy_snapshot::Lineage;
 
 impl MicroVmEngine {

@@ -2,11 +2,11 @@
 
 use crate::guest_nic::GuestNic;
 use crate::rehearsal::{rehearse, report_free_memory};
-use jiffy_engine::{
+use jiffy_engine_api::{
     BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
     GuestUsage, MICROVM, NetworkRules, ProcessInstance,
 };
-use jiffy_microvm::MicroVm;
+use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::snapshot::FoldedLayers;
 use nix::time::clock_getcpuclockid;

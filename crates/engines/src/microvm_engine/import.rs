@@ -2,7 +2,7 @@
 
 use super::MicroVmEngine;
 use crate::imported_files::{incompatible, place_all, without_template};
-use jiffy_engine::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
+use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFiles, SnapshotImport};
 use jiffy_snapshot::{ImportMode, Manifest, MissingMemory, PIN_FILE, check_manifest, is_reserved};
 
 impl MicroVmEngine {

@@ -1,8 +1,8 @@
 //! Restore from snapshots whose memory has not all arrived.
 
 use super::MicroVmEngine;
-use jiffy_engine::EngineError;
-use jiffy_microvm::LazyMemory;
+use jiffy_engine_api::EngineError;
+use jiffy_microvm_engine::LazyMemory;
 use jiffy_proto::layer::{LayerIndex, UnitSet};
 use jiffy_remote::{
     FETCHER_WATCH_INTERVAL, FetchGrant, FetcherProcess, GrantedLayer, LayerOrigin, RemoteStore,

@@ -1,7 +1,7 @@
 //! Merges of snapshots with their ancestors, which keep lineages short, and folds of removed
 //! snapshots into their children, which reclaim disk space.
 
-use jiffy_engine::{
+use jiffy_engine_api::{
     EngineError, FoldPace, FoldPreparation, FoldResult, LineageLimits, PreparedFold,
 };
 use jiffy_snapshot::{Lineage, Store};

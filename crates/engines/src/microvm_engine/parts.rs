@@ -1,6 +1,6 @@
 //! Files of a microVM's snapshot, for other hosts.
 
-use jiffy_engine::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
+use jiffy_engine_api::{EngineError, MICROVM, SnapshotFile, SnapshotFileKind, SnapshotParts};
 use jiffy_snapshot::{PartKind, SnapshotPart, Store};
 use std::sync::Arc;
 

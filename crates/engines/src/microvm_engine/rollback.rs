@@ -4,8 +4,8 @@ use super::MicroVmEngine;
 use super::guest::MicroVmGuest;
 use super::unassigned::boot_error;
 use crate::agent_identity;
-use jiffy_engine::{RollbackFailure, SandboxIdentity};
-use jiffy_microvm::{RollbackError, RollbackSpec};
+use jiffy_engine_api::{RollbackFailure, SandboxIdentity};
+use jiffy_microvm_engine::{RollbackError, RollbackSpec};
 
 fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
     RollbackFailure::Refused {

@@ -2,8 +2,8 @@
 
 use super::{MicroVmEngine, MicroVmGuest};
 use crate::restore_policy::RestorePolicy;
-use jiffy_engine::{AfterSnapshot, BootMode, CaptureNotice, EngineError, SnapshotTimes};
-use jiffy_microvm::{SaveError, SnapshotSpec};
+use jiffy_engine_api::{AfterSnapshot, BootMode, CaptureNotice, EngineError, SnapshotTimes};
+use jiffy_microvm_engine::{SaveError, SnapshotSpec};
 use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
 use jiffy_snapshot::{Durability, Snapshot};
 

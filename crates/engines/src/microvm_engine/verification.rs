@@ -1,6 +1,6 @@
 //! Verification of a microVM's snapshot.
 
-use jiffy_engine::{DamagedChunk, EngineError, VerifiedSnapshot};
+use jiffy_engine_api::{DamagedChunk, EngineError, VerifiedSnapshot};
 use jiffy_snapshot::{Store, VerifyResult};
 
 /// Compares the snapshots of a lineage with their checksums. Blocks.

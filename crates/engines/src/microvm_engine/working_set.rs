@@ -3,8 +3,8 @@
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
 use crate::restore_policy::RestorePolicy;
-use jiffy_engine::{Engine, EngineError, FirstUse, Guest, SandboxIdentity, UnassignedGuest};
-use jiffy_microvm::{MemoryPolicy, MicroVm, WorkingSet};
+use jiffy_engine_api::{Engine, EngineError, FirstUse, Guest, SandboxIdentity, UnassignedGuest};
+use jiffy_microvm_engine::{MemoryPolicy, MicroVm, WorkingSet};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_snapshot::{Lineage, Snapshot};
 use parking_lot::Mutex;

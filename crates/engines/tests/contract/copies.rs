@@ -1,7 +1,7 @@
 //! Snapshots and what is made of them.
 
 use crate::place::{Place, Running, TEMPLATE, gone, heard, name, somebody};
-use jiffy_engine::{AfterSnapshot, BootMode, Engine, ExitReason, Guest, SandboxIdentity};
+use jiffy_engine_api::{AfterSnapshot, BootMode, Engine, ExitReason, Guest, SandboxIdentity};
 use std::collections::BTreeSet;
 
 pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {

@@ -1,7 +1,7 @@
 //! Ends of guests, and what is left of them.
 
 use crate::place::{Place, TEMPLATE, gone, size, within};
-use jiffy_engine::{AfterSnapshot, Engine, ExitReason, Guest, UnassignedGuest};
+use jiffy_engine_api::{AfterSnapshot, Engine, ExitReason, Guest, UnassignedGuest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -1,7 +1,7 @@
 //! Guests that outlive the process which made them.
 
 use crate::place::{Place, Running, gone, within};
-use jiffy_engine::{AfterSnapshot, Engine, ExitReason, Guest, GuestHandle, KeptGuest};
+use jiffy_engine_api::{AfterSnapshot, Engine, ExitReason, Guest, GuestHandle, KeptGuest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

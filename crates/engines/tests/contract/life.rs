@@ -2,7 +2,7 @@
 
 use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
 use crate::support::{programs, skip, until};
-use jiffy_engine::{
+use jiffy_engine_api::{
     AfterSnapshot, BootMode, Engine, EngineName, Guest, SandboxIdentity, UnassignedGuest,
 };
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Promises of every engine (`jiffy_engine::Engine`), checked on each that this machine has.
+//! Promises of every engine (`jiffy_engine_api::Engine`), checked on each that this machine has.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
@@ -23,7 +23,7 @@ macro_rules! promises {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $promise() {
                     let test = concat!(stringify!($engine), "::", stringify!($promise));
-                    let engine = jiffy_engine::EngineName::$name;
+                    let engine = jiffy_engine_api::EngineName::$name;
                     if let Some(place) = crate::place::Place::of(engine, test) {
                         let kept = crate::$room::$promise(&place);
                         crate::support::within(test, kept).await;

@@ -2,13 +2,13 @@
 
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
-use jiffy_engine::{
+use jiffy_engine_api::{
     AfterSnapshot, Engine, EngineError, EngineName, Guest, SandboxIdentity, SandboxSize,
     UnassignedGuest, new_id,
 };
 use jiffy_engines::{Host, HostEngine, Programs};
 use jiffy_image::Home;
-use jiffy_microvm::Cgroups;
+use jiffy_microvm_engine::Cgroups;
 use jiffy_proto::agent::ENVD_PORT;
 use std::fs;
 use std::io;
@@ -98,7 +98,7 @@ impl Place {
 /// Why this machine cannot have the engine; none: it can.
 pub fn missing(engine: EngineName) -> Option<String> {
     let why = match engine {
-        EngineName::MicroVm => jiffy_microvm::host_kvm::open().err()?.to_string(),
+        EngineName::MicroVm => jiffy_microvm_engine::host_kvm::open().err()?.to_string(),
         EngineName::Gvisor if !nix::unistd::geteuid().is_root() => {
             "gVisor sandboxes are for root".to_owned()
         }

@@ -2,7 +2,7 @@
 
 use crate::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};
-use jiffy_engine::{AfterSnapshot, Engine, EngineError, EngineName, Guest};
+use jiffy_engine_api::{AfterSnapshot, Engine, EngineError, EngineName, Guest};
 use jiffy_engines::ProgramError;
 
 pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place) {

@@ -6,10 +6,10 @@ pub mod script;
 pub mod wire;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::ExitReason;
+use jiffy_engine_api::ExitReason;
 use jiffy_engines::{Host, PreparedTemplate, ProgramError, Programs, SandboxSpec};
 use jiffy_image::Home;
-use jiffy_microvm::{Connector, MicroVm, NetSpec};
+use jiffy_microvm_engine::{Connector, MicroVm, NetSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use std::fs::{self, OpenOptions};
 use std::future::Future;
@@ -42,7 +42,7 @@ pub fn programs() -> Programs {
         path
     };
     Programs {
-        vmm: jiffy_microvm::Vmm::new(
+        vmm: jiffy_microvm_engine::Vmm::new(
             program("jiffy-vmm"),
             nix::unistd::Uid::effective().is_root(),
         ),
@@ -62,7 +62,7 @@ pub fn programs() -> Programs {
 /// The template `base`, opened, if guests can run here; if not, `test` is counted as skipped, with
 /// the reason.
 pub fn base(test: &str) -> Option<PreparedTemplate> {
-    if let Err(e) = jiffy_microvm::host_kvm::open() {
+    if let Err(e) = jiffy_microvm_engine::host_kvm::open() {
         skip(test, &e.to_string());
         return None;
     }

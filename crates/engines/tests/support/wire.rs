@@ -1,8 +1,8 @@
 //! A tap in a network namespace of its own. Neither has a name outside this process: both are gone
 //! when their descriptors are.
 
-use jiffy_microvm::NetSpec;
-use jiffy_net::guest::GATEWAY_MAC;
+use jiffy_microvm_engine::NetSpec;
+use jiffy_network::guest::GATEWAY_MAC;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;

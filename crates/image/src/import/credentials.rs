@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use jiffy_pull::Credentials;
+use jiffy_registry_pull::Credentials;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::env;

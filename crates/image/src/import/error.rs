@@ -4,7 +4,7 @@ use crate::builder::BuildError;
 use crate::file::FileError;
 use crate::layer::LayerError;
 use crate::template::TemplateError;
-use jiffy_pull::PullError;
+use jiffy_registry_pull::PullError;
 use std::path::PathBuf;
 
 /// Error of an import.

@@ -8,7 +8,7 @@ use crate::file::{FileError, OnPath};
 use crate::home::Home;
 use crate::layer::{BlobProofs, Repository};
 use crate::verified::{sum, sum_of};
-use jiffy_pull::{
+use jiffy_registry_pull::{
     ConnectionGate, Credentials, PullError, PullFault, PullSettings, PullTarget, Puller,
 };
 use oci_spec::distribution::Reference;

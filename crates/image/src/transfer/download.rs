@@ -5,7 +5,7 @@ use crate::import::ImportError;
 use crate::layer::UnpackLimits;
 use crate::progress::{Phase, Progress};
 use crate::template::Templates;
-use jiffy_pull::{
+use jiffy_registry_pull::{
     Cancel, ConnectionGate, FileUrl, PullError, PullFault, PullTarget, Puller, PullerProgram,
     Registries,
 };

@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::template::{Template, Templates};
 use jiffy_installation::Installation;
-use jiffy_pull::PullerProgram;
+use jiffy_registry_pull::PullerProgram;
 use std::env;
 use std::ffi::OsString;
 use std::fs::File;

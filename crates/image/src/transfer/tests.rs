@@ -308,10 +308,10 @@ fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
     FakeRecipe::new("one").build(&here).unwrap();
     let file = exported(&here, "one");
     let (address, serving) = serve(file.clone());
-    let registries = jiffy_pull::Registries {
+    let registries = jiffy_registry_pull::Registries {
         plain_http: vec![address.clone()],
-        program: jiffy_pull::PullerProgram::Thread,
-        ..jiffy_pull::Registries::default()
+        program: jiffy_registry_pull::PullerProgram::Thread,
+        ..jiffy_registry_pull::Registries::default()
     };
     let templates = Templates::new(&there);
     let url = format!("http://{address}/files/one.tpl?x=1");
@@ -333,6 +333,10 @@ fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
         requests[1].to_ascii_lowercase().contains(&range),
         "{requests:?}"
     );
-    let plain = templates.download(&url, jiffy_pull::PullerProgram::Thread, &mut |_| ());
+    let plain = templates.download(
+        &url,
+        jiffy_registry_pull::PullerProgram::Thread,
+        &mut |_| (),
+    );
     assert!(matches!(plain, Err(ImportError::Choice(_))), "https only");
 }

@@ -3,8 +3,8 @@
 use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_engine::EngineName;
-use jiffy_host::OnTimeout;
+use jiffy_engine_api::EngineName;
+use jiffy_sandbox_manager::OnTimeout;
 use std::time::Duration;
 
 /// `jiffy create`.

@@ -1,7 +1,7 @@
 //! Option that chooses the engine of sandboxes.
 
 use clap::{Args, ValueEnum};
-use jiffy_engine::EngineName;
+use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineFacts, Host};
 
 /// Engine that isolates a sandbox.

@@ -2,7 +2,7 @@
 
 use super::HostArgs;
 use clap::Args;
-use jiffy_host::SandboxState;
+use jiffy_sandbox_manager::SandboxState;
 
 /// `jiffy ls`.
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{FeatureMode, NetworkOptions};
-use jiffy_net::{IpNet, Ipv4Net};
+use jiffy_network::{IpNet, Ipv4Net};
 use std::net::IpAddr;
 
 /// Use of a feature that not every host has.

@@ -5,10 +5,10 @@ use super::{ConfinementArgs, EngineArgs, NetworkArgs, StoreArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{DiskShare, LogOptions, ServeOptions, TlsOptions};
-use jiffy_host::HostLimits;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::function::SlotReset;
-use jiffy_pull::RegistryAddress;
+use jiffy_registry_pull::RegistryAddress;
+use jiffy_sandbox_manager::HostLimits;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 

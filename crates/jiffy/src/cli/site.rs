@@ -2,8 +2,10 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser};
-use jiffy_host::{MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, authorities, proxy};
 use jiffy_proto::agent::{Authority, ProxySettings, SiteSettings};
+use jiffy_sandbox_manager::{
+    MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, authorities, proxy,
+};
 use std::path::{Path, PathBuf};
 
 /// Says that there is to be no proxy, whatever the host has.
@@ -72,7 +74,7 @@ impl SiteArgs {
     /// The same with what the host's environment says, where no daemon does.
     pub fn read_with_host(&self) -> anyhow::Result<SiteSettings> {
         let host = FromEnvironment::try_parse_from(["jiffy"])?.site.read()?;
-        Ok(jiffy_host::joined(&host, &self.read()?))
+        Ok(jiffy_sandbox_manager::joined(&host, &self.read()?))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{HostArgs, StoreTargetArgs};
 use crate::units;
 use clap::{Args, Subcommand};
-use jiffy_pull::RegistryAddress;
+use jiffy_registry_pull::RegistryAddress;
 use std::path::PathBuf;
 use std::time::Duration;
 

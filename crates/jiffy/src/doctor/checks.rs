@@ -1,11 +1,11 @@
 //! Checks before a guest is booted.
 
 use super::Finding;
-use jiffy_engine::EngineName;
+use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineFacts, Host, HostError, HostFingerprint, PolicyInForce, PolicyReason};
 use jiffy_image::Home;
 use jiffy_installation::{Component, Package};
-use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
+use jiffy_microvm_engine::host_kvm::{self, KvmError, KvmKind};
 use jiffy_rootless::{MissingRequirement, RootlessSupport};
 use nix::unistd::geteuid;
 use std::fs::{self, File};

@@ -7,7 +7,7 @@ use crate::run::ephemeral::EphemeralGuests;
 use crate::runtime;
 use crate::units::millis;
 use jiffy_agent_client::ProcessSpec;
-use jiffy_engine::{EngineName, Guest, SandboxSize};
+use jiffy_engine_api::{EngineName, Guest, SandboxSize};
 use jiffy_engines::{EngineFacts, Host, HostGuest};
 use std::sync::Arc;
 use std::time::Instant;

@@ -8,12 +8,12 @@ use crate::run::agent;
 use crate::run::ephemeral::EphemeralGuests;
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::{EngineName, Guest, SandboxSize};
+use jiffy_engine_api::{EngineName, Guest, SandboxSize};
 use jiffy_engines::{
     EngineCost, EngineFacts, Host, HostFile, HostFingerprint, Percentiles, PolicyCost,
     PreparedTemplate, RestorePolicy, SandboxSpec,
 };
-use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
+use jiffy_microvm_engine::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
 use std::fs;

@@ -4,8 +4,8 @@
 use super::{Finding, files, kernel};
 use jiffy_engines::Host;
 use jiffy_image::Home;
-use jiffy_microvm::Cgroups;
-use jiffy_microvm::host_kvm::{self, KvmKind};
+use jiffy_microvm_engine::Cgroups;
+use jiffy_microvm_engine::host_kvm::{self, KvmKind};
 use nix::unistd::geteuid;
 use std::fs;
 use std::os::unix::fs::MetadataExt;

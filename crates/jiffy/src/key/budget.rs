@@ -5,8 +5,8 @@ use hyper::Method;
 use jiffy_api::{Key, Limits};
 use jiffy_client::Client;
 use jiffy_client::local_daemon;
-use jiffy_host::Bytes;
 use jiffy_image::Home;
+use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
 use std::collections::HashMap;
 

@@ -4,7 +4,7 @@ use super::outcome;
 use crate::sandbox::forward::{PortOpener, PortStream};
 use anyhow::Context;
 use jiffy_agent_client::AgentClient;
-use jiffy_engine::Guest;
+use jiffy_engine_api::Guest;
 use jiffy_engines::HostGuest;
 use jiffy_gateway::tcp_handshake;
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};

@@ -3,13 +3,13 @@
 use crate::cli::FeatureSwitch;
 use anyhow::Context;
 use jiffy_daemon::nic_kind;
-use jiffy_engine::{
+use jiffy_engine_api::{
     AfterSnapshot, Engine, EngineError, EngineName, SandboxIdentity, SandboxSize, UnassignedGuest,
     new_id,
 };
 use jiffy_engines::{Host, HostEngine, HostGuest, PreparedTemplate};
 use jiffy_image::Home;
-use jiffy_net::{Network, NetworkConfig};
+use jiffy_network::{Network, NetworkConfig};
 use jiffy_proto::agent::SiteSettings;
 use nix::fcntl::{Flock, FlockArg};
 use std::ffi::{OsStr, OsString};

@@ -5,9 +5,9 @@ use super::ephemeral::EphemeralGuests;
 use super::outcome::{self, Outcome};
 use super::{PreparedCommand, Signals, prepare, size};
 use anyhow::Context;
-use jiffy_engine::{EngineError, Guest, SandboxSize, Startup};
+use jiffy_engine_api::{EngineError, Guest, SandboxSize, Startup};
 use jiffy_engines::{Host, HostGuest};
-use jiffy_host::start_up;
+use jiffy_sandbox_manager::start_up;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 

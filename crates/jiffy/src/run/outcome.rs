@@ -1,7 +1,7 @@
 //! Outcome of a run, and its report.
 
-use jiffy_engine::{BootMode, BootReport, ExitReason};
-use jiffy_host::SandboxRecord;
+use jiffy_engine_api::{BootMode, BootReport, ExitReason};
+use jiffy_sandbox_manager::SandboxRecord;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Instant;

@@ -50,8 +50,8 @@ async fn from_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<Gu
             let engine = None;
             return Ok(Some(GuestSource::Daemon { client, engine }));
         }
-        EngineSelection::Microvm => jiffy_engine::MICROVM,
-        EngineSelection::Gvisor => jiffy_engine::GVISOR,
+        EngineSelection::Microvm => jiffy_engine_api::MICROVM,
+        EngineSelection::Gvisor => jiffy_engine_api::GVISOR,
     };
     let engines = client.engines().await?;
     let found = engines.iter().find(|e| e.name == wanted && e.usable);

@@ -1,6 +1,6 @@
 //! Output of `jiffy engines`.
 
-use jiffy_engine::{Capabilities, EngineDescription};
+use jiffy_engine_api::{Capabilities, EngineDescription};
 use std::fmt::Write as _;
 
 /// A table of engines, and below it one of what each can do.

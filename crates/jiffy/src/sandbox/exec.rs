@@ -7,7 +7,7 @@ use crate::run::outcome::with_last_lines;
 use crate::run::{CommandTarget, Signals, environment, session};
 use jiffy_agent_client::AgentClient;
 use jiffy_client::{Client, Sandbox};
-use jiffy_host::SandboxState;
+use jiffy_sandbox_manager::SandboxState;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 

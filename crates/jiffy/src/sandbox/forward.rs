@@ -4,7 +4,7 @@
 use crate::cli::{Forwarding, PortForwardArgs};
 use anyhow::{Context, bail};
 use jiffy_client::{Client, is_refusal};
-use jiffy_host::SandboxState;
+use jiffy_sandbox_manager::SandboxState;
 use std::future::Future;
 use std::io::Write;
 use std::net::IpAddr;

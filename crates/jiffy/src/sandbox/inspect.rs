@@ -3,7 +3,7 @@
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
 use jiffy_client::{Client, is_refusal};
-use jiffy_host::{Bytes, OnTimeout, SandboxRecord, SandboxState, SnapshotRecord};
+use jiffy_sandbox_manager::{Bytes, OnTimeout, SandboxRecord, SandboxState, SnapshotRecord};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -89,7 +89,7 @@ fn text(found: &Inspected) -> String {
     lines.0
 }
 
-fn size(size: &jiffy_engine::SandboxSize) -> String {
+fn size(size: &jiffy_engine_api::SandboxSize) -> String {
     let cpus = if size.vcpus == 1 { "CPU" } else { "CPUs" };
     format!(
         "{} {cpus}, {} memory, {} disk",

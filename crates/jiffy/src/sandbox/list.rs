@@ -3,7 +3,7 @@
 use super::table;
 use crate::cli::{Filter, LsArgs};
 use jiffy_client::{Client, Listed};
-use jiffy_host::{SandboxRecord, SandboxState};
+use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
 use std::mem::discriminant;
 
 /// Prints them.

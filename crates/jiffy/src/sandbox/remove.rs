@@ -7,7 +7,7 @@ use crate::columns::{Align, Table};
 use anyhow::bail;
 use jiffy_client::progress::while_waiting;
 use jiffy_client::{Client, Pruned, terminal};
-use jiffy_host::Bytes;
+use jiffy_sandbox_manager::Bytes;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use super::table::{self, short};
 use crate::cli::StatsArgs;
 use crate::columns::{Align, Table};
 use jiffy_client::{Client, Metric, terminal};
-use jiffy_host::{Bytes, SandboxRecord, SandboxState};
+use jiffy_sandbox_manager::{Bytes, SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 

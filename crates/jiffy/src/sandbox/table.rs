@@ -3,8 +3,10 @@
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
 use jiffy_client::{Listed, terminal};
-use jiffy_engine::VerifiedSnapshot;
-use jiffy_host::{Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, StoreState};
+use jiffy_engine_api::VerifiedSnapshot;
+use jiffy_sandbox_manager::{
+    Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, StoreState,
+};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write;

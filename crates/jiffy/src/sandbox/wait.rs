@@ -4,7 +4,7 @@ use super::table;
 use crate::cli::{AwaitedState, WaitArgs};
 use jiffy_client::progress::while_waiting;
 use jiffy_client::{Client, is_refusal};
-use jiffy_host::{SandboxRecord, SandboxState};
+use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

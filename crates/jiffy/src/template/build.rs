@@ -9,7 +9,7 @@ use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
 use jiffy_build_spec::spec::BuildSpec;
 use jiffy_client::progress::TemplateProgress;
 use jiffy_client::{Client, terminal};
-use jiffy_engine::{StartCommand, Startup};
+use jiffy_engine_api::{StartCommand, Startup};
 use jiffy_image::Recipe;
 use serde::Deserialize;
 use serde_json::{Value, json};

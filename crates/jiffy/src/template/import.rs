@@ -2,11 +2,11 @@
 
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
-use jiffy_engine::Readiness;
+use jiffy_engine_api::Readiness;
 use jiffy_image::{
     DiskBudget, Import, ImportSource, ImportStart, RegistryAccess, UnpackLimits, Visibility,
 };
-use jiffy_pull::{Cancel, Registries};
+use jiffy_registry_pull::{Cancel, Registries};
 use std::path::Path;
 
 /// Reason for which a port cannot be awaited.

@@ -26,7 +26,7 @@ use support::remote::Remote;
 use support::{alive, wait_for};
 
 /// Guest of the tests of limits: `/echo`, `/spin`, `/memory` and others.
-const PROBE: &[u8] = include_bytes!("../../../functions/tests/guests/probe.wat");
+const PROBE: &[u8] = include_bytes!("../../../function-runtime/tests/guests/probe.wat");
 
 /// Module of jiffy-core/1 that answers every request with `text`.
 fn constant(text: &str) -> Vec<u8> {

@@ -5,7 +5,7 @@ use super::support::{Done, finish, programs, skip};
 use std::process::{Command, Stdio};
 
 /// Module that looks for marks of earlier requests.
-const MARKS: &[u8] = include_bytes!("../../../functions/tests/guests/marks.wat");
+const MARKS: &[u8] = include_bytes!("../../../function-runtime/tests/guests/marks.wat");
 
 fn words(process: u32) -> String {
     let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Component that sends a request to the authority in its path, see its head.
-const HTTP: &[u8] = include_bytes!("../../../functions/tests/guests/http.wat");
+const HTTP: &[u8] = include_bytes!("../../../function-runtime/tests/guests/http.wat");
 /// Its word for a request that is denied.
 const DENIED: &str = "EP";
 

@@ -1,7 +1,7 @@
 //! Tests that are run on more than one engine.
 
 use super::programs;
-use jiffy_engine::GVISOR;
+use jiffy_engine_api::GVISOR;
 use std::cell::RefCell;
 
 thread_local! {
@@ -49,7 +49,7 @@ pub fn missing() -> Option<String> {
             Some("jiffy-gvisor was not built: there was no Go".to_owned())
         }
         true => None,
-        false => Some(jiffy_microvm::host_kvm::open().err()?.to_string()),
+        false => Some(jiffy_microvm_engine::host_kvm::open().err()?.to_string()),
     }
 }
 

@@ -3,9 +3,9 @@
 use super::records::RecordError;
 use super::uploads::UploadError;
 use super::{MAX_TAGS, MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
-use jiffy_engine::IdentityError;
-use jiffy_host::QuotaRefusal;
+use jiffy_engine_api::IdentityError;
 use jiffy_image::{BuildError, MAX_TAG, MAX_TEMPLATE_NAME, TemplateError};
+use jiffy_sandbox_manager::QuotaRefusal;
 use std::io;
 
 /// Error of a builder operation.

@@ -14,11 +14,11 @@ use super::{BUILD_METADATA_KEY, BuilderInner};
 use build_sandboxes::BuildSandboxes;
 use jiffy_agent_client::AgentClient;
 use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep};
-use jiffy_engine::Engine;
-use jiffy_host::{
+use jiffy_engine_api::Engine;
+use jiffy_image::TemplateError;
+use jiffy_sandbox_manager::{
     CreateSpec, OnTimeout, Prefetch, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
 };
-use jiffy_image::TemplateError;
 use patience::Patience;
 use stage::{StageState, StepCounter, needed_stages};
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@ use super::pending_ends::BuildEnd;
 use super::records::{BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::{Builder, BuilderError, RunningBuild};
 use jiffy_build_spec::spec::{BuildSpec, StageBase};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,7 @@
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
-use jiffy_engine::{Engine, is_id};
+use jiffy_engine_api::{Engine, is_id};
 use jiffy_image::{TemplateError, Visibility};
 use std::collections::HashMap;
 

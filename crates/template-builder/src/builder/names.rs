@@ -1,7 +1,7 @@
 //! Resolution of template names for a caller.
 
 use super::records::{BuildRecords, BuildStatus, RecordError, TemplateRecord};
-use jiffy_engine::is_id;
+use jiffy_engine_api::is_id;
 use jiffy_image::{DEFAULT_TAG, Reference, Visibility};
 
 /// Kind of name by which a template was resolved. The caller's snapshots rank between [`Self::Own`]

@@ -3,7 +3,7 @@
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::{Builder, BuilderError};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use jiffy_image::TemplateError;
 
 impl<E: Engine> Builder<E> {

@@ -54,7 +54,7 @@ impl BuildRecords {
             source,
         };
         // An error here is reported by the database.
-        let _ = jiffy_host::keep_private(&path);
+        let _ = jiffy_sandbox_manager::keep_private(&path);
         let connection = Connection::open(&path).map_err(failed)?;
         let prepared = connection
             .pragma_update(None, "journal_mode", "WAL")

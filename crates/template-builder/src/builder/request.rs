@@ -2,9 +2,9 @@
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize};
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, printable};
-use jiffy_engine::{Engine, IdentityError, is_id, is_reserved, new_id, new_token, now_ms};
-use jiffy_host::{QuotaAmount, QuotaRequest};
+use jiffy_engine_api::{Engine, IdentityError, is_id, is_reserved, new_id, new_token, now_ms};
 use jiffy_image::Reference;
+use jiffy_sandbox_manager::{QuotaAmount, QuotaRequest};
 
 /// Request for a build.
 #[derive(Debug, Clone, Default)]

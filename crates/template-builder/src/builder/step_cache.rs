@@ -2,9 +2,9 @@
 
 use super::records::{BuildRecords, RecordError, from_sql, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine::{Engine, is_imported_image, now_ms};
-use jiffy_host::{START_DELAY, SnapshotRecord};
+use jiffy_engine_api::{Engine, is_imported_image, now_ms};
 use jiffy_image::{PrunedImages, TemplateManifest};
+use jiffy_sandbox_manager::{START_DELAY, SnapshotRecord};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;

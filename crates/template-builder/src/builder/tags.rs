@@ -3,7 +3,7 @@
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::request::check_name;
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, printable};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 use jiffy_image::{BuildError, TemplateError, Visibility};
 
 impl<E: Engine> Builder<E> {

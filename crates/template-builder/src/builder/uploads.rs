@@ -5,7 +5,7 @@ mod incoming_upload;
 pub use incoming_upload::IncomingUpload;
 
 use incoming_upload::TemporaryFile;
-use jiffy_host::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
+use jiffy_sandbox_manager::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -70,7 +70,7 @@ pub enum UploadError {
     File(#[from] io::Error),
     /// No random bytes.
     #[error(transparent)]
-    Entropy(#[from] jiffy_engine::IdentityError),
+    Entropy(#[from] jiffy_engine_api::IdentityError),
 }
 
 /// Uploads by owner and name.
@@ -248,7 +248,7 @@ impl UploadStore {
     ) -> Result<String, UploadError> {
         let path = self.path(owner, name)?;
         let replaces = path.exists();
-        let token = jiffy_engine::new_token()?;
+        let token = jiffy_engine_api::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
         let mut open = self.open.lock();
         open.retain(|_, ticket| ticket.since.elapsed() < TICKET_LIFETIME);
@@ -291,7 +291,10 @@ impl UploadStore {
             .recursive(true)
             .mode(0o700)
             .create(owner)?;
-        let new = owner.join(format!("{UNFINISHED_PREFIX}{}", jiffy_engine::new_id()?));
+        let new = owner.join(format!(
+            "{UNFINISHED_PREFIX}{}",
+            jiffy_engine_api::new_id()?
+        ));
         let file = File::options()
             .create_new(true)
             .write(true)

@@ -2,9 +2,9 @@
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine::Engine;
-use jiffy_host::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRefusal, QuotaRequest};
+use jiffy_engine_api::Engine;
 use jiffy_image::{DiskBudget, Templates, Visibility};
+use jiffy_sandbox_manager::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRefusal, QuotaRequest};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};

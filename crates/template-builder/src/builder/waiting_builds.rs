@@ -2,8 +2,8 @@
 
 use super::records::{BuildRecords, FailureReason, RecordError, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine::Engine;
-use jiffy_engine::now_ms;
+use jiffy_engine_api::Engine;
+use jiffy_engine_api::now_ms;
 use rusqlite::params;
 use std::time::Duration;
 

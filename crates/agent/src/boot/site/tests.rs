@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use tempfile::TempDir;
 
-const COMPANY: &str = include_str!("../../../../host/src/site/company.pem");
+const COMPANY: &str = include_str!("../../../../sandbox-manager/src/site/company.pem");
 /// Another certificate, as far as stores look into them.
 fn public() -> String {
     COMPANY.replacen("MIIB8j", "MIIB8k", 1)

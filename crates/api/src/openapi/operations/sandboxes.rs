@@ -4,7 +4,7 @@ use crate::openapi::operation::Operation;
 use crate::openapi::reference::{list, query, schema};
 use crate::routes::bounds::{AWAITED, MAX_WAIT_S, STATES};
 use axum::http::Method;
-use jiffy_host::MAX_SANDBOX_NAME;
+use jiffy_sandbox_manager::MAX_SANDBOX_NAME;
 use serde_json::{Value, json};
 
 /// Parameters that narrow a list of sandboxes.

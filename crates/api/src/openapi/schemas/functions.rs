@@ -1,7 +1,7 @@
 //! Functions.
 
 use super::parts::{count, flag, maybe, moment, object, text};
-use jiffy_host::StoreState;
+use jiffy_sandbox_manager::StoreState;
 use serde_json::{Value, json};
 
 /// Functions, their versions, logs and counts.

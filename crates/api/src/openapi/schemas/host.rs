@@ -2,7 +2,7 @@
 
 use super::parts::{count, flag, integer, maybe, object, text};
 use crate::routes::bounds::STATES;
-use jiffy_host::MAX_RESTART_GRACE;
+use jiffy_sandbox_manager::MAX_RESTART_GRACE;
 use serde_json::{Value, json};
 
 /// Bodies of waiting, restarting and pruning.

@@ -2,8 +2,8 @@
 
 use crate::network;
 use crate::routes::bounds::{MAX_NAME, MAX_PAIRS, MAX_VALUE};
-use jiffy_engine::SandboxSize;
-use jiffy_host::MAX_SANDBOX_NAME;
+use jiffy_engine_api::SandboxSize;
+use jiffy_sandbox_manager::MAX_SANDBOX_NAME;
 use serde_json::{Value, json};
 
 /// Longest time limit that any configuration allows.

@@ -6,8 +6,8 @@ use super::parts::{
 };
 use crate::network;
 use crate::routes::bounds::{MAX_REFRESH, MAX_SNAPSHOT_NAME};
-use jiffy_engine::{GVISOR, MICROVM, SandboxSize};
-use jiffy_host::{MAX_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL};
+use jiffy_engine_api::{GVISOR, MICROVM, SandboxSize};
+use jiffy_sandbox_manager::{MAX_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL};
 use serde_json::{Value, json};
 
 const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";

@@ -4,7 +4,7 @@ use super::parts::{count, flag, integer, joined, maybe, moment, object, text};
 use crate::network;
 use crate::openapi::reference::schema;
 use crate::routes::bounds::STATES;
-use jiffy_host::StoreState;
+use jiffy_sandbox_manager::StoreState;
 use serde_json::{Value, json};
 
 /// Properties that Jiffy adds to a sandbox.

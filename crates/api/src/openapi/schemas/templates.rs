@@ -1,7 +1,7 @@
 //! Templates and their builds.
 
 use super::parts::{count, flag, integer, log_entries, memory_of_template, moment, object, text};
-use jiffy_engine::SandboxSize;
+use jiffy_engine_api::SandboxSize;
 use serde_json::{Value, json};
 
 /// Templates and their builds.

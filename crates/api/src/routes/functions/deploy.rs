@@ -9,13 +9,13 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
-use jiffy_engine::Engine;
-use jiffy_function_host::owner::is_name;
-use jiffy_function_host::{
+use jiffy_engine_api::Engine;
+use jiffy_function_manager::owner::is_name;
+use jiffy_function_manager::{
     BoxError, DeployChanges, DeployRoom, DiskRoom, FunctionError, ModuleUpload,
 };
-use jiffy_host::{QuotaAmount, QuotaPermit, QuotaRequest};
 use jiffy_proto::function::MAX_MODULE_BYTES;
+use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest};
 use multer::{Field, Multipart};
 use serde_json::Value;
 

@@ -11,8 +11,8 @@ use axum::http::{StatusCode, Uri};
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::any;
-use jiffy_engine::Engine;
-use jiffy_function_host::{FunctionError, FunctionRecord};
+use jiffy_engine_api::Engine;
+use jiffy_function_manager::{FunctionError, FunctionRecord};
 use std::sync::Arc;
 
 /// Label of a function's host name, which the listener inserts into a request's extensions.

@@ -2,7 +2,7 @@
 //! document.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
-#[path = "../../../../host/tests/fake_engine/fake/mod.rs"]
+#[path = "../../../../sandbox-manager/tests/fake_engine/fake/mod.rs"]
 pub mod fake;
 pub mod schema;
 
@@ -14,10 +14,10 @@ use jiffy_api::{
     App, Caller, Config, FunctionInvoker, Keys, Limits, NewKey, Scope, TemplateInfo,
     TemplateRefusal, TemplateSource, openapi, router,
 };
-use jiffy_engine::SandboxSize;
-use jiffy_function_host::Functions;
-use jiffy_host::{HostOptions, Sandboxes};
+use jiffy_engine_api::SandboxSize;
+use jiffy_function_manager::Functions;
 use jiffy_image::{Home, Templates, Visibility};
+use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;

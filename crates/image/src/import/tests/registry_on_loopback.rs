@@ -3,7 +3,7 @@
 use crate::import::ImportSource;
 use crate::import::RegistryAccess;
 use crate::skipped;
-use jiffy_pull::{Cancel, PullerProgram, Registries};
+use jiffy_registry_pull::{Cancel, PullerProgram, Registries};
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

@@ -73,7 +73,7 @@ fn enter(directory: &File, name: &OsStr) -> io::Result<File> {
 
 /// A name that nothing has.
 fn temporary() -> anyhow::Result<OsString> {
-    let word = jiffy_engine::new_id().context("the host gives no random bytes")?;
+    let word = jiffy_engine_api::new_id().context("the host gives no random bytes")?;
     Ok(format!(".jiffy-copy-{word}").into())
 }
 

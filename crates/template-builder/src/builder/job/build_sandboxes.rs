@@ -1,7 +1,9 @@
 //! Sandboxes of one build.
 
-use jiffy_engine::Engine;
-use jiffy_host::{CreateSpec, ErrorKind, OperationError, QuotaPermit, SandboxRecord, Sandboxes};
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::{
+    CreateSpec, ErrorKind, OperationError, QuotaPermit, SandboxRecord, Sandboxes,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;

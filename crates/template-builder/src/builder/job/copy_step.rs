@@ -7,7 +7,7 @@ use super::BuildJob;
 use super::stage::StageState;
 use jiffy_agent_client::AgentClient;
 use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, StepAction};
-use jiffy_engine::Engine;
+use jiffy_engine_api::Engine;
 
 /// Files of a step.
 pub(super) enum CopiedFiles {

@@ -1,7 +1,7 @@
 //! Retries of operations while the host is short of resources.
 
 use super::super::log::BuildLog;
-use jiffy_host::{ErrorKind, OperationError};
+use jiffy_sandbox_manager::{ErrorKind, OperationError};
 use std::time::{Duration, Instant};
 
 /// Delay before a retry if the error names none.

@@ -5,11 +5,11 @@ use super::super::{DEFAULT_TAG, step_key, transfer};
 use super::stage::StageState;
 use super::{BuildJob, BuildOutcome};
 use jiffy_build_spec::spec::{BuildStage, BuildStep, StepAction};
-use jiffy_engine::{Engine, StartCommand, Startup};
-use jiffy_host::Bytes;
+use jiffy_engine_api::{Engine, StartCommand, Startup};
 use jiffy_image::{
     Defaults, DerivedTemplate, DiskBudget, Progress, TemplateManifest, Visibility, unfinished_build,
 };
+use jiffy_sandbox_manager::Bytes;
 
 /// Error of a build that starts the command of an image without one.
 const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \

@@ -7,10 +7,10 @@ use super::{BuildJob, abbreviate, is_generated};
 use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
 };
-use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::SandboxSource;
+use jiffy_engine_api::{Engine, SandboxSize};
 use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest};
-use jiffy_pull::Cancel;
+use jiffy_registry_pull::Cancel;
+use jiffy_sandbox_manager::SandboxSource;
 use std::sync::Arc;
 use std::time::Duration;
 

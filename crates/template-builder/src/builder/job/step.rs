@@ -9,8 +9,8 @@ use super::stage::StageState;
 use super::{BuildJob, is_generated};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
 use jiffy_build_spec::spec::{BuildStep, StepAction, StepCommand};
-use jiffy_engine::Engine;
-use jiffy_host::SandboxSource;
+use jiffy_engine_api::Engine;
+use jiffy_sandbox_manager::SandboxSource;
 use std::time::Instant;
 
 const BASH_PATH: &str = "/bin/bash";

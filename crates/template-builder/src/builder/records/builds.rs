@@ -1,7 +1,7 @@
 //! Records of builds.
 
 use super::{BuildRecords, RecordError, from_sql, json, to_sql};
-use jiffy_engine::now_ms;
+use jiffy_engine_api::now_ms;
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 

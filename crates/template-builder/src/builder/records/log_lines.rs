@@ -1,7 +1,7 @@
 //! Log lines of builds.
 
 use super::{BuildRecords, RecordError, from_sql, to_sql};
-use jiffy_engine::now_ms;
+use jiffy_engine_api::now_ms;
 use rusqlite::{Row, params};
 
 /// Maximum number of stored lines of one build; later lines are dropped.

@@ -7,7 +7,7 @@ use super::{
 };
 use data_encoding::HEXLOWER;
 use jiffy_build_spec::context::archive_name;
-use jiffy_host::QuotaPermit;
+use jiffy_sandbox_manager::QuotaPermit;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;

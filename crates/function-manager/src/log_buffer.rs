@@ -1,0 +1,122 @@
+//! Log of a function in the daemon: entries of all processes that ran it, in one sequence.
+
+use jiffy_engine_api::now_ms;
+use jiffy_proto::function::{LogEntry, LogStream};
+use std::collections::VecDeque;
+
+/// Bytes of entries that are kept.
+const MAX_LOG_BYTES: usize = 256 << 10;
+/// Bytes that count for an entry besides its text.
+const ENTRY_OVERHEAD_BYTES: usize = 128;
+
+/// Log of a function.
+#[derive(Debug, Default)]
+pub(crate) struct LogBuffer {
+    entries: VecDeque<LogEntry>,
+    bytes: usize,
+    /// Number of the next entry.
+    next: u64,
+    /// Number that the next entry has in the process that runs.
+    process_next: u64,
+}
+
+fn cost(entry: &LogEntry) -> usize {
+    entry.text.len() + entry.request_id.len() + ENTRY_OVERHEAD_BYTES
+}
+
+impl LogBuffer {
+    /// First entry that the process is asked for.
+    pub(crate) fn process_next(&self) -> u64 {
+        self.process_next
+    }
+
+    /// Number of the next entry.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Appends entries of the process that runs. Those that are there already are left out.
+    pub(crate) fn append(&mut self, entries: Vec<LogEntry>) {
+        for mut entry in entries {
+            if entry.sequence < self.process_next {
+                continue;
+            }
+            self.process_next = entry.sequence.saturating_add(1);
+            entry.sequence = self.next;
+            self.push(entry);
+        }
+    }
+
+    /// Appends a failure of a request that did not reach a process.
+    pub(crate) fn push_fault(&mut self, request_id: &str, code: &str) {
+        self.push(LogEntry {
+            sequence: self.next,
+            unix_ms: now_ms(),
+            request_id: request_id.to_owned(),
+            stream: LogStream::Fault,
+            text: code.to_owned(),
+        });
+    }
+
+    fn push(&mut self, entry: LogEntry) {
+        self.next += 1;
+        self.bytes += cost(&entry);
+        self.entries.push_back(entry);
+        while self.bytes > MAX_LOG_BYTES {
+            let Some(oldest) = self.entries.pop_front() else {
+                break;
+            };
+            self.bytes -= cost(&oldest);
+        }
+    }
+
+    /// The process has ended; the next one counts from 0.
+    pub(crate) fn end_process(&mut self) {
+        self.process_next = 0;
+    }
+
+    /// Entries from `after` on. A position of an earlier daemon, beyond the last entry, is the
+    /// beginning.
+    pub(crate) fn read(&self, after: u64) -> Vec<LogEntry> {
+        let from = if after > self.next { 0 } else { after };
+        let entries = self.entries.iter().filter(|entry| entry.sequence >= from);
+        entries.cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(sequence: u64, text: &str) -> LogEntry {
+        LogEntry {
+            sequence,
+            unix_ms: 0,
+            request_id: "r".to_owned(),
+            stream: LogStream::Stdout,
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn entries_of_several_processes_are_one_sequence_without_repeats() {
+        let mut log = LogBuffer::default();
+        log.append(vec![entry(0, "a"), entry(1, "b")]);
+        log.append(vec![entry(1, "b"), entry(2, "c")]);
+        log.end_process();
+        log.append(vec![entry(0, "d")]);
+        let text: String = log.read(1).iter().map(|e| e.text.as_str()).collect();
+        assert_eq!((text.as_str(), log.next()), ("bcd", 4));
+        assert!(log.read(4).is_empty());
+        assert_eq!(log.read(1000).len(), 4);
+    }
+
+    #[test]
+    fn a_log_is_bounded() {
+        let mut log = LogBuffer::default();
+        let text = "x".repeat(1000);
+        log.append((0..1000).map(|n| entry(n, &text)).collect());
+        let bytes: usize = log.read(0).iter().map(cost).sum();
+        assert!(bytes <= MAX_LOG_BYTES && bytes > MAX_LOG_BYTES / 2);
+    }
+}

@@ -1,0 +1,118 @@
+//! `jiffy-functions`: the process of a tenant's functions, and their compiler. Jiffy starts both.
+
+use clap::{Args, Parser, Subcommand};
+use jiffy_function_runtime::compile::{self, CompileError};
+use jiffy_function_runtime::serve::{self, ServeSettings};
+use jiffy_proto::function::{CompileLimits, SlotReset, TenantLimits};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+#[derive(Parser)]
+#[command(
+    name = "jiffy-functions",
+    about = "Functions: every request in a sandbox of its own"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compile the module on standard input to standard output.
+    Compile(CompileArgs),
+    /// Serve one tenant: listening control socket on descriptor 3, listener on descriptor 4.
+    Serve(ServeArgs),
+}
+
+#[derive(Args)]
+struct CompileArgs {
+    /// Owner of the module.
+    #[arg(long)]
+    owner: String,
+    /// Processor time in seconds.
+    #[arg(long, default_value_t = CompileLimits::default().cpu_s)]
+    cpu_s: u64,
+    /// Address space in bytes.
+    #[arg(long, default_value_t = CompileLimits::default().memory_bytes)]
+    memory_bytes: u64,
+    /// Run as the user who starts it.
+    #[arg(long)]
+    no_jail: bool,
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    /// Owner of the functions.
+    #[arg(long)]
+    owner: String,
+    /// Requests that run at once.
+    #[arg(long, default_value_t = TenantLimits::default().slots)]
+    slots: u32,
+    /// Memory of all requests in bytes.
+    #[arg(long, default_value_t = TenantLimits::default().memory_bytes)]
+    memory_bytes: u64,
+    /// Connections at once.
+    #[arg(long, default_value_t = TenantLimits::default().connections)]
+    connections: u32,
+    /// Reset of slots at the end of requests.
+    #[arg(long, default_value = "strict")]
+    reset: SlotReset,
+    /// Seconds without a daemon after which the process ends.
+    #[arg(long, default_value_t = 600)]
+    grace_s: u32,
+    /// Threads that run guests; by default one per processor.
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Run as the user who starts it.
+    #[arg(long)]
+    no_jail: bool,
+}
+
+fn main() -> ExitCode {
+    jiffy_proto::panic::abort_at_panics();
+    let done = match Cli::parse().command {
+        Command::Compile(args) => run_compiler(&args),
+        Command::Serve(args) => run_server(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            // The reader may be gone.
+            let _ = writeln!(io::stderr(), "{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_compiler(args: &CompileArgs) -> Result<(), String> {
+    let failed = |error: io::Error| format!("jiffy-functions: confining the compiler: {error}");
+    let limits = CompileLimits {
+        cpu_s: args.cpu_s,
+        memory_bytes: args.memory_bytes,
+        ..CompileLimits::default()
+    };
+    let prepared = compile::prepare(!args.no_jail, &limits).map_err(failed)?;
+    let module = compile::read(io::stdin().lock()).map_err(|e| e.to_string())?;
+    let file = compile::compile(&prepared, &module, &args.owner).map_err(|e| e.to_string())?;
+    let written = io::stdout().lock().write_all(&file);
+    written.map_err(|e| CompileError::Read(e).to_string())
+}
+
+fn run_server(args: ServeArgs) -> Result<(), String> {
+    let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+    let settings = ServeSettings {
+        owner: args.owner,
+        limits: TenantLimits {
+            slots: args.slots,
+            memory_bytes: args.memory_bytes,
+            connections: args.connections,
+            reset: args.reset,
+        },
+        grace: Duration::from_secs(args.grace_s.into()),
+        workers: args.workers.unwrap_or_else(processors),
+        jailed: !args.no_jail,
+    };
+    serve::serve(&settings).map_err(|e| format!("jiffy-functions: {e}"))
+}

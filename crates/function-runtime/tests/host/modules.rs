@@ -1,0 +1,235 @@
+//! Modules in a store that hosts share: deployed on one host, by digest on another.
+
+use super::{KEY, NAME, deploy, deploy_module, get, open, try_get};
+use crate::support::constant;
+use jiffy_function_manager::{
+    DeployChanges, DeployRoom, FunctionError, FunctionRecord, Functions, ModuleDigest,
+};
+use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, StoredModules};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Another owner.
+const OTHER: Option<&str> = Some("k2");
+
+/// Data directories of hosts, beside the directory of their store.
+struct Hosts(tempfile::TempDir);
+
+impl Hosts {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn bucket(&self) -> PathBuf {
+        self.0.path().join("bucket")
+    }
+
+    fn remote(&self, host: &str) -> Arc<RemoteStore> {
+        let keys = self.0.path().join("a/store/keys.toml");
+        let settings = RemoteSettings {
+            url: format!("file://{}", self.bucket().display())
+                .parse()
+                .unwrap(),
+            keyring: keys.exists().then_some(keys),
+            home: self.0.path().join(host),
+            cache_bytes: 1 << 30,
+            upload_bytes_per_second: None,
+            timeout: Duration::from_millis(200),
+        };
+        let remote = RemoteStore::open(&settings).unwrap();
+        LastStore::write(&settings).unwrap();
+        remote
+    }
+
+    fn open(&self, host: &str) -> Functions {
+        let functions = open(&self.0.path().join(host).join("functions"));
+        functions.share_modules(self.remote(host)).unwrap();
+        functions
+    }
+
+    /// Objects of the store below folders of this name, with their bytes.
+    fn objects(&self, folder: &str) -> Vec<(PathBuf, u64)> {
+        let (mut found, mut left) = (Vec::new(), vec![self.bucket()]);
+        while let Some(path) = left.pop() {
+            for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+                let path = entry.path();
+                match path.is_dir() {
+                    true => left.push(path),
+                    false if path.iter().any(|part| part == folder) => {
+                        found.push((path, entry.metadata().map_or(0, |found| found.len())));
+                    }
+                    false => {}
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+fn digest(record: &FunctionRecord) -> ModuleDigest {
+    record.version().unwrap().module.parse().unwrap()
+}
+
+async fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until a host knows that the store has the module of a version.
+async fn stored(functions: &Functions, record: &FunctionRecord) {
+    let module = &record.version().unwrap().module;
+    let is_stored = || functions.is_stored(record.owner.as_deref(), module) == Some(true);
+    wait("the store has the module", is_stored).await;
+}
+
+async fn deploy_by_digest(
+    functions: &Functions,
+    key: Option<&str>,
+    digest: ModuleDigest,
+) -> Result<Arc<FunctionRecord>, FunctionError> {
+    let module = functions.find_module(key, digest).await?;
+    let module = functions
+        .copy_module(key, module, DeployRoom::default())
+        .await?;
+    let changes = DeployChanges::default();
+    functions.deploy(key, NAME, changes, module).await
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut content = std::fs::read(path).unwrap();
+    content[at] ^= 1;
+    std::fs::write(path, content).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_of_one_host_is_deployed_by_its_digest_on_another_by_its_owner_only() {
+    let hosts = Hosts::new();
+    let (a, b) = (hosts.open("a"), hosts.open("b"));
+    let deployed = deploy(&a, "from a").await;
+    let digest = digest(&deployed);
+    stored(&a, &deployed).await;
+    let packs = hosts.objects("packs");
+
+    // The other owner has modules in the store as well.
+    let others = deploy_module(&a, OTHER, "other", &constant("other")).await;
+    stored(&a, &others.unwrap()).await;
+    for key in [OTHER, None] {
+        for host in [&a, &b] {
+            let refused = deploy_by_digest(host, key, digest).await;
+            assert!(
+                matches!(refused, Err(FunctionError::NoModule(_))),
+                "{refused:?}"
+            );
+        }
+    }
+    a.remove(OTHER, "other").await.unwrap();
+
+    let on_b = deploy_by_digest(&b, KEY, digest).await.unwrap();
+    assert_eq!(on_b.version().unwrap().module, digest.to_string()[7..]);
+    assert_eq!(get(&b).await, "from a");
+    stored(&b, &on_b).await;
+    wait("the other's module is given up", || {
+        hosts.objects("modules").len() == 2
+    })
+    .await;
+    let now = hosts.objects("packs");
+    assert!(packs.iter().all(|pack| now.contains(pack)));
+    assert_eq!(now.len(), packs.len() + 1, "one of each owner");
+
+    // Gone from a: b holds it. Gone from b as well: nobody has it.
+    a.remove(KEY, NAME).await.unwrap();
+    wait("a lets go", || hosts.objects("modules").len() == 1).await;
+    drop(a.find_module(KEY, digest).await.unwrap());
+    b.remove(KEY, NAME).await.unwrap();
+    wait("b lets go", || hosts.objects("modules").is_empty()).await;
+    let refused = a.find_module(KEY, digest).await;
+    assert!(
+        matches!(refused, Err(FunctionError::NoModule(_))),
+        "{refused:?}"
+    );
+    a.stop_all().await;
+    b.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_that_is_damaged_in_the_store_is_refused_and_taken_from_the_hosts_own_disk() {
+    let hosts = Hosts::new();
+    let (a, b) = (hosts.open("a"), hosts.open("b"));
+    let deployed = deploy(&a, "sound").await;
+    stored(&a, &deployed).await;
+    for (pack, _) in hosts.objects("packs") {
+        // Behind the header: in the frame of the first chunk.
+        flip(&pack, 100);
+    }
+    let refused = deploy_by_digest(&b, KEY, digest(&deployed)).await;
+    assert!(
+        matches!(refused, Err(FunctionError::ModuleDamaged(_))),
+        "{refused:?}"
+    );
+    assert!(b.find(KEY, NAME).is_err(), "nothing was deployed");
+    let again = deploy_by_digest(&a, KEY, digest(&deployed)).await.unwrap();
+    assert_eq!((again.answering, get(&a).await.as_str()), (2, "sound"));
+
+    // Another module under this digest, in a store that is sound.
+    let wrong = ModuleDigest::from(blake3::hash(b"what it should be"));
+    let module = hosts.0.path().join("module");
+    std::fs::write(&module, wat::parse_bytes(&constant("wrong")).unwrap()).unwrap();
+    let file = std::fs::File::open(&module).unwrap();
+    let forger = StoredModules::open(hosts.remote("c")).unwrap();
+    let forged = forger.store(KEY, &wrong.to_string()[7..], file).await;
+    forged.unwrap();
+    let refused = deploy_by_digest(&b, KEY, wrong).await;
+    assert!(
+        matches!(refused, Err(FunctionError::ModuleDamaged(_))),
+        "{refused:?}"
+    );
+    a.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_is_deployed_while_the_store_is_away_and_stored_when_it_is_back() {
+    let hosts = Hosts::new();
+    let a = hosts.open("a");
+    let first = deploy(&a, "first").await;
+    stored(&a, &first).await;
+    let away = hosts.0.path().join("away");
+    std::fs::rename(hosts.bucket(), &away).unwrap();
+    let second = deploy(&a, "second").await;
+    assert_eq!(get(&a).await, "second");
+    let others = deploy_module(&a, OTHER, NAME, &constant("third"))
+        .await
+        .unwrap();
+    let is_stored = |functions: &Functions, record: &FunctionRecord| {
+        let module = &record.version().unwrap().module;
+        functions.is_stored(record.owner.as_deref(), module)
+    };
+    let unknown = ModuleDigest::from(blake3::hash(b"unknown"));
+    let refused = a.find_module(KEY, unknown).await;
+    assert!(
+        matches!(refused, Err(FunctionError::StoreUnavailable(_))),
+        "{refused:?}"
+    );
+    assert_eq!(is_stored(&a, &first), Some(true));
+    assert_eq!(is_stored(&a, &second), Some(false));
+    assert_eq!(is_stored(&a, &others), Some(false));
+    a.leave().await;
+    drop(a);
+
+    // The next daemon does what is left.
+    let a = hosts.open("a");
+    assert_eq!(is_stored(&a, &second), Some(false));
+    std::fs::rename(&away, hosts.bucket()).unwrap();
+    stored(&a, &second).await;
+    stored(&a, &others).await;
+    assert_eq!(try_get(&a, OTHER, NAME).await.unwrap(), "third");
+    let b = hosts.open("b");
+    deploy_by_digest(&b, KEY, digest(&second)).await.unwrap();
+    assert_eq!(get(&b).await, "second");
+    a.stop_all().await;
+    b.stop_all().await;
+}

@@ -1,0 +1,189 @@
+//! Pages that are swapped out when a request ends, and those that the reset `fast` keeps.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "support/skip.rs"]
+mod skip;
+
+#[path = "support/swap.rs"]
+mod swap;
+
+use jiffy_function_runtime::engine;
+use jiffy_proto::function::{SlotReset, TenantLimits};
+use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
+use skip::skip;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+use swap::Swap;
+use wasmtime::{Engine, Instance, Linker, Module, Store};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+/// `MADV_PAGEOUT` is refused for a page that is busy; it is asked for again within this time.
+const PAGE_OUT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Memory of 64 pages, of which 16 begin with what the module says.
+const MODULE: &str = r#"(module (memory (export "memory") 4)
+    (table (export "table") 2000 funcref) (elem declare func $f) (func $f)
+    (func (export "mark") (param i32) (table.set (local.get 0) (ref.func $f)))
+    (func (export "is_null") (param i32) (result i32)
+      (ref.is_null (table.get (local.get 0))))
+    (data (i32.const 0) "DATA"))"#;
+
+fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
+    let mut regions = [[0u64; 3]; 64];
+    let mut scan = PageScan {
+        start: address as u64,
+        end: (address + length) as u64,
+        vec: regions.as_mut_ptr() as u64,
+        vec_len: 64,
+        category_inverted: PFNZERO | FILE,
+        category_mask: mask | PFNZERO | FILE,
+        category_anyof_mask: any,
+        ..PageScan::default()
+    };
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    // SAFETY: the structure and what it points to live until the call returns. This is no call of
+    // `ioctl`, which is corrected.
+    let found = unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            pagemap.as_raw_fd(),
+            PAGEMAP_SCAN,
+            &raw mut scan,
+        )
+    };
+    let found = usize::try_from(found).unwrap();
+    let bytes: u64 = regions[..found].iter().map(|[s, e, _]| e - s).sum();
+    bytes / PAGE as u64
+}
+
+/// Swaps out everything that this process has written in mappings of its own, until `pages` from
+/// `address` are.
+fn page_out(address: usize, pages: usize) {
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    let start = Instant::now();
+    loop {
+        for line in fs::read_to_string("/proc/self/maps").unwrap().lines() {
+            let mut words = line.split_whitespace();
+            let (range, flags) = (words.next().unwrap(), words.next().unwrap());
+            let (from, to) = range.split_once('-').unwrap();
+            let [from, to] = [from, to].map(|a| usize::from_str_radix(a, 16).unwrap_or(0));
+            let is_slot = flags == "rw-p" && to - from >= PAGE && !line.contains('[');
+            if is_slot {
+                // SAFETY: it changes where pages lie, not what is in them. An error is one of a
+                // mapping that has no pages to swap.
+                unsafe { libc::madvise(from as *mut _, to - from, libc::MADV_PAGEOUT) };
+            }
+        }
+        let swapped = (0..pages).filter(|page| {
+            let mut entry = [0; 8];
+            let at = (address / PAGE + page) * 8;
+            pagemap.read_exact_at(&mut entry, at as u64).unwrap();
+            u64::from_le_bytes(entry) >> 62 == 1
+        });
+        if swapped.count() == pages {
+            return;
+        }
+        assert!(start.elapsed() < PAGE_OUT_TIMEOUT, "pages stay in memory");
+    }
+}
+
+fn instantiate(engine: &Engine, module: &Module) -> (Store<()>, Instance) {
+    let mut store = Store::new(engine, ());
+    store.set_epoch_deadline(1 << 40);
+    let linker = Linker::new(engine);
+    let made = linker.instantiate(&mut store, module);
+    (store, made.unwrap())
+}
+
+fn engine_with(reset: SlotReset) -> (Engine, Module) {
+    let limits = TenantLimits {
+        slots: 1,
+        reset,
+        ..TenantLimits::default()
+    };
+    let engine = engine::running(&limits).unwrap();
+    let binary = wat::parse_str(MODULE).unwrap();
+    let code = Module::new(&engine::compiling().unwrap(), binary).unwrap();
+    // SAFETY: compiled on the line above.
+    let module = unsafe { Module::deserialize(&engine, code.serialize().unwrap()) };
+    (engine, module.unwrap())
+}
+
+/// Writes to all pages and to the table; returns the memory's address.
+fn write(store: &mut Store<()>, instance: &Instance) -> usize {
+    let memory = instance.get_memory(&mut *store, "memory").unwrap();
+    memory.data_mut(&mut *store).fill(90);
+    let mark = instance.get_typed_func::<u32, ()>(&mut *store, "mark");
+    let mark = mark.unwrap();
+    for element in 0..2000 {
+        mark.call(&mut *store, element).unwrap();
+    }
+    memory.data_ptr(&*store) as usize
+}
+
+fn assert_clean(engine: &Engine, module: &Module, address: usize) {
+    let (mut store, instance) = instantiate(engine, module);
+    let memory = instance.get_memory(&mut store, "memory").unwrap();
+    assert_eq!(
+        memory.data_ptr(&store) as usize,
+        address,
+        "it is another slot"
+    );
+    let (head, rest) = memory.data(&store).split_at(4);
+    assert_eq!(head, b"DATA");
+    let dirty = rest.iter().position(|byte| *byte != 0);
+    assert_eq!(dirty, None, "a byte of the request before is there");
+    let is_null = instance
+        .get_typed_func::<u32, u32>(&mut store, "is_null")
+        .unwrap();
+    for element in 0..2000 {
+        assert_eq!(
+            is_null.call(&mut store, element).unwrap(),
+            1,
+            "element {element}"
+        );
+    }
+}
+
+#[test]
+fn a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next() {
+    let _swap = match Swap::on() {
+        Ok(swap) => swap,
+        Err(error) => {
+            return skip(
+                "a_slot_that_is_swapped_out_when_its_request_ends_is_clean_for_the_next",
+                &format!("no swap space can be used here: {error}"),
+            );
+        }
+    };
+    for reset in [SlotReset::Fast, SlotReset::Strict] {
+        let (engine, module) = engine_with(reset);
+        for _ in 0..3 {
+            let (mut store, instance) = instantiate(&engine, &module);
+            let address = write(&mut store, &instance);
+            page_out(address, PAGES);
+            let length = PAGES * PAGE;
+            let stock = scan(address, length, WRITTEN | PRESENT, 0);
+            let corrected = scan(address, length, WRITTEN, PRESENT | SWAPPED);
+            // Without the correction `fast` would reset nothing: that is what this test shows.
+            assert_eq!((stock, corrected), (0, PAGES as u64));
+            drop(store);
+            assert_clean(&engine, &module, address);
+        }
+    }
+}
+
+#[test]
+fn a_slot_in_memory_is_clean_for_the_next_request_and_keeps_its_pages() {
+    let (engine, module) = engine_with(SlotReset::Fast);
+    for _ in 0..3 {
+        let (mut store, instance) = instantiate(&engine, &module);
+        let address = write(&mut store, &instance);
+        drop(store);
+        let kept = scan(address, PAGES * PAGE, WRITTEN, PRESENT | SWAPPED);
+        assert_eq!(kept, PAGES as u64);
+        assert_clean(&engine, &module, address);
+    }
+}

@@ -1,0 +1,205 @@
+//! Traces of a request that later ones could find: none, however the request ended, whatever the
+//! kernel does to memory meanwhile.
+//!
+//! There are more functions than memories in a pool, so that slots go from one to another.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[path = "../support/skip.rs"]
+mod skip;
+
+#[path = "../support/swap.rs"]
+mod swap;
+
+mod pressure;
+mod search;
+mod trace_guest;
+
+use jiffy_function_runtime::engine;
+use jiffy_proto::function::{SlotReset, TenantLimits, World};
+use nix::unistd::Uid;
+use pressure::{kernel_count, status_kib};
+use search::{SLOTS, Search, tenant};
+use skip::skip;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use swap::Swap;
+use trace_guest::{FUNCTIONS, TraceGuest};
+use wasmtime::{Instance, Module, Store};
+
+const RESETS: [SlotReset; 2] = [SlotReset::Strict, SlotReset::Fast];
+/// Late requests of a search while memory is under pressure: others end before it comes to them.
+const PRESSED_LATE_INTERVAL: u32 = 8;
+const PRESSED_REQUESTS: u32 = 250;
+
+fn worlds_and_resets() -> impl Iterator<Item = (World, SlotReset)> {
+    let worlds = [World::Core, World::Http].into_iter();
+    worlds.flat_map(|world| RESETS.map(|reset| (world, reset)))
+}
+
+/// Other tests rely on it.
+#[test]
+fn a_memory_of_a_slot_serves_one_function_after_another() {
+    for reset in RESETS {
+        let limits = TenantLimits {
+            reset,
+            slots: SLOTS,
+            ..TenantLimits::default()
+        };
+        let (running, compiling) = (engine::running(&limits).unwrap(), engine::compiling());
+        let compiling = compiling.unwrap();
+        let modules = (0..FUNCTIONS).map(|pages| {
+            let text = format!("(module (memory (export \"memory\") {pages}))");
+            let code = Module::new(&compiling, wat::parse_str(text).unwrap()).unwrap();
+            // SAFETY: compiled on the line above.
+            unsafe { Module::deserialize(&running, code.serialize().unwrap()) }.unwrap()
+        });
+        let mut users = BTreeMap::<usize, BTreeSet<usize>>::new();
+        let modules: Vec<_> = modules.collect();
+        for number in 0..FUNCTIONS * 3 {
+            let mut store = Store::new(&running, ());
+            let module = &modules[number % FUNCTIONS];
+            let instance = Instance::new(&mut store, module, &[]).unwrap();
+            let memory = instance.get_memory(&mut store, "memory").unwrap();
+            let users = users.entry(memory.data_ptr(&store).addr()).or_default();
+            users.insert(number % FUNCTIONS);
+        }
+        assert!(users.len() < FUNCTIONS, "{users:?}");
+        assert!(users.values().all(|users| users.len() > 1), "{users:?}");
+    }
+}
+
+/// Asked again in the same instance, it finds what it has left.
+#[test]
+fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
+    let engine = engine::compiling().unwrap();
+    for guest in TraceGuest::all() {
+        let binary = wat::parse_bytes(&guest.core()).unwrap().into_owned();
+        let module = Module::new(&engine, binary).unwrap();
+        let mut store = Store::new(&engine, ());
+        store.set_epoch_deadline(1 << 40);
+        let instance = Instance::new(&mut store, &module, &[]).unwrap();
+        let memory = instance.get_memory(&mut store, "memory").unwrap();
+        let buffer = instance.get_typed_func::<u32, u32>(&mut store, "jiffy_buf");
+        let handle = instance.get_typed_func::<(u32, u32), u32>(&mut store, "jiffy_handle");
+        let (buffer, handle) = (buffer.unwrap(), handle.unwrap());
+        let mut ask = || {
+            let request = b"GET /xa";
+            let at = buffer.call(&mut store, 7).unwrap();
+            let start = usize::try_from(at).unwrap();
+            memory.write(&mut store, start, request).unwrap();
+            handle.call(&mut store, (at, 7)).unwrap();
+            // Behind the status and the head's end.
+            memory.data(&store)[5]
+        };
+        assert_eq!(ask(), b'@', "{guest:?}");
+        assert_eq!(ask(), guest.marked(), "{guest:?}");
+    }
+}
+
+/// The reset `fast` keeps pages: one that gave them back would not have scanned for them inside of
+/// its jail.
+#[test]
+fn no_request_finds_a_mark_of_another() {
+    let kept = RESETS.map(|reset| {
+        let tenant = tenant(World::Core, reset);
+        let search = Search {
+            world: World::Core,
+            requests: 5000,
+            late_interval: 100,
+        };
+        search.run(&tenant);
+        status_kib(tenant.process.id(), "RssAnon")
+    });
+    let [strict, fast] = kept;
+    println!("strict keeps {strict} KiB, fast {fast} KiB");
+    assert!(fast > strict + 400, "{fast} KiB, strict {strict} KiB");
+}
+
+/// Nor another environment, or handles in use.
+#[test]
+fn no_request_of_a_component_finds_a_mark_of_another() {
+    for reset in RESETS {
+        let search = Search {
+            world: World::Http,
+            requests: 2000,
+            late_interval: 100,
+        };
+        search.run(&tenant(World::Http, reset));
+    }
+}
+
+#[test]
+fn no_request_finds_a_mark_of_another_tenant() {
+    let tenants = [
+        (World::Core, SlotReset::Strict),
+        (World::Http, SlotReset::Fast),
+    ];
+    let tenants = tenants.map(|(world, reset)| (world, tenant(world, reset)));
+    std::thread::scope(|scope| {
+        for (world, tenant) in &tenants {
+            scope.spawn(|| {
+                let search = Search {
+                    world: *world,
+                    requests: 500,
+                    late_interval: 100,
+                };
+                search.run(tenant);
+            });
+        }
+    });
+}
+
+#[test]
+fn no_request_finds_a_mark_while_memory_is_swapped_out() {
+    let swap = match Swap::on() {
+        Ok(swap) => swap,
+        Err(error) => {
+            let reason = format!("no swap space can be used here: {error}");
+            return skip(
+                "no_request_finds_a_mark_while_memory_is_swapped_out",
+                &reason,
+            );
+        }
+    };
+    for (world, reset) in worlds_and_resets() {
+        let tenant = tenant(world, reset);
+        let search = Search {
+            world,
+            requests: PRESSED_REQUESTS,
+            late_interval: PRESSED_LATE_INTERVAL,
+        };
+        let before = ["pswpout", "pswpin"].map(kernel_count);
+        let most = pressure::while_swapping(&tenant, || search.run(&tenant));
+        let after = ["pswpout", "pswpin"].map(kernel_count);
+        println!("{world:?} {reset:?}: {most} KiB at once, {before:?} {after:?}");
+        assert!(most > 0, "nothing of the process was swapped out");
+        assert!(after[0] > before[0] && after[1] > before[1]);
+    }
+    drop(swap);
+}
+
+#[test]
+fn no_request_finds_a_mark_while_memory_is_compacted() {
+    if !Uid::effective().is_root() || !Path::new(pressure::COMPACT).exists() {
+        return skip(
+            "no_request_finds_a_mark_while_memory_is_compacted",
+            "only root can ask for it, of a kernel that can",
+        );
+    }
+    let moved = kernel_count("pgmigrate_success");
+    for (world, reset) in worlds_and_resets() {
+        let tenant = tenant(world, reset);
+        let search = Search {
+            world,
+            requests: PRESSED_REQUESTS,
+            late_interval: PRESSED_LATE_INTERVAL,
+        };
+        let before = kernel_count("compact_migrate_scanned");
+        pressure::while_compacting(|| search.run(&tenant));
+        assert!(kernel_count("compact_migrate_scanned") > before);
+    }
+    assert!(kernel_count("pgmigrate_success") > moved);
+}

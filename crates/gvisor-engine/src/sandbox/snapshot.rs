@@ -1,0 +1,75 @@
+//! Snapshots of a running sandbox.
+
+use super::{Sandbox, elapsed_us};
+use crate::error::GvisorError;
+use crate::helper::HelperRequest;
+use crate::snapshot_store::{GvisorManifest, SnapshotStore};
+use jiffy_engine_api::now_ms;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+impl Sandbox {
+    /// Takes snapshot `id`. The sandbox is paused meanwhile; streams into it survive. Returns the
+    /// time of the pause and of everything, in microseconds.
+    pub async fn snapshot(
+        &self,
+        store: &SnapshotStore,
+        id: &str,
+        resume: bool,
+        max_bytes: Option<u64>,
+    ) -> Result<(u64, u64), GvisorError> {
+        let _lock = self.snapshot_lock.lock().await;
+        let began = Instant::now();
+        store.expect_free(id)?;
+        let draft = store.draft()?;
+        let taken = self
+            .write_snapshot(store, &draft, id, resume, max_bytes)
+            .await;
+        if taken.is_err() {
+            let _ = fs::remove_dir_all(&draft);
+        }
+        Ok((taken?, elapsed_us(began)))
+    }
+
+    async fn write_snapshot(
+        &self,
+        store: &SnapshotStore,
+        draft: &Path,
+        id: &str,
+        resume: bool,
+        max_bytes: Option<u64>,
+    ) -> Result<u64, GvisorError> {
+        let spec = &self.body.spec;
+        let manifest = GvisorManifest {
+            version: self.body.helper.version().await?,
+            template: spec.template.clone(),
+            size: spec.size,
+            net: spec.namespace.is_some(),
+            base: spec.base.to_string_lossy().into_owned(),
+            ..GvisorManifest::new(id, now_ms())
+        };
+        let image = draft.to_owned();
+        let reply = self
+            .body
+            .ask(&HelperRequest::Checkpoint { image, resume })
+            .await?;
+        let published = match (SnapshotStore::size_of(draft), max_bytes) {
+            // The size of a checkpoint is known when it is written.
+            (needed, Some(most)) if needed > most => Err(GvisorError::TooLarge { needed, most }),
+            _ => store.publish(draft, &manifest),
+        };
+        match (published, resume) {
+            (Err(e), false) => {
+                // The paused sandbox is the only copy.
+                self.body.ask(&HelperRequest::Resume).await?;
+                return Err(e);
+            }
+            (published, _) => published?,
+        }
+        if !resume {
+            self.body.remove().await;
+        }
+        Ok(reply.stopped_us)
+    }
+}

@@ -1,0 +1,123 @@
+//! Sandboxes without an identity: booted or restored.
+
+use super::body::{BOOT_TIMEOUT, SandboxBody};
+use super::spec::{BootSpec, RestoreSpec};
+use super::{Sandbox, elapsed_us};
+use crate::error::GvisorError;
+use crate::helper::{Helper, HelperRequest};
+use crate::snapshot_store::SnapshotStore;
+use jiffy_agent_client::Greeting;
+use jiffy_engine_api::{BootMode, BootReport};
+use jiffy_proto::agent::{Hello, Identity};
+use std::time::Instant;
+
+/// Sandbox whose agent has greeted and has no identity yet.
+#[derive(Debug)]
+pub struct UnassignedSandbox {
+    body: SandboxBody,
+    greeting: Greeting,
+    mode: BootMode,
+    asked: Instant,
+    /// Microseconds until the process ran, and until the agent greeted.
+    made_us: u64,
+    greeted_us: u64,
+}
+
+impl UnassignedSandbox {
+    /// Starts the agent in a new sandbox and returns when it has greeted.
+    pub async fn boot(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
+        let asked = Instant::now();
+        let body = SandboxBody::make(helper, spec).await?;
+        let made_us = elapsed_us(asked);
+        let started = body.ask(&HelperRequest::Start);
+        tokio::time::timeout(BOOT_TIMEOUT, started)
+            .await
+            .map_err(|_| body.timed_out(BOOT_TIMEOUT))??;
+        Self::receive_greeting(body, BootMode::Cold, asked, made_us).await
+    }
+
+    /// Restores a sandbox from a snapshot and returns when its agent has greeted anew.
+    pub async fn restore(
+        helper: &Helper,
+        store: &SnapshotStore,
+        spec: &RestoreSpec,
+    ) -> Result<Self, GvisorError> {
+        let asked = Instant::now();
+        let image = store.path(&spec.manifest.id)?;
+        let body = SandboxBody::make(helper, &spec.boot).await?;
+        let made_us = elapsed_us(asked);
+        let ask = HelperRequest::Restore { image };
+        let restored = body.ask(&ask);
+        tokio::time::timeout(BOOT_TIMEOUT, restored)
+            .await
+            .map_err(|_| body.timed_out(BOOT_TIMEOUT))??;
+        Self::receive_greeting(body, BootMode::Snapshot, asked, made_us).await
+    }
+
+    async fn receive_greeting(
+        body: SandboxBody,
+        mode: BootMode,
+        asked: Instant,
+        made_us: u64,
+    ) -> Result<Self, GvisorError> {
+        let greeting = body.receive_greeting().await?;
+        Ok(Self {
+            body,
+            greeting,
+            mode,
+            asked,
+            made_us,
+            greeted_us: elapsed_us(asked),
+        })
+    }
+
+    /// True if it still waits for its identity: it has not ended.
+    pub fn is_waiting(&self) -> bool {
+        !self.body.process.has_ended()
+    }
+
+    /// Returns its agent's hello.
+    pub fn hello(&self) -> &Hello {
+        &self.greeting.hello
+    }
+
+    /// Gives the agent its identity and returns when that is in force.
+    pub async fn assign_identity(self, identity: &Identity) -> Result<Sandbox, GvisorError> {
+        let Self {
+            body,
+            greeting,
+            mode,
+            made_us,
+            greeted_us,
+            asked,
+        } = self;
+        let began = Instant::now();
+        let hello = greeting.hello.clone();
+        let answered = tokio::time::timeout(BOOT_TIMEOUT, greeting.answer(identity)).await;
+        let (stream, _) = answered
+            .map_err(|_| body.timed_out(BOOT_TIMEOUT))?
+            .map_err(|source| GvisorError::Greeting {
+                source,
+                console: body.console_tail(),
+            })?;
+        let init_us = match mode {
+            BootMode::Cold => hello.hello_us.saturating_sub(hello.init_us),
+            _ => 0,
+        };
+        let before = greeted_us.saturating_sub(made_us);
+        let report = BootReport {
+            mode,
+            vmm_us: made_us,
+            kernel_us: before.saturating_sub(init_us),
+            init_us: init_us.min(before),
+            agent_us: elapsed_us(began),
+            total_us: elapsed_us(asked),
+        };
+        Ok(Sandbox {
+            body,
+            report,
+            _greeting: Some(stream),
+            snapshot_lock: tokio::sync::Mutex::default(),
+        })
+    }
+}

@@ -1,0 +1,476 @@
+//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` with a manifest and the files of gVisor's
+//! checkpoint. Each is whole: it needs no other.
+
+use crate::error::GvisorError;
+use jiffy_engine_api::SandboxSize;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Version of the directory's layout and of the manifest.
+const MANIFEST_FORMAT: u32 = 1;
+const MANIFEST_FILE: &str = "manifest.json";
+/// Files of every checkpoint (pkg/sentry/state/checkpointfiles of gVisor).
+const CHECKPOINT_FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
+/// In the directory of a snapshot that holds nothing but a boot.
+const BOOT_MARK_FILE: &str = "boot";
+/// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
+const DRAFT_PREFIX: &str = ".draft-";
+
+/// Manifest of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GvisorManifest {
+    /// Version of the layout.
+    pub format: u32,
+    /// Its name.
+    pub id: String,
+    /// The engine that took it: `gvisor`.
+    pub engine: String,
+    /// Version of gVisor: another one may not read it.
+    pub version: String,
+    /// Template of the sandbox, and its version.
+    pub template: String,
+    /// Milliseconds since the epoch.
+    pub created_ms: u64,
+    /// Size of the sandbox.
+    pub size: SandboxSize,
+    /// True if there is a network interface.
+    pub net: bool,
+    /// Image that its agent was started from.
+    pub base: String,
+}
+
+impl GvisorManifest {
+    /// Of a snapshot that is about to be taken.
+    pub(crate) fn new(id: &str, created_ms: u64) -> Self {
+        Self {
+            format: MANIFEST_FORMAT,
+            id: id.to_owned(),
+            engine: "gvisor".to_owned(),
+            version: String::new(),
+            template: String::new(),
+            created_ms,
+            size: SandboxSize::default(),
+            net: false,
+            base: String::new(),
+        }
+    }
+
+    /// Reads the manifest of snapshot `id`.
+    pub fn parse(words: &[u8], id: &str) -> Result<Self, GvisorError> {
+        let damaged = |reason: String| GvisorError::Snapshot {
+            id: id.to_owned(),
+            reason,
+        };
+        let manifest: Self =
+            serde_json::from_slice(words).map_err(|e| damaged(format!("is damaged: {e}")))?;
+        match manifest.format {
+            MANIFEST_FORMAT if manifest.id == id => Ok(manifest),
+            MANIFEST_FORMAT => Err(damaged(format!(
+                "is damaged: its manifest is that of {:?}",
+                manifest.id
+            ))),
+            other => Err(damaged(format!(
+                "has format {other}, and this program knows {MANIFEST_FORMAT}: it was taken by another version of jiffy"
+            ))),
+        }
+    }
+}
+
+/// Snapshots by id.
+#[derive(Debug, Clone)]
+pub struct SnapshotStore {
+    root: PathBuf,
+}
+
+impl SnapshotStore {
+    /// Opens the directory, making it if need be.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, GvisorError> {
+        let root = root.into();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&root)
+            .map_err(GvisorError::file(&root))?;
+        Ok(Self { root })
+    }
+
+    /// Returns the directory of snapshot `id`.
+    pub(crate) fn path(&self, id: &str) -> Result<PathBuf, GvisorError> {
+        check_id(id)?;
+        Ok(self.root.join(id))
+    }
+
+    /// Fails if `id` cannot be the name of a new one.
+    pub(crate) fn expect_free(&self, id: &str) -> Result<(), GvisorError> {
+        match self.path(id)?.exists() {
+            false => Ok(()),
+            true => Err(GvisorError::Snapshot {
+                id: id.to_owned(),
+                reason: "exists already".to_owned(),
+            }),
+        }
+    }
+
+    /// An empty directory for one that is being taken.
+    pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{DRAFT_PREFIX}{}-{}-{number}", std::process::id(), run());
+        let path = self.root.join(name);
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(GvisorError::file(&path))?;
+        Ok(path)
+    }
+
+    /// Makes a snapshot of a draft whose checkpoint is written.
+    pub(crate) fn publish(
+        &self,
+        draft: &Path,
+        manifest: &GvisorManifest,
+    ) -> Result<(), GvisorError> {
+        write_manifest(draft, manifest)?;
+        let path = self.path(&manifest.id)?;
+        fs::rename(draft, &path).map_err(GvisorError::file(&path))
+    }
+
+    /// Publishes the snapshot of `manifest`, which another host made, with the files that `fill`
+    /// puts into the directory that it is given. One that is there already is replaced if `replace`
+    /// says so. Afterwards it is complete and on storage, or does not exist.
+    pub fn import(
+        &self,
+        manifest: &GvisorManifest,
+        replace: bool,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<(), GvisorError> {
+        if !replace {
+            self.expect_free(&manifest.id)?;
+        }
+        let draft = self.draft()?;
+        let imported = self.import_in(&draft, manifest, fill);
+        // After an exchange these are the files that were replaced.
+        let _ = fs::remove_dir_all(&draft);
+        imported
+    }
+
+    fn import_in(
+        &self,
+        draft: &Path,
+        manifest: &GvisorManifest,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<(), GvisorError> {
+        let failed = |e| GvisorError::file(draft)(e);
+        fill(draft).map_err(failed)?;
+        // As it came, it may be shared with a cache.
+        let own = draft.join(MANIFEST_FILE);
+        match fs::remove_file(&own) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+        for entry in fs::read_dir(draft).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let known = name.to_str().is_some_and(is_checkpoint_file);
+            if !known || !entry.file_type().map_err(failed)?.is_file() {
+                return Err(GvisorError::Snapshot {
+                    id: manifest.id.clone(),
+                    reason: format!("is damaged: a checkpoint has no file {name:?}"),
+                });
+            }
+            File::open(entry.path())
+                .and_then(|file| file.sync_all())
+                .map_err(failed)?;
+        }
+        let path = self.path(&manifest.id)?;
+        match path.exists() {
+            false => self.publish(draft, manifest)?,
+            true => {
+                write_manifest(draft, manifest)?;
+                let flags = RenameFlags::RENAME_EXCHANGE;
+                renameat2(AT_FDCWD, draft, AT_FDCWD, &path, flags)
+                    .map_err(|e| GvisorError::file(&path)(e.into()))?;
+            }
+        }
+        let synced = File::open(&path).and_then(|dir| dir.sync_all());
+        synced
+            .and_then(|()| File::open(&self.root)?.sync_all())
+            .map_err(GvisorError::file(&path))
+    }
+
+    /// Reads the manifest of snapshot `id`.
+    pub fn get(&self, id: &str) -> Result<GvisorManifest, GvisorError> {
+        let path = self.path(id)?.join(MANIFEST_FILE);
+        match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(GvisorError::Snapshot {
+                id: id.to_owned(),
+                reason: "does not exist".to_owned(),
+            }),
+            other => GvisorManifest::parse(&other.map_err(GvisorError::file(&path))?, id),
+        }
+    }
+
+    /// Returns the first file of snapshot `id` that is missing or empty.
+    pub fn find_damage(&self, id: &str) -> Option<String> {
+        let path = self.path(id).ok()?;
+        let mut files = [MANIFEST_FILE].iter().chain(&CHECKPOINT_FILES);
+        let damaged = files.find(|name| match fs::metadata(path.join(name)) {
+            Ok(metadata) => metadata.len() == 0,
+            Err(e) => e.kind() == io::ErrorKind::NotFound,
+        });
+        damaged.map(|name| format!("{} is missing or empty", path.join(name).display()))
+    }
+
+    /// Opens all files of snapshot `id`, sorted by name, its manifest among them.
+    pub fn files(&self, id: &str) -> Result<(GvisorManifest, Vec<(String, File)>), GvisorError> {
+        let manifest = self.get(id)?;
+        let path = self.path(id)?;
+        let failed = |e| GvisorError::file(&path)(e);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if let Ok(name) = entry.file_name().into_string()
+                && (name == MANIFEST_FILE || is_checkpoint_file(&name))
+            {
+                files.push((name, File::open(entry.path()).map_err(failed)?));
+            }
+        }
+        files.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok((manifest, files))
+    }
+
+    /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been
+    /// started in it.
+    pub fn mark_boot(&self, id: &str) -> Result<(), GvisorError> {
+        let path = self.path(id)?.join(BOOT_MARK_FILE);
+        File::create(&path)
+            .map(drop)
+            .map_err(GvisorError::file(&path))
+    }
+
+    /// True if snapshot `id` is what a boot makes, too.
+    pub fn is_boot(&self, id: &str) -> bool {
+        self.path(id)
+            .is_ok_and(|path| path.join(BOOT_MARK_FILE).exists())
+    }
+
+    /// True if there is a snapshot of that name.
+    pub fn has(&self, id: &str) -> bool {
+        self.path(id).is_ok_and(|path| path.exists())
+    }
+
+    /// Ids of all snapshots, sorted.
+    pub fn ids(&self) -> Result<Vec<String>, GvisorError> {
+        let failed = |e| GvisorError::file(&self.root)(e);
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(id) = name.to_str().filter(|id| check_id(id).is_ok()) {
+                ids.push(id.to_owned());
+            }
+        }
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Removes a snapshot; one that is not there is no error. What was restored from it runs on.
+    pub fn remove(&self, id: &str) -> Result<(), GvisorError> {
+        let path = self.path(id)?;
+        // Gone at once for everybody; its files follow.
+        let trash = self.draft()?;
+        match fs::rename(&path, trash.join(id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(GvisorError::file(&path)(e));
+            }
+            _ => {}
+        }
+        fs::remove_dir_all(&trash).map_err(GvisorError::file(&trash))
+    }
+
+    /// Ids of all snapshots, in no order, read from the directory as they are taken. Removes the
+    /// drafts of processes that have ended, as it comes by them.
+    pub fn walk(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<String, GvisorError>> + use<>, GvisorError> {
+        let root = self.root.clone();
+        let entries = fs::read_dir(&root).map_err(GvisorError::file(&root))?;
+        let ids = entries.map(move |entry| {
+            let entry = entry.map_err(GvisorError::file(&root))?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if check_id(&name).is_ok() {
+                return Ok(Some(name.into_owned()));
+            }
+            if is_abandoned(&name) {
+                // Remains are found again by the next walk.
+                let _ = fs::remove_dir_all(entry.path());
+            }
+            Ok(None)
+        });
+        Ok(ids.filter_map(Result::transpose))
+    }
+
+    /// Bytes of snapshot `id`.
+    pub fn size(&self, id: &str) -> Option<u64> {
+        let path = self.path(id).ok()?;
+        path.exists().then(|| Self::size_of(&path))
+    }
+
+    /// Bytes of the checkpoint in `directory`: the lengths of its files, without the manifest.
+    pub(crate) fn size_of(directory: &Path) -> u64 {
+        let files = fs::read_dir(directory).into_iter().flatten().flatten();
+        let files = files.filter(|f| f.file_name() != MANIFEST_FILE);
+        files.map(|f| f.metadata().map_or(0, |m| m.len())).sum()
+    }
+
+    /// Reads the files of snapshot `id` ahead into memory.
+    pub fn warm(&self, id: &str) -> Result<(), GvisorError> {
+        let path = self.path(id)?;
+        for file in fs::read_dir(&path)
+            .map_err(GvisorError::file(&path))?
+            .flatten()
+        {
+            let opened = File::open(file.path()).map_err(GvisorError::file(&file.path()))?;
+            let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+            // Advice that is not taken costs time and nothing else.
+            let _ = nix::fcntl::posix_fadvise(&opened, 0, 0, advice);
+        }
+        Ok(())
+    }
+}
+
+/// True for the draft of a process that has ended.
+fn is_abandoned(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(DRAFT_PREFIX) else {
+        return false;
+    };
+    let maker = rest.split('-').next().unwrap_or_default();
+    // An earlier process may have had our number.
+    match maker == std::process::id().to_string() {
+        true => !rest.contains(run()),
+        false => !Path::new("/proc").join(maker).exists(),
+    }
+}
+
+fn write_manifest(draft: &Path, manifest: &GvisorManifest) -> Result<(), GvisorError> {
+    let file = draft.join(MANIFEST_FILE);
+    let words = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
+    let written = words.and_then(|words| fs::write(&file, words));
+    written.map_err(GvisorError::file(&file))
+}
+
+/// True for names of files that gVisor writes, and for the mark of a boot.
+fn is_checkpoint_file(name: &str) -> bool {
+    let image = name.strip_suffix(".img");
+    let good = |b: u8| b.is_ascii_lowercase() || b == b'_';
+    name == BOOT_MARK_FILE || image.is_some_and(|stem| !stem.is_empty() && stem.bytes().all(good))
+}
+
+/// Word for this run of this process.
+fn run() -> &'static str {
+    static RUN: OnceLock<String> = OnceLock::new();
+    RUN.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
+}
+
+/// 1 to 64 lower-case letters and digits.
+fn check_id(id: &str) -> Result<(), GvisorError> {
+    let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    match (1..=64).contains(&id.len()) && id.bytes().all(good) {
+        true => Ok(()),
+        false => Err(GvisorError::Snapshot {
+            id: format!("{:?}", id.chars().take(80).collect::<String>()),
+            reason: "cannot be: a name is 1 to 64 lower-case letters and digits".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_complete_or_absent() {
+        let place = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(place.path().join("s")).unwrap();
+        let draft = store.draft().unwrap();
+        fs::write(draft.join("pages.img"), [1; 9000]).unwrap();
+        assert!(store.ids().unwrap().is_empty());
+        let manifest = GvisorManifest::new("abc", 7);
+        store.publish(&draft, &manifest).unwrap();
+        assert_eq!(store.get("abc").unwrap(), manifest);
+        assert!(store.expect_free("abc").is_err() && store.expect_free("abd").is_ok());
+        assert!(store.has("abc"));
+        store.warm("abc").unwrap();
+        assert!(!store.is_boot("abc") && store.mark_boot("none").is_err());
+        store.mark_boot("abc").unwrap();
+        assert!(store.is_boot("abc"));
+        store.remove("abc").unwrap();
+        store.remove("abc").unwrap();
+        assert!(!store.has("abc") && store.ids().unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_import_is_complete_or_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(place.path().join("s")).unwrap();
+        let manifest = GvisorManifest::new("abc", 7);
+        let with = |name: &'static str, text: &'static str| {
+            move |dir: &Path| {
+                fs::write(dir.join(MANIFEST_FILE), "of another host")?;
+                fs::write(dir.join(name), text)
+            }
+        };
+        for bad in [".draft-1", "a.sh", "A.img", ".img"] {
+            assert!(store.import(&manifest, false, with(bad, "")).is_err());
+        }
+        let broken = |_: &Path| Err(io::Error::other("the disk is full"));
+        assert!(store.import(&manifest, false, broken).is_err());
+        assert_eq!(fs::read_dir(place.path().join("s")).unwrap().count(), 0);
+        let good = with("pages_meta.img", "one");
+        store.import(&manifest, false, good).unwrap();
+        assert_eq!(store.get("abc").unwrap(), manifest);
+        assert!(store.import(&manifest, false, good).is_err());
+        let other = with("pages_meta.img", "two");
+        store.import(&manifest, true, other).unwrap();
+        let pages = place.path().join("s/abc/pages_meta.img");
+        assert_eq!(fs::read_to_string(pages).unwrap(), "two");
+        assert_eq!(fs::read_dir(place.path().join("s")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn remains_of_dead_processes_are_removed_and_names_stay_inside() {
+        let place = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(place.path()).unwrap();
+        // Beyond the largest process id there can be (pid_max, proc(5)).
+        fs::create_dir(place.path().join(".draft-4194305-0")).unwrap();
+        // Of an earlier process with our number, and of this one.
+        let earlier = format!(".draft-{}-0", std::process::id());
+        fs::create_dir(place.path().join(earlier)).unwrap();
+        let own = store.draft().unwrap();
+        assert_eq!(store.walk().unwrap().count(), 0);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+        assert!(own.exists());
+        for bad in ["", "..", "a/b", "A", ".draft-1-1"] {
+            assert!(
+                store.get(bad).is_err() && store.remove(bad).is_err(),
+                "{bad}"
+            );
+        }
+        fs::create_dir(place.path().join("abc")).unwrap();
+        fs::write(place.path().join("abc/manifest.json"), "{}").unwrap();
+        assert!(
+            store
+                .get("abc")
+                .unwrap_err()
+                .to_string()
+                .contains("damaged")
+        );
+    }
+}

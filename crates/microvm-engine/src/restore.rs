@@ -1,0 +1,274 @@
+//! Restore of a microVM from a snapshot.
+
+use crate::host_kvm;
+use crate::jail::Vmm;
+use crate::snapshot_context::add_fd;
+use crate::spec::{ModulesImage, NetSpec, disk_stack};
+use crate::vm::{BootError, LaunchSpec, MicroVm, console_ring};
+use crate::vmm_driver::BootStep;
+use crate::vmm_limits::VmmLimits;
+use jiffy_engine_api::BootMode;
+use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
+use jiffy_proto::snapshot::{
+    LaterPages, LayerFiles, LazyConfig, LazyLayer, MemorySource, PopulateMoment, RestoreConfig,
+};
+use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
+use jiffy_snapshot::{Hold, Lineage, SnapshotError, SnapshotLayer};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Source of a restored VM's memory.
+#[derive(Debug)]
+pub enum MemoryPolicy {
+    /// Mapped: pages load on first access, and siblings share them until they write.
+    Map,
+    /// All memory of the snapshot is read eagerly.
+    CopyAll,
+    /// The working set recorded by [`MicroVm::working_set`] is read eagerly, the rest mapped.
+    CopyWorkingSet(File),
+}
+
+/// Specification of a restore.
+#[derive(Debug)]
+pub struct RestoreSpec {
+    /// VMM program.
+    pub vmm: Vmm,
+    /// Snapshot with its ancestors.
+    pub lineage: Lineage,
+    /// Images of the root file system that it was booted with, lowest first.
+    pub rootfs: Vec<File>,
+    /// Kernel modules that it was booted with, by the snapshot's manifest.
+    pub modules: Option<ModulesImage>,
+    /// Blank disk that it was booted with.
+    pub blank_disk: File,
+    /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes
+    /// snapshots cheap.
+    pub overlay: File,
+    /// Network interface, if it had one; with the MAC address that the guest knows.
+    pub net: Option<NetSpec>,
+    /// Identity for the agent.
+    pub identity: Identity,
+    /// Source of memory.
+    pub memory: MemoryPolicy,
+    /// Index of pages that become the guest's own before it runs: those that it writes first
+    /// ([`crate::WorkingSet::written`]).
+    pub populate: Option<File>,
+    /// Pages that become its own in its first use, or beside its start if no other guest starts.
+    pub populate_later: Option<FirstUsePages>,
+    /// Memory that has not all arrived; none: all layers are whole.
+    pub lazy: Option<LazyMemory>,
+}
+
+/// Pages that a guest writes up to the end of its first use.
+#[derive(Debug)]
+pub struct FirstUsePages {
+    /// Their index; may have those that it writes before, too.
+    pub index: File,
+    /// Sign of its first use.
+    pub used_by: PopulateMoment,
+}
+
+impl FirstUsePages {
+    /// As VMMs know them, with their file among `fds`.
+    pub(crate) fn request<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> LaterPages {
+        LaterPages {
+            pages: add_fd(fds, &self.index),
+            from: self.used_by,
+        }
+    }
+}
+
+/// Memory that has not all arrived, and the way to it.
+#[derive(Debug)]
+pub struct LazyMemory {
+    /// `/dev/userfaultfd`.
+    pub userfaultfd: File,
+    /// Listening socket to which the fetcher connects.
+    pub listener: OwnedFd,
+    /// Memory layers with holes: the number in the lineage, and an index whose `stored` chunks are
+    /// there.
+    pub layers: Vec<(u32, File)>,
+    /// Time for which the guest waits for a chunk; then it ends.
+    pub timeout: Duration,
+}
+
+impl LazyMemory {
+    fn config<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> LazyConfig {
+        let layers = self.layers.iter().map(|(layer, present)| LazyLayer {
+            layer: *layer,
+            present: add_fd(fds, present),
+        });
+        let layers = layers.collect();
+        fds.push(self.listener.as_fd());
+        LazyConfig {
+            // The channel refuses too many descriptors.
+            listener: FdIndex(u8::try_from(fds.len() - 1).unwrap_or(u8::MAX)),
+            userfaultfd: add_fd(fds, &self.userfaultfd),
+            layers,
+            timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Open files of a lineage.
+pub(crate) struct LineageFiles {
+    pub state: File,
+    pub memory: Vec<SnapshotLayer>,
+    pub disk: Vec<SnapshotLayer>,
+}
+
+impl LineageFiles {
+    pub fn open(lineage: &Lineage) -> Result<Self, SnapshotError> {
+        let newest = lineage.newest();
+        let newest = newest.ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        Ok(Self {
+            state: newest.state()?,
+            memory: lineage.memory()?,
+            disk: lineage.disk(0)?,
+        })
+    }
+}
+
+impl MemoryPolicy {
+    /// The source as VMMs know it, with its file among `fds`.
+    pub(crate) fn source<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) -> MemorySource {
+        match self {
+            Self::Map => MemorySource::Map,
+            Self::CopyAll => MemorySource::Copy { working_set: None },
+            Self::CopyWorkingSet(set) => MemorySource::Copy {
+                working_set: Some(add_fd(fds, set)),
+            },
+        }
+    }
+}
+
+impl RestoreSpec {
+    fn request<'a>(
+        &'a self,
+        kvm: &'a File,
+        files: &'a LineageFiles,
+        console: BorrowedFd<'a>,
+    ) -> (RestoreConfig, Vec<BorrowedFd<'a>>) {
+        let mut fds = vec![console];
+        let config = RestoreConfig {
+            console: FdIndex(0),
+            kvm: add_fd(&mut fds, kvm),
+            state: add_fd(&mut fds, &files.state),
+            memory: layers(&mut fds, &files.memory),
+            source: self.memory.source(&mut fds),
+            populate: self.populate.as_ref().map(|pages| add_fd(&mut fds, pages)),
+            populate_later: self.populate_later.as_ref().map(|later| LaterPages {
+                from: match self.vmm.starts_alone() {
+                    true => PopulateMoment::Start,
+                    false => later.used_by,
+                },
+                ..later.request(&mut fds)
+            }),
+            disks: {
+                let images = self.rootfs.iter();
+                let images = images.map(|image| add_fd(&mut fds, image)).collect();
+                let written = DiskConfig::Layered {
+                    base: add_fd(&mut fds, &self.blank_disk),
+                    layers: layers(&mut fds, &files.disk),
+                    overlay: add_fd(&mut fds, &self.overlay),
+                };
+                let modules = self.modules.as_ref();
+                let modules = modules.map(|image| add_fd(&mut fds, &image.file));
+                disk_stack(images, written, modules)
+            },
+            disk_limits: self.vmm.disk_limits(),
+            vsock: Some(VsockConfig {
+                guest_cid: GUEST_CID,
+                host_ports: vec![HELLO_PORT],
+            }),
+            net: self.net.as_ref().map(|net| NetConfig {
+                tap: add_fd(&mut fds, &net.tap),
+                mac: net.mac,
+                mtu: net.mtu,
+            }),
+            paused: false,
+            lazy: self.lazy.as_ref().map(|lazy| lazy.config(&mut fds)),
+        };
+        (config, fds)
+    }
+}
+
+pub(crate) fn layers<'a>(
+    fds: &mut Vec<BorrowedFd<'a>>,
+    list: &'a [SnapshotLayer],
+) -> Vec<LayerFiles> {
+    list.iter()
+        .map(|layer| LayerFiles {
+            file: add_fd(fds, &layer.file),
+            index: add_fd(fds, &layer.index),
+        })
+        .collect()
+}
+
+impl MicroVm {
+    /// Starts a VMM, restores the guest, and returns when its agent has greeted again and taken its
+    /// identity.
+    pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
+        let asked = Instant::now();
+        let (mut vm, mut steps) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
+        vm.wait_until_up_in_time(asked, &mut steps).await?;
+        Ok(vm)
+    }
+
+    pub(crate) fn begin_restore(
+        spec: &RestoreSpec,
+        identity: Option<Identity>,
+    ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
+        let newest = spec
+            .lineage
+            .newest()
+            .ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        if spec.lazy.is_none() && !spec.lineage.is_complete() {
+            return Err(SnapshotError::Incomplete(newest.id().to_owned()).into());
+        }
+        let hold = newest.hold()?;
+        let parent = (newest.id().to_owned(), hold);
+        let limits = VmmLimits {
+            memory: newest.manifest().memory.bytes,
+        };
+        let files = LineageFiles::open(&spec.lineage)?;
+        let kvm = host_kvm::open()?;
+        Self::start_restored(spec, identity, parent, limits, &files, &kvm)
+    }
+
+    fn start_restored(
+        spec: &RestoreSpec,
+        identity: Option<Identity>,
+        parent: (String, Hold),
+        limits: VmmLimits,
+        files: &LineageFiles,
+        kvm: &File,
+    ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
+        let console = console_ring()?;
+        let overlay = spec.overlay.try_clone().map_err(|source| BootError::Host {
+            what: "duplicating a descriptor",
+            source,
+        })?;
+        let ours = console
+            .fd()
+            .try_clone_to_owned()
+            .map_err(|source| BootError::Host {
+                what: "duplicating a descriptor",
+                source,
+            })?;
+        let (config, fds) = spec.request(kvm, files, std::os::fd::AsFd::as_fd(&ours));
+        let launch = LaunchSpec {
+            vmm: &spec.vmm,
+            limits,
+            identity,
+            mode: BootMode::Snapshot,
+            parent: Some(parent),
+            net: spec.net.is_some(),
+            modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
+        };
+        let request = Request::Restore(Box::new(config));
+        Self::launch(launch, &request, &fds, console, overlay)
+    }
+}

@@ -1,0 +1,168 @@
+//! Specification of a microVM.
+
+use crate::jail::Vmm;
+use jiffy_engine_api::SandboxSize;
+use jiffy_proto::agent::Identity;
+use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VmConfig, VsockConfig};
+use jiffy_proto::{agent, vm};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Quiet boot; a panic reboots at once, so that it is detected; huge pages, which speed guests up;
+/// no bounce buffers (swiotlb), which would take 64 MiB from every guest with memory above 4 GiB
+/// and which no device needs.
+const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplace-smp swiotlb=noforce \
+    transparent_hugepage=always thp_anon=64K:always rdinit=/init";
+
+/// Specification of a cold boot. The caller opens the files; the VMM gets descriptors only.
+#[derive(Debug)]
+pub struct BootSpec {
+    /// VMM program.
+    pub vmm: Vmm,
+    /// Uncompressed guest kernel.
+    pub kernel: File,
+    /// Initial RAM file system with the agent as `/init`.
+    pub initrd: File,
+    /// Modules of this kernel, if it has any.
+    pub modules: Option<ModulesImage>,
+    /// Read-only images of its root file system, lowest first; 1 or more.
+    pub rootfs: Vec<File>,
+    /// Formatted blank disk below the writable one, shared by all sandboxes of that size.
+    pub blank_disk: File,
+    /// Empty file for this sandbox's writes.
+    pub overlay: File,
+    /// Resources.
+    pub size: SandboxSize,
+    /// Network interface, if it has one.
+    pub net: Option<NetSpec>,
+    /// Identity for the agent.
+    pub identity: Identity,
+    /// Words added to the kernel command line.
+    pub extra_cmdline: String,
+}
+
+/// Read-only image with the modules of a guest kernel.
+#[derive(Debug)]
+pub struct ModulesImage {
+    /// The image.
+    pub file: File,
+    /// Checksum of the image: a restore needs the very image that was mounted when the snapshot was
+    /// taken.
+    pub sha256: String,
+}
+
+/// Network interface and its tap.
+#[derive(Debug)]
+pub struct NetSpec {
+    /// Tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, for one guest only.
+    pub tap: File,
+    /// MAC address that the guest sees.
+    pub mac: [u8; 6],
+    /// Largest frame payload in bytes, 68 or more.
+    pub mtu: u16,
+}
+
+/// Boot configuration with the descriptors that it names.
+pub(crate) struct BootRequest<'a> {
+    pub config: VmConfig,
+    pub fds: Vec<BorrowedFd<'a>>,
+}
+
+/// Disks of a guest in this order: the lowest image, the writable disk, the further images, and the
+/// modules of its kernel.
+pub(crate) fn disk_stack(
+    images: Vec<FdIndex>,
+    written: DiskConfig,
+    modules: Option<FdIndex>,
+) -> Vec<DiskConfig> {
+    let images = images.into_iter();
+    let mut disks: Vec<_> = images.map(|image| DiskConfig::ReadOnly { image }).collect();
+    disks.insert(disks.len().min(1), written);
+    disks.extend(modules.map(|image| DiskConfig::ReadOnly { image }));
+    disks
+}
+
+impl BootSpec {
+    fn cmdline(&self) -> String {
+        let images = match self.rootfs.len() {
+            0 | 1 => String::new(),
+            n => format!(" {}={n}", agent::IMAGES),
+        };
+        let modules = match &self.modules {
+            Some(_) => format!(" {}=1", agent::MODULES),
+            None => String::new(),
+        };
+        format!("{CMDLINE}{images}{modules} {}", self.extra_cmdline)
+            .trim_end()
+            .to_owned()
+    }
+
+    /// Converts the specification to the VMM's configuration.
+    pub(crate) fn request<'a>(&'a self, kvm: &'a File, console: BorrowedFd<'a>) -> BootRequest<'a> {
+        let mut fds: Vec<BorrowedFd<'a>> = Vec::new();
+        let mut add = |fd: BorrowedFd<'a>| {
+            fds.push(fd);
+            // Far fewer than 256 are added.
+            FdIndex((fds.len() - 1) as u8)
+        };
+        let config = VmConfig {
+            vcpus: self.size.vcpus,
+            memory_mib: self.size.memory_mib,
+            kvm: add(kvm.as_fd()),
+            kernel: add(self.kernel.as_fd()),
+            initrd: Some(add(self.initrd.as_fd())),
+            cmdline: self.cmdline(),
+            disks: disk_stack(
+                self.rootfs.iter().map(|image| add(image.as_fd())).collect(),
+                DiskConfig::Overlay {
+                    base: add(self.blank_disk.as_fd()),
+                    overlay: add(self.overlay.as_fd()),
+                },
+                self.modules.as_ref().map(|image| add(image.file.as_fd())),
+            ),
+            disk_limits: self.vmm.disk_limits(),
+            vsock: Some(VsockConfig {
+                guest_cid: agent::GUEST_CID,
+                host_ports: vec![agent::HELLO_PORT],
+            }),
+            net: self.net.as_ref().map(|net| NetConfig {
+                tap: add(net.tap.as_fd()),
+                mac: net.mac,
+                mtu: net.mtu,
+            }),
+            rng: true,
+            balloon: true,
+            cpu_level: self.vmm.cpu_level(),
+            console: add(console),
+        };
+        debug_assert!(config.disks.len() <= vm::limits::MAX_DISKS);
+        BootRequest { config, fds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_writable_disk_is_the_second_and_modules_are_the_last() {
+        let written = || DiskConfig::Overlay {
+            base: FdIndex(8),
+            overlay: FdIndex(9),
+        };
+        let image = |n| DiskConfig::ReadOnly { image: FdIndex(n) };
+        assert_eq!(
+            disk_stack(vec![FdIndex(1)], written(), None),
+            [image(1), written()]
+        );
+        assert_eq!(
+            disk_stack(vec![FdIndex(1)], written(), Some(FdIndex(2))),
+            [image(1), written(), image(2)]
+        );
+        let three = (1..=3).map(FdIndex).collect();
+        assert_eq!(
+            disk_stack(three, written(), Some(FdIndex(4))),
+            [image(1), written(), image(2), image(3), image(4)]
+        );
+    }
+}

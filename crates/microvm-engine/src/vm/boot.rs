@@ -1,0 +1,141 @@
+//! Boot of a guest, from the start of its VMM to the agent's confirmation.
+
+use super::launch::{LaunchSpec, console_ring};
+use super::{BootError, MicroVm};
+use crate::host_kvm;
+use crate::spec::BootSpec;
+use crate::vmm_driver::BootStep;
+use crate::vmm_limits::VmmLimits;
+use jiffy_engine_api::{BootMode, BootReport};
+use jiffy_proto::vm::Request;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Time for a guest from its first instruction to the agent's confirmation.
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl MicroVm {
+    /// Starts a VMM, boots the guest, and returns when its agent has taken its identity.
+    pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
+        let asked = Instant::now();
+        let kvm = host_kvm::open()?;
+        let console = console_ring()?;
+        let host = |source| BootError::Host {
+            what: "duplicating a descriptor",
+            source,
+        };
+        let shared = console.fd().try_clone_to_owned().map_err(host)?;
+        let boot = spec.request(&kvm, shared.as_fd());
+        let request = Request::Start(Box::new(boot.config));
+        let launch = LaunchSpec {
+            vmm: &spec.vmm,
+            limits: VmmLimits {
+                memory: u64::from(spec.size.memory_mib) << 20,
+            },
+            identity: Some(spec.identity.clone()),
+            mode: BootMode::Cold,
+            parent: None,
+            net: spec.net.is_some(),
+            modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
+        };
+        let overlay = spec.overlay.try_clone().map_err(host)?;
+        let (mut vm, mut steps) = Self::launch(launch, &request, &boot.fds, console, overlay)?;
+        drop(boot.fds);
+        vm.wait_until_up_in_time(asked, &mut steps).await?;
+        Ok(vm)
+    }
+
+    pub(crate) async fn wait_until_up_in_time(
+        &mut self,
+        asked: Instant,
+        steps: &mut mpsc::Receiver<BootStep>,
+    ) -> Result<(), BootError> {
+        match tokio::time::timeout(BOOT_TIMEOUT, self.wait_until_up(asked, steps)).await {
+            Ok(report) => {
+                self.report = report?;
+                self.wait_for_limits().await
+            }
+            Err(_) => Err(BootError::Timeout {
+                console: self.console_tail(),
+            }),
+        }
+    }
+
+    /// Waits until the VMM is in its control groups.
+    async fn wait_for_limits(&mut self) -> Result<(), BootError> {
+        let Some(limit_task) = self.limit_task.take() else {
+            return Ok(());
+        };
+        let done = limit_task.await.map_err(|e| BootError::Host {
+            what: "limiting the VMM",
+            source: io::Error::other(e),
+        })?;
+        Ok(done?)
+    }
+
+    async fn wait_until_up(
+        &mut self,
+        asked: Instant,
+        steps: &mut mpsc::Receiver<BootStep>,
+    ) -> Result<BootReport, BootError> {
+        let mut running = asked;
+        let mut hello = None;
+        loop {
+            match steps.recv().await {
+                Some(BootStep::Running) => running = Instant::now(),
+                Some(BootStep::Hello { hello: said }) => {
+                    // The clock of a restored guest counts from its first boot.
+                    let init_us = match self.report.mode {
+                        BootMode::Cold => said.hello_us.saturating_sub(said.init_us),
+                        _ => 0,
+                    };
+                    hello = Some((Instant::now(), init_us));
+                    self.context.lock().await.hello = Some(said);
+                }
+                // Of an identity that was taken back since.
+                Some(BootStep::Ready { id: Some(id), .. }) if !self.has_identity(&id) => {}
+                Some(BootStep::Ready {
+                    greeted: Ok(greeting),
+                    ..
+                }) => {
+                    self.context.lock().await.greeting = greeting;
+                    let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
+                    let to_hello = micros(heard - running);
+                    let init_us = init_us.min(to_hello);
+                    let vmm_us = micros(running - asked);
+                    let agent_us = micros(heard.elapsed());
+                    return Ok(BootReport {
+                        mode: self.report.mode,
+                        vmm_us,
+                        kernel_us: to_hello - init_us,
+                        init_us,
+                        agent_us,
+                        total_us: vmm_us + to_hello + agent_us,
+                    });
+                }
+                Some(BootStep::Ready {
+                    greeted: Err(source),
+                    ..
+                }) => {
+                    return Err(BootError::Greeting {
+                        source,
+                        console: self.console_tail(),
+                    });
+                }
+                None => {
+                    let end = self.ended().await;
+                    return Err(BootError::Ended {
+                        end,
+                        console: self.console_tail(),
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,86 @@
+//! Failures to boot or restore a microVM.
+
+use super::boot::BOOT_TIMEOUT;
+use crate::host_kvm::KvmError;
+use crate::jail::JailError;
+use jiffy_agent_client::GreetingError;
+use jiffy_cgroup::CgroupError;
+use jiffy_engine_api::ExitReason;
+use jiffy_installation::{Component, Package};
+use jiffy_proto::channel::ChannelError;
+use jiffy_snapshot::SnapshotError;
+use std::io;
+use std::path::PathBuf;
+
+/// Failure to boot or restore a microVM.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The host has no usable KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The VMM program could not be started.
+    #[error(
+        "cannot start the VMM program {path}: {source}; {}, or name it in JIFFY_VMM",
+        Package::current().remedy(Component::Host)
+    )]
+    Spawn {
+        /// Path of the program.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The VMM could not be confined.
+    #[error(transparent)]
+    Jail(#[from] JailError),
+    /// The VMM could not be limited.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A host resource is missing.
+    #[error("{what}: {source}")]
+    Host {
+        /// Attempted operation.
+        what: &'static str,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The snapshot cannot be used.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// The control socket failed.
+    #[error(transparent)]
+    Control(#[from] ChannelError),
+    /// The VM ended before the agent answered.
+    #[error("{end}")]
+    Ended {
+        /// Reason.
+        end: ExitReason,
+        /// Last console output of the guest.
+        console: String,
+    },
+    /// The agent broke the protocol.
+    #[error("{source}")]
+    Greeting {
+        /// Violation.
+        source: GreetingError,
+        /// Last console output of the guest.
+        console: String,
+    },
+    /// The agent did not answer in time.
+    #[error("the guest agent did not answer within {} s", BOOT_TIMEOUT.as_secs())]
+    Timeout {
+        /// Last console output of the guest.
+        console: String,
+    },
+}
+
+impl BootError {
+    /// Last console output, if a guest had started.
+    pub fn console(&self) -> Option<&str> {
+        match self {
+            Self::Ended { console, .. }
+            | Self::Greeting { console, .. }
+            | Self::Timeout { console } => Some(console),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Start of a VMM, and of the task that drives it.
+
+use super::{BootError, ConnectGate, MicroVm, VmmRequests};
+use crate::control_socket::ControlSocket;
+use crate::jail::Vmm;
+use crate::snapshot_context::SnapshotContext;
+use crate::spare_vmms::FreshVmm;
+use crate::vmm_driver::{BootStep, NextSteps, VmmDriver};
+use crate::vmm_limits::VmmLimits;
+use crate::vmm_process::{KeptSocket, VmmProcess};
+use jiffy_engine_api::{BootMode, BootReport};
+use jiffy_proto::agent::Identity;
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::vm::Request;
+use jiffy_snapshot::Hold;
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::{Mutex, mpsc, watch};
+
+/// Parts of a [`MicroVm`].
+pub(crate) struct MicroVmParts {
+    pub link: ControlSocket,
+    pub vmm: Vmm,
+    pub process: VmmProcess,
+    pub pid: u32,
+    pub kept: KeptSocket,
+    pub console: ConsoleRing,
+    pub overlay: File,
+    /// Parent snapshot.
+    pub parent: Option<(String, Hold)>,
+    /// True if it has a network interface.
+    pub net: bool,
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub modules: Option<String>,
+    /// None: assigned later.
+    pub identity: Option<Identity>,
+    pub report: BootReport,
+    /// Requests that its VMM knows.
+    pub knows: VmmRequests,
+    /// Receives the steps of its boot; none if it is up.
+    pub steps: Option<mpsc::Sender<BootStep>>,
+}
+
+/// Differences between a boot and a restore.
+pub(crate) struct LaunchSpec<'a> {
+    pub vmm: &'a Vmm,
+    pub limits: VmmLimits,
+    /// None: assigned later.
+    pub identity: Option<Identity>,
+    pub mode: BootMode,
+    /// Snapshot that it is restored from.
+    pub parent: Option<(String, Hold)>,
+    /// True if it has a network interface.
+    pub net: bool,
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub modules: Option<String>,
+}
+
+pub(crate) fn console_ring() -> Result<ConsoleRing, BootError> {
+    ConsoleRing::create().map_err(|e| BootError::Host {
+        what: "console ring",
+        source: e.into(),
+    })
+}
+
+impl MicroVm {
+    /// Starts a VMM and sends its first request.
+    pub(crate) fn launch(
+        launch: LaunchSpec<'_>,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        console: ConsoleRing,
+        overlay: File,
+    ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
+        let FreshVmm {
+            channel,
+            child,
+            limit_task,
+        } = launch.vmm.fresh(launch.limits)?;
+        let pid = child.id().unwrap_or(0);
+        let kept = KeptSocket::default();
+        let process = VmmProcess::child(child, kept.clone());
+        channel.send(request, fds)?;
+        let (step_sender, steps) = mpsc::channel(4);
+        let mut vm = Self::assemble(MicroVmParts {
+            link: ControlSocket::new(channel)?,
+            vmm: launch.vmm.clone(),
+            process,
+            pid,
+            kept,
+            console,
+            overlay,
+            parent: launch.parent,
+            net: launch.net,
+            modules: launch.modules,
+            identity: launch.identity,
+            report: BootReport {
+                mode: launch.mode,
+                vmm_us: 0,
+                kernel_us: 0,
+                init_us: 0,
+                agent_us: 0,
+                total_us: 0,
+            },
+            knows: VmmRequests::ALL,
+            steps: Some(step_sender),
+        });
+        vm.limit_task = limit_task;
+        Ok((vm, steps))
+    }
+
+    /// Starts the driver of a VMM.
+    pub(crate) fn assemble(parts: MicroVmParts) -> Self {
+        let link = Arc::new(parts.link);
+        let console = Arc::new(parts.console);
+        let (kill, killed) = mpsc::channel(1);
+        let (end_sender, end) = watch::channel(None);
+        let (halted_sender, halted) = watch::channel(false);
+        let (reply, replies) = mpsc::unbounded_channel();
+        let (identity, identity_receiver) = watch::channel(parts.identity);
+        let disk_failure = Arc::new(OnceLock::new());
+        let next_steps = NextSteps::default();
+        let driver = VmmDriver {
+            link: link.clone(),
+            vmm: parts.vmm,
+            pid: parts.pid,
+            process: parts.process,
+            kept: parts.kept.clone(),
+            console: console.clone(),
+            identity: identity_receiver,
+            restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
+            steps: parts.steps,
+            next_steps: next_steps.clone(),
+            killed,
+            cause: None,
+            halted: halted_sender,
+            disk_failure: disk_failure.clone(),
+            replies: reply,
+        };
+        Self {
+            link,
+            connect_gate: ConnectGate::default(),
+            console,
+            end,
+            halted,
+            driver: tokio::spawn(driver.run(end_sender)),
+            kill,
+            report: parts.report,
+            pid: parts.pid,
+            kept: parts.kept,
+            context: Arc::new(Mutex::new(SnapshotContext::new(
+                replies,
+                parts.overlay,
+                parts.parent,
+                parts.net,
+                parts.modules,
+            ))),
+            identity,
+            limit_task: None,
+            disk_failure,
+            next_steps,
+            knows: parts.knows,
+        }
+    }
+}

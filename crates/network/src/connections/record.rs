@@ -1,0 +1,298 @@
+//! Bounded record of the connections of one guest.
+
+use super::connection_sockets::{ConnectionSockets, MissingSources};
+use super::line_ring::LineRing;
+use super::{flow, refused_packet};
+use crate::namespace;
+use crate::{NetError, host_address};
+use jiffy_engine_api::now_ms;
+use jiffy_engine_api::{
+    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, RefusalReason,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Most lines of each sort (passed, refused, DNS questions), so that none displaces others.
+const MAX_LINES: [usize; 3] = [500, 250, 250];
+/// Most datagrams that are read at once from each socket.
+const MAX_DATAGRAMS: usize = 256;
+/// Longest recorded name (RFC 1035 2.3.4).
+const MAX_NAME_CHARS: usize = 253;
+
+/// The record of one guest's connections.
+#[derive(Debug)]
+pub(crate) struct ConnectionRecorder {
+    since_ms: u64,
+    missing: MissingSources,
+    /// Namespace of the slot and sockets there, while it exists.
+    source: Mutex<Option<(String, Arc<ConnectionSockets>)>>,
+    lines: Mutex<RecordLines>,
+}
+
+#[derive(Debug)]
+struct RecordLines {
+    passed: LineRing,
+    refused: LineRing,
+    questions: LineRing,
+    /// Open connections of the proxy by a running number, with their bytes.
+    carried: HashMap<u64, (ConnectionRecord, Arc<CarriedBytes>)>,
+    next: u64,
+    /// Number of packets reported so far, and of those lost in between.
+    told: u32,
+    untold: u64,
+    /// Number of deleted connections whose messages were lost.
+    missed: u64,
+}
+
+/// Bytes of a connection that the proxy carries.
+#[derive(Debug, Default)]
+pub(crate) struct CarriedBytes {
+    pub out: AtomicU64,
+    pub back: AtomicU64,
+}
+
+/// A connection that the proxy carries; it has ended when this is dropped.
+pub(crate) struct CarriedConnection {
+    record: Arc<ConnectionRecorder>,
+    number: u64,
+    pub bytes: Arc<CarriedBytes>,
+}
+
+/// A name for the record: printable characters only, and bounded.
+fn printable(name: &str) -> String {
+    let shown = |c: char| if c.is_ascii_graphic() { c } else { '?' };
+    let name = name.strip_suffix('.').unwrap_or(name);
+    name.chars().take(MAX_NAME_CHARS).map(shown).collect()
+}
+
+fn line(
+    protocol: ConnectionProtocol,
+    host: Option<&str>,
+    refused: Option<RefusalReason>,
+) -> ConnectionRecord {
+    ConnectionRecord {
+        at_ms: now_ms(),
+        protocol,
+        address: None,
+        port: None,
+        host: host.map(printable),
+        question: None,
+        bytes: None,
+        refused,
+        times: 1,
+    }
+}
+
+fn line_to(
+    to: Option<SocketAddr>,
+    host: Option<&str>,
+    refused: Option<RefusalReason>,
+) -> ConnectionRecord {
+    ConnectionRecord {
+        address: to.map(|to| to.ip()),
+        port: to.map(|to| to.port()),
+        ..line(ConnectionProtocol::Tcp, host, refused)
+    }
+}
+
+impl ConnectionRecorder {
+    /// An empty record of the guest in the slot with that namespace; `tells` if its table logs
+    /// refusals.
+    pub fn new(namespace: String, sockets: Arc<ConnectionSockets>, tells: bool) -> Self {
+        let [passed, refused, questions] = MAX_LINES.map(LineRing::new);
+        Self {
+            since_ms: now_ms(),
+            missing: sockets.missing.with_refusals(!tells),
+            source: Mutex::new(Some((namespace, sockets))),
+            lines: Mutex::new(RecordLines {
+                passed,
+                refused,
+                questions,
+                carried: HashMap::new(),
+                next: 0,
+                told: 0,
+                untold: 0,
+                missed: 0,
+            }),
+        }
+    }
+
+    /// Records a DNS question of type `kind` for `name`.
+    pub fn question(&self, name: &str, kind: String, refused: Option<RefusalReason>) {
+        let question = ConnectionRecord {
+            question: Some(kind),
+            ..line(ConnectionProtocol::Dns, Some(name), refused)
+        };
+        self.lines.lock().questions.count(question);
+    }
+
+    /// Records a connection to `to` with the name `name` that the proxy refused.
+    pub fn refused_by_name(
+        &self,
+        to: Option<SocketAddr>,
+        name: Option<&str>,
+        reason: RefusalReason,
+    ) {
+        let line = line_to(to, name, Some(reason));
+        self.lines.lock().refused.count(line);
+    }
+
+    /// Records a connection to `to` for `name` that the proxy carries.
+    pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> CarriedConnection {
+        let bytes = Arc::<CarriedBytes>::default();
+        let mut lines = self.lines.lock();
+        let number = lines.next;
+        lines.next += 1;
+        let line = line_to(to, Some(name), None);
+        lines.carried.insert(number, (line, bytes.clone()));
+        CarriedConnection {
+            record: self.clone(),
+            number,
+            bytes,
+        }
+    }
+
+    /// Reads the kernel's messages; returns true if there may be more.
+    pub fn read_messages(&self) -> bool {
+        let source = self.source.lock().clone();
+        source.is_some_and(|(_, sockets)| self.drain(&sockets))
+    }
+
+    fn drain(&self, sockets: &ConnectionSockets) -> bool {
+        let (now_ms, mut more) = (now_ms(), false);
+        let mut lines = self.lines.lock();
+        if let Some(socket) = &sockets.flows {
+            more |= socket.drain(MAX_DATAGRAMS, |message| {
+                if let Some(flow) = flow::gone(&message) {
+                    lines.passed.push(Some(flow.id), flow.line(now_ms));
+                }
+            });
+            lines.missed = socket.lost();
+        }
+        if let Some(socket) = &sockets.refused {
+            more |= socket.drain(MAX_DATAGRAMS, |message| {
+                if let Some(packet) = refused_packet::RefusedPacket::read(&message) {
+                    let gap = packet.number.wrapping_sub(lines.told);
+                    lines.untold = lines.untold.saturating_add(gap.into());
+                    lines.told = packet.number.wrapping_add(1);
+                    lines.refused.count(packet.line(now_ms));
+                }
+            });
+        }
+        more
+    }
+
+    /// Open connections; none: they cannot be read.
+    fn open(&self, namespace: &str) -> Option<(Vec<flow::ConntrackFlow>, bool)> {
+        let all = namespace::enter(namespace, || {
+            flow::all().map_err(NetError::host("listing connections"))
+        });
+        all.inspect_err(|e| tracing::debug!("{e}")).ok()
+    }
+
+    /// Records open connections as ended, before the slot is removed.
+    pub fn close(&self) {
+        let Some((namespace, sockets)) = self.source.lock().take() else {
+            return;
+        };
+        let open = self.open(&namespace).map(|(flows, _)| flows);
+        self.drain(&sockets);
+        let now_ms = now_ms();
+        let mut lines = self.lines.lock();
+        for flow in open.into_iter().flatten() {
+            if !flow.is_among(&lines.passed) {
+                lines.passed.push(Some(flow.id), flow.line(now_ms));
+            }
+        }
+    }
+}
+
+impl flow::ConntrackFlow {
+    fn is_among(&self, ring: &LineRing) -> bool {
+        self.began_ms.is_some_and(|began| ring.has(self.id, began))
+    }
+}
+
+impl ConnectionLog for ConnectionRecorder {
+    fn read(&self) -> ConnectionRecords {
+        let source = self.source.lock().clone();
+        let mut open = Vec::new();
+        let mut missing = 0;
+        if let Some((namespace, sockets)) = source {
+            // In this order: a connection that ends in between is seen twice rather than never.
+            match self.open(&namespace) {
+                Some((flows, true)) => open = flows,
+                Some((flows, false)) => (open, missing) = (flows, 1),
+                None => {}
+            }
+            self.drain(&sockets);
+        }
+        let now_ms = now_ms();
+        let lines = self.lines.lock();
+        let open = open.into_iter().filter(|f| !f.is_among(&lines.passed));
+        let carried = lines
+            .carried
+            .values()
+            .map(|(line, bytes)| ConnectionRecord {
+                bytes: Some(bytes.now()),
+                ..line.clone()
+            });
+        let rings = [&lines.passed, &lines.refused, &lines.questions];
+        let mut list: Vec<ConnectionRecord> = open.map(|flow| flow.line(now_ms)).collect();
+        list.extend(carried);
+        list.extend(rings.iter().flat_map(|ring| ring.lines()));
+        let gone = rings.iter().map(|ring| ring.gone);
+        let missing = gone.fold(missing + lines.untold + lines.missed, u64::saturating_add);
+        drop(lines);
+        mark_host_addresses(&mut list);
+        let mut all = ConnectionRecords::default();
+        all.extend(ConnectionRecords {
+            since_ms: Some(self.since_ms),
+            list,
+            missing,
+            untold: self.missing.words(),
+        });
+        all
+    }
+}
+
+/// Marks connections that the slot passed and the host refused: those to its own addresses.
+fn mark_host_addresses(list: &mut [ConnectionRecord]) {
+    let mut known: HashMap<IpAddr, bool> = HashMap::new();
+    for line in list.iter_mut().filter(|line| line.refused.is_none()) {
+        let Some(address) = line.address else {
+            continue;
+        };
+        let is_host = *known
+            .entry(address)
+            .or_insert_with(|| host_address::is_own_address(address));
+        if is_host {
+            (line.refused, line.bytes) = (Some(RefusalReason::Host), None);
+        }
+    }
+}
+
+impl CarriedBytes {
+    /// Bytes that the guest sent and received.
+    fn now(&self) -> (u64, u64) {
+        let count = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
+        (count(&self.out), count(&self.back))
+    }
+}
+
+impl Drop for CarriedConnection {
+    fn drop(&mut self) {
+        let mut lines = self.record.lines.lock();
+        if let Some((line, bytes)) = lines.carried.remove(&self.number) {
+            let bytes = Some(bytes.now());
+            lines.passed.push(None, ConnectionRecord { bytes, ..line });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;

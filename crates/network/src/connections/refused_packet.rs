@@ -1,0 +1,203 @@
+//! Packets that a slot's table refused, as the kernel logs them (linux/netfilter/nfnetlink_log.h).
+
+use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, encode, word};
+use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+
+const LOG: u8 = 4;
+const PACKET: u8 = 0;
+const CONFIGURE: u8 = 1;
+/// Log group of the slot's table; no other user of it is in a slot's namespace.
+pub(crate) const LOG_GROUP: u16 = 1;
+/// Bytes of a packet that are copied: the longest IPv4 header, and the ports behind it.
+const COPIED_BYTES: u32 = 64;
+/// Most packets of one batch, and the time after which a smaller one is sent, in hundredths of a
+/// second.
+const MAX_BATCH: u32 = 50;
+const BATCH_TIMEOUT_CS: u32 = 10;
+
+/// A packet that was refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct RefusedPacket {
+    /// Sequence number of the refusal since the socket was opened.
+    pub number: u32,
+    protocol: ConnectionProtocol,
+    address: IpAddr,
+    port: Option<u16>,
+    why: RefusalReason,
+}
+
+/// Statement of `nft` that logs a packet with the reason.
+pub(crate) fn statement(why: RefusalReason) -> String {
+    format!("log prefix \"{}\" group {LOG_GROUP}", why.name())
+}
+
+/// Opens a socket for refused packets, in the network namespace of this thread.
+pub(super) fn listen() -> io::Result<NetlinkSocket> {
+    let socket = NetlinkSocket::open(0)?;
+    let mut mode = COPIED_BYTES.to_be_bytes().to_vec();
+    // Copy packets (NFULNL_COPY_PACKET), and a byte of padding.
+    mode.extend([2, 0]);
+    let settings = [
+        // Bind (NFULNL_CFG_CMD_BIND).
+        encode(1, &[1]),
+        encode(2, &mode),
+        encode(4, &BATCH_TIMEOUT_CS.to_be_bytes()),
+        encode(5, &MAX_BATCH.to_be_bytes()),
+        // With a number each (NFULNL_CFG_F_SEQ).
+        encode(6, &1_u16.to_be_bytes()),
+    ];
+    socket.command(LOG, CONFIGURE, LOG_GROUP, &settings.concat(), |_| {})?;
+    Ok(socket)
+}
+
+impl RefusedPacket {
+    /// Parses the packet in a message.
+    pub fn read(message: &NetlinkMessage<'_>) -> Option<Self> {
+        let NetlinkMessage::Of(LOG, PACKET, _, attributes) = message else {
+            return None;
+        };
+        let packet = attribute(attributes, 9)?;
+        let prefix = attribute(attributes, 10).unwrap_or_default();
+        let limit = prefix.starts_with(RefusalReason::Limit.name().as_bytes());
+        let (protocol, address, port) = header(packet)?;
+        Some(Self {
+            number: attribute(attributes, 12).and_then(word)?,
+            protocol,
+            address,
+            port,
+            why: if limit {
+                RefusalReason::Limit
+            } else {
+                RefusalReason::Rules
+            },
+        })
+    }
+
+    /// The packet as a line of the record.
+    pub fn line(self, now_ms: u64) -> ConnectionRecord {
+        ConnectionRecord {
+            at_ms: now_ms,
+            protocol: self.protocol,
+            address: Some(self.address),
+            port: self.port,
+            host: None,
+            question: None,
+            bytes: None,
+            refused: Some(self.why),
+            times: 1,
+        }
+    }
+}
+
+/// Protocol, destination and its port, from the headers of the guest's packet.
+fn header(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
+    match packet.first()? >> 4 {
+        4 => header4(packet),
+        6 => header6(packet),
+        _ => None,
+    }
+}
+
+/// RFC 791 3.1.
+fn header4(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
+    let length = usize::from(packet.first()? & 15) * 4;
+    if length < 20 {
+        return None;
+    }
+    let protocol = ConnectionProtocol::of(*packet.get(9)?);
+    let address: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
+    let begins = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x1fff == 0;
+    let rest = packet.get(length..).filter(|_| begins);
+    Some((protocol, address.into(), port(protocol, rest)))
+}
+
+/// RFC 8200 3. A port behind further headers is not parsed; multicast to neighbours is no attempt
+/// to connect.
+fn header6(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
+    let protocol = ConnectionProtocol::of(*packet.get(6)?);
+    let address: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
+    let address = Ipv6Addr::from(address);
+    let port = port(protocol, packet.get(40..));
+    (!address.is_multicast()).then_some((protocol, address.into(), port))
+}
+
+/// The destination port, from the bytes after the IP header.
+fn port(protocol: ConnectionProtocol, rest: Option<&[u8]>) -> Option<u16> {
+    match protocol {
+        ConnectionProtocol::Tcp | ConnectionProtocol::Udp => {
+            let port: [u8; 2] = rest?.get(2..4)?.try_into().ok()?;
+            Some(u16::from_be_bytes(port))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    /// UDP to port 53 of 192.0.2.1, as a guest writes it.
+    fn packet() -> Vec<u8> {
+        let mut packet = vec![
+            0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 169, 254, 0, 21, 192, 0, 2, 1,
+        ];
+        packet.extend([0x9c, 0x40, 0, 53, 0, 8, 0, 0]);
+        packet
+    }
+
+    #[test]
+    fn a_packet_is_parsed_to_its_destination() {
+        let to = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        assert_eq!(
+            header(&packet()),
+            Some((ConnectionProtocol::Udp, to, Some(53)))
+        );
+        let mut later = packet();
+        later[7] = 9;
+        assert_eq!(header(&later), Some((ConnectionProtocol::Udp, to, None)));
+        let mut lies = packet();
+        lies[0] = 0x4f;
+        assert_eq!(header(&lies), Some((ConnectionProtocol::Udp, to, None)));
+        for bad in [0x44, 0x50, 0x60, 0x00, 0xff] {
+            let mut packet = packet();
+            packet[0] = bad;
+            assert_eq!(header(&packet), None, "{bad}");
+        }
+        for length in 0..20 {
+            assert_eq!(header(&packet()[..length]), None);
+        }
+        let to = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        let mut six = vec![0x60, 0, 0, 0, 0, 8, 6, 64];
+        six.extend([0; 16]);
+        six.extend(to.octets());
+        six.extend([0x9c, 0x40, 1, 0xbb]);
+        assert_eq!(
+            header(&six),
+            Some((ConnectionProtocol::Tcp, to.into(), Some(443)))
+        );
+        assert_eq!(header(&six[..39]), None);
+        six[24] = 0xff;
+        assert_eq!(header(&six), None);
+    }
+
+    #[test]
+    fn a_refused_packet_has_its_reason_and_its_number() {
+        let mut body = encode(9, &packet());
+        body.extend(encode(10, b"limit\0"));
+        body.extend(encode(12, &7_u32.to_be_bytes()));
+        let message = NetlinkMessage::Of(LOG, PACKET, LOG_GROUP, &body);
+        let packet = RefusedPacket::read(&message).unwrap();
+        assert_eq!((packet.number, packet.why), (7, RefusalReason::Limit));
+        let line = packet.line(5);
+        assert_eq!((line.at_ms, line.port, line.bytes), (5, Some(53), None));
+        assert_eq!(
+            RefusedPacket::read(&NetlinkMessage::Of(LOG, 1, LOG_GROUP, &body)),
+            None
+        );
+        assert_eq!(RefusedPacket::read(&NetlinkMessage::End(0)), None);
+    }
+}

@@ -1,0 +1,183 @@
+//! The host's own nftables table, and exceptions in firewalls that drop forwarded packets.
+
+use crate::NetError;
+use crate::claim::RangeClaims;
+use crate::connections;
+use crate::conntrack::{self, ConntrackLimits};
+use crate::device;
+use crate::forwarding::{self, IpVersion};
+use crate::host_addresses::HostAddresses;
+use crate::namespace;
+use crate::program;
+use crate::slot_layout::{prefix, range6, table};
+use ipnet::{Ipv4Net, Ipv6Net};
+use jiffy_engine_api::RefusalReason;
+
+/// Packet size that fits any path.
+const SMALLEST_USUAL_MTU: u32 = 1280;
+
+/// Lets sandboxes with addresses in `range` out, and to no address of this host. Replaces the rules
+/// of an earlier daemon. Also over IPv6, if the host has a route there, through `uplink6`. If the
+/// host is beyond a router, `own` are its addresses.
+pub(crate) fn set_up(
+    claims: &RangeClaims,
+    tag: &str,
+    range: Ipv4Net,
+    uplink6: Option<&str>,
+    limits: ConntrackLimits,
+    own: Option<&HostAddresses>,
+) -> Result<(), NetError> {
+    let range6 = uplink6.map(|_| range6(tag));
+    program::nft(&script(tag, range, range6, limits, own))?;
+    forwarding::start(claims, IpVersion::V4, "")?;
+    if let (Some(uplink), Some(range)) = (uplink6, range6) {
+        forwarding::start(claims, IpVersion::V6, uplink)?;
+        // Packets to a sandbox that is gone do not leave the host.
+        program::ip(&[format!("route replace blackhole {range}")])?;
+    }
+    pass_firewall(tag, true);
+    Ok(())
+}
+
+/// Removes the rules, and namespaces that were left.
+pub(crate) fn tear_down(claims: &RangeClaims, tag: &str) {
+    let prefix = prefix(tag);
+    for name in namespace::list(&prefix) {
+        namespace::remove(&name);
+    }
+    // Also devices whose namespace has lost its name.
+    for name in device::names().unwrap_or_default() {
+        if name.starts_with(&prefix) {
+            let _ = program::ip(&[format!("link del {name}")]);
+        }
+    }
+    pass_firewall(tag, false);
+    // A missing route is no error.
+    let _ = program::ip(&[format!("route del blackhole {}", range6(tag))]);
+    let table = table(tag);
+    let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
+    claims.release(tag);
+    namespace::release();
+    if claims.all().is_empty() {
+        forwarding::stop(claims, IpVersion::V4);
+        forwarding::stop(claims, IpVersion::V6);
+    }
+}
+
+fn script(
+    tag: &str,
+    range: Ipv4Net,
+    range6: Option<Ipv6Net>,
+    limits: ConntrackLimits,
+    own: Option<&HostAddresses>,
+) -> String {
+    let sets = own.map_or_else(String::new, HostAddresses::sets);
+    let own = own.map_or("", |_| HostAddresses::rules());
+    let counted = limits.chains();
+    let (timeouts, shorten) = conntrack::ended_if_known();
+    let (table, slots) = (table(tag), format!("\"{}*\"", prefix(tag)));
+    let own6 = range6.map_or_else(
+        || "meta nfproto ipv6 drop".to_owned(),
+        |range| format!("ip6 saddr != {range} drop"),
+    );
+    let leaving6 = range6.map_or_else(String::new, |range| {
+        format!("\n    ip6 saddr {range} oifname != {slots} masquerade")
+    });
+    // "jf*": of any data directory. Before any DNAT: a port published at an address of this host is
+    // a service of it, too. Packets of no connection that the host knows would leave without their
+    // address being translated.
+    format!(
+        r#"table inet {table}
+delete table inet {table}
+table inet {table} {{
+{sets}  chain refuse {{
+    meta l4proto tcp reject with tcp reset
+    reject with icmpx type admin-prohibited
+  }}
+{timeouts}{counted}  chain arriving {{
+    type filter hook prerouting priority mangle; policy accept;
+    iifname {slots} jump from_sandbox
+  }}
+  chain from_sandbox {{
+    ip saddr != {range} drop
+    {own6}
+    ip daddr {range} goto refuse
+    fib daddr type != unicast goto refuse
+{own}{shorten}  }}
+  chain here {{
+    type filter hook input priority filter; policy accept;
+    iifname {slots} drop
+  }}
+  chain passing {{
+    type filter hook forward priority filter; policy accept;
+    iifname {slots} oifname "jf*" drop
+    iifname {slots} ct state invalid drop
+    iifname {slots} ct state new jump counted
+    oifname {slots} ct state != {{ established, related }} drop
+  }}
+  chain leaving {{
+    type nat hook postrouting priority srcnat;
+    ip saddr {range} oifname != {slots} masquerade{leaving6}
+  }}
+}}
+"#
+    )
+}
+
+/// Docker drops forwarded packets unless a rule of its own chain accepts them, and a separate table
+/// cannot accept what another drops: so two rules go into the chain that it reserves for others, or
+/// into FORWARD if that drops.
+fn pass_firewall(tag: &str, wanted: bool) {
+    for program in ["iptables", "ip6tables"] {
+        if program::find(program).is_some() {
+            pass_tables(program, tag, wanted);
+        }
+    }
+}
+
+fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
+    let tables = |args: &[&str]| program::run(program, &[&["-w", "5"][..], args].concat(), "");
+    let devices = format!("{}+", prefix(tag));
+    for chain in ["DOCKER-USER", "FORWARD"] {
+        let Ok(listed) = tables(&["-S", chain]) else {
+            continue;
+        };
+        for direction in ["-i", "-o"] {
+            let rule = [chain, direction, &devices, "-j", "ACCEPT"];
+            let with = |verb| [&[verb], &rule[..]].concat();
+            let there = listed.contains(&format!("{direction} {devices} -j ACCEPT"));
+            let drops = chain == "DOCKER-USER" || listed.contains("-P FORWARD DROP");
+            let verb = match (wanted, there) {
+                (true, false) if drops => "-I",
+                (false, true) => "-D",
+                _ => continue,
+            };
+            if let Err(e) = tables(&with(verb)) {
+                tracing::warn!("sandboxes may be cut off by the firewall: {e}");
+            }
+        }
+        if wanted && chain == "DOCKER-USER" {
+            return;
+        }
+    }
+}
+
+/// Returns true if rules can log the packets that they refuse (`nft --check` asks the kernel, and
+/// changes nothing).
+pub(crate) fn logs_refusals() -> bool {
+    let rule = connections::statement(RefusalReason::Rules);
+    let script = format!("table inet jiffy_probe {{\n chain refuse {{\n {rule}\n }}\n}}\n");
+    let tells = program::run("nft", &["--check", "-f", "-"], &script);
+    tells
+        .inspect_err(|e| tracing::warn!("refused connections of sandboxes are not recorded: {e}"))
+        .is_ok()
+}
+
+/// Largest packet on the host's default route, in bytes; at most 1500.
+pub(crate) fn mtu_out() -> u32 {
+    let usual = u32::from(crate::guest::MTU);
+    let routes = program::run("ip", &["-4", "route", "show", "default"], "").unwrap_or_default();
+    let device = routes.split_whitespace().skip_while(|w| *w != "dev").nth(1);
+    let mtu = device.and_then(|device| device::mtu(device).ok());
+    mtu.unwrap_or(usual).clamp(SMALLEST_USUAL_MTU, usual)
+}

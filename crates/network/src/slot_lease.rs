@@ -1,0 +1,168 @@
+//! A slot that a guest uses.
+
+use crate::NetError;
+use crate::connections::{ConnectionRecorder, RecordReader};
+use crate::dns::DnsServer;
+use crate::guest_connections::GuestConnections;
+use crate::namespace;
+use crate::network_state::{NetworkState, blocking};
+use crate::policy::EgressPolicy;
+use crate::proxy::{NameProxy, ProxyRoute};
+use crate::slot;
+use crate::slot_worker::ReleasedSlot;
+use jiffy_engine_api::{ConnectionLog, GuestStream, NetworkRules};
+use parking_lot::Mutex;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::watch;
+
+/// A slot in use. Dropping it removes the slot, unless it is kept.
+pub struct SlotLease {
+    pub(crate) state: Arc<NetworkState>,
+    pub(crate) number: u32,
+    /// None: its guest has a namespace, or is an earlier daemon's.
+    pub(crate) tap: Option<File>,
+    pub(crate) is_tap_taken: bool,
+    pub(crate) record: Arc<ConnectionRecorder>,
+    /// Run as long as the lease.
+    pub(crate) _dns: DnsServer,
+    pub(crate) _watch: RecordReader,
+    /// Proxy for connections that are allowed by name; none: there were no such rules.
+    pub(crate) proxy: Mutex<Option<NameProxy>>,
+    /// Policy enforced in its namespace, if that is known.
+    pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
+    /// Policy of DNS and proxy; none: the guest has no identity yet.
+    pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
+    /// The daemon's own connections to its guest.
+    pub(crate) to_guest: GuestConnections,
+    pub(crate) kept: AtomicBool,
+}
+
+impl SlotLease {
+    /// The record of its guest's connections; it can be read after the slot is gone.
+    pub fn connections(&self) -> Arc<dyn ConnectionLog> {
+        self.record.clone()
+    }
+
+    /// Its number, by which a later daemon adopts it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Bytes that its guest sent and received, from the counters of the host's end.
+    pub fn traffic(&self) -> Option<(u64, u64)> {
+        let device = self.state.config.name(self.number);
+        let count = |what: &str| -> Option<u64> {
+            let file = format!("/sys/class/net/{device}/statistics/{what}");
+            std::fs::read_to_string(file).ok()?.trim().parse().ok()
+        };
+        Some((count("rx_bytes")?, count("tx_bytes")?))
+    }
+
+    /// Takes the tap, for the VMM; once.
+    pub fn take_tap(&mut self) -> Option<File> {
+        // The lease keeps one, see `ReleasedSlot::tap`.
+        let tap = self.tap.as_ref().filter(|_| !self.is_tap_taken)?;
+        let copy = tap.try_clone().ok();
+        self.is_tap_taken = copy.is_some();
+        copy.or_else(|| self.tap.take())
+    }
+
+    /// Network namespace with the guest's `eth0`; none: it has a tap.
+    pub fn namespace(&self) -> Option<PathBuf> {
+        let name = self.state.config.guest_name(self.number);
+        Some(namespace::path(&name)).filter(|path| path.exists())
+    }
+
+    /// Name of the network namespace with the guest's `eth0`, if it has no tap.
+    pub(crate) fn guest_name(&self) -> String {
+        self.state.config.guest_name(self.number)
+    }
+
+    /// Opens the uplink for its guest.
+    pub fn open(&self) -> Result<(), NetError> {
+        self.state.note_use();
+        namespace::outside(|| slot::open(&self.state.config, self.number))
+    }
+
+    /// Connects to TCP `port` of its guest. None: nothing takes connections there in time.
+    pub async fn connect(&self, port: u16) -> Option<GuestStream> {
+        let name = self.state.config.name(self.number);
+        self.to_guest.connect(name, port).await
+    }
+
+    /// Ends the connections of [`Self::connect`]: its guest is gone, or goes back.
+    pub fn end_connections(&self) {
+        self.to_guest.end_all();
+    }
+
+    /// Removes the entries of its guest's connections from both connection tracking tables: the
+    /// guest that made them is no more. What the other ends still send is answered with a reset.
+    pub async fn forget_connections(&self) -> Result<(), NetError> {
+        let (config, number) = (self.state.config.clone(), self.number);
+        blocking(move || slot::forget_connections(&config, number)).await
+    }
+
+    /// Replaces the rules in force, also for present connections.
+    pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
+        let policy = EgressPolicy::new(rules, &self.state.reach)?;
+        let mut enforced = self.enforced.lock().await;
+        if policy.has_names() {
+            self.start_proxy().await?;
+        }
+        if enforced.as_ref() != Some(&policy) {
+            let (config, number) = (self.state.config.clone(), self.number);
+            let new = policy.clone();
+            blocking(move || slot::enforce(&config, number, &new)).await?;
+            *enforced = Some(policy.clone());
+        }
+        self.policy.send_replace(Some(policy));
+        Ok(())
+    }
+
+    /// Starts the proxy for connections by name, unless it runs. Not called concurrently.
+    async fn start_proxy(&self) -> Result<(), NetError> {
+        if self.proxy.lock().is_some() {
+            return Ok(());
+        }
+        let (config, number) = (self.state.config.clone(), self.number);
+        let name = config.name(number);
+        let listeners = blocking(move || slot::listen_for_names(&config, number)).await?;
+        let route = ProxyRoute {
+            slot: name,
+            policy: self.policy.subscribe(),
+            host: self.state.upstreams.clone(),
+            record: self.record.clone(),
+            control_plane: self.state.control_plane.clone(),
+        };
+        let proxy = NameProxy::start(listeners, route);
+        *self.proxy.lock() = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
+        Ok(())
+    }
+
+    /// From now on the slot outlives this process, like its guest.
+    pub fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
+    }
+
+    /// Its guest is gone: dropping it removes the slot.
+    pub fn release(&self) {
+        self.kept.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for SlotLease {
+    fn drop(&mut self) {
+        self.end_connections();
+        if !self.kept.load(Ordering::Acquire) {
+            let record = self.record.clone();
+            self.state.release(ReleasedSlot {
+                number: self.number,
+                record: Some(record),
+                tap: self.tap.take(),
+            });
+        }
+    }
+}

@@ -1,0 +1,185 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::program;
+use crate::test_slot::in_slot;
+use jiffy_engine_api::NetworkRules;
+use serde_json::Value;
+use std::thread;
+
+/// A configuration of slots with such addresses.
+fn config(ipv6: bool) -> SlotConfig {
+    let usual = crate::test_slot::policy(&NetworkRules::default(), ipv6);
+    SlotConfig {
+        tag: "0a0b0c".to_owned(),
+        range: "198.18.0.0/19".parse().unwrap(),
+        mtu: 1400,
+        connections: 4096,
+        rules: Arc::new(SlotRules::new(&usual, 4096, true)),
+        policies: Arc::default(),
+        usual,
+        logs_refusals: true,
+    }
+}
+
+fn ip(commands: &str) {
+    program::run("ip", &["-batch", "-"], commands).unwrap();
+}
+
+/// Runs `work` in a further network namespace.
+fn in_another<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let inside = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            work()
+        };
+        scope.spawn(inside).join().unwrap()
+    })
+}
+
+/// Everything that `ip` shows, without what differs from one pair to the next or in time.
+fn shown() -> Vec<Value> {
+    let show = |what: &[&str]| {
+        let output = program::run("ip", &[&["-d", "-j"], what].concat(), "").unwrap();
+        let mut value: Value = serde_json::from_str(&output).unwrap_or_default();
+        for entry in value.as_array_mut().into_iter().flatten() {
+            let entry = entry.as_object_mut().unwrap();
+            for name in ["ifindex", "link_index", "link_netnsid", "link", "operstate"] {
+                entry.remove(name);
+            }
+            // The kernel looks at carriers later.
+            if let Some(flags) = entry.get_mut("flags").and_then(Value::as_array_mut) {
+                let later = ["NO-CARRIER", "LOWER_UP", "linkdown"];
+                flags.retain(|flag| !later.iter().any(|name| flag == name));
+            }
+        }
+        // Neighbours come in the order of a hash table with a random seed.
+        if let Some(entries) = value.as_array_mut() {
+            entries.sort_by_key(Value::to_string);
+        }
+        value
+    };
+    vec![
+        show(&["addr"]),
+        show(&["link"]),
+        show(&["-4", "route", "show", "table", "all"]),
+        show(&["-6", "route", "show", "table", "all"]),
+        show(&["neigh", "show", "nud", "permanent"]),
+    ]
+}
+
+/// Commands for `ip` that make the same slot, in its namespace and outside.
+fn commands(config: &SlotConfig, number: u32, outside: i32) -> (String, String) {
+    let (host, own) = config.pair(number);
+    let name = config.name(number);
+    let (mtu, one_queue) = (config.mtu, "numtxqueues 1 numrxqueues 1");
+    let mut inside = format!(
+        "link set lo up
+         link set tap0 address 02:4a:49:46:46:02 mtu 1500 addrgenmode none
+         link set tap0 up
+         addr add 169.254.0.22/30 dev tap0
+         neigh add 169.254.0.21 lladdr 02:4a:49:46:46:01 dev tap0 nud permanent
+         link add up0 {one_queue} address 02:4a:49:46:46:03 mtu {mtu} type veth \
+             peer name {name} {one_queue} address 02:4a:49:46:46:04 mtu {mtu} netns {outside}
+         addr add {own}/31 dev up0
+         link set up0 addrgenmode none
+         link set up0 up
+         route add default via {host} dev up0
+         addr add fd6a:6966:6679::22/126 dev tap0 nodad
+         neigh add fd6a:6966:6679::21 lladdr 02:4a:49:46:46:01 dev tap0 nud permanent\n"
+    );
+    let mut other = format!("link set {name} addrgenmode none\naddr add {host}/31 dev {name}\n");
+    if config.ipv6() {
+        let (host, own) = config.pair6(number);
+        inside += &format!(
+            "addr add {own}/127 dev up0 nodad
+             neigh add {host} lladdr 02:4a:49:46:46:04 dev up0 nud permanent
+             route add default via {host} dev up0\n"
+        );
+        other += &format!(
+            "addr add {host}/127 dev {name} nodad
+             neigh add {own} lladdr 02:4a:49:46:46:03 dev {name} nud permanent\n"
+        );
+    }
+    (inside, other)
+}
+
+#[test]
+fn a_slot_made_by_netlink_is_as_one_that_ip_makes() {
+    if !knows_ipv6() {
+        eprintln!("skipped: this kernel has no IPv6");
+        return;
+    }
+    for ipv6 in [false, true] {
+        let config = config(ipv6);
+        // Each in the namespace of a slot, with another as the host's.
+        let by_ip = in_slot(|| {
+            forward(&config).unwrap();
+            set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0").unwrap();
+            let slot = namespace::current().unwrap();
+            in_another(|| {
+                let (inside, other) = commands(&config, 7, nix::unistd::gettid().as_raw());
+                let inside = in_namespace(&slot, || {
+                    ip(&inside);
+                    shown()
+                });
+                ip(&other);
+                (inside, shown())
+            })
+        });
+        let Some(by_ip) = by_ip else {
+            return;
+        };
+        let by_netlink = in_slot(|| {
+            forward(&config).unwrap();
+            let slot = namespace::current().unwrap();
+            in_another(|| {
+                let host = namespace::current().unwrap();
+                let inside = in_namespace(&slot, || {
+                    configure(&config, 7, host.as_fd()).unwrap();
+                    shown()
+                });
+                outside(&config, 7).unwrap();
+                (inside, shown())
+            })
+        });
+        let by_netlink = by_netlink.unwrap();
+        for (one, other) in by_ip.0.iter().zip(&by_netlink.0) {
+            assert_eq!(pretty(one), pretty(other));
+        }
+        for (one, other) in by_ip.1.iter().zip(&by_netlink.1) {
+            assert_eq!(pretty(one), pretty(other));
+        }
+        let addresses = pretty(&by_netlink.0[0]);
+        assert!(addresses.contains("\"up0\"") && !addresses.contains("fe80:"));
+    }
+}
+
+fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value).unwrap()
+}
+
+/// Runs `work` on a thread in that namespace.
+fn in_namespace<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let inside = || {
+            nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            work()
+        };
+        scope.spawn(inside).join().unwrap()
+    })
+}
+
+#[test]
+fn a_slot_that_cannot_be_made_names_what_failed() {
+    let said = in_slot(|| {
+        let mut changes = RouteBatch::default();
+        changes.add_default_route(LOOPBACK_INDEX, GATEWAY.into());
+        changes.send().unwrap_err().to_string()
+    });
+    if let Some(said) = said {
+        assert!(
+            said.starts_with("adding a default route via 169.254.0.22 on link 1: "),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,49 @@
+//! Network namespaces for tests of what is in a slot.
+#![allow(clippy::unwrap_used)]
+
+use crate::device;
+use crate::policy::{EgressPolicy, HostReachability};
+use crate::program;
+use crate::slot_layout::TAP;
+use jiffy_engine_api::NetworkRules;
+use nix::sched::{CloneFlags, unshare};
+use std::thread;
+
+/// Runs `work` on a thread in a network namespace of its own with the devices of a slot, if this
+/// machine and user can make one.
+pub(crate) fn in_slot<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+    let able = nix::unistd::Uid::effective().is_root() && program::find("nft").is_some();
+    if !able {
+        eprintln!("skipped: network namespaces and `nft` are needed");
+        return None;
+    }
+    thread::scope(|scope| {
+        let inside = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let _tap = device::tap(TAP).unwrap();
+            work()
+        };
+        Some(scope.spawn(inside).join().unwrap())
+    })
+}
+
+/// A policy of these rules, on a host with or without IPv6.
+pub(crate) fn policy(rules: &NetworkRules, ipv6: bool) -> EgressPolicy {
+    let reach = HostReachability {
+        ipv6,
+        ..HostReachability::default()
+    };
+    EgressPolicy::new(rules, &reach).unwrap()
+}
+
+/// The ruleset as `nft` lists it, without the numbers that differ from slot to slot.
+pub(crate) fn list() -> String {
+    let list = program::run("nft", &["-j", "list", "ruleset"], "").unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&list).unwrap();
+    for object in value["nftables"].as_array_mut().unwrap() {
+        for (_, object) in object.as_object_mut().unwrap() {
+            object.as_object_mut().unwrap().remove("handle");
+        }
+    }
+    serde_json::to_string_pretty(&value).unwrap()
+}

@@ -1,0 +1,42 @@
+//! Registry rules of a host.
+
+use crate::cancel::Cancel;
+use crate::puller::PullerProgram;
+use crate::registry_address::RegistryAddress;
+use jiffy_network::Network;
+use tokio::runtime::Handle;
+
+/// Registry rules of a host, and the network of pullers.
+#[derive(Debug, Clone, Default)]
+pub struct Registries {
+    /// Registries (`host` or `host:port`) with plain HTTP.
+    pub plain_http: Vec<String>,
+    /// Registries in the host's own network that may be reached.
+    pub allowed: Vec<RegistryAddress>,
+    /// Network with slots for pullers, and its event loop; none: no slots.
+    pub network: Option<(Network, Handle)>,
+    /// Program that pullers run.
+    pub program: PullerProgram,
+}
+
+impl Registries {
+    /// Settings of one import's pull.
+    pub fn pull(&self, by_key: bool, cancel: &Cancel) -> PullSettings {
+        PullSettings {
+            registries: self.clone(),
+            by_key,
+            cancel: cancel.clone(),
+        }
+    }
+}
+
+/// Settings of one import's pull.
+#[derive(Debug, Clone)]
+pub struct PullSettings {
+    /// Rules of the host.
+    pub registries: Registries,
+    /// Requested by a key, not by the host's owner.
+    pub by_key: bool,
+    /// Cancels the import.
+    pub cancel: Cancel,
+}

@@ -1,0 +1,486 @@
+//! Admission: decides which guests may have memory of this host, before anything is begun.
+//!
+//! Every guest has a [`Reservation`] from the decision that it may come up until it is gone. Two
+//! kinds of figures decide: what was promised (places, in sandboxes and in what they may grow to),
+//! which cannot be overrun however many ask at once; and what the kernel says is left, of which
+//! those still coming up are expected to take their share.
+
+mod figures;
+
+pub use figures::{HostFigures, HostReader, KernelReader, Pressure};
+
+use crate::operation_error::OperationError;
+use jiffy_engine_api::SandboxSize;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a
+/// restored one far less.
+const BOOT_MIB: u64 = 48;
+/// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
+const TASKS_PER_GUEST: u64 = 12;
+const DESCRIPTORS_PER_GUEST: u64 = 15;
+const SPARE_PER_HOST: u64 = 256;
+/// Pressure on memory rejects guests only if less than this part of the host's memory, one in so
+/// many, is available. The kernel counts time spent on reclaiming page cache as pressure, also if
+/// all of that cache is free for the taking.
+const SCARCE_MEMORY_PART: u64 = 4;
+
+/// Limits of the use of a host.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostLimits {
+    /// Most sandboxes that run at once; none: as many as the rest allows.
+    pub sandboxes: Option<usize>,
+    /// Sum that all guests may grow to, in multiples of the host's memory. An idle guest holds 2 to
+    /// 12 MiB of the 512 it may grow to, so counting each in full would leave a host empty. With 8,
+    /// each guest can use an eighth of its memory, five times what an idle one holds, before the
+    /// host is full; if they grow at once, the reserve and memory pressure close the door.
+    pub memory_overcommit: f64,
+    /// Memory that stays available, in MiB; none: 512 or 5 % of the host's, whichever is more.
+    pub reserve_memory_mib: Option<u64>,
+    /// Disk space that stays free, in MiB; none: 1,024 or 1 % of the disk, whichever is more.
+    pub reserve_disk_mib: Option<u64>,
+    /// Disks of all guests together, in multiples of the space that is free beside the reserve. A
+    /// guest writes a few MiB of the 10,240 it may, so counting each in full would leave a host
+    /// empty. With 1 whatever was admitted can be written; with more, guests that all fill their
+    /// disks at once can fill the host's.
+    pub disk_overcommit: f64,
+    /// Pressure above which nothing is begun, in percent of ten seconds. Pressure on memory counts
+    /// only while less than a quarter of the host's memory is available. Waiting for processors
+    /// slows everybody and harms nobody, so by default it refuses nothing.
+    pub pressure: Pressure,
+}
+
+impl Default for HostLimits {
+    fn default() -> Self {
+        Self {
+            sandboxes: None,
+            memory_overcommit: 8.0,
+            reserve_memory_mib: None,
+            reserve_disk_mib: None,
+            disk_overcommit: 256.0,
+            pressure: Pressure {
+                cpu_some: 100.0,
+                memory_some: 40.0,
+                memory_full: 10.0,
+                io_full: 90.0,
+            },
+        }
+    }
+}
+
+/// Resource that a host is short of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Shortage {
+    /// As many sandboxes run as may.
+    Sandboxes,
+    /// Guests may grow to as much as they may together.
+    Promised,
+    /// Too little memory is left.
+    Memory,
+    /// Everybody waits for memory, disks or processors.
+    Pressure,
+    /// Too little disk space is left.
+    Disk,
+    /// Guests may write as much as they may together.
+    PromisedDisk,
+    /// Too few tasks can be started.
+    Tasks,
+    /// Too few descriptors can be opened.
+    Descriptors,
+    /// The sandbox is larger than the host.
+    Size,
+}
+
+impl Shortage {
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sandboxes => "sandboxes",
+            Self::Promised => "promised_memory",
+            Self::Memory => "available_memory",
+            Self::Pressure => "pressure",
+            Self::Disk => "disk",
+            Self::PromisedDisk => "promised_disk",
+            Self::Tasks => "tasks",
+            Self::Descriptors => "descriptors",
+            Self::Size => "size",
+        }
+    }
+
+    /// When to ask again; none: never.
+    pub(crate) fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::Size => None,
+            Self::Sandboxes | Self::Promised | Self::PromisedDisk | Self::Memory => {
+                Some(Duration::from_secs(2))
+            }
+            // Pressure is an average over ten seconds.
+            Self::Pressure | Self::Tasks | Self::Descriptors => Some(Duration::from_secs(5)),
+            Self::Disk => Some(Duration::from_secs(30)),
+        }
+    }
+
+    /// True if ending the guests that only wait would help.
+    pub(crate) fn is_of_waiting(self) -> bool {
+        matches!(self, Self::Promised | Self::PromisedDisk | Self::Memory)
+    }
+}
+
+/// Why a guest may not come up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub short_of: Shortage,
+    what: String,
+}
+
+impl From<Refusal> for OperationError {
+    fn from(refusal: Refusal) -> Self {
+        let what = refusal.what;
+        match refusal.short_of.retry_after() {
+            Some(retry_after) => Self::Busy { what, retry_after },
+            None => Self::TooLarge { what },
+        }
+    }
+}
+
+/// Whom a place is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Occupant {
+    /// A sandbox.
+    Sandbox,
+    /// One that waits in the warm pool.
+    Waiting,
+}
+
+/// Resources promised to guests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PromisedResources {
+    /// Sandboxes that have a guest or are getting one.
+    pub sandboxes: usize,
+    /// Guests that wait in the warm pool or are coming up there.
+    pub waiting: usize,
+    /// Guests that are coming up.
+    pub coming_up: usize,
+    /// Memory that all of them may grow to, in MiB.
+    pub memory_mib: u64,
+    /// Disk space that all of them may write of the host, in MiB.
+    pub disk_mib: u64,
+    /// Count of refusals by the resource that was short.
+    pub refused: BTreeMap<Shortage, u64>,
+}
+
+/// The door of a host.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    limits: HostLimits,
+    host: Arc<dyn HostReader>,
+    promised: Arc<Mutex<PromisedResources>>,
+}
+
+/// A guest's place on the host, from before it comes up until it is gone.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    promised: Arc<Mutex<PromisedResources>>,
+    occupant: Occupant,
+    memory_mib: u64,
+    disk_mib: u64,
+    coming_up: bool,
+}
+
+impl Admission {
+    pub fn new(limits: HostLimits, host: Arc<dyn HostReader>) -> Self {
+        Self {
+            limits,
+            host,
+            promised: Arc::default(),
+        }
+    }
+
+    /// Returns what was promised so far.
+    pub fn promised(&self) -> PromisedResources {
+        self.promised.lock().clone()
+    }
+
+    /// Reads the free resources of the host.
+    pub fn figures(&self) -> HostFigures {
+        self.host.read()
+    }
+
+    /// Returns what all guests together may grow to, in MiB, if the host tells how much memory it
+    /// has.
+    pub fn memory_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
+        let total = figures.memory_total_mib?;
+        Some((total as f64 * self.limits.memory_overcommit) as u64)
+    }
+
+    /// A place for one more guest of `size`, or why there is none.
+    pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Reservation, Refusal> {
+        let figures = self.host.read();
+        let mut promised = self.promised.lock();
+        let decided = self
+            .fits(&figures, &promised, occupant, size)
+            .and_then(|()| self.has_left(&figures, promised.coming_up));
+        if let Err(refusal) = decided {
+            // A pool that stays empty is nothing that was refused to anybody.
+            if occupant == Occupant::Sandbox {
+                *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
+            }
+            return Err(refusal);
+        }
+        Ok(self.enter(&mut promised, occupant, size, true))
+    }
+
+    /// Checks that the host can bear one more guest for a moment, in the place of one that is
+    /// there.
+    pub fn bears_exchange(&self) -> Result<(), Refusal> {
+        let figures = self.host.read();
+        let mut promised = self.promised.lock();
+        let decided = self.has_left(&figures, promised.coming_up);
+        if let Err(refusal) = &decided {
+            *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
+        }
+        decided
+    }
+
+    /// The place of a sandbox that is there already.
+    pub fn count(&self, size: SandboxSize) -> Reservation {
+        let mut promised = self.promised.lock();
+        self.enter(&mut promised, Occupant::Sandbox, size, false)
+    }
+
+    fn enter(
+        &self,
+        promised: &mut PromisedResources,
+        occupant: Occupant,
+        size: SandboxSize,
+        coming_up: bool,
+    ) -> Reservation {
+        let reservation = Reservation {
+            promised: self.promised.clone(),
+            occupant,
+            memory_mib: size.memory_mib.into(),
+            disk_mib: size.disk_mib,
+            coming_up,
+        };
+        *reservation.counter(promised) += 1;
+        promised.memory_mib += reservation.memory_mib;
+        promised.disk_mib += reservation.disk_mib;
+        promised.coming_up += usize::from(coming_up);
+        reservation
+    }
+
+    /// Checks that what was promised leaves room.
+    fn fits(
+        &self,
+        figures: &HostFigures,
+        promised: &PromisedResources,
+        occupant: Occupant,
+        size: SandboxSize,
+    ) -> Result<(), Refusal> {
+        let refuse = |short_of, what| Err(Refusal { short_of, what });
+        let wanted = u64::from(size.memory_mib);
+        if let Some(total) = figures.memory_total_mib {
+            let most = total.saturating_sub(self.reserve_memory(figures));
+            if wanted > most {
+                return refuse(
+                    Shortage::Size,
+                    format!(
+                        "a sandbox with {wanted} MiB of memory is larger than this host, which can give {most} MiB: ask for less"
+                    ),
+                );
+            }
+        }
+        if let Some(most) = self.limits.sandboxes
+            && occupant == Occupant::Sandbox
+            && promised.sandboxes >= most
+        {
+            return refuse(
+                Shortage::Sandboxes,
+                format!("{most} sandboxes run on this host, and no more may: pause or kill one"),
+            );
+        }
+        if let Some(most) = self.memory_limit_mib(figures)
+            && promised.memory_mib.saturating_add(wanted) > most.max(wanted)
+        {
+            let before = promised.memory_mib;
+            return refuse(
+                Shortage::Promised,
+                format!(
+                    "the sandboxes of this host may grow to {before} MiB together, and {wanted} MiB more would pass the limit of {most} MiB: pause or kill one"
+                ),
+            );
+        }
+        // One guest may have as much as it likes where disks are promised more than once.
+        let one = match self.limits.disk_overcommit > 1.0 {
+            true => size.disk_mib,
+            false => 0,
+        };
+        if let Some(most) = self.disk_limit_mib(figures)
+            && promised.disk_mib.saturating_add(size.disk_mib) > most.max(one)
+        {
+            let (before, wanted) = (promised.disk_mib, size.disk_mib);
+            return refuse(
+                Shortage::PromisedDisk,
+                format!(
+                    "the disks of this host's sandboxes may grow to {before} MiB together, and {wanted} MiB more would pass the limit of {most} MiB: make room on the data directory's disk, or pause or kill a sandbox"
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// Disks that all guests together may have, in MiB, if the host tells how much space it has.
+    /// Space that they wrote is not free any more and counts twice: on the safe side.
+    fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
+        let left = figures.disk_free_mib?;
+        let left = left.saturating_sub(self.reserve_disk(figures));
+        Some((left as f64 * self.limits.disk_overcommit) as u64)
+    }
+
+    /// Space on the data directory's disk that may be written to beside what guests were promised,
+    /// in MiB; none: cannot be told.
+    pub fn disk_to_write_mib(&self) -> Option<u64> {
+        let figures = self.host.read();
+        let left = figures.disk_free_mib?;
+        let left = left.saturating_sub(self.reserve_disk(&figures));
+        let promised = self.promised.lock().disk_mib as f64 / self.limits.disk_overcommit;
+        Some(left.saturating_sub(promised as u64))
+    }
+
+    fn reserve_disk(&self, figures: &HostFigures) -> u64 {
+        let reserve = self.limits.reserve_disk_mib;
+        reserve.unwrap_or_else(|| (figures.disk_total_mib.unwrap_or(0) / 100).max(1024))
+    }
+
+    fn reserve_memory(&self, figures: &HostFigures) -> u64 {
+        let total = figures.memory_total_mib.unwrap_or(0);
+        let reserve = self.limits.reserve_memory_mib;
+        reserve.unwrap_or_else(|| (total / 20).max(512))
+    }
+
+    /// Checks that the host has enough left of everything, beside what `coming_up` guests are about
+    /// to take.
+    fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
+        let guests = u64::try_from(coming_up)
+            .unwrap_or(u64::MAX)
+            .saturating_add(1);
+        let checks = [
+            (
+                Shortage::Memory,
+                figures.memory_available_mib,
+                self.reserve_memory(figures)
+                    .saturating_add(guests.saturating_mul(BOOT_MIB)),
+                "MiB of memory available",
+            ),
+            (
+                Shortage::Disk,
+                figures.disk_free_mib,
+                self.reserve_disk(figures),
+                "MiB of disk space free",
+            ),
+            (
+                Shortage::Tasks,
+                figures.tasks_free,
+                guests
+                    .saturating_mul(TASKS_PER_GUEST)
+                    .saturating_add(SPARE_PER_HOST),
+                "processes and threads left",
+            ),
+            (
+                Shortage::Descriptors,
+                figures.descriptors_free,
+                guests
+                    .saturating_mul(DESCRIPTORS_PER_GUEST)
+                    .saturating_add(SPARE_PER_HOST),
+                "file descriptors left",
+            ),
+        ];
+        for (short_of, left, needed, unit) in checks {
+            if let Some(left) = left.filter(|left| *left < needed) {
+                let what = format!("this host has {left} {unit} and needs {needed} to begin this");
+                return Err(Refusal { short_of, what });
+            }
+        }
+        self.bears_pressure(figures)
+    }
+
+    /// Checks that the tasks of the host do not wait too long for its resources.
+    fn bears_pressure(&self, figures: &HostFigures) -> Result<(), Refusal> {
+        let (Some(now), most) = (figures.pressure, self.limits.pressure) else {
+            return Ok(());
+        };
+        let rejection = |who: &str, what: &str, (now, most): (f64, f64), more: &str| Refusal {
+            short_of: Shortage::Pressure,
+            what: format!(
+                "this host is under pressure: {who} waited for {what} for {now:.0} % of the last 10 s, and the limit is {most:.0} %{more}"
+            ),
+        };
+        if let Some(scarcity) = memory_scarcity(figures) {
+            let checks = [
+                ("all tasks", now.memory_full, most.memory_full),
+                ("some tasks", now.memory_some, most.memory_some),
+            ];
+            for (who, now, most) in checks {
+                if now > most {
+                    return Err(rejection(who, "memory", (now, most), &scarcity));
+                }
+            }
+        }
+        let checks = [
+            ("all tasks", "disks", now.io_full, most.io_full),
+            ("some tasks", "processors", now.cpu_some, most.cpu_some),
+        ];
+        match checks.into_iter().find(|(_, _, now, most)| now > most) {
+            Some((who, what, now, most)) => Err(rejection(who, what, (now, most), "")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the available memory in words if it is scarce, so that pressure on memory may be more
+/// than the reclaim of page cache. Memory of unknown size counts as scarce.
+fn memory_scarcity(figures: &HostFigures) -> Option<String> {
+    let (Some(available), Some(total)) = (figures.memory_available_mib, figures.memory_total_mib)
+    else {
+        return Some(String::new());
+    };
+    let enough = total / SCARCE_MEMORY_PART;
+    (available < enough).then(|| {
+        format!(
+            " while less than {enough} MiB of memory are available; {available} of {total} MiB are"
+        )
+    })
+}
+
+impl Reservation {
+    fn counter<'a>(&self, promised: &'a mut PromisedResources) -> &'a mut usize {
+        match self.occupant {
+            Occupant::Sandbox => &mut promised.sandboxes,
+            Occupant::Waiting => &mut promised.waiting,
+        }
+    }
+
+    /// Its guest is up: what it took shows in the host's figures.
+    pub fn set_up(&mut self) {
+        if std::mem::take(&mut self.coming_up) {
+            self.promised.lock().coming_up -= 1;
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.set_up();
+        let promised = self.promised.clone();
+        let mut promised = promised.lock();
+        *self.counter(&mut promised) -= 1;
+        promised.memory_mib -= self.memory_mib;
+        promised.disk_mib -= self.disk_mib;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,329 @@
+//! Counters and histograms of what was done on a host, and their text for Prometheus.
+
+use jiffy_engine_api::BootMode;
+use parking_lot::Mutex;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Boots of each mode that percentiles are made of.
+const MAX_REMEMBERED_BOOTS: usize = 1024;
+
+type OneLabel = [(&'static str, &'static str); 1];
+type TwoLabels = [(&'static str, &'static str); 2];
+
+/// A figure of somebody else's that is shown beside ours.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// Name after `jiffy_`; of a counter without `_total`.
+    pub name: &'static str,
+    /// Help text.
+    pub help: &'static str,
+    /// True if it only grows.
+    pub counter: bool,
+    /// Its value.
+    pub value: f64,
+}
+
+/// Figures of one name, each of something else.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FigureFamily {
+    /// Name after `jiffy_`.
+    pub name: &'static str,
+    /// Help text.
+    pub help: &'static str,
+    /// Name of the label that tells them apart.
+    pub label: &'static str,
+    /// The label's values, and the figures.
+    pub values: Vec<(String, f64)>,
+}
+
+/// Durations of the last 1,024 boots of one mode, in milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BootTimes {
+    /// The mode.
+    pub mode: BootMode,
+    /// Count of boots since the start.
+    pub count: u64,
+    /// Half were faster.
+    pub p50_ms: f64,
+    /// 95 of 100 were faster.
+    pub p95_ms: f64,
+    /// 99 of 100 were faster.
+    pub p99_ms: f64,
+    /// The slowest.
+    pub max_ms: f64,
+}
+
+#[derive(Debug, Default)]
+struct BootSeries {
+    count: u64,
+    last: VecDeque<f64>,
+}
+
+/// Counts and durations of operations.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    operations: Family<TwoLabels, Counter>,
+    durations: Family<TwoLabels, Histogram, fn() -> Histogram>,
+    creates: Family<TwoLabels, Counter>,
+    create_durations: Family<OneLabel, Histogram, fn() -> Histogram>,
+    boots: Mutex<HashMap<&'static str, (BootMode, BootSeries)>>,
+}
+
+/// From 1 ms to 33 s.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+fn word(mode: BootMode) -> &'static str {
+    match mode {
+        BootMode::Cold => "cold",
+        BootMode::Snapshot => "snapshot",
+        BootMode::WarmPool => "warm-pool",
+        BootMode::Fork => "fork",
+    }
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("jiffy");
+        let operations = Family::default();
+        let durations = Family::new_with_constructor(seconds as fn() -> Histogram);
+        let creates = Family::default();
+        let create_durations = Family::new_with_constructor(seconds as fn() -> Histogram);
+        registry.register(
+            "operations",
+            "Operations on sandboxes, by name and outcome",
+            operations.clone(),
+        );
+        registry.register(
+            "operation_duration_seconds",
+            "Time operations took, by name and outcome",
+            durations.clone(),
+        );
+        registry.register(
+            "creates",
+            "Sandboxes that were to be made, by where they come from and outcome",
+            creates.clone(),
+        );
+        registry.register(
+            "create_duration_seconds",
+            "Time from asking for a sandbox to its agent's word, by where it comes from",
+            create_durations.clone(),
+        );
+        Self {
+            registry,
+            operations,
+            durations,
+            creates,
+            create_durations,
+            boots: Mutex::default(),
+        }
+    }
+
+    /// An operation ended.
+    pub fn operation(&self, name: &'static str, outcome: &'static str, took: Duration) {
+        let labels = [("operation", name), ("outcome", outcome)];
+        self.operations.get_or_create(&labels).inc();
+        self.durations
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+    }
+
+    /// A sandbox was made, or not; of one that never got anywhere nobody knows the mode.
+    pub fn create(&self, mode: Option<BootMode>, outcome: &'static str, took: Duration) {
+        let labels = [
+            ("boot_mode", mode.map_or("none", word)),
+            ("outcome", outcome),
+        ];
+        self.creates.get_or_create(&labels).inc();
+        if let Some(mode) = mode.filter(|_| outcome == "ok") {
+            let labels = [("boot_mode", word(mode))];
+            let seconds = took.as_secs_f64();
+            self.create_durations
+                .get_or_create(&labels)
+                .observe(seconds);
+        }
+    }
+
+    /// A guest came up.
+    pub fn boot(&self, mode: BootMode, ms: f64) {
+        let mut boots = self.boots.lock();
+        let (_, boots) = boots
+            .entry(word(mode))
+            .or_insert((mode, BootSeries::default()));
+        boots.count += 1;
+        if boots.last.len() >= MAX_REMEMBERED_BOOTS {
+            boots.last.pop_front();
+        }
+        boots.last.push_back(ms);
+    }
+
+    /// Returns the durations of boots, by mode.
+    pub fn boots(&self) -> Vec<BootTimes> {
+        let boots = self.boots.lock();
+        let mut modes: Vec<_> = boots.iter().collect();
+        modes.sort_by_key(|(word, _)| **word);
+        let times = modes.into_iter().map(|(_, (mode, boots))| {
+            let mut sorted: Vec<f64> = boots.last.iter().copied().collect();
+            sorted.sort_by(f64::total_cmp);
+            let at = |percent: usize| {
+                let rank = (sorted.len() * percent).div_ceil(100).max(1);
+                sorted.get(rank - 1).copied().unwrap_or(0.0)
+            };
+            BootTimes {
+                mode: *mode,
+                count: boots.count,
+                p50_ms: at(50),
+                p95_ms: at(95),
+                p99_ms: at(99),
+                max_ms: at(100),
+            }
+        });
+        times.collect()
+    }
+
+    /// Everything in OpenMetrics text, with what `now` adds.
+    pub fn render(&self, now: CurrentFigures) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode_registry(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &now.0);
+        let _ = encode_eof(&mut text);
+        text
+    }
+}
+
+/// Figures of this very moment.
+pub(crate) struct CurrentFigures(Registry);
+
+impl CurrentFigures {
+    pub fn new() -> Self {
+        Self(Registry::with_prefix("jiffy"))
+    }
+
+    /// One figure.
+    pub fn add(&mut self, name: &'static str, help: &'static str, value: f64) {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        gauge.set(value);
+        self.0.register(name, help, gauge);
+    }
+
+    /// One figure for each value of `label`.
+    pub fn add_each(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'static str, f64)>,
+    ) {
+        let family = Family::<OneLabel, Gauge<f64, AtomicU64>>::default();
+        for (value, figure) in values {
+            family.get_or_create(&[(label, value)]).set(figure);
+        }
+        self.0.register(name, help, family);
+    }
+
+    /// One counter for each value of `label`.
+    pub fn count_each(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'static str, u64)>,
+    ) {
+        let family = Family::<OneLabel, Counter>::default();
+        for (value, count) in values {
+            family.get_or_create(&[(label, value)]).inc_by(count);
+        }
+        self.0.register(name, help, family);
+    }
+
+    /// Several of somebody else's.
+    pub fn family(&mut self, of: &FigureFamily) {
+        let family = Family::<[(&'static str, String); 1], Gauge<f64, AtomicU64>>::default();
+        for (value, figure) in &of.values {
+            let labels = [(of.label, value.clone())];
+            family.get_or_create(&labels).set(*figure);
+        }
+        self.0.register(of.name, of.help, family);
+    }
+
+    /// Adds a figure of another component.
+    pub fn figure(&mut self, figure: &Figure) {
+        if figure.counter {
+            let counter = Counter::<f64, AtomicU64>::default();
+            counter.inc_by(figure.value);
+            self.0.register(figure.name, figure.help, counter);
+        } else {
+            self.add(figure.name, figure.help, figure.value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_last_boots_of_each_mode() {
+        let metrics = Metrics::new();
+        for ms in 0..2000 {
+            metrics.boot(BootMode::Snapshot, f64::from(ms));
+        }
+        metrics.boot(BootMode::Fork, 3.0);
+        let boots = metrics.boots();
+        let (fork, snapshot) = (&boots[0], &boots[1]);
+        assert_eq!(
+            (fork.mode, fork.p50_ms, fork.p99_ms),
+            (BootMode::Fork, 3.0, 3.0)
+        );
+        assert_eq!((snapshot.count, snapshot.max_ms), (2000, 1999.0));
+        assert_eq!(snapshot.p50_ms, 1487.0);
+    }
+
+    #[test]
+    fn the_text_is_in_the_format_of_prometheus() {
+        let metrics = Metrics::new();
+        metrics.operation("pause", "ok", Duration::from_millis(7));
+        metrics.create(Some(BootMode::WarmPool), "ok", Duration::from_millis(3));
+        metrics.create(None, "busy", Duration::ZERO);
+        let mut now = CurrentFigures::new();
+        now.add_each("sandboxes", "By state", "state", [("running", 2.0)]);
+        now.figure(&Figure {
+            name: "gateway_requests",
+            help: "Requests",
+            counter: true,
+            value: 5.0,
+        });
+        now.family(&FigureFamily {
+            name: "key_disk_bytes",
+            help: "Bytes",
+            label: "key",
+            values: vec![("k1".to_owned(), 7.0), ("k2".to_owned(), 8.0)],
+        });
+        let text = metrics.render(now);
+        for line in [
+            "jiffy_operations_total{operation=\"pause\",outcome=\"ok\"} 1",
+            "jiffy_operation_duration_seconds_bucket{le=\"0.008\",operation=\"pause\",outcome=\"ok\"} 1",
+            "jiffy_creates_total{boot_mode=\"warm-pool\",outcome=\"ok\"} 1",
+            "jiffy_creates_total{boot_mode=\"none\",outcome=\"busy\"} 1",
+            "jiffy_sandboxes{state=\"running\"} 2.0",
+            "jiffy_gateway_requests_total 5.0",
+            "jiffy_key_disk_bytes{key=\"k1\"} 7.0",
+            "jiffy_key_disk_bytes{key=\"k2\"} 8.0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|l| l == line), "no {line} in {text}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Operations for template builds: sandboxes at the end of a step, and templates that are ready to
+//! be used.
+
+use super::take_snapshot::descended;
+use super::{BuildSteps, OperationError, Sandboxes};
+use crate::journal::JournalChange;
+use crate::records::{SandboxOperation, SnapshotPurpose, SnapshotRecord};
+use jiffy_agent_client::AgentClient;
+use jiffy_engine_api::{AfterSnapshot, Engine};
+use jiffy_proto::agent::ENVD_PORT;
+use std::io;
+
+impl<E: Engine> Sandboxes<E> {
+    /// A client of the agent in a sandbox, with its token.
+    pub fn agent(&self, id: &str) -> Result<AgentClient, OperationError> {
+        let record = self.get(id)?;
+        let (this, id) = (self.clone(), record.id);
+        let client = AgentClient::new(move || {
+            let (this, id) = (this.clone(), id.clone());
+            async move { this.connect(&id, ENVD_PORT).await.map_err(io::Error::other) }
+        });
+        Ok(match record.agent_token {
+            Some(token) => client.with_token(token),
+            None => client,
+        })
+    }
+}
+
+impl<E: Engine> BuildSteps<'_, E> {
+    /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it
+    /// is released.
+    pub async fn snapshot(self, id: &str, key: &str) -> Result<SnapshotRecord, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let entry = self.0.entry(id)?;
+        let key = key.to_owned();
+        this.clone()
+            .perform("snapshot", &entry.id(), async move {
+                let _op_guard = entry.op_lock().lock().await;
+                let sandbox = entry.allow(SandboxOperation::Snapshot, "snapshot")?;
+                let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
+                let draft = SnapshotRecord {
+                    fingerprint: key,
+                    kept: true,
+                    ..this
+                        .snapshots()
+                        .draft(&sandbox, SnapshotPurpose::Step, None)?
+                };
+                let permit = this.budgets().reserve_snapshot(&draft, &sandbox).await?;
+                let snapshot = this
+                    .snapshots()
+                    .take(&guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
+                        vec![JournalChange::Sandbox(descended(&entry, snapshot))]
+                    })
+                    .await?;
+                entry.set_record(descended(&entry, &snapshot));
+                Ok(snapshot)
+            })
+            .await
+    }
+
+    /// The newest snapshot of the step `key`.
+    pub fn newest(self, key: &str) -> Option<SnapshotRecord> {
+        let snapshots = self.0.snapshot_index.lock();
+        let kept = snapshots.kept_for(SnapshotPurpose::Step, key);
+        kept.max_by_key(|s| s.created_ms).cloned()
+    }
+
+    /// All snapshots of steps, the oldest first.
+    pub fn list(self) -> Vec<SnapshotRecord> {
+        let snapshots = self.0.snapshot_index.lock();
+        let steps = snapshots.all_kept_for(SnapshotPurpose::Step);
+        let mut steps: Vec<_> = steps.cloned().collect();
+        steps.sort_by_key(|s| s.created_ms);
+        steps
+    }
+}

@@ -1,0 +1,189 @@
+//! Snapshots that are acknowledged once their memory is frozen, and stored behind that.
+//!
+//! The record of one is `storing` until its files are complete. Whatever needs the files waits for
+//! them. A daemon that ends meanwhile leaves the work to the process that holds the memory and to
+//! the next daemon.
+
+use super::entry::SandboxEntry;
+use super::take_snapshot::descended;
+use super::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
+use crate::journal::JournalChange;
+use crate::records::SnapshotRecord;
+use jiffy_engine_api::Engine;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::{oneshot, watch};
+
+/// Lost snapshots whose reason is remembered.
+const MAX_LOST: usize = 1000;
+
+/// Is told of a snapshot that is captured.
+pub(super) type Acknowledgement = oneshot::Sender<SnapshotRecord>;
+
+/// Captured snapshots of a host that are being stored, and the latest that were lost.
+#[derive(Default)]
+pub(super) struct Captures {
+    /// Closed when the snapshot is stored or lost.
+    under_way: Mutex<HashMap<String, watch::Receiver<()>>>,
+    lost: Mutex<VecDeque<LostCapture>>,
+}
+
+struct LostCapture {
+    record: SnapshotRecord,
+    reason: String,
+}
+
+/// Guard: the snapshot is being stored.
+pub(super) struct StoringGuard<E: Engine> {
+    inner: Arc<SandboxesInner<E>>,
+    id: String,
+    _storing: watch::Sender<()>,
+}
+
+impl<E: Engine> Drop for StoringGuard<E> {
+    fn drop(&mut self) {
+        self.inner.captures.under_way.lock().remove(&self.id);
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Waits until the engine has captured `draft`, writes that down and tells it; none: it is not
+    /// captured, or that cannot be written down.
+    pub(super) async fn acknowledge(
+        self,
+        draft: &SnapshotRecord,
+        frozen: oneshot::Receiver<u64>,
+        acknowledgement: Acknowledgement,
+    ) -> Option<StoringGuard<E>> {
+        let stopped_us = frozen.await.ok()?;
+        let record = SnapshotRecord {
+            storing: true,
+            stopped_ms: stopped_us as f64 / 1000.0,
+            ..draft.clone()
+        };
+        let guard = self.begin_storing(&record.id);
+        let order = self.0.snapshot_changes.lock();
+        let intent = JournalChange::Intent(record.clone());
+        if let Err(e) = self.0.journal.commit(&[intent]) {
+            tracing::warn!(
+                id = record.id,
+                "a snapshot is not captured, only stored: {e}"
+            );
+            return None;
+        }
+        self.0.snapshot_index.lock().insert(record.clone());
+        drop(order);
+        // The client may be gone.
+        let _ = acknowledgement.send(record);
+        Some(guard)
+    }
+
+    fn begin_storing(self, id: &str) -> StoringGuard<E> {
+        let (storing, wait) = watch::channel(());
+        self.0.captures.under_way.lock().insert(id.to_owned(), wait);
+        StoringGuard {
+            inner: self.0.clone(),
+            id: id.to_owned(),
+            _storing: storing,
+        }
+    }
+
+    /// The snapshot `id` once it is stored.
+    pub(super) async fn stored(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        let storing = self.0.captures.under_way.lock().get(id).cloned();
+        if let Some(mut storing) = storing {
+            // Nothing is ever sent: it ends when the sender is gone.
+            let _ = storing.changed().await;
+        }
+        let found = self.0.snapshot_index.lock().get(id).cloned();
+        found.ok_or_else(|| {
+            self.loss(|record| record.id == id)
+                .unwrap_or_else(|| OperationError::Unknown {
+                    what: "snapshot",
+                    id: id.to_owned(),
+                    list: "jiffy snapshots",
+                })
+        })
+    }
+
+    /// Takes a captured snapshot that could not be stored out of all records.
+    pub(super) fn lose(self, record: &SnapshotRecord, reason: &str) {
+        tracing::error!(id = record.id, "a captured snapshot is lost: {reason}");
+        // First, so that whoever misses it finds the reason.
+        let mut lost = self.0.captures.lost.lock();
+        lost.truncate(MAX_LOST - 1);
+        lost.push_front(LostCapture {
+            record: record.clone(),
+            reason: reason.to_owned(),
+        });
+        drop(lost);
+        let order = self.0.snapshot_changes.lock();
+        let gone = JournalChange::NoSnapshot(record.id.clone());
+        self.0.journal.commit_write_behind(&[gone]);
+        self.0.snapshot_index.lock().remove(&record.id);
+        drop(order);
+    }
+
+    fn loss(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Option<OperationError> {
+        let lost = self.0.captures.lost.lock();
+        let found = lost.iter().find(|lost| wanted(&lost.record))?;
+        Some(OperationError::CaptureLost {
+            id: found.record.id.clone(),
+            reason: found.reason.clone(),
+        })
+    }
+
+    /// Fails if `id` is a snapshot of `owner` that was captured and could not be stored.
+    pub fn expect_not_lost(
+        self,
+        owner: Option<&str>,
+        id: &str,
+        scope: FetchScope,
+    ) -> Result<(), OperationError> {
+        let theirs = |s: &SnapshotRecord| scope == FetchScope::All || s.owner.as_deref() == owner;
+        match self.loss(|record| record.id == id && theirs(record)) {
+            Some(lost) => Err(lost),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Completes, behind this call, the captured snapshot `record` with which the guest of `entry`
+    /// was adopted. Nothing else begins with the sandbox before that.
+    pub(super) async fn finish_captured(
+        &self,
+        entry: Arc<SandboxEntry<E::Guest>>,
+        guest: Arc<E::Guest>,
+        record: SnapshotRecord,
+    ) {
+        let storing = self.snapshots().begin_storing(&record.id);
+        self.0.snapshot_index.lock().insert(record.clone());
+        let under_way = self.count_operation();
+        let (begun, has_turn) = oneshot::channel();
+        let this = self.clone();
+        tokio::spawn(async move {
+            let _op_guard = entry.op_lock().lock().await;
+            let _ = begun.send(());
+            let taken = this.0.engine.finish_captured(&guest).await;
+            let snapshots = this.snapshots();
+            match taken {
+                Ok(times) => {
+                    let complete = snapshots.complete(&*guest, record, times, |snapshot| {
+                        vec![JournalChange::Sandbox(descended(&entry, snapshot))]
+                    });
+                    entry.set_record(descended(&entry, &complete));
+                }
+                Err(e) => {
+                    snapshots.lose(&record, &e.to_string());
+                    // The process may have given it up while there was no daemon.
+                    this.0.engine.discard_captured(&record.id);
+                }
+            }
+            drop((storing, under_way));
+        });
+        // A task that is lost holds no turn.
+        let _ = has_turn.await;
+    }
+}

@@ -1,0 +1,55 @@
+//! Changes of a sandbox's settings while it lives.
+
+use super::{OperationError, Sandboxes};
+use crate::records::{SandboxRecord, SandboxState};
+use crate::sandbox_settings::SandboxSettings;
+use jiffy_engine_api::{Engine, Guest, new_token};
+
+impl<E: Engine> Sandboxes<E> {
+    /// Changes the settings of a sandbox by `change`, which sees those in force. Its timeout is
+    /// not changed by this.
+    pub async fn change_settings(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut SandboxSettings) + Send + 'static,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("change_terms", &entry.id(), async move {
+            let _op_guard = entry.op_lock().lock().await;
+            let mut record = entry.record();
+            if record.state == SandboxState::Killed {
+                return Err(entry.refuse("change the terms of"));
+            }
+            let before = record.settings.rules();
+            change(&mut record.settings);
+            // The traffic token exists exactly as long as the ports are restricted.
+            match (
+                record.settings.network.restrict_traffic,
+                &record.traffic_token,
+            ) {
+                (true, None) => record.traffic_token = Some(new_token()?),
+                (false, Some(_)) => record.traffic_token = None,
+                _ => {}
+            }
+            let rules = record.settings.rules();
+            this.0
+                .engine
+                .check_network(&rules)
+                .map_err(OperationError::Network)?;
+            let guest = entry.guest().filter(|_| rules != before);
+            if let Some(guest) = &guest {
+                let set = guest.set_network(&rules).await;
+                set.map_err(OperationError::engine("change the network of the sandbox"))?;
+            }
+            if let Err(e) = this.commit(&entry, record.clone(), &[]) {
+                if let Some(guest) = &guest {
+                    // As the journal has it.
+                    let _ = guest.set_network(&before).await;
+                }
+                return Err(e.into());
+            }
+            Ok(record)
+        })
+        .await
+    }
+}

@@ -1,0 +1,30 @@
+//! Streams into sandboxes.
+
+use super::{OperationError, Sandboxes};
+use crate::records::SandboxOperation;
+use jiffy_engine_api::{Engine, Guest, GuestStream};
+use tokio::net::UnixStream;
+
+impl<E: Engine> Sandboxes<E> {
+    /// Opens a stream to `port` in a sandbox.
+    pub async fn connect(&self, id: &str, port: u32) -> Result<UnixStream, OperationError> {
+        let entry = self.0.entry(id)?;
+        let guest = entry.running(SandboxOperation::Connect, "connect to")?;
+        guest
+            .connect(port)
+            .await
+            .map_err(|source| OperationError::Connect {
+                id: entry.record().id,
+                port,
+                source,
+            })
+    }
+
+    /// Connects to TCP `port` in a sandbox over its network interface. None: the agent has to be
+    /// asked.
+    pub async fn connect_tcp(&self, id: &str, port: u16) -> Option<GuestStream> {
+        let entry = self.0.entry(id).ok()?;
+        let guest = entry.running(SandboxOperation::Connect, "connect to");
+        guest.ok()?.connect_tcp(port).await
+    }
+}

@@ -1,0 +1,48 @@
+//! Connections of sandboxes, also those from before they last slept.
+
+use super::{Observation, OperationError};
+use jiffy_engine_api::{ConnectionLog, ConnectionRecords, Engine};
+use std::sync::Arc;
+
+/// Connections of earlier guests of a sandbox.
+#[derive(Default)]
+pub(crate) struct ConnectionHistory {
+    past: ConnectionRecords,
+    /// That of the guest before this one, which may still be ending.
+    last: Option<Arc<dyn ConnectionLog>>,
+}
+
+impl ConnectionHistory {
+    /// Another guest of the sandbox has gone.
+    pub fn add(&mut self, log: Arc<dyn ConnectionLog>) {
+        if let Some(last) = self.last.replace(log) {
+            self.past.extend(last.read());
+        }
+    }
+
+    /// Removes all, as the record is no longer served.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Returns the earlier connections, and where the last ones can be read, in order.
+    pub fn all(&self) -> (ConnectionRecords, Option<Arc<dyn ConnectionLog>>) {
+        (self.past.clone(), self.last.clone())
+    }
+}
+
+impl<E: Engine> Observation<'_, E> {
+    /// Returns the connections that a sandbox made or tried while this daemon has had it: the
+    /// newest, oldest first.
+    pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {
+        let entry = self.0.entry(id)?;
+        // Guests are asked in the order in which they lived.
+        let (mut all, last) = entry.reached().all();
+        let logs = [last, entry.connections()];
+        let read = tokio::task::spawn_blocking(move || {
+            logs.iter().flatten().for_each(|log| all.extend(log.read()));
+            all
+        });
+        read.await.map_err(|e| OperationError::Lost(e.to_string()))
+    }
+}

@@ -1,0 +1,303 @@
+//! One sandbox in memory.
+
+use super::connection_history::ConnectionHistory;
+use super::entry_indexes::{EntryIndexes, ends_at};
+use crate::admission::Reservation;
+use crate::operation_error::OperationError;
+use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
+use crate::usage::History;
+use jiffy_engine_api::{ConnectionLog, Guest, SandboxSize, now_ms};
+use parking_lot::{Mutex, MutexGuard};
+use smol_str::SmolStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use tokio::sync::watch;
+
+/// Bytes of a console that are kept when its guest has ended by itself.
+const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
+
+/// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
+pub(crate) struct SandboxEntry<G> {
+    id: SmolStr,
+    record: Mutex<Box<SandboxRecord>>,
+    indexes: Arc<EntryIndexes>,
+    /// Made when something is done with it first: most of many sleep and are left alone.
+    activity: OnceLock<Box<Activity<G>>>,
+}
+
+/// Guest, history and locks of a sandbox.
+struct Activity<G> {
+    guest: Mutex<Option<Arc<G>>>,
+    /// Resources that it takes of the host, from before its guest comes up until that is gone.
+    reservation: Mutex<Option<Reservation>>,
+    /// Resources that it used over time.
+    history: Mutex<History>,
+    /// Connections of its earlier guests.
+    reached: Mutex<ConnectionHistory>,
+    /// Console of a guest that ended by itself, as far as it is kept.
+    last_words: Mutex<Option<String>>,
+    /// True while its timeout is being acted upon.
+    expiring: AtomicBool,
+    /// True while it is being killed.
+    ending: watch::Sender<bool>,
+    /// Told whenever its record changes.
+    changed: watch::Sender<()>,
+    /// Held by the operation that is changing the sandbox.
+    op_lock: tokio::sync::Mutex<()>,
+}
+
+impl<G> Default for Activity<G> {
+    fn default() -> Self {
+        Self {
+            guest: Mutex::default(),
+            reservation: Mutex::default(),
+            history: Mutex::default(),
+            reached: Mutex::default(),
+            last_words: Mutex::default(),
+            expiring: AtomicBool::new(false),
+            ending: watch::Sender::default(),
+            changed: watch::Sender::default(),
+            op_lock: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl<G> Drop for SandboxEntry<G> {
+    fn drop(&mut self) {
+        self.indexes.remove(&self.id, self.record.get_mut());
+    }
+}
+
+impl<G: Guest> SandboxEntry<G> {
+    /// A sandbox that has its name, if it has one.
+    pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
+        let id = SmolStr::new(&*record.id);
+        indexes.add(&id, &record);
+        Self::indexed(id, Box::new(record), indexes)
+    }
+
+    /// A sandbox that is in the indexes.
+    pub fn indexed(id: SmolStr, record: Box<SandboxRecord>, indexes: Arc<EntryIndexes>) -> Self {
+        Self {
+            id,
+            record: Mutex::new(record),
+            indexes,
+            activity: OnceLock::new(),
+        }
+    }
+
+    fn activity(&self) -> &Activity<G> {
+        self.activity.get_or_init(Box::default)
+    }
+
+    /// Held by the operation that is changing the sandbox.
+    pub fn op_lock(&self) -> &tokio::sync::Mutex<()> {
+        &self.activity().op_lock
+    }
+
+    /// Resources that it used over time.
+    pub fn history(&self) -> MutexGuard<'_, History> {
+        self.activity().history.lock()
+    }
+
+    /// Connections of its earlier guests.
+    pub fn reached(&self) -> MutexGuard<'_, ConnectionHistory> {
+        self.activity().reached.lock()
+    }
+
+    pub fn record(&self) -> SandboxRecord {
+        (**self.record.lock()).clone()
+    }
+
+    /// Shows the record without a copy of it.
+    pub fn look<T>(&self, at: impl FnOnce(&SandboxRecord) -> T) -> T {
+        at(&self.record.lock())
+    }
+
+    pub fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// Its id, as indexes have it.
+    pub fn shared_id(&self) -> &SmolStr {
+        &self.id
+    }
+
+    pub fn size(&self) -> SandboxSize {
+        self.record.lock().size
+    }
+
+    /// When its time is over, while it runs and nobody has noticed yet.
+    pub fn deadline(&self) -> Option<u64> {
+        let activity = self.activity.get();
+        let counts = !activity.is_some_and(|a| a.expiring.load(Ordering::Acquire));
+        ends_at(&self.record.lock()).filter(|_| counts)
+    }
+
+    /// Returns true to the one caller that is to act upon its deadline.
+    pub fn begin_expiring(&self) -> bool {
+        !self.activity().expiring.swap(true, Ordering::AcqRel)
+    }
+
+    pub fn end_expiring(&self) {
+        self.activity().expiring.store(false, Ordering::Release);
+    }
+
+    /// True if it is alive, and its agent's token fits.
+    pub fn has_token(&self, fits: impl Fn(&str) -> bool) -> bool {
+        let record = self.record.lock();
+        matches!(record.state, SandboxState::Running | SandboxState::Paused)
+            && record.agent_token.as_deref().is_some_and(fits)
+    }
+
+    /// Says whether it is being killed from now on.
+    pub fn set_ending(&self, ending: bool) {
+        self.activity().ending.send_replace(ending);
+    }
+
+    pub fn is_ending(&self) -> bool {
+        let activity = self.activity.get();
+        activity.is_some_and(|activity| *activity.ending.borrow())
+    }
+
+    /// Waits until nothing is under way with it, or it is being killed.
+    pub async fn decided(&self) {
+        let mut ending = self.activity().ending.subscribe();
+        tokio::select! {
+            _op_guard = self.op_lock().lock() => {}
+            _ = ending.wait_for(|ending| *ending) => {}
+        }
+    }
+
+    /// Waits until the record is as `wanted`, and returns it.
+    pub async fn until(&self, wanted: impl Fn(&SandboxRecord) -> bool) -> SandboxRecord {
+        let mut changes = self.activity().changed.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let record = self.record();
+            // The sender lives as long as this entry.
+            if wanted(&record) || changes.changed().await.is_err() {
+                return record;
+            }
+        }
+    }
+
+    /// Takes over `record`. In a state without a guest it needs no place.
+    pub fn set_record(&self, record: SandboxRecord) {
+        let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
+        if record.state == SandboxState::Killed {
+            // Its guest's, too: many are killed, and each is remembered for an hour.
+            self.reached().clear();
+            self.activity().last_words.lock().take();
+        }
+        let mut current = self.record.lock();
+        self.indexes.change(&self.id, &current, &record);
+        **current = record;
+        drop(current);
+        self.activity().changed.send_replace(());
+        if !alive {
+            self.set_reservation(None);
+        }
+    }
+
+    /// True if it has a place.
+    pub fn has_reservation(&self) -> bool {
+        let activity = self.activity.get();
+        activity.is_some_and(|activity| activity.reservation.lock().is_some())
+    }
+
+    pub fn set_reservation(&self, reservation: Option<Reservation>) {
+        *self.activity().reservation.lock() = reservation;
+    }
+
+    /// Its guest is up; one that has no place, since it was there before we were, gets one from
+    /// `count`.
+    pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
+        let size = self.record.lock().size;
+        self.activity()
+            .reservation
+            .lock()
+            .get_or_insert_with(|| count(size))
+            .set_up();
+    }
+
+    /// The record as it will be in `state`.
+    pub fn record_in(&self, state: SandboxState) -> SandboxRecord {
+        SandboxRecord {
+            state,
+            changed_ms: now_ms(),
+            ..self.record()
+        }
+    }
+
+    pub fn guest(&self) -> Option<Arc<G>> {
+        self.activity.get()?.guest.lock().clone()
+    }
+
+    /// Puts another guest, or none, in place and returns the one before.
+    pub fn replace_guest(&self, guest: Option<Arc<G>>) -> Option<Arc<G>> {
+        let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
+        if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
+            self.reached().add(log);
+        }
+        before
+    }
+
+    /// Keeps the end of the console of a guest that ended by itself.
+    pub fn keep_last_words(&self, console: &str) {
+        let mut begin = console.len().saturating_sub(MAX_EXIT_REASON_BYTES);
+        while !console.is_char_boundary(begin) {
+            begin += 1;
+        }
+        *self.activity().last_words.lock() = Some(console[begin..].to_owned());
+    }
+
+    /// Console of its guest, or of the one that ended by itself.
+    pub fn console(&self) -> Option<String> {
+        match self.guest() {
+            Some(guest) => Some(guest.console_tail()),
+            None => self.activity.get()?.last_words.lock().clone(),
+        }
+    }
+
+    /// Returns the record of its guest's connections.
+    pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        self.guest()?.connections()
+    }
+
+    pub fn is_guest(&self, guest: &Arc<G>) -> bool {
+        self.guest().is_some_and(|g| Arc::ptr_eq(&g, guest))
+    }
+
+    /// The record, if the sandbox may be asked to do `operation` now.
+    pub fn allow(
+        &self,
+        operation: SandboxOperation,
+        verb: &'static str,
+    ) -> Result<SandboxRecord, OperationError> {
+        let record = self.record();
+        if record.state.allows(operation) {
+            return Ok(record);
+        }
+        Err(self.refuse(verb))
+    }
+
+    pub fn refuse(&self, verb: &'static str) -> OperationError {
+        let record = self.record();
+        OperationError::State {
+            operation: verb,
+            id: record.id,
+            state: record.state,
+        }
+    }
+
+    /// The guest, if `operation` needs one and the sandbox is in a state that has one.
+    pub fn running(
+        &self,
+        operation: SandboxOperation,
+        verb: &'static str,
+    ) -> Result<Arc<G>, OperationError> {
+        self.allow(operation, verb)?;
+        self.guest().ok_or_else(|| self.refuse(verb))
+    }
+}

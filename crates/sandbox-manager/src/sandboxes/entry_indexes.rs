@@ -1,0 +1,244 @@
+//! Indexes over the records of sandboxes.
+
+use super::id_groups::{IdGroups, SnapshotUsers};
+use super::list_order::SharedPosition;
+use super::names::SandboxNames;
+use super::owner_ages::OwnerAges;
+use crate::records::{SandboxRecord, SandboxState};
+use parking_lot::Mutex;
+use smol_str::SmolStr;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Indexes over the records of sandboxes. No other lock is taken under that of one.
+#[derive(Debug, Default)]
+pub(crate) struct EntryIndexes {
+    /// Descendants of each snapshot.
+    pub users: SnapshotUsers,
+    /// Names of those that are not killed.
+    pub names: SandboxNames,
+    /// All of them by the moment of their creation, in milliseconds since 1970, and id. Locked
+    /// after the entries.
+    pub ages: Mutex<BTreeSet<SharedPosition>>,
+    /// Those that run and have a deadline, by that, in milliseconds since 1970, and id.
+    pub deadlines: Mutex<BTreeSet<SharedPosition>>,
+    /// Those that are killed, by the moment of that and id.
+    pub killed: Mutex<BTreeSet<SharedPosition>>,
+    /// Those that run.
+    pub running: Mutex<BTreeSet<SmolStr>>,
+    /// Those that are not killed, by their owner, if they have one, and age.
+    pub owners: Mutex<OwnerAges>,
+    /// Numbers of them by the word for their state.
+    pub states: Mutex<BTreeMap<&'static str, usize>>,
+}
+
+impl EntryIndexes {
+    /// Indexes of all these. Sorts once instead of looking for the place of each.
+    pub fn of<'a>(records: impl Iterator<Item = (&'a SmolStr, &'a SandboxRecord)> + Clone) -> Self {
+        let positions = |at: fn(&SandboxRecord) -> Option<u64>| {
+            let found = records.clone();
+            let found = found.filter_map(|(id, r)| Some((at(r)?, id.clone())));
+            Mutex::new(found.collect())
+        };
+        let groups = |word: fn(&SandboxRecord) -> Option<&str>| -> IdGroups {
+            records.clone().map(|(id, r)| (word(r), id)).collect()
+        };
+        let named = records.clone();
+        let named = named.filter_map(|(id, r)| Some((held_by(r)?, &r.settings.owner, id)));
+        let running = records.clone().filter(|(_, r)| runs(r));
+        let owned = records.clone();
+        let owned = owned.map(|(id, r)| (owned_by(r), r.created_ms, id));
+        let mut states = BTreeMap::new();
+        for (_, record) in records.clone() {
+            *states.entry(record.state.name()).or_insert(0) += 1;
+        }
+        Self {
+            users: SnapshotUsers::new(groups(needed_by)),
+            names: named.collect(),
+            ages: positions(|r| Some(r.created_ms)),
+            deadlines: positions(ends_at),
+            killed: positions(killed_at),
+            running: Mutex::new(running.map(|(id, _)| id.clone()).collect()),
+            owners: Mutex::new(owned.collect()),
+            states: Mutex::new(states),
+        }
+    }
+
+    /// Notes a sandbox, which has its name already, if it has one.
+    pub fn add(&self, id: &SmolStr, record: &SandboxRecord) {
+        self.users.change(id, None, needed_by(record));
+        self.ages.lock().insert((record.created_ms, id.clone()));
+        move_position(&self.deadlines, id, None, ends_at(record));
+        move_position(&self.killed, id, None, killed_at(record));
+        if runs(record) {
+            self.running.lock().insert(id.clone());
+        }
+        self.owners
+            .lock()
+            .add(owned_by(record), record.created_ms, id);
+        self.count_state(None, Some(record.state.name()));
+    }
+
+    /// Notes that a sandbox's record changes. A name that it gets was claimed before.
+    pub fn change(&self, id: &SmolStr, before: &SandboxRecord, now: &SandboxRecord) {
+        self.users.change(id, needed_by(before), needed_by(now));
+        let name = held_by(before);
+        if let Some(name) = name.filter(|_| name != held_by(now)) {
+            self.names.release(&before.settings.owner, name, id);
+        }
+        move_position(&self.deadlines, id, ends_at(before), ends_at(now));
+        move_position(&self.killed, id, killed_at(before), killed_at(now));
+        match (runs(before), runs(now)) {
+            (false, true) => drop(self.running.lock().insert(id.clone())),
+            (true, false) => drop(self.running.lock().remove(id)),
+            _ => {}
+        }
+        if owned_by(before) != owned_by(now) {
+            let mut owners = self.owners.lock();
+            owners.take(owned_by(before), before.created_ms, id);
+            owners.add(owned_by(now), now.created_ms, id);
+        }
+        self.count_state(Some(before.state.name()), Some(now.state.name()));
+    }
+
+    /// Forgets a sandbox.
+    pub fn remove(&self, id: &SmolStr, record: &SandboxRecord) {
+        self.users.change(id, needed_by(record), None);
+        if let Some(name) = held_by(record) {
+            self.names.release(&record.settings.owner, name, id);
+        }
+        self.ages.lock().remove(&(record.created_ms, id.clone()));
+        move_position(&self.deadlines, id, ends_at(record), None);
+        move_position(&self.killed, id, killed_at(record), None);
+        if runs(record) {
+            self.running.lock().remove(id);
+        }
+        self.owners
+            .lock()
+            .take(owned_by(record), record.created_ms, id);
+        self.count_state(Some(record.state.name()), None);
+    }
+
+    fn count_state(&self, before: Option<&'static str>, now: Option<&'static str>) {
+        if before == now {
+            return;
+        }
+        let mut states = self.states.lock();
+        if let Some(count) = before.and_then(|name| states.get_mut(name)) {
+            *count = count.saturating_sub(1);
+        }
+        if let Some(name) = now {
+            *states.entry(name).or_insert(0) += 1;
+        }
+    }
+}
+
+fn move_position(
+    positions: &Mutex<BTreeSet<SharedPosition>>,
+    id: &SmolStr,
+    before: Option<u64>,
+    now: Option<u64>,
+) {
+    if before == now {
+        return;
+    }
+    let mut positions = positions.lock();
+    if let Some(before) = before {
+        positions.remove(&(before, id.clone()));
+    }
+    if let Some(now) = now {
+        positions.insert((now, id.clone()));
+    }
+}
+
+fn runs(record: &SandboxRecord) -> bool {
+    record.state == SandboxState::Running
+}
+
+fn is_alive(record: &SandboxRecord) -> bool {
+    record.state != SandboxState::Killed
+}
+
+/// The deadline of a sandbox that runs.
+pub(super) fn ends_at(record: &SandboxRecord) -> Option<u64> {
+    record.deadline_ms.filter(|_| runs(record))
+}
+
+/// When a sandbox was killed.
+fn killed_at(record: &SandboxRecord) -> Option<u64> {
+    (!is_alive(record)).then_some(record.changed_ms)
+}
+
+/// The name that a sandbox has for itself.
+fn held_by(record: &SandboxRecord) -> Option<&str> {
+    record.name.as_deref().filter(|_| is_alive(record))
+}
+
+/// The snapshot that a sandbox needs.
+fn needed_by(record: &SandboxRecord) -> Option<&str> {
+    record.snapshot.as_deref().filter(|_| is_alive(record))
+}
+
+/// The owner of a sandbox that is not killed.
+fn owned_by(record: &SandboxRecord) -> Option<&str> {
+    let owner = record.settings.owner.as_deref();
+    owner.filter(|_| is_alive(record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox_settings::SandboxSettings;
+    use jiffy_engine_api::SandboxSize;
+
+    fn record(id: &str, state: SandboxState) -> SandboxRecord {
+        SandboxRecord {
+            id: id.to_owned(),
+            name: Some(format!("name of {id}")),
+            state,
+            template: "base".to_owned(),
+            size: SandboxSize::default(),
+            env: BTreeMap::new(),
+            settings: SandboxSettings {
+                owner: Some("k".to_owned()),
+                ..SandboxSettings::default()
+            },
+            deadline_ms: Some(7),
+            agent_token: None,
+            traffic_token: None,
+            snapshot: Some("s".to_owned()),
+            forked_from: None,
+            boot_mode: None,
+            engine: None,
+            boot_ms: None,
+            created_ms: 1,
+            changed_ms: 2,
+        }
+    }
+
+    /// Content of the indexes, without states that no sandbox is in.
+    fn shown(indexes: &EntryIndexes) -> String {
+        indexes.states.lock().retain(|_, count| *count > 0);
+        format!("{indexes:?}")
+    }
+
+    #[test]
+    fn indexes_say_the_same_however_a_sandbox_came_into_its_state() {
+        use SandboxState::{Killed, Paused, Running};
+        let id = SmolStr::new("a");
+        for state in [Running, Paused, Killed, SandboxState::broken("why")] {
+            let wanted = record("a", state.clone());
+            let at_once = EntryIndexes::of([(&id, &wanted)].into_iter());
+            for from in [Running, Paused, SandboxState::broken("why")] {
+                let before = record("a", from);
+                let changed = EntryIndexes::default();
+                let owner = Some("k".to_owned());
+                changed.names.claim(&owner, "name of a", &id).unwrap();
+                changed.add(&id, &before);
+                changed.change(&id, &before, &wanted);
+                assert_eq!(shown(&changed), shown(&at_once));
+                changed.remove(&id, &wanted);
+                assert_eq!(shown(&changed), shown(&EntryIndexes::default()));
+            }
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! Snapshots that this host lacks, from the store that hosts share.
+
+mod mend;
+
+use super::lookup::SnapshotPin;
+use super::{OperationError, OwnerBudgets, Sandboxes, SandboxesInner, Snapshots};
+use crate::admission::Shortage;
+use crate::journal::JournalChange;
+use crate::quota::{QuotaAmount, QuotaRequest};
+use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
+use jiffy_engine_api::{Engine, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
+use jiffy_remote::{
+    FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,
+    SHARED_TENANT, first_chunks,
+};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Snapshot that is here and stays here while this exists.
+pub struct HeldSnapshot<E: Engine> {
+    record: SnapshotRecord,
+    pin: SnapshotPin<E>,
+}
+
+impl<E: Engine> HeldSnapshot<E> {
+    /// Its record.
+    pub fn record(&self) -> &SnapshotRecord {
+        &self.record
+    }
+}
+
+/// Snapshots that a caller may have fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FetchScope {
+    /// Those that were asked for.
+    Asked,
+    /// Also those that sandboxes sleep in.
+    All,
+}
+
+impl FetchScope {
+    /// That of an owner; none is the host's.
+    fn of(owner: Option<&str>) -> Self {
+        match owner {
+            Some(_) => Self::Asked,
+            None => Self::All,
+        }
+    }
+
+    fn has(self, record: &SnapshotRecord) -> bool {
+        self == Self::All || record.purpose == SnapshotPurpose::Asked
+    }
+}
+
+struct Pulled(PulledFile);
+
+impl ImportedFile for Pulled {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn place(&self, to: &Path) -> io::Result<()> {
+        self.0.place(to)
+    }
+
+    fn missing(&self) -> Option<String> {
+        self.0.missing().map(jiffy_remote::LayerOrigin::encode)
+    }
+
+    fn pin(&self, to: &Path) -> io::Result<()> {
+        self.0.pin(to)
+    }
+}
+
+impl<E: Engine> SandboxesInner<E> {
+    /// Lock of what is being fetched under `key`. Each key has one as long as it is in use.
+    fn fetch_lock(&self, key: String) -> Arc<tokio::sync::Mutex<()>> {
+        let mut fetching = self.fetching.lock();
+        fetching.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = fetching.get(&key).and_then(std::sync::Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::<tokio::sync::Mutex<()>>::default();
+        fetching.insert(key, Arc::downgrade(&lock));
+        lock
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Finds snapshot `id` of `owner` here, or fetches it with its ancestors from the store; none:
+    /// neither has it. Callers that ask for one snapshot share one fetch, which goes on if they go
+    /// away.
+    pub async fn fetch(
+        self,
+        owner: Option<&str>,
+        id: &str,
+        scope: FetchScope,
+    ) -> Result<Option<HeldSnapshot<E>>, OperationError> {
+        let Some(remote) = self.0.uploads.remote.clone().filter(|_| is_id(id)) else {
+            return Ok(None);
+        };
+        let (this, id) = (Sandboxes(self.0.clone()), id.to_owned());
+        let owner = owner.map(str::to_owned);
+        let work = async move {
+            let key = format!("{}/{id}", owner.as_deref().unwrap_or_default());
+            let lock = this.0.fetch_lock(key);
+            let _one = lock.lock().await;
+            let fetch = Fetch {
+                this: this.clone(),
+                remote,
+                owner,
+            };
+            // Boxed: with all that it awaits it is large.
+            Box::pin(fetch.run(&id, scope)).await
+        };
+        let this = Sandboxes(self.0.clone());
+        this.perform("fetch", "", work).await
+    }
+
+    /// Describes snapshot `id` of `owner` as the store has it, and fetches nothing else; none: the
+    /// store has none of that id.
+    pub async fn describe_stored(
+        self,
+        owner: Option<&str>,
+        id: &str,
+        scope: FetchScope,
+    ) -> Result<Option<SnapshotRecord>, OperationError> {
+        let Some(remote) = self.0.uploads.remote.clone().filter(|_| is_id(id)) else {
+            return Ok(None);
+        };
+        let failed = Fetch::<E>::store_error(id);
+        let fetch = Fetch {
+            this: Sandboxes(self.0.clone()),
+            remote,
+            owner: owner.map(str::to_owned),
+        };
+        let found = fetch.remote.find(owner, id).await.map_err(failed)?;
+        let Some(found) = found.and_then(|found| found.into_iter().next()) else {
+            return Ok(None);
+        };
+        let record = fetch.record(&found, true).await?;
+        Ok(Some(record).filter(|record| scope.has(record)))
+    }
+
+    /// A snapshot by its id, the beginning of it or its name; one that is not here is fetched by
+    /// its id for `owner`, and one that is being stored is waited for.
+    pub(super) async fn pin_or_fetch(
+        self,
+        owner: Option<&str>,
+        id: &str,
+    ) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+        match self.pin_stored(id).await {
+            Err(unknown @ OperationError::Unknown { .. }) => {
+                self.expect_not_lost(owner, id, FetchScope::of(owner))?;
+                match Box::pin(self.fetch(owner, id, FetchScope::All)).await? {
+                    Some(held) => Ok((held.record, held.pin)),
+                    None => Err(unknown),
+                }
+            }
+            other => other,
+        }
+    }
+}
+
+/// One fetch.
+struct Fetch<E: Engine> {
+    this: Sandboxes<E>,
+    remote: Arc<RemoteStore>,
+    owner: Option<String>,
+}
+
+/// Snapshot that is to be fetched, its description checked.
+struct Missing {
+    found: FoundSnapshot,
+    record: SnapshotRecord,
+    import: SnapshotImport,
+    /// Chunks of its memory to fetch before a guest runs; none: all of it.
+    memory: Option<Vec<u64>>,
+}
+
+impl<E: Engine> Fetch<E> {
+    fn store_error(id: &str) -> impl FnOnce(jiffy_remote::RemoteError) -> OperationError + '_ {
+        |source| OperationError::Store {
+            id: id.to_owned(),
+            source,
+        }
+    }
+
+    fn here(&self, id: &str) -> Option<HeldSnapshot<E>> {
+        let snapshots = self.this.0.snapshot_index.lock();
+        let record = snapshots.get(id)?.clone();
+        let pin = self.this.snapshots().hold(id);
+        Some(HeldSnapshot { record, pin })
+    }
+
+    async fn run(
+        &self,
+        id: &str,
+        scope: FetchScope,
+    ) -> Result<Option<HeldSnapshot<E>>, OperationError> {
+        let own = |held: HeldSnapshot<E>| (held.record.owner == self.owner).then_some(held);
+        let here = self.here(id);
+        if let Some(held) = here
+            && (scope == FetchScope::All || held.record.kept || !scope.has(&held.record))
+        {
+            return Ok(own(held).filter(|held| scope.has(&held.record)));
+        }
+        let found = self.remote.find(self.owner.as_deref(), id).await;
+        let Some(found) = found.map_err(Self::store_error(id))? else {
+            return Ok(None);
+        };
+        // Held before the first of their bytes is on the disk, so that they are not collected.
+        let pins = found
+            .iter()
+            .map(|found| self.this.snapshots().hold(&found.id));
+        let _pins: Vec<SnapshotPin<E>> = pins.collect();
+        let engine = found.first().map_or("", FoundSnapshot::engine);
+        let lazily = self.this.0.engine.restores_lazily(engine);
+        let mut first = match lazily {
+            true => first_chunks(&found).map(Vec::into_iter),
+            false => None,
+        };
+        let mut missing = Vec::new();
+        for (depth, found) in found.into_iter().enumerate() {
+            let memory = first.as_mut().and_then(Iterator::next);
+            match self.here(&found.id) {
+                Some(held) => self.check_ancestor(&held.record)?,
+                None => missing.push(self.describe(found, depth == 0, memory).await?),
+            }
+        }
+        let newest = missing.first().filter(|missing| missing.found.id == id);
+        if newest.is_some_and(|missing| !scope.has(&missing.record)) {
+            return Ok(None);
+        }
+        let _permit = self.make_room(&missing).await?;
+        // At once: what their guest waits for is the slowest of them and not their sum.
+        let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
+        let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
+        for (missing, files) in missing.into_iter().zip(pulled).rev() {
+            self.bring(missing, files).await?;
+        }
+        let Some(held) = self.here(id).and_then(own) else {
+            return Ok(None);
+        };
+        // It came as an ancestor of another one before.
+        if scope == FetchScope::Asked && !held.record.kept {
+            self.this
+                .snapshots()
+                .update(id, |record| record.kept = true);
+        }
+        Ok(self.here(id))
+    }
+
+    /// Checks that an ancestor is not another owner's.
+    fn check_ancestor(&self, record: &SnapshotRecord) -> Result<(), OperationError> {
+        match self.owner.is_none() || record.owner.is_none() || record.owner == self.owner {
+            true => Ok(()),
+            false => Err(incompatible(
+                &record.id,
+                "it is based on a snapshot of another owner",
+            )),
+        }
+    }
+
+    /// Reads the record and the manifest of a snapshot, and checks that it can be restored here.
+    async fn describe(
+        &self,
+        found: FoundSnapshot,
+        newest: bool,
+        memory: Option<Vec<u64>>,
+    ) -> Result<Missing, OperationError> {
+        let manifest = async {
+            let manifest = self.remote.document(&found, MANIFEST_PART).await;
+            manifest.map_err(Self::store_error(&found.id))
+        };
+        let (record, manifest) = tokio::try_join!(self.record(&found, newest), manifest)?;
+        let lacks = || incompatible(&found.id, "the store has no manifest of it");
+        let import = SnapshotImport {
+            id: found.id.clone(),
+            parent: found.parent.clone(),
+            engine: found.engine().to_owned(),
+            size: record.size,
+            manifest: manifest.ok_or_else(lacks)?,
+        };
+        if !newest {
+            self.check_ancestor(&record)?;
+        }
+        let checked = self.this.0.engine.check_import(&import).await;
+        checked.map_err(OperationError::engine("fetch the snapshot"))?;
+        Ok(Missing {
+            found,
+            record,
+            import,
+            memory,
+        })
+    }
+
+    /// Reads the record of a snapshot as it is to be on this host. The snapshot that was asked for
+    /// is the `newest` of its lineage.
+    async fn record(
+        &self,
+        found: &FoundSnapshot,
+        newest: bool,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let record = self.remote.document(found, RECORD_PART).await;
+        let record = record.map_err(Self::store_error(&found.id))?;
+        let lacks = || incompatible(&found.id, "the store has no record of it");
+        let record = serde_json::from_slice::<SnapshotRecord>(&record.ok_or_else(lacks)?);
+        let record = record.map_err(|e| incompatible(&found.id, &format!("its record: {e}")))?;
+        record.size.check()?;
+        if !is_id(&found.id) || record.id != found.id {
+            return Err(incompatible(
+                &found.id,
+                "its record is that of another snapshot",
+            ));
+        }
+        Ok(SnapshotRecord {
+            owner: match newest {
+                true => self.owner.clone(),
+                false => record.owner.filter(|_| !found.shared),
+            },
+            parent: found.parent.clone(),
+            engine: (record.engine.as_ref()).map(|_| found.engine().to_owned()),
+            store: StoreCopies {
+                revision: record.store.revision,
+                uploading: None,
+                copies: vec![self.copy(found)],
+            },
+            // Ancestors, and those that sandboxes slept in, are here as long as they are needed.
+            kept: newest && record.purpose == SnapshotPurpose::Asked,
+            storing: false,
+            ..record
+        })
+    }
+
+    /// The copy in the store that a snapshot comes from.
+    fn copy(&self, found: &FoundSnapshot) -> StoreCopy {
+        let tenant = match found.shared {
+            true => SHARED_TENANT,
+            false => self.owner.as_deref().unwrap_or(LOCAL_TENANT),
+        };
+        StoreCopy {
+            place: StorePlace {
+                store: self.remote.url().to_owned(),
+                tenant: tenant.to_owned(),
+            },
+            root: found.remote.root.to_string(),
+            fetched: true,
+        }
+    }
+
+    /// Makes sure that the disk has room. Returns the bytes that it takes at most.
+    fn check_disk(&self, missing: &[Missing]) -> Result<u64, OperationError> {
+        let bytes = missing.iter().map(|missing| missing.found.bytes());
+        let bytes = bytes.fold(0, u64::saturating_add);
+        let free = self.this.0.admission.disk_to_write_mib();
+        match free.filter(|free| bytes >> 20 > *free) {
+            None => Ok(bytes),
+            Some(free) => Err(OperationError::Busy {
+                what: format!(
+                    "the snapshot and those below it take up to {} MiB of disk, and {free} MiB may be written: make room on the data directory's disk",
+                    bytes >> 20
+                ),
+                retry_after: Shortage::Disk.retry_after().unwrap_or_default(),
+            }),
+        }
+    }
+
+    /// Makes sure that the disk and the owner's budget have room.
+    async fn make_room(
+        &self,
+        missing: &[Missing],
+    ) -> Result<crate::quota::QuotaPermit, OperationError> {
+        let bytes = self.check_disk(missing)?;
+        let asked = missing.first().is_some_and(|missing| missing.record.kept);
+        let request = QuotaRequest {
+            amount: QuotaAmount {
+                snapshots: u64::from(asked),
+                disk_bytes: bytes,
+                ..QuotaAmount::default()
+            },
+            disk_floor: None,
+        };
+        OwnerBudgets(&self.this.0)
+            .reserve(self.owner.as_deref(), request)
+            .await
+    }
+
+    /// Fetches the files of one snapshot: of its memory what a guest needs first, or all.
+    async fn pull(&self, missing: &Missing) -> Result<Vec<PulledFile>, OperationError> {
+        let id = &missing.found.id;
+        let memory = match &missing.memory {
+            Some(chunks) => MemoryPull::Chunks(chunks),
+            None => MemoryPull::All,
+        };
+        let owner = self.owner.as_deref();
+        let pulled = self.remote.pull(owner, &missing.found, memory).await;
+        let (files, report) = pulled.map_err(Self::store_error(id))?;
+        tracing::info!(
+            id,
+            chunks = report.chunks,
+            fetched_bytes = report.fetched_bytes,
+            range_bytes = report.range_bytes,
+            ranges = report.ranges,
+            whole = missing.memory.is_none(),
+            "fetched a snapshot from the store"
+        );
+        Ok(files)
+    }
+
+    /// Puts one snapshot in place, whose parent is here, unless another fetch was faster.
+    async fn bring(&self, missing: Missing, files: Vec<PulledFile>) -> Result<(), OperationError> {
+        let id = missing.found.id.clone();
+        let lock = self.this.0.fetch_lock(id.clone());
+        let _one = lock.lock().await;
+        if self.here(&id).is_some() {
+            return Ok(());
+        }
+        let engine = &self.this.0.engine;
+        let failed = || OperationError::engine(format!("take in snapshot {id}"));
+        // Files without a record, which a daemon that was killed left.
+        engine.remove_snapshot(&id).map_err(failed())?;
+        let files = files.into_iter().map(|file| Arc::new(Pulled(file)) as _);
+        engine
+            .import_snapshot(&missing.import, files.collect(), ExistingSnapshot::Keep)
+            .await
+            .map_err(failed())?;
+        let record = SnapshotRecord {
+            bytes: engine.snapshot_size(&id).unwrap_or(0),
+            ..missing.record
+        };
+        let order = self.this.0.snapshot_changes.lock();
+        let written = self
+            .this
+            .0
+            .journal
+            .commit(&[JournalChange::Snapshot(record.clone())]);
+        if let Err(e) = written {
+            drop(order);
+            self.this.0.file_remover.remove(vec![id]);
+            return Err(e.into());
+        }
+        self.this.0.snapshot_index.lock().insert(record.clone());
+        drop(order);
+        if record.kept {
+            self.this.0.upkeep.seal(&record.id);
+        }
+        if missing.memory.is_some() {
+            self.this.0.uploads.wake_readers.notify_one();
+        }
+        Ok(())
+    }
+}
+
+fn incompatible(id: &str, reason: &str) -> OperationError {
+    let reason = format!("snapshot {id} in the store is damaged: {reason}");
+    OperationError::engine("fetch the snapshot")(jiffy_engine_api::EngineError::Incompatible {
+        reason,
+    })
+}

@@ -1,0 +1,199 @@
+//! Snapshots whose files are damaged on this host: fetched anew from the store, if it has them.
+
+use super::{Fetch, Missing, Pulled};
+use crate::operation_error::{ErrorKind, OperationError};
+use crate::records::SnapshotRecord;
+use crate::sandboxes::{Sandboxes, Snapshots};
+use jiffy_engine_api::{Engine, ExistingSnapshot};
+use jiffy_remote::PulledFile;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Damage of snapshots by their ids.
+type Damages = BTreeMap<String, String>;
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Fetches those snapshots of the lineage of `id` anew whose files are damaged: those of
+    /// `known`, and those that show it without being read. Guests that run from them keep the files
+    /// that they have. Returns the damage of those that were replaced; empty: nothing is damaged,
+    /// or there is no copy in the store. Callers that mend one snapshot share one fetch.
+    pub(in crate::sandboxes) async fn mend(
+        self,
+        id: &str,
+        known: Damages,
+    ) -> Result<Damages, OperationError> {
+        let Some(remote) = self.0.uploads.remote.clone() else {
+            return Ok(Damages::new());
+        };
+        let mut damages = self.find_damages(id).await?;
+        damages.extend(known.clone());
+        let Some(first) = damages.keys().next() else {
+            return Ok(damages);
+        };
+        let lock = self.0.fetch_lock(format!("mend/{first}"));
+        let _one = lock.lock().await;
+        // Another call may have mended it meanwhile.
+        let mut left = self.find_damages(id).await?;
+        left.extend(known);
+        if left.is_empty() {
+            return Ok(damages);
+        }
+        for (id, damage) in &left {
+            tracing::warn!(id, "a snapshot is damaged on this host: {damage}");
+        }
+        let fetch = Fetch {
+            this: Sandboxes(self.0.clone()),
+            remote,
+            owner: self.known(id).and_then(|record| record.owner),
+        };
+        // Boxed: with all that it awaits it is large.
+        let renewed = Box::pin(fetch.renew(id, &left)).await;
+        let counters = &self.0.uploads.counters;
+        let counter = match &renewed {
+            Ok(true) => &counters.mended,
+            Ok(false) | Err(_) => &counters.not_mended,
+        };
+        let count = u64::try_from(left.len()).unwrap_or(u64::MAX);
+        counter.fetch_add(count, Ordering::Relaxed);
+        match renewed? {
+            true => {
+                tracing::info!(id, "damaged snapshots were fetched anew from the store");
+                self.drop_waiting(&left);
+                Ok(left)
+            }
+            false => {
+                tracing::warn!(id, "the store has no copy of what is damaged");
+                Ok(Damages::new())
+            }
+        }
+    }
+
+    /// The same after an operation on snapshot `id` failed with `error`. Returns the error to
+    /// report, unless the operation may succeed now.
+    pub(in crate::sandboxes) async fn mend_after(
+        self,
+        id: &str,
+        error: OperationError,
+    ) -> Result<(), OperationError> {
+        match self.mend(id, Damages::new()).await {
+            Ok(mended) if !mended.is_empty() => Ok(()),
+            Ok(_) => Err(error),
+            // Worth another try, as the first error is not.
+            Err(e) if e.kind() == ErrorKind::Busy => Err(e),
+            Err(e) => {
+                tracing::warn!(id, "a damaged snapshot was not fetched anew: {e}");
+                Err(error)
+            }
+        }
+    }
+
+    /// Damage in the lineage of `id` that shows without reading layers.
+    async fn find_damages(self, id: &str) -> Result<Damages, OperationError> {
+        let mut lineage = Vec::new();
+        let mut next = Some(id.to_owned());
+        while let Some(id) = next.filter(|id| !lineage.contains(id)) {
+            let based = !self.0.engine.is_independent(&id);
+            next = self.known(&id).and_then(|record| record.parent);
+            next = next.filter(|_| based);
+            lineage.push(id);
+        }
+        let inner = self.0.clone();
+        let looking = tokio::task::spawn_blocking(move || {
+            let found = lineage.into_iter().filter_map(|id| {
+                let damage = inner.engine.damage(&id)?;
+                Some((id, damage))
+            });
+            found.collect()
+        });
+        looking
+            .await
+            .map_err(|e| OperationError::Lost(e.to_string()))
+    }
+
+    /// Ends the guests of the warm pool if some of them were restored from what was damaged.
+    fn drop_waiting(self, damaged: &Damages) {
+        let waiting = self.0.pool.snapshots();
+        let mut lineages = waiting.iter().map(|id| self.lineage(Some(id)));
+        if lineages.any(|lineage| damaged.keys().any(|id| lineage.contains(id))) {
+            self.0.pool.clear();
+        }
+    }
+}
+
+impl<E: Engine> Fetch<E> {
+    /// Fetches the snapshots of `damaged` in the lineage of `id`, and those below them that are not
+    /// here. Returns false if the store lacks one of them.
+    async fn renew(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
+        // A snapshot that was not uploaded may be based on one that was.
+        let names = std::iter::once(id).chain(damaged.keys().map(String::as_str));
+        for name in names {
+            if self.renew_below(name, damaged).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn renew_below(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
+        let found = self.remote.find(self.owner.as_deref(), id).await;
+        let Some(found) = found.map_err(Self::store_error(id))? else {
+            return Ok(false);
+        };
+        let in_it = |wanted: &String| found.iter().any(|found| found.id == *wanted);
+        if !damaged.keys().all(in_it) {
+            return Ok(false);
+        }
+        let pins = found
+            .iter()
+            .map(|found| self.this.snapshots().hold(&found.id));
+        let _pins: Vec<_> = pins.collect();
+        let mut missing: Vec<Missing> = Vec::new();
+        let mut above = false;
+        for (depth, found) in found.into_iter().enumerate() {
+            let is_here = self.here(&found.id).is_some();
+            // A merge here may have made its ancestors unnecessary, and they went.
+            above = damaged.contains_key(&found.id) || (above && !is_here);
+            if above {
+                missing.push(self.describe(found, depth == 0, None).await?);
+            }
+        }
+        self.check_disk(&missing)?;
+        let pulls = missing.iter().map(|missing| Box::pin(self.pull(missing)));
+        let pulled: Vec<_> = futures_util::future::try_join_all(pulls).await?;
+        for (missing, files) in missing.into_iter().zip(pulled).rev() {
+            match self.here(&missing.found.id) {
+                Some(held) => self.replace(missing, files, held.record()).await?,
+                None => self.bring(missing, files).await?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Puts the files of one snapshot in the place of those that are here.
+    async fn replace(
+        &self,
+        missing: Missing,
+        files: Vec<PulledFile>,
+        record: &SnapshotRecord,
+    ) -> Result<(), OperationError> {
+        let id = &record.id;
+        let lock = self.this.0.fetch_lock(id.clone());
+        let _one = lock.lock().await;
+        let engine = &self.this.0.engine;
+        let files = files.into_iter().map(|file| Arc::new(Pulled(file)) as _);
+        engine
+            .import_snapshot(&missing.import, files.collect(), ExistingSnapshot::Replace)
+            .await
+            .map_err(OperationError::engine(format!(
+                "replace damaged snapshot {id}"
+            )))?;
+        let bytes = engine.snapshot_size(id).unwrap_or(record.bytes);
+        self.this.snapshots().update(id, |record| {
+            record.bytes = bytes;
+            record.parent = missing.import.parent;
+        });
+        self.this.0.upkeep.seal(id);
+        Ok(())
+    }
+}

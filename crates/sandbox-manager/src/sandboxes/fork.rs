@@ -1,0 +1,110 @@
+//! `fork`: children of a live sandbox.
+
+use super::create::NewSandboxEntry;
+use super::{OperationError, Sandboxes};
+use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
+use jiffy_engine_api::{BootMode, Engine};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tracing::Instrument;
+
+/// Most children of one fork.
+pub(crate) const MAX_FORK_CHILDREN: usize = 1000;
+
+/// Result of one child.
+pub type ForkChild = Result<SandboxRecord, OperationError>;
+
+/// Result of a fork.
+#[derive(Debug)]
+pub struct ForkReport {
+    /// The snapshot all children start from.
+    pub snapshot: SnapshotRecord,
+    /// One for each child that was asked for.
+    pub children: Vec<ForkChild>,
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only
+    /// if there is no snapshot; each child succeeds or fails for itself. Children have their
+    /// parent's settings, tokens of their own, and the same time from now on that the parent was
+    /// given, unless `timeout` says otherwise: another time, or none for no limit.
+    pub async fn fork(
+        &self,
+        id: &str,
+        count: usize,
+        timeout: Option<Option<Duration>>,
+    ) -> Result<ForkReport, OperationError> {
+        if !(1..=MAX_FORK_CHILDREN).contains(&count) {
+            return Err(OperationError::Count {
+                count,
+                most: MAX_FORK_CHILDREN,
+            });
+        }
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("fork", &entry.id(), async move {
+            let (mut sandbox, snapshot, _pin) = {
+                let _op_guard = entry.op_lock().lock().await;
+                let taken = this
+                    .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork", None)
+                    .await?;
+                // The parent itself holds on to the snapshot as long as its turn is ours.
+                let (snapshot, pin) = this.snapshots().pin(&taken.id)?;
+                (entry.record(), snapshot, pin)
+            };
+            if let Some(timeout) = timeout {
+                sandbox.settings.timeout_s = timeout.map(|t| t.as_secs());
+            }
+            let mut work = JoinSet::new();
+            for _ in 0..count {
+                let (this, sandbox) = (this.clone(), sandbox.clone());
+                let snapshot = snapshot.id.clone();
+                let child = async move { this.child(&sandbox, &snapshot).await };
+                let span = tracing::info_span!("child", sandbox = tracing::field::Empty);
+                work.spawn(child.instrument(span));
+            }
+            let mut children = Vec::with_capacity(count);
+            while let Some(child) = work.join_next().await {
+                children.push(child.unwrap_or_else(|e| Err(OperationError::Lost(e.to_string()))));
+            }
+            Ok(ForkReport { snapshot, children })
+        })
+        .await
+    }
+
+    /// One child, counted.
+    async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
+        let child = self.child_of(parent, snapshot).await;
+        if let Err(e) = &child {
+            tracing::warn!(outcome = e.kind().name(), "a child: {e}");
+            let mode = Some(BootMode::Fork);
+            let outcome = e.kind().name();
+            self.0.metrics.create(mode, outcome, Duration::ZERO);
+        }
+        child
+    }
+
+    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
+        let asked = Instant::now();
+        let template = &parent.template;
+        let settings = parent.settings.clone();
+        let reservation = self.admit(parent.size)?;
+        let new = NewSandboxEntry {
+            template: template.clone(),
+            size: parent.size,
+            env: parent.env.clone(),
+            settings,
+            // A name is one sandbox's.
+            name: None,
+            forked_from: Some(parent.id.clone()),
+        };
+        let new = self.enter(reservation, new)?;
+        let start = async {
+            let (snapshots, mode) = (self.snapshots(), BootMode::Fork);
+            let identity = self.identity_of(new.record(), false);
+            let origin = snapshots.origin(template, snapshot, mode, &identity).await;
+            self.bring_up(new, asked, origin).await
+        };
+        let owner = parent.settings.owner.as_deref();
+        self.0.start_pacer.pace(owner, start).await
+    }
+}

@@ -1,0 +1,347 @@
+//! Operations under way and their durations, and resources that sandboxes use.
+
+use super::entry::SandboxEntry;
+use super::{
+    Observation, OperationError, SandboxFigures, Sandboxes, SandboxesInner, Snapshots, WarmPool,
+    detached,
+};
+use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
+use crate::operation_error::ErrorKind;
+use crate::records::SandboxState;
+use crate::usage::UsageSample;
+use jiffy_agent_client::AgentClient;
+use jiffy_engine_api::{Engine, Guest, now_ms};
+use jiffy_proto::agent::ENVD_PORT;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tracing::Instrument;
+
+/// Sandboxes sampled before others get a turn.
+const BATCH: usize = 32;
+/// Time a guest has to say what it uses.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Time after which a client that comes while the daemon leaves is asked to come again.
+const NEXT_DAEMON: Duration = Duration::from_secs(2);
+
+/// More of what the scrape shows.
+pub(super) type FigureSource = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
+/// More of it, several figures under each name.
+pub(super) type FamilySource = Box<dyn Fn() -> Vec<FigureFamily> + Send + Sync>;
+
+/// An operation that is under way.
+pub(super) struct OperationGuard<E: Engine>(Arc<SandboxesInner<E>>);
+
+impl<E: Engine> Drop for OperationGuard<E> {
+    fn drop(&mut self) {
+        self.0.under_way.send_modify(|n| *n -= 1);
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Runs an operation to its end even if nobody waits for it any more, counts it, and says in
+    /// the log how it went. Its errors and ids are logged, never what it was given: environments
+    /// and tokens are nobody's business.
+    pub(super) async fn perform<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        id: &str,
+        work: impl Future<Output = Result<T, OperationError>> + Send + 'static,
+    ) -> Result<T, OperationError> {
+        let span = tracing::info_span!(
+            "operation",
+            operation = name,
+            sandbox = tracing::field::Empty
+        );
+        if !id.is_empty() {
+            span.record("sandbox", id);
+        }
+        let (this, id) = (self.clone(), id.to_owned());
+        let observed = async move {
+            let began = Instant::now();
+            let _under_way = this.begin()?;
+            let result = work.await;
+            let result = result.map_err(|e| this.killed_meanwhile(name, id, e));
+            let took = began.elapsed();
+            let ms = took.as_secs_f64() * 1000.0;
+            let outcome = match &result {
+                Ok(_) => "ok",
+                Err(e) => e.kind().name(),
+            };
+            this.0.metrics.operation(name, outcome, took);
+            match &result {
+                Ok(_) => tracing::info!(outcome, ms, "done"),
+                Err(e) => tracing::warn!(outcome, ms, "{e}"),
+            }
+            result
+        };
+        detached(observed.instrument(span)).await
+    }
+
+    /// Replaces `error`, which an operation on sandbox `id` met, by the state of the sandbox if the
+    /// sandbox was killed meanwhile. The operation lost its guest, which is no fault of the host.
+    fn killed_meanwhile(
+        &self,
+        operation: &'static str,
+        id: String,
+        error: OperationError,
+    ) -> OperationError {
+        if id.is_empty() || error.kind() != ErrorKind::Failed {
+            return error;
+        }
+        let entry = self.0.entries.lock().get(id.as_str()).cloned();
+        let is_alive = entry.is_some_and(|entry| {
+            !entry.is_ending() && entry.record().state != SandboxState::Killed
+        });
+        if is_alive {
+            return error;
+        }
+        tracing::debug!(%error, "failed because the sandbox was killed");
+        OperationError::State {
+            operation,
+            id,
+            state: SandboxState::Killed,
+        }
+    }
+
+    /// Counts something that a daemon about to end waits for.
+    pub(super) fn count_operation(&self) -> OperationGuard<E> {
+        self.0.under_way.send_modify(|n| *n += 1);
+        OperationGuard(self.0.clone())
+    }
+
+    /// Counts something that is about to begin, unless the daemon is about to end.
+    pub(super) fn begin(&self) -> Result<OperationGuard<E>, OperationError> {
+        // Counted first: whoever closes afterwards waits for it.
+        let under_way = self.count_operation();
+        if self.0.closing.load(Ordering::SeqCst) {
+            return Err(OperationError::Busy {
+                what: "the daemon is about to end".to_owned(),
+                retry_after: NEXT_DAEMON,
+            });
+        }
+        Ok(under_way)
+    }
+
+    /// Begins nothing any more, and waits until what is under way has ended; whether it did within
+    /// `limit`.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        self.0.closing.store(true, Ordering::SeqCst);
+        let mut under_way = self.0.under_way.subscribe();
+        let idle = under_way.wait_for(|n| *n == 0);
+        let idle = tokio::time::timeout(limit, idle).await.is_ok();
+        if !idle {
+            tracing::warn!("operations take too long and are cut off");
+        }
+        idle
+    }
+
+    /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
+    pub(super) fn keep_samples(&self, every: Duration) {
+        let inner = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                if sample_all(&inner).await.is_none() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+impl<E: Engine> Observation<'_, E> {
+    /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the
+    /// host saw it, oldest first.
+    pub fn history(
+        self,
+        id: &str,
+        start_ms: Option<u64>,
+        end_ms: Option<u64>,
+    ) -> Result<Vec<UsageSample>, OperationError> {
+        Ok(self.0.entry(id)?.history().between(start_ms, end_ms))
+    }
+
+    /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a
+    /// moment.
+    pub async fn measure(self, id: &str) -> Result<UsageSample, OperationError> {
+        let entry = self.0.entry(id)?;
+        let guest = entry.running(crate::records::SandboxOperation::Connect, "measure")?;
+        let record = entry.record();
+        let agent = AgentClient::new(move || {
+            let guest = guest.clone();
+            async move { guest.connect(ENVD_PORT).await }
+        });
+        let agent = match record.agent_token {
+            Some(token) => agent.with_token(token),
+            None => agent,
+        };
+        let failed = |problem: String| OperationError::Connect {
+            id: record.id.clone(),
+            port: ENVD_PORT,
+            source: std::io::Error::other(problem),
+        };
+        let asked = tokio::time::timeout(ANSWER_LIMIT, agent.metrics()).await;
+        let seen = asked
+            .map_err(|e| failed(e.to_string()))?
+            .map_err(|e| failed(e.to_string()))?;
+        Ok(UsageSample {
+            at_ms: now_ms(),
+            cpu_count: record.size.vcpus,
+            cpu_used_pct: (seen.cpu_used_pct as f32).clamp(0.0, 100.0),
+            mem_used: seen.mem_used,
+            mem_total: seen.mem_total,
+            mem_cache: seen.mem_cache,
+            disk_used: seen.disk_used,
+            disk_total: seen.disk_total,
+            net_out: None,
+            net_in: None,
+        })
+    }
+
+    /// Returns what a sandbox uses now, as the host sees it; none: it does not run. Wakes no guest.
+    pub fn now(self, id: &str) -> Result<Option<UsageSample>, OperationError> {
+        let entry = self.0.entry(id)?;
+        let usage = entry.guest().and_then(|guest| guest.usage());
+        let history = entry.history();
+        Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
+    }
+}
+
+impl<E: Engine> SandboxFigures<'_, E> {
+    /// Returns the durations of boots, by mode.
+    pub fn boot_times(self) -> Vec<BootTimes> {
+        self.0.metrics.boots()
+    }
+
+    /// Returns the count of sandboxes in each state that is in use.
+    pub fn states(self) -> BTreeMap<&'static str, usize> {
+        let mut states = self.0.indexes.states.lock().clone();
+        states.retain(|_, count| *count > 0);
+        states
+    }
+
+    /// Shows what `source` tells beside the figures of this host, at every scrape.
+    pub fn show_also(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
+        self.0.sources.lock().push(Box::new(source));
+    }
+
+    /// Shows the families that `source` tells, at every scrape.
+    pub fn show_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
+        self.0.families.lock().push(Box::new(source));
+    }
+
+    /// All figures in the text that Prometheus scrapes
+    /// (`application/openmetrics-text; version=1.0.0`).
+    pub fn render(self) -> String {
+        let mut now = CurrentFigures::new();
+        let mut states: BTreeMap<&'static str, usize> = SandboxState::NAMES
+            .into_iter()
+            .map(|name| (name, 0))
+            .collect();
+        states.extend(self.states());
+        let states = states.into_iter().map(|(name, n)| (name, n as f64));
+        now.add_each("sandboxes", "Sandboxes by state", "state", states);
+        now.add(
+            "warm_pool",
+            "Restored sandboxes that wait for their creator",
+            WarmPool(self.0).waiting() as f64,
+        );
+        let promised = self.promised();
+        now.add(
+            "memory_committed_bytes",
+            "What all guests together may grow to",
+            (promised.memory_mib << 20) as f64,
+        );
+        now.count_each(
+            "admission_refusals",
+            "What was refused, by what was short",
+            "reason",
+            promised.refused.iter().map(|(why, n)| (why.name(), *n)),
+        );
+        let (figures, limit) = self.host();
+        let mut mib = |name, help, value: Option<u64>| {
+            if let Some(value) = value {
+                now.add(name, help, value.saturating_mul(1 << 20) as f64);
+            }
+        };
+        mib(
+            "memory_commit_limit_bytes",
+            "What all guests together may grow to at most",
+            limit,
+        );
+        let available = figures.memory_available_mib;
+        mib(
+            "host_memory_available_bytes",
+            "Memory the host has left",
+            available,
+        );
+        mib(
+            "host_memory_bytes",
+            "Memory the host has",
+            figures.memory_total_mib,
+        );
+        mib(
+            "host_disk_free_bytes",
+            "Space left on the data directory's disk",
+            figures.disk_free_mib,
+        );
+        if let Some(p) = figures.pressure {
+            let values = [
+                ("cpu_some", p.cpu_some),
+                ("memory_some", p.memory_some),
+                ("memory_full", p.memory_full),
+                ("io_full", p.io_full),
+            ];
+            let values = values.map(|(what, percent)| (what, percent / 100.0));
+            let help = "Share of the last ten seconds that some or all tasks waited";
+            now.add_each("host_pressure_ratio", help, "what", values);
+        }
+        now.add(
+            "snapshots",
+            "Snapshots there are",
+            Snapshots(self.0).count() as f64,
+        );
+        let bytes = self.0.snapshot_index.lock().bytes();
+        now.add(
+            "snapshot_bytes",
+            "Disk space of all snapshots",
+            bytes as f64,
+        );
+        Sandboxes(self.0.clone()).upload_figures(&mut now);
+        for source in self.0.sources.lock().iter() {
+            source().iter().for_each(|figure| now.figure(figure));
+        }
+        for source in self.0.families.lock().iter() {
+            source().iter().for_each(|family| now.family(family));
+        }
+        self.0.metrics.render(now)
+    }
+}
+
+/// None when the sandboxes are gone.
+async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
+    let inner = inner.upgrade()?;
+    let ids: Vec<_> = inner.indexes.running.lock().iter().cloned().collect();
+    let entries = {
+        let entries = inner.entries.lock();
+        let running = ids.iter().filter_map(|id| entries.get(id).cloned());
+        running.collect::<Vec<_>>()
+    };
+    // The sandboxes may go while they are looked at.
+    drop(inner);
+    for batch in entries.chunks(BATCH) {
+        batch.iter().for_each(|entry| sample(entry));
+        tokio::task::yield_now().await;
+    }
+    Some(())
+}
+
+/// Adds to the history what the sandbox uses now, if it runs.
+pub(super) fn sample<G: Guest>(entry: &SandboxEntry<G>) {
+    if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
+        entry.history().add(now_ms(), entry.size(), usage);
+    }
+}

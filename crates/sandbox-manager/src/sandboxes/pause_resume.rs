@@ -1,0 +1,158 @@
+//! `pause` and `resume`: a sandbox that holds no memory while nobody needs it.
+
+use super::entry::SandboxEntry;
+use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
+use super::{OperationError, Sandboxes, Timeouts};
+use crate::journal::JournalChange;
+use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose};
+use jiffy_engine_api::{AfterSnapshot, Engine};
+use std::sync::Arc;
+use std::time::Instant;
+
+impl<E: Engine> Sandboxes<E> {
+    /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory
+    /// is free afterwards.
+    pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("pause", &entry.id(), async move {
+            let _op_guard = entry.op_lock().lock().await;
+            this.pause_held(&entry).await
+        })
+        .await
+    }
+
+    /// The same for whoever has the turn.
+    pub(super) async fn pause_held(
+        &self,
+        entry: &SandboxEntry<E::Guest>,
+    ) -> Result<SandboxRecord, OperationError> {
+        let guest = entry.running(SandboxOperation::Pause, "pause")?;
+        let sandbox = entry.record();
+        let draft = self
+            .snapshots()
+            .draft(&sandbox, SnapshotPurpose::Pause, None)?;
+        let left = draft.parent.clone();
+        // Held until it counts as paused.
+        let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
+        let pin = self.snapshots().hold(&draft.id);
+        let paused = SandboxRecord {
+            snapshot: Some(draft.id.clone()),
+            ..entry.record_in(SandboxState::Paused)
+        };
+        self.snapshots()
+            .take(&guest, draft, AfterSnapshot::Stop, &permit, |_| {
+                vec![JournalChange::Sandbox(paused.clone())]
+            })
+            .await?;
+        entry.replace_guest(None);
+        entry.set_record(paused.clone());
+        drop((pin, permit));
+        self.end_guest(guest).await;
+        self.snapshots().gc(left);
+        if let Some(id) = &paused.snapshot {
+            self.snapshots().shorten_asleep(id);
+        }
+        Ok(paused)
+    }
+
+    /// Wakes a sandbox, or starts one that was broken by missing memory again from the latest
+    /// snapshot that it descends from. Its time begins anew.
+    pub async fn resume(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+        self.resume_with(id, WakeOptions::default()).await
+    }
+
+    /// Wakes a sandbox with `options` in force before anything else can happen to it.
+    pub async fn resume_with(
+        &self,
+        id: &str,
+        options: WakeOptions,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("resume", &entry.id(), async move {
+            let _op_guard = entry.op_lock().lock().await;
+            entry.allow(SandboxOperation::Resume, "resume")?;
+            this.resume_held(&entry, options).await
+        })
+        .await
+    }
+
+    /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran
+    /// stays.
+    pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("wake", &entry.id(), async move {
+            let _op_guard = entry.op_lock().lock().await;
+            let record = entry.record();
+            if record.state == SandboxState::Running {
+                return Ok((record, false));
+            }
+            entry.allow(SandboxOperation::Resume, "wake")?;
+            let options = WakeOptions::default();
+            Ok((this.resume_held(&entry, options).await?, true))
+        })
+        .await
+    }
+
+    /// Makes sure that a sandbox runs and has its time, in one step: between the two no deadline of
+    /// before can end it. Says whether it had to be woken.
+    pub async fn wake_for(
+        &self,
+        id: &str,
+        time: AwakeTime,
+    ) -> Result<(SandboxRecord, bool), OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("wake", &entry.id(), async move {
+            let _op_guard = entry.op_lock().lock().await;
+            if entry.record().state == SandboxState::Running {
+                return Ok((this.give_time(&entry, time)?, false));
+            }
+            entry.allow(SandboxOperation::Resume, "wake")?;
+            let options = WakeOptions {
+                time,
+                ..WakeOptions::default()
+            };
+            Ok((this.resume_held(&entry, options).await?, true))
+        })
+        .await
+    }
+
+    async fn resume_held(
+        &self,
+        entry: &Arc<SandboxEntry<E::Guest>>,
+        options: WakeOptions,
+    ) -> Result<SandboxRecord, OperationError> {
+        let asked = Instant::now();
+        let record = entry.record();
+        let snapshot = record.snapshot.as_deref().unwrap_or_default();
+        entry.set_reservation(Some(self.admit(record.size)?));
+        self.revive(
+            entry,
+            asked,
+            &record.template,
+            snapshot,
+            ReviveReason::Wake(options),
+        )
+        .await
+    }
+}
+
+impl<E: Engine> Timeouts<'_, E> {
+    /// Gives a running sandbox its time; none if it does not run.
+    pub async fn renew(
+        self,
+        id: &str,
+        time: AwakeTime,
+    ) -> Result<Option<SandboxRecord>, OperationError> {
+        let this = Sandboxes(self.0.clone());
+        let entry = self.0.entry(id)?;
+        this.clone()
+            .perform("keep_awake", &entry.id(), async move {
+                let _op_guard = entry.op_lock().lock().await;
+                match entry.record().state {
+                    SandboxState::Running => this.give_time(&entry, time).map(Some),
+                    _ => Ok(None),
+                }
+            })
+            .await
+    }
+}

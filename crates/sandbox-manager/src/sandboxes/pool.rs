@@ -1,0 +1,292 @@
+//! The warm pool: restored sandboxes that wait for somebody to be.
+//!
+//! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is
+//! handed out, and what was handed out never comes back.
+
+use super::{OperationError, Sandboxes, WarmPool, detached};
+use crate::admission::{Occupant, Reservation};
+use crate::site;
+use jiffy_engine_api::{Engine, EngineError, SandboxSize, UnassignedGuest};
+use jiffy_proto::agent::SiteSettings;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+/// Quiet time before a refill, so that it does not compete with a burst of creates.
+const DEBOUNCE: Duration = Duration::from_millis(500);
+/// Most debounces in a row: a stream of creates must not starve the pool.
+const MAX_QUIET_ROUNDS: u32 = 6;
+
+/// Counts of a template's sandboxes in the warm pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PoolSize {
+    /// Template.
+    pub template: String,
+    /// Count that there is to be, for each size in use.
+    pub wanted: usize,
+    /// Count that waits now, of all sizes.
+    pub waiting: usize,
+}
+
+struct PoolBucket<A> {
+    template: String,
+    snapshot: String,
+    waiting: Vec<(A, Reservation)>,
+    /// Counts takes, so that a refill sees whether it is quiet.
+    takes: u64,
+    refilling: bool,
+}
+
+/// Arrivals by fingerprint.
+pub(super) struct Pool<A> {
+    /// For templates that nobody chose another number for.
+    usual: usize,
+    chosen: Mutex<BTreeMap<String, usize>>,
+    buckets: Mutex<HashMap<String, PoolBucket<A>>>,
+}
+
+impl<A: UnassignedGuest> Pool<A> {
+    pub fn new(wanted: usize) -> Self {
+        Self {
+            usual: wanted,
+            chosen: Mutex::default(),
+            buckets: Mutex::default(),
+        }
+    }
+
+    fn wanted(&self, template: &str) -> usize {
+        let chosen = self.chosen.lock();
+        chosen.get(template).copied().unwrap_or(self.usual)
+    }
+
+    /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots
+    /// of its shelves.
+    fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
+        self.chosen.lock().insert(template.to_owned(), wanted);
+        // Their guests end when nobody waits for the lock.
+        let mut ended = Vec::new();
+        let mut buckets = self.buckets.lock();
+        let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
+        let chosen = of_template.map(|(fingerprint, bucket)| {
+            let kept = bucket.waiting.len().min(wanted);
+            ended.extend(bucket.waiting.drain(kept..));
+            (fingerprint.clone(), bucket.snapshot.clone())
+        });
+        let chosen = chosen.collect();
+        drop(buckets);
+        chosen
+    }
+
+    fn sizes(&self) -> Vec<PoolSize> {
+        let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
+        for bucket in self.buckets.lock().values() {
+            *waiting.entry(bucket.template.clone()).or_default() += bucket.waiting.len();
+        }
+        for template in self.chosen.lock().keys() {
+            waiting.entry(template.clone()).or_default();
+        }
+        let sizes = waiting.into_iter().map(|(template, waiting)| PoolSize {
+            wanted: self.wanted(&template),
+            template,
+            waiting,
+        });
+        sizes.collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.buckets.lock().values().map(|s| s.waiting.len()).sum()
+    }
+
+    /// One that still waits, and the snapshot it was restored from.
+    pub fn take(&self, fingerprint: &str) -> Option<(A, String)> {
+        let mut buckets = self.buckets.lock();
+        let bucket = buckets.get_mut(fingerprint)?;
+        bucket.takes += 1;
+        while let Some((unassigned, _reservation)) = bucket.waiting.pop() {
+            if unassigned.is_waiting() {
+                return Some((unassigned, bucket.snapshot.clone()));
+            }
+        }
+        None
+    }
+
+    /// Snapshots that those who wait were restored from.
+    pub fn snapshots(&self) -> Vec<String> {
+        let buckets = self.buckets.lock();
+        let in_use = buckets.values().filter(|s| !s.waiting.is_empty());
+        in_use.map(|s| s.snapshot.clone()).collect()
+    }
+
+    /// Gives up one that waits; whether there was one.
+    pub fn give_way(&self) -> bool {
+        let mut buckets = self.buckets.lock();
+        let given = buckets.values_mut().find_map(|s| s.waiting.pop());
+        // Its guest ends when nobody waits for the lock.
+        drop(buckets);
+        given.is_some()
+    }
+
+    pub fn drop_bucket(&self, fingerprint: &str) {
+        let bucket = self.buckets.lock().remove(fingerprint);
+        // Its guests end when nobody waits for the lock.
+        drop(bucket);
+    }
+
+    pub fn clear(&self) {
+        let buckets = std::mem::take(&mut *self.buckets.lock());
+        drop(buckets);
+    }
+
+    /// Returns true to the one caller that is to refill the bucket.
+    fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
+        let wanted = self.wanted(template);
+        let mut buckets = self.buckets.lock();
+        let bucket = buckets
+            .entry(fingerprint.to_owned())
+            .or_insert_with(|| PoolBucket {
+                template: template.to_owned(),
+                snapshot: snapshot.to_owned(),
+                waiting: Vec::new(),
+                takes: 0,
+                refilling: false,
+            });
+        let begin = wanted > bucket.waiting.len() && !bucket.refilling;
+        bucket.refilling |= begin;
+        begin
+    }
+
+    fn takes(&self, fingerprint: &str) -> Option<u64> {
+        self.buckets.lock().get(fingerprint).map(|s| s.takes)
+    }
+
+    /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room
+    /// for more.
+    fn put(
+        &self,
+        fingerprint: &str,
+        template: &str,
+        snapshot: &str,
+        (unassigned, mut reservation): (A, Reservation),
+    ) -> bool {
+        reservation.set_up();
+        let wanted = self.wanted(template);
+        let mut buckets = self.buckets.lock();
+        match buckets.get_mut(fingerprint) {
+            // Fewer may be wanted by now.
+            Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < wanted => {
+                bucket.waiting.push((unassigned, reservation));
+                bucket.waiting.len() < wanted
+            }
+            _ => false,
+        }
+    }
+
+    fn end_refill(&self, fingerprint: &str) {
+        if let Some(bucket) = self.buckets.lock().get_mut(fingerprint) {
+            bucket.refilling = false;
+        }
+    }
+
+    async fn quiet(&self, fingerprint: &str) {
+        for _ in 0..MAX_QUIET_ROUNDS {
+            let before = self.takes(fingerprint);
+            tokio::time::sleep(DEBOUNCE).await;
+            if self.takes(fingerprint) == before {
+                return;
+            }
+        }
+    }
+}
+
+impl<E: Engine> WarmPool<'_, E> {
+    /// Returns the counts of sandboxes, for each template that has a pool.
+    pub fn sizes(self) -> Vec<PoolSize> {
+        self.0.pool.sizes()
+    }
+
+    /// Has `wanted` sandboxes of `template` wait, for each size in use and for `size`. They come up
+    /// in the background; those that are too many end. The choice is not kept beyond the daemon's
+    /// life.
+    pub async fn set(
+        self,
+        template: &str,
+        size: SandboxSize,
+        wanted: usize,
+    ) -> Result<PoolSize, OperationError> {
+        size.check()?;
+        let (this, template) = (Sandboxes(self.0.clone()), template.to_owned());
+        detached(async move {
+            let buckets = this.0.pool.choose(&template, wanted);
+            for (fingerprint, snapshot) in buckets {
+                this.pool().refill(&fingerprint, &template, &snapshot);
+            }
+            if wanted > 0 {
+                this.templates().cache(&template, size).await?;
+            }
+            let own = this
+                .pool()
+                .sizes()
+                .into_iter()
+                .find(|p| p.template == template);
+            Ok(own.unwrap_or_default())
+        })
+        .await
+    }
+
+    /// A guest of a template's snapshot that has been used once, and waits.
+    async fn restore_to_wait(
+        self,
+        template: &str,
+        snapshot: &str,
+    ) -> Result<E::UnassignedGuest, EngineError> {
+        let unassigned = self.0.engine.restore(template, snapshot).await?;
+        let site = site::joined(&self.0.site, &SiteSettings::default());
+        unassigned.rehearse(&site).await
+    }
+
+    /// Fills the shelf in the background, once it is quiet.
+    pub(super) fn refill(self, fingerprint: &str, template: &str, snapshot: &str) {
+        if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
+            return;
+        }
+        let inner = std::sync::Arc::downgrade(self.0);
+        let (fingerprint, template) = (fingerprint.to_owned(), template.to_owned());
+        let snapshot = snapshot.to_owned();
+        tokio::spawn(async move {
+            let Some(this) = inner.upgrade().map(Sandboxes) else {
+                return;
+            };
+            this.0.pool.quiet(&fingerprint).await;
+            loop {
+                // A daemon that is about to end makes none, and waits for the one that is made.
+                let Ok(_under_way) = this.begin() else {
+                    break;
+                };
+                let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {
+                    break;
+                };
+                // A refusal is no error here: the next create looks again.
+                let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
+                    break;
+                };
+                let more = match this.pool().restore_to_wait(&template, &snapshot).await {
+                    Ok(unassigned) => {
+                        let unassigned = (unassigned, reservation);
+                        this.0
+                            .pool
+                            .put(&fingerprint, &template, &snapshot, unassigned)
+                    }
+                    Err(e) => {
+                        tracing::warn!(template, "the warm pool could not be filled: {e}");
+                        false
+                    }
+                };
+                if !more {
+                    break;
+                }
+            }
+            this.0.pool.end_refill(&fingerprint);
+        });
+    }
+}

@@ -1,0 +1,187 @@
+//! Recovery of what a killed daemon left behind.
+//!
+//! Clients wait for it: it reads the names of snapshots on the disk, and no file of theirs.
+
+use super::OperationError;
+use super::entry::SandboxEntry;
+use super::entry_indexes::EntryIndexes;
+use super::id_groups::sort_by_text;
+use super::snapshot_index::SnapshotIndex;
+use crate::journal::{Journal, JournalChange, OpenedJournal};
+use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use jiffy_engine_api::{Engine, Guest, KeptGuest, now_ms};
+use smol_str::SmolStr;
+use std::collections::{BTreeMap, HashMap};
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread::{self, ScopedJoinHandle};
+
+pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
+const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
+
+/// State found at the start.
+pub(super) struct RecoveredState {
+    pub journal: Journal,
+    pub sandboxes: BoxedRecords<SandboxRecord>,
+    pub snapshots: BoxedRecords<SnapshotRecord>,
+    /// Guests that ran on, by sandbox.
+    pub orphans: Vec<(String, KeptGuest)>,
+    /// Ids of snapshots on the disk that have no record.
+    pub unknown: Vec<String>,
+    /// Captured snapshots that the processes of these guests may still hold.
+    pub storing: Vec<SnapshotRecord>,
+}
+
+/// Sandboxes by id.
+type Entries<G> = BTreeMap<SmolStr, Arc<SandboxEntry<G>>>;
+
+/// Entries of these sandboxes and their indexes, and the index of these snapshots.
+pub(super) fn index<G: Guest>(
+    sandboxes: BoxedRecords<SandboxRecord>,
+    snapshots: BoxedRecords<SnapshotRecord>,
+) -> (Entries<G>, Arc<EntryIndexes>, SnapshotIndex) {
+    thread::scope(|threads| {
+        let snapshots = threads.spawn(|| snapshots.into_iter().collect());
+        let ids: Vec<SmolStr> = sandboxes.iter().map(|r| SmolStr::new(&*r.id)).collect();
+        let records = sandboxes.iter().map(|record| &**record);
+        let indexes = Arc::new(EntryIndexes::of(ids.iter().zip(records)));
+        let entries = ids.into_iter().zip(sandboxes).map(|(id, record)| {
+            let entry = SandboxEntry::indexed(id.clone(), record, indexes.clone());
+            (id, Arc::new(entry))
+        });
+        let mut entries: Vec<_> = entries.collect();
+        sort_by_text(&mut entries, |(id, _)| id);
+        let entries = entries.into_iter().collect();
+        (entries, indexes.clone(), joined(snapshots))
+    })
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Snapshots on the disk by id, and whether they have a record.
+pub(super) type SnapshotsOnDisk = HashMap<SmolStr, bool>;
+
+/// Reads the names of snapshots on the disk.
+pub(super) fn on_disk<E: Engine>(engine: &E) -> Result<SnapshotsOnDisk, OperationError> {
+    let ids = engine.snapshots();
+    let ids = ids.map_err(OperationError::engine("read the snapshots of this host"))?;
+    Ok(ids.into_iter().map(|id| (id.into(), false)).collect())
+}
+
+/// Decides for everything that was under way whether it happened or not, and has the journal say
+/// what the disk does. Files that belong to nothing are left to gc, which needs time.
+pub(super) fn recover<E: Engine>(
+    engine: &E,
+    mut on_disk: SnapshotsOnDisk,
+    left: OpenedJournal,
+    has_store: bool,
+) -> Result<RecoveredState, OperationError> {
+    let OpenedJournal {
+        journal,
+        mut sandboxes,
+        snapshots: journalled,
+        ..
+    } = left;
+    let mut snapshots = Vec::with_capacity(journalled.len());
+    let (mut changes, mut captured) = (Vec::new(), Vec::new());
+    for found in journalled {
+        let mut record = found.record;
+        let there = match on_disk.get_mut(&*record.id) {
+            Some(known) if found.complete => {
+                *known = true;
+                snapshots.push(record);
+                continue;
+            }
+            found => found.is_some(),
+        };
+        if !there && record.storing {
+            captured.push(record);
+            continue;
+        }
+        // It was acknowledged, whatever its sandbox is by now.
+        let is_kept = std::mem::take(&mut record.storing);
+        // Few were under way: each of them looks through all sandboxes.
+        let under_way = there && !found.complete;
+        let mut owners = sandboxes.iter_mut().filter(|s| s.id == record.sandbox);
+        let owner = under_way.then(|| owners.next()).flatten();
+        match owner.filter(|s| s.state == SandboxState::Running) {
+            // One whose files are complete lacked only its last word: it happened.
+            Some(sandbox) => {
+                sandbox.snapshot = Some(record.id.clone());
+                if record.purpose == SnapshotPurpose::Pause {
+                    sandbox.state = SandboxState::Paused;
+                    sandbox.changed_ms = now_ms();
+                }
+                changes.push(JournalChange::Sandbox((**sandbox).clone()));
+                changes.push(JournalChange::Snapshot((*record).clone()));
+                on_disk.insert(SmolStr::new(&*record.id), true);
+                snapshots.push(record);
+            }
+            None if is_kept => {
+                changes.push(JournalChange::Snapshot((*record).clone()));
+                on_disk.insert(SmolStr::new(&*record.id), true);
+                snapshots.push(record);
+            }
+            None => changes.push(JournalChange::NoSnapshot(record.id)),
+        }
+    }
+    // Records of earlier versions, and of those whose last word was lacking, have no size. The
+    // sizes of others are compared with the disk later: that takes time, which nobody has now.
+    for record in snapshots.iter_mut().filter(|s| s.bytes == 0) {
+        if let Some(bytes) = engine.snapshot_size(&record.id).filter(|bytes| *bytes != 0) {
+            record.bytes = bytes;
+            changes.push(JournalChange::Snapshot((**record).clone()));
+        }
+    }
+    let mut guests = journal.guests()?;
+    let (mut orphans, mut storing) = (Vec::new(), Vec::new());
+    for sandbox in &mut sandboxes {
+        let there = |id: &String| on_disk.get(id.as_str()).copied() == Some(true);
+        let there = sandbox.snapshot.as_ref().is_some_and(there);
+        let cause = match sandbox.state {
+            SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
+                let snapshot = sandbox.snapshot.clone();
+                // One at a time is taken of a sandbox.
+                let of_it = captured.iter().position(|s| s.sandbox == sandbox.id);
+                let capture = of_it.map(|at| captured.swap_remove(at));
+                let captured = capture.as_ref().map(|s| s.id.clone());
+                storing.extend(capture.map(|s| *s));
+                orphans.push((
+                    sandbox.id.clone(),
+                    KeptGuest {
+                        handle,
+                        snapshot,
+                        network: sandbox.settings.rules(),
+                        captured,
+                    },
+                ));
+                continue;
+            }
+            SandboxState::Creating | SandboxState::Running => DAEMON_STOPPED,
+            // The store may have what the disk has lost.
+            SandboxState::Paused if !there && !has_store => SNAPSHOT_LOST,
+            _ => continue,
+        };
+        sandbox.state = SandboxState::broken(cause);
+        sandbox.changed_ms = now_ms();
+        changes.push(JournalChange::Sandbox((**sandbox).clone()));
+    }
+    for lost in captured {
+        tracing::error!(id = lost.id, "a captured snapshot was lost with its guest");
+        engine.discard_captured(&lost.id);
+        changes.push(JournalChange::NoSnapshot(lost.id));
+    }
+    journal.commit_write_behind(&changes);
+    let unknown = on_disk.into_iter().filter(|(_, known)| !known);
+    let unknown = unknown.map(|(id, _)| id.into()).collect();
+    Ok(RecoveredState {
+        unknown,
+        journal,
+        sandboxes,
+        snapshots,
+        orphans,
+        storing,
+    })
+}

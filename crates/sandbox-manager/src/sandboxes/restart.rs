@@ -1,0 +1,50 @@
+//! `restart`: the same sandbox with its disk, and none of its processes.
+
+use super::{OperationError, Sandboxes};
+use crate::records::{SandboxOperation, SandboxRecord};
+use jiffy_agent_client::AgentClient;
+use jiffy_engine_api::{Engine, Guest};
+use jiffy_proto::agent::ENVD_PORT;
+use std::time::Duration;
+
+/// Longest time that processes have to end by themselves.
+pub const MAX_RESTART_GRACE: Duration = Duration::from_secs(60);
+/// Time the agent has beyond that to end them.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+impl<E: Engine> Sandboxes<E> {
+    /// Ends all processes of a running sandbox, which have `grace` to do so by themselves, and
+    /// starts what its template starts. Kernel, disk, id and network stay.
+    pub async fn restart(
+        &self,
+        id: &str,
+        grace: Duration,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        self.perform("restart", &entry.id(), async move {
+            let _op_guard = entry.op_lock().lock().await;
+            let guest = entry.running(SandboxOperation::Connect, "restart")?;
+            let record = entry.record();
+            let connector = guest.clone();
+            let agent = AgentClient::new(move || {
+                let guest = connector.clone();
+                async move { guest.connect(ENVD_PORT).await }
+            });
+            let agent = match &record.agent_token {
+                Some(token) => agent.with_token(token),
+                None => agent,
+            };
+            let grace = grace.min(MAX_RESTART_GRACE);
+            let failed = |problem: String| OperationError::Restart {
+                id: record.id.clone(),
+                problem,
+            };
+            let asked = tokio::time::timeout(grace + ANSWER_LIMIT, agent.end_processes(grace));
+            let ended = asked.await.map_err(|e| failed(e.to_string()))?;
+            ended.map_err(|e| failed(e.to_string()))?;
+            this.templates().start_up(&record.template, &guest).await?;
+            Ok(entry.record())
+        })
+        .await
+    }
+}

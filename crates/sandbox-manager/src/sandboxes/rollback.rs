@@ -1,0 +1,170 @@
+//! `rollback`: the same sandbox, as it was.
+
+use super::entry::SandboxEntry;
+use super::wake_options::ReviveReason;
+use super::{OperationError, Sandboxes};
+use crate::journal::JournalChange;
+use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
+use jiffy_engine_api::{BootMode, Engine, Guest, RollbackFailure};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+impl<E: Engine> Sandboxes<E> {
+    /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template
+    /// and size. It keeps its id. Its guest goes back in its place if it can; otherwise it runs
+    /// until another, restored guest has answered, and is then gone.
+    pub async fn rollback(
+        &self,
+        id: &str,
+        snapshot: &str,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.0.entry(id)?);
+        let owner = entry.record().settings.owner;
+        let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
+        let (snapshot, pin) = here.await?;
+        self.perform("rollback", &entry.id(), async move {
+            let _pin = pin;
+            let _op_guard = entry.op_lock().lock().await;
+            let asked = Instant::now();
+            let record = entry.allow(SandboxOperation::Rollback, "roll back")?;
+            if (&snapshot.template, snapshot.size) != (&record.template, record.size) {
+                return Err(OperationError::Stranger {
+                    id: record.id,
+                    snapshot: snapshot.id,
+                    ours: describe(&record.template, record.size),
+                    theirs: describe(&snapshot.template, snapshot.size),
+                });
+            }
+            let left = record.snapshot.clone();
+            let in_place = this.roll_back_in_place(&entry, asked, &snapshot.id);
+            let record = match in_place.await? {
+                Some(record) => record,
+                None => this.exchange(&entry, asked, &snapshot.id).await?,
+            };
+            this.snapshots().gc(left);
+            Ok(record)
+        })
+        .await
+    }
+
+    /// Puts a restored guest in the place of the sandbox's, if it has one.
+    async fn exchange(
+        &self,
+        entry: &Arc<SandboxEntry<E::Guest>>,
+        asked: Instant,
+        snapshot: &str,
+    ) -> Result<SandboxRecord, OperationError> {
+        let record = entry.record();
+        // One that has a guest keeps its place, also where there is no other.
+        if entry.has_reservation() {
+            self.0.admission.bears_exchange()?;
+        } else {
+            entry.set_reservation(Some(self.admit(record.size)?));
+        }
+        let reason = ReviveReason::Rollback;
+        self.revive(entry, asked, &record.template, snapshot, reason)
+            .await
+    }
+
+    /// Has the guest of a running sandbox go back in its place; none: it has not, and everything is
+    /// as it was. A guest that is lost on the way is replaced by a restored one.
+    async fn roll_back_in_place(
+        &self,
+        entry: &Arc<SandboxEntry<E::Guest>>,
+        asked: Instant,
+        snapshot: &str,
+    ) -> Result<Option<SandboxRecord>, OperationError> {
+        let before = entry.record();
+        let (SandboxState::Running, Some(guest)) = (&before.state, entry.guest()) else {
+            return Ok(None);
+        };
+        self.snapshots().shorten_lineage(snapshot).await?;
+        let identity = self.identity_of(before.clone(), true);
+        // A daemon that ends half-way leaves a sandbox that sleeps in the snapshot; the guest is
+        // nobody's then. Neither it nor a later snapshot of it could tell what it is based on.
+        let asleep = SandboxRecord {
+            snapshot: Some(snapshot.to_owned()),
+            ..entry.record_in(SandboxState::Paused)
+        };
+        let begun = AtomicBool::new(false);
+        let begin = || {
+            let changes = [JournalChange::Sandbox(asleep.clone())];
+            let written = self.0.journal.commit(&changes).is_ok();
+            begun.store(written, Ordering::Release);
+            written
+        };
+        let engine = &self.0.engine;
+        match engine.roll_back(&guest, snapshot, &identity, begin).await {
+            Ok(()) => {
+                let took = asked.elapsed().as_secs_f64() * 1000.0;
+                let record = SandboxRecord {
+                    snapshot: Some(snapshot.to_owned()),
+                    boot_mode: Some(BootMode::Snapshot),
+                    boot_ms: Some(took),
+                    ..entry.record_in(SandboxState::Running)
+                };
+                if !self.write_back(&record, &guest).await {
+                    return self.replace_lost(entry, &guest, asked, asleep).await;
+                }
+                entry.set_record(record.clone());
+                self.0.metrics.boot(BootMode::Snapshot, took);
+                Ok(Some(record))
+            }
+            Err(RollbackFailure::Refused { reason }) => {
+                tracing::debug!(sandbox = before.id, reason, "no rollback in place");
+                if begun.load(Ordering::Acquire) && !self.write_back(&before, &guest).await {
+                    return self.replace_lost(entry, &guest, asked, asleep).await;
+                }
+                Ok(None)
+            }
+            Err(RollbackFailure::Lost(e)) => {
+                tracing::warn!(sandbox = before.id, "a guest was lost on its way back: {e}");
+                self.replace_lost(entry, &guest, asked, asleep).await
+            }
+        }
+    }
+
+    /// Writes down that a sandbox runs, with the guest as it is now. Without it a later daemon
+    /// would end the guest.
+    async fn write_back(&self, record: &SandboxRecord, guest: &E::Guest) -> bool {
+        let Ok(handle) = guest.handle().await else {
+            return false;
+        };
+        let changes = [
+            JournalChange::Sandbox(record.clone()),
+            JournalChange::Guest(record.id.clone(), handle),
+        ];
+        let written = self.0.journal.commit(&changes);
+        written.is_ok()
+    }
+
+    /// Ends a guest of which nothing can be kept, and restores another. If that fails the sandbox
+    /// sleeps in the snapshot, as `asleep` says.
+    async fn replace_lost(
+        &self,
+        entry: &Arc<SandboxEntry<E::Guest>>,
+        guest: &E::Guest,
+        asked: Instant,
+        asleep: SandboxRecord,
+    ) -> Result<Option<SandboxRecord>, OperationError> {
+        entry.replace_guest(None);
+        guest.stop().await;
+        let snapshot = asleep.snapshot.clone().unwrap_or_default();
+        let reason = ReviveReason::Rollback;
+        let revived = self
+            .revive(entry, asked, &asleep.template, &snapshot, reason)
+            .await;
+        if revived.is_err() {
+            entry.set_record(asleep);
+        }
+        revived.map(Some)
+    }
+}
+
+fn describe(template: &str, size: jiffy_engine_api::SandboxSize) -> String {
+    format!(
+        "{template} with {} vCPUs, {} MiB memory, {} MiB disk",
+        size.vcpus, size.memory_mib, size.disk_mib
+    )
+}

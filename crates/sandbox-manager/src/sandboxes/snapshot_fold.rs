@@ -1,0 +1,275 @@
+//! Background thread that reclaims the disk space of removed snapshots.
+//!
+//! The files of a removed snapshot stay as long as a child needs them. If there is only one child,
+//! the thread folds the removed snapshot into the child ([`jiffy_engine_api::Engine::prepare_fold`]):
+//! superseded content is deleted, and all other content is copied. A sandbox that takes a snapshot
+//! at each step and retains the last one therefore needs the space of its changes, and not of all
+//! its steps.
+//!
+//! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
+//! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
+//! preempted for long while it holds a directory lock that operations wait for.
+
+use super::{SandboxesInner, Snapshots};
+use jiffy_engine_api::{Engine, FoldPreparation, Guest};
+use jiffy_proto::snapshot::FoldedLayers;
+use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::iter;
+use std::ops::ControlFlow;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time from the removal of a snapshot to its fold. Snapshots that are removed meanwhile are folded
+/// in the same pass, and lineages that are removed as a whole need no fold.
+const FOLD_DELAY: Duration = Duration::from_secs(3);
+/// Time after which a refused fold is tried with [`MAX_LATE_COPY`], if the snapshot above is still
+/// the last one: no cheaper fold comes.
+const LATE_DELAY: Duration = Duration::from_secs(20);
+/// Maximum number of bytes of a fold that is larger than the snapshot above.
+const MAX_COPY: u64 = 2 << 20;
+const MAX_LATE_COPY: u64 = 256 << 20;
+/// Maximum number of bytes copied in a second.
+const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
+/// Pauses last this many times as long as the work before them, up to [`MAX_PAUSE`].
+const PAUSE_FACTOR: u32 = 3;
+const MAX_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of snapshots whose fold was refused that are remembered.
+const MAX_REFUSED: usize = 10_000;
+/// Maximum number of snapshots above a folded one whose guests are notified of the fold. Other
+/// guests have the old files open until they stop.
+const MAX_NOTIFIED_SNAPSHOTS: usize = 256;
+/// Maximum number of notified guests of each snapshot.
+const MAX_NOTIFIED_GUESTS: usize = 256;
+
+/// Sender for the thread, which exits when the sandboxes are dropped.
+pub(super) struct SnapshotFolder(Mutex<Sender<String>>);
+
+/// Receiver of the thread, until it is started.
+pub(super) type FoldQueue = Receiver<String>;
+
+impl SnapshotFolder {
+    pub fn new() -> (Self, FoldQueue) {
+        let (sender, receiver) = channel();
+        (Self(Mutex::new(sender)), receiver)
+    }
+
+    /// Queues the fold of the snapshot below `id` into `id`.
+    pub fn enqueue(&self, id: &str) {
+        // Without the thread the files stay until the snapshot above them is removed.
+        let _ = self.0.lock().send(id.to_owned());
+    }
+}
+
+/// Delays of folds.
+#[derive(Clone, Copy)]
+struct Delays {
+    fold: Duration,
+    late: Duration,
+}
+
+/// Starts the thread. No delay of a fold is longer than `max_delay`.
+pub(super) fn begin<E: Engine>(
+    inner: Weak<SandboxesInner<E>>,
+    queue: FoldQueue,
+    max_delay: Duration,
+) {
+    let delays = Delays {
+        fold: FOLD_DELAY.min(max_delay),
+        late: LATE_DELAY.min(max_delay),
+    };
+    let thread = thread::Builder::new().name("snapshot-fold".to_owned());
+    if let Err(e) = thread.spawn(move || serve(&inner, &queue, delays)) {
+        tracing::warn!(error = %e, "cannot start the thread that reclaims snapshot space");
+    }
+}
+
+fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, queue: &FoldQueue, delays: Delays) {
+    let mut refused = Refused::default();
+    loop {
+        let first = match refused.next_late() {
+            None => queue.recv().map_err(RecvTimeoutError::from),
+            Some(due) => queue.recv_timeout(due.saturating_duration_since(Instant::now())),
+        };
+        let (ids, max_copy) = match first {
+            Ok(first) => {
+                thread::sleep(delays.fold);
+                (
+                    iter::once(first).chain(queue.try_iter()).collect(),
+                    MAX_COPY,
+                )
+            }
+            Err(RecvTimeoutError::Timeout) => (refused.take_late(), MAX_LATE_COPY),
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let Some(this) = inner.upgrade() else { return };
+        let ids = Snapshots(&this).newest_first(ids);
+        drop(this);
+        for id in ids {
+            let Some(inner) = inner.upgrade() else { return };
+            let late = Instant::now() + delays.late;
+            Snapshots(&inner).fold_below(&id, max_copy, &mut refused, late);
+        }
+    }
+}
+
+/// Snapshots whose fold was rejected.
+#[derive(Default)]
+struct Refused {
+    /// The parent and the copy limit of the refusal: it holds until one of both changes.
+    folds: HashMap<String, (String, u64)>,
+    /// Times at which rejected folds are retried with a larger limit.
+    late: BTreeSet<(Instant, String)>,
+}
+
+impl Refused {
+    fn contains(&self, id: &str, parent: &str, max_copy: u64) -> bool {
+        let refused = self.folds.get(id);
+        refused.is_some_and(|(of, limit)| of == parent && *limit >= max_copy)
+    }
+
+    fn insert(&mut self, id: &str, parent: String, max_copy: u64, late: Instant) {
+        if self.folds.len() >= MAX_REFUSED {
+            self.folds.clear();
+            self.late.clear();
+        }
+        self.folds.insert(id.to_owned(), (parent, max_copy));
+        if max_copy < MAX_LATE_COPY {
+            self.late.insert((late, id.to_owned()));
+        }
+    }
+
+    /// Time of the next retry.
+    fn next_late(&self) -> Option<Instant> {
+        self.late.first().map(|(due, _)| *due)
+    }
+
+    /// Removes and returns the snapshots whose retry is due.
+    fn take_late(&mut self) -> BTreeSet<String> {
+        let coming = self.late.split_off(&(Instant::now(), String::new()));
+        let due = std::mem::replace(&mut self.late, coming);
+        due.into_iter().map(|(_, id)| id).collect()
+    }
+}
+
+/// Limits of folds: pauses after each copied piece and after each fold.
+struct Pace<'a> {
+    closing: &'a AtomicBool,
+    piece_began: Instant,
+}
+
+impl Pace<'_> {
+    /// Pauses after `bytes` were copied since the pause before.
+    fn pause(&mut self, bytes: u64) -> ControlFlow<()> {
+        if self.closing.load(Ordering::Acquire) {
+            return ControlFlow::Break(());
+        }
+        let worked = self.piece_began.elapsed();
+        let micros = bytes.saturating_mul(1_000_000) / MAX_BYTES_PER_SECOND;
+        let left = Duration::from_micros(micros).saturating_sub(worked);
+        thread::sleep(left.max(worked * PAUSE_FACTOR).min(MAX_PAUSE));
+        self.piece_began = Instant::now();
+        ControlFlow::Continue(())
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Sorts snapshots, newest first, so that content that a newer one supersedes is never copied.
+    fn newest_first(self, ids: BTreeSet<String>) -> Vec<String> {
+        let snapshots = self.0.snapshot_index.lock();
+        let mut ids: Vec<String> = ids.into_iter().collect();
+        ids.sort_by_cached_key(|id| Reverse(snapshots.get(id).map(|s| s.created_ms)));
+        ids
+    }
+
+    /// Folds the removed snapshots directly below `id` into `id`. Stops at a snapshot that has
+    /// other users, or whose copy is larger than both `max_copy` bytes and the content of `id`. A
+    /// rejected fold is retried at `late`.
+    fn fold_below(self, id: &str, max_copy: u64, refused: &mut Refused, late: Instant) {
+        let began = Instant::now();
+        let mut pace = Pace {
+            closing: &self.0.closing,
+            piece_began: began,
+        };
+        let mut folds = 0;
+        while let Some(parent) = self.0.engine.parent_on_disk(id) {
+            if refused.contains(id, &parent, max_copy) || !self.is_foldable(&parent, id) {
+                break;
+            }
+            // A snapshot that is to be folded itself gets no expensive copy.
+            if max_copy == MAX_LATE_COPY && self.is_superseded(id) {
+                break;
+            }
+            let fold = self
+                .0
+                .engine
+                .prepare_fold(id, max_copy, &mut |bytes| pace.pause(bytes));
+            let fold = match fold {
+                Ok(FoldPreparation::Ready(fold)) => fold,
+                Ok(FoldPreparation::Refused) => {
+                    refused.insert(id, parent, max_copy, late);
+                    break;
+                }
+                // The next periodic gc queues it again.
+                Ok(FoldPreparation::Cancelled) => break,
+                Err(e) => {
+                    tracing::debug!(id, parent, error = %e, "cannot fold a removed snapshot");
+                    break;
+                }
+            };
+            match self.commit_fold(fold, id) {
+                Some(Ok(layers)) => self.notify_guests(id, &layers),
+                Some(Err(e)) => {
+                    tracing::warn!(id, parent, error = %e, "cannot complete the fold of a snapshot");
+                    break;
+                }
+                None => break,
+            }
+            folds += 1;
+            if pace.pause(0).is_break() {
+                break;
+            }
+        }
+        if folds > 0 {
+            self.measure(id);
+            if self.known(id).is_some_and(|record| record.kept) {
+                self.0.upkeep.seal(id);
+            }
+            let ms = began.elapsed().as_millis();
+            tracing::debug!(id, folds, ms, "folded removed snapshots");
+        }
+    }
+
+    /// Returns true if snapshot `id` is foldable into one above it.
+    fn is_superseded(self, id: &str) -> bool {
+        let children: Vec<String> = {
+            let snapshots = self.0.snapshot_index.lock();
+            snapshots.children(id).map(str::to_owned).collect()
+        };
+        matches!(&*children, [child] if self.is_foldable(id, child))
+    }
+
+    /// Has the guests that run on snapshot `id` close the files that were folded.
+    fn notify_guests(self, id: &str, layers: &FoldedLayers) {
+        let mut queue = VecDeque::from([id.to_owned()]);
+        let mut notified = 0;
+        while let Some(id) = queue.pop_front() {
+            if notified == MAX_NOTIFIED_SNAPSHOTS {
+                break;
+            }
+            notified += 1;
+            for sandbox in self.0.indexes.users.some_of(&id, MAX_NOTIFIED_GUESTS) {
+                let entry = self.0.entries.lock().get(&*sandbox).cloned();
+                if let Some(guest) = entry.and_then(|entry| entry.guest()) {
+                    guest.fold_layers(layers);
+                }
+            }
+            let snapshots = self.0.snapshot_index.lock();
+            queue.extend(snapshots.children(&id).map(str::to_owned));
+        }
+    }
+}

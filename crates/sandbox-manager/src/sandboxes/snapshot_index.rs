@@ -1,0 +1,300 @@
+//! Snapshots of a host in memory, found by everything that asks for them.
+
+use super::id_groups::{IdGroups, sort_by_text};
+use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};
+use super::owner_ages::OwnerAges;
+use crate::records::{SnapshotPurpose, SnapshotRecord};
+use smol_str::SmolStr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// Complete snapshots by id, with their children, names, sandboxes, owners and ages.
+#[derive(Debug, Default)]
+pub(crate) struct SnapshotIndex {
+    records: BTreeMap<SmolStr, Box<SnapshotRecord>>,
+    by_parent: IdGroups,
+    by_name: IdGroups,
+    /// Those of templates and of build steps, which alone are looked for like this.
+    by_fingerprint: IdGroups,
+    by_sandbox: IdGroups,
+    /// Those that have an owner.
+    by_owner: IdGroups,
+    by_age: BTreeSet<SharedPosition>,
+    /// Those of them that lists show: many more are of templates and of sandboxes that sleep.
+    asked_by_age: BTreeSet<SharedPosition>,
+    asked_by_owner: OwnerAges,
+    /// Disk space of all together.
+    bytes: u64,
+}
+
+/// The fingerprint that a snapshot is looked for by.
+fn sought_fingerprint(record: &SnapshotRecord) -> Option<&str> {
+    let purposes = [SnapshotPurpose::Template, SnapshotPurpose::Step];
+    let sought = purposes.contains(&record.purpose);
+    sought.then_some(&*record.fingerprint)
+}
+
+impl SnapshotIndex {
+    /// The snapshot `id`.
+    pub fn get(&self, id: &str) -> Option<&SnapshotRecord> {
+        self.records.get(id).map(|record| &**record)
+    }
+
+    /// Adds a snapshot, or replaces what is known of it.
+    pub fn insert(&mut self, record: SnapshotRecord) {
+        self.remove(&record.id);
+        let id = SmolStr::new(&*record.id);
+        self.by_parent.add(record.parent.as_deref(), &id);
+        self.by_name.add(record.name.as_deref(), &id);
+        self.by_fingerprint.add(sought_fingerprint(&record), &id);
+        self.by_sandbox.add(Some(&record.sandbox), &id);
+        self.by_owner.add(record.owner.as_deref(), &id);
+        self.by_age.insert((record.created_ms, id.clone()));
+        if record.is_asked_for() {
+            self.asked_by_age.insert((record.created_ms, id.clone()));
+            let owner = record.owner.as_deref();
+            self.asked_by_owner.add(owner, record.created_ms, &id);
+        }
+        self.bytes = self.bytes.saturating_add(record.bytes);
+        self.records.insert(id, Box::new(record));
+    }
+
+    /// Takes a snapshot out.
+    pub fn remove(&mut self, id: &str) -> Option<SnapshotRecord> {
+        let (id, record) = self.records.remove_entry(id)?;
+        self.by_parent.take(record.parent.as_deref(), &id);
+        self.by_name.take(record.name.as_deref(), &id);
+        self.by_fingerprint.take(sought_fingerprint(&record), &id);
+        self.by_sandbox.take(Some(&record.sandbox), &id);
+        self.by_owner.take(record.owner.as_deref(), &id);
+        self.bytes = self.bytes.saturating_sub(record.bytes);
+        let owner = record.owner.as_deref();
+        self.asked_by_owner.take(owner, record.created_ms, &id);
+        let position = (record.created_ms, id);
+        self.asked_by_age.remove(&position);
+        self.by_age.remove(&position);
+        Some(*record)
+    }
+
+    /// Returns the count of snapshots.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Returns the disk space that all of them take together, as their records say.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// All of them, by id.
+    pub fn values(&self) -> impl Iterator<Item = &SnapshotRecord> {
+        self.records.values().map(|record| &**record)
+    }
+
+    /// The first `limit` ids that are greater than `after`.
+    pub fn following(&self, after: &str, limit: usize) -> Vec<String> {
+        let from = (Bound::Excluded(after), Bound::Unbounded);
+        let following = self.records.range::<str, _>(from).take(limit);
+        following.map(|(id, _)| id.to_string()).collect()
+    }
+
+    /// Those whose parent is `id`.
+    pub fn children(&self, id: &str) -> impl Iterator<Item = &str> {
+        self.by_parent.of(id)
+    }
+
+    /// Those that were taken of `sandbox`.
+    pub fn taken_of(&self, sandbox: &str) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_sandbox.of(sandbox);
+        ids.filter_map(|id| self.get(id))
+    }
+
+    /// Those of `owner`.
+    pub fn owned_by(&self, owner: &str) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_owner.of(owner);
+        ids.filter_map(|id| self.get(id))
+    }
+
+    /// Those of a list by age and id, from a position on.
+    pub fn in_order<'a>(
+        &'a self,
+        listed: ListedSnapshots<'_>,
+        order: &'a ListOrder,
+    ) -> impl Iterator<Item = &'a SnapshotRecord> {
+        let of = |positions| order.of(positions).map(|(ms, id)| (*ms, id));
+        let positions: Box<dyn Iterator<Item = (u64, &SmolStr)>> = match listed {
+            ListedSnapshots::All => Box::new(of(&self.by_age)),
+            ListedSnapshots::Asked => Box::new(of(&self.asked_by_age)),
+            ListedSnapshots::AskedBy(owner) => self.asked_by_owner.in_order(owner, order),
+        };
+        positions.filter_map(|(_, id)| self.get(id))
+    }
+
+    /// Those that are called `name`.
+    pub fn named(&self, name: &str) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_name.of(name);
+        ids.filter_map(|id| self.get(id))
+    }
+
+    /// Those whose id begins with `prefix`.
+    pub fn beginning_with<'a>(
+        &'a self,
+        prefix: &'a str,
+    ) -> impl Iterator<Item = &'a SnapshotRecord> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let from = self.records.range::<str, _>(from);
+        let found = from.take_while(move |(id, _)| id.starts_with(prefix));
+        found.map(|(_, record)| &**record)
+    }
+
+    /// Those that are kept for `purpose`, of a template or a build step, and depend on
+    /// `fingerprint`.
+    pub fn kept_for(
+        &self,
+        purpose: SnapshotPurpose,
+        fingerprint: &str,
+    ) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_fingerprint.of(fingerprint);
+        let records = ids.filter_map(|id| self.get(id));
+        records.filter(move |s| s.purpose == purpose && s.kept)
+    }
+
+    /// All that are kept for `purpose`, of a template or a build step. Costs as much as there are
+    /// of both.
+    pub fn all_kept_for(&self, purpose: SnapshotPurpose) -> impl Iterator<Item = &SnapshotRecord> {
+        let records = self.by_fingerprint.ids().filter_map(|id| self.get(id));
+        records.filter(move |s| s.purpose == purpose && s.kept)
+    }
+}
+
+impl FromIterator<Box<SnapshotRecord>> for SnapshotIndex {
+    /// Snapshots of different ids. Looks at them in the order in which they come, which is that in
+    /// memory, and sorts once instead of looking for the place of each.
+    fn from_iter<T: IntoIterator<Item = Box<SnapshotRecord>>>(records: T) -> Self {
+        let records = records.into_iter();
+        let mut records: Vec<_> = records.map(|r| (SmolStr::new(&*r.id), r)).collect();
+        let group = |word: fn(&SnapshotRecord) -> Option<&str>| {
+            let pairs = records.iter().map(|(id, record)| (word(record), id));
+            pairs.collect::<IdGroups>()
+        };
+        let ages = records.iter().map(|(id, r)| (r.created_ms, id.clone()));
+        let asked = records.iter().filter(|(_, r)| r.is_asked_for());
+        let asked_ages = asked.clone().map(|(id, r)| (r.created_ms, id.clone()));
+        let asked_by_owner = asked.map(|(id, r)| (r.owner.as_deref(), r.created_ms, id));
+        let bytes = records.iter().map(|(_, record)| record.bytes);
+        let mut this = Self {
+            by_parent: group(|s| s.parent.as_deref()),
+            by_name: group(|s| s.name.as_deref()),
+            by_fingerprint: group(sought_fingerprint),
+            by_sandbox: group(|s| Some(&s.sandbox)),
+            by_owner: group(|s| s.owner.as_deref()),
+            by_age: ages.collect(),
+            asked_by_age: asked_ages.collect(),
+            asked_by_owner: asked_by_owner.collect(),
+            bytes: bytes.fold(0, u64::saturating_add),
+            records: BTreeMap::new(),
+        };
+        sort_by_text(&mut records, |(id, _)| id);
+        this.records = records.into_iter().collect();
+        this
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_engine_api::SandboxSize;
+
+    fn record(id: &str, parent: Option<&str>) -> SnapshotRecord {
+        SnapshotRecord {
+            id: id.to_owned(),
+            name: Some("n".to_owned()),
+            purpose: SnapshotPurpose::Template,
+            sandbox: String::new(),
+            owner: None,
+            env: BTreeMap::new(),
+            site: Default::default(),
+            template: "base".to_owned(),
+            fingerprint: "f".to_owned(),
+            size: SandboxSize::default(),
+            engine: None,
+            parent: parent.map(str::to_owned),
+            kept: true,
+            stopped_ms: 0.0,
+            total_ms: 0.0,
+            bytes: 0,
+            created_ms: 1,
+            storing: false,
+            store: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_indexed_by_its_current_record_only() {
+        let mut index: SnapshotIndex = [record("a", None), record("ab", Some("a"))]
+            .map(Box::new)
+            .into_iter()
+            .collect();
+        let found = |index: &SnapshotIndex| {
+            [
+                index.children("a").count(),
+                index.named("n").count(),
+                index.kept_for(SnapshotPurpose::Template, "f").count(),
+                index.beginning_with("a").count(),
+            ]
+        };
+        assert_eq!(found(&index), [1, 2, 2, 2]);
+        index.insert(SnapshotRecord {
+            name: None,
+            kept: false,
+            parent: None,
+            ..record("ab", None)
+        });
+        assert_eq!(found(&index), [0, 1, 1, 2]);
+        assert_eq!(index.beginning_with("ab").count(), 1);
+        index.remove("a");
+        index.remove("a");
+        assert_eq!(found(&index), [0, 0, 0, 1]);
+        index.remove("ab");
+        assert_eq!(index.len(), 0);
+        assert!(index.by_parent.is_empty() && index.by_fingerprint.is_empty());
+        index.insert(SnapshotRecord {
+            sandbox: "x".to_owned(),
+            ..record("c", None)
+        });
+        assert_eq!(index.taken_of("x").count(), 1);
+        index.remove("c");
+        assert!(index.by_sandbox.is_empty() && index.by_age.is_empty());
+    }
+
+    #[test]
+    fn an_index_that_is_made_at_once_is_the_one_that_grows() {
+        let with = |id: &str, purpose, owner: &str, bytes| SnapshotRecord {
+            purpose,
+            owner: Some(owner.to_owned()),
+            bytes,
+            ..record(id, None)
+        };
+        use SnapshotPurpose::{Asked, Step, Template};
+        let all = [
+            with("b", Asked, "k", 1),
+            with("c", Template, "k", 2),
+            with("a", Step, "l", 4),
+        ];
+        let at_once: SnapshotIndex = all.iter().cloned().map(Box::new).collect();
+        let mut grown = SnapshotIndex::default();
+        for record in &all {
+            grown.insert(record.clone());
+        }
+        assert_eq!(format!("{at_once:?}"), format!("{grown:?}"));
+        assert_eq!((grown.bytes(), grown.owned_by("k").count()), (7, 2));
+        let template = grown.all_kept_for(Template).map(|s| &*s.id);
+        assert_eq!(template.collect::<Vec<_>>(), ["c"]);
+        assert_eq!(grown.following("", 2), ["a", "b"]);
+        assert_eq!(grown.following("b", 2), ["c"]);
+        grown.insert(with("b", Asked, "l", 10));
+        assert_eq!((grown.bytes(), grown.owned_by("k").count()), (16, 1));
+        grown.remove("b");
+        assert_eq!((grown.bytes(), grown.owned_by("l").count()), (6, 1));
+    }
+}

@@ -1,0 +1,79 @@
+//! Removal of snapshots on request.
+
+use super::lookup::SnapshotPin;
+use super::{OperationError, Snapshots};
+use crate::records::{SnapshotPurpose, SnapshotRecord};
+use jiffy_engine_api::Engine;
+
+/// Maximum number of users that an error names.
+const MAX_NAMED_USERS: usize = 5;
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Removes a snapshot. If a caller requested it and sandboxes or other snapshots still need its
+    /// files, the snapshot loses its name, is treated as an automatic one, and disappears with its
+    /// last user.
+    ///
+    /// # Errors
+    /// [`OperationError::InUse`] if the snapshot is still being stored, or if it is needed and is
+    /// automatic or was removed before.
+    pub fn remove(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        let (record, pin) = self.pin_removable(id)?;
+        let is_removable = record.kept && record.purpose != SnapshotPurpose::Template;
+        if !is_removable && let Some(user) = self.user_of(&record.id) {
+            return Err(OperationError::InUse {
+                id: record.id,
+                user,
+            });
+        }
+        if let Some(removed) = self.update(&record.id, |s| {
+            s.kept = false;
+            s.name = None;
+        }) {
+            self.0.pool.drop_bucket(&removed.fingerprint);
+        }
+        drop(pin);
+        self.gc([record.id.clone()]);
+        self.withdraw(&record.id);
+        Ok(record)
+    }
+
+    fn pin_removable(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+        let (record, pin) = self.pin(id)?;
+        match record.storing {
+            true => Err(OperationError::InUse {
+                id: record.id,
+                user: "this host, which is still storing it".to_owned(),
+            }),
+            false => Ok((record, pin)),
+        }
+    }
+
+    /// Describes what needs a snapshot: sandboxes with their names, and snapshots.
+    fn user_of(self, id: &str) -> Option<String> {
+        let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
+        let sandboxes = sandboxes.into_iter().map(|id| {
+            let name = self.0.find(&id).and_then(|record| record.name);
+            match name {
+                Some(name) => format!("sandbox {id} ({name})"),
+                None => format!("sandbox {id}"),
+            }
+        });
+        let mut users: Vec<String> = sandboxes.collect();
+        {
+            let snapshots = self.0.snapshot_index.lock();
+            let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
+            for child in snapshots.children(id).take(room) {
+                let name = snapshots.get(child).and_then(|s| s.name.as_ref());
+                users.push(match name {
+                    Some(name) => format!("snapshot {child} ({name})"),
+                    None => format!("snapshot {child}"),
+                });
+            }
+        }
+        if users.len() > MAX_NAMED_USERS {
+            users.truncate(MAX_NAMED_USERS);
+            users.push("others".to_owned());
+        }
+        (!users.is_empty()).then(|| users.join(", "))
+    }
+}

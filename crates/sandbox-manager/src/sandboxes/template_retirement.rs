@@ -1,0 +1,123 @@
+//! Snapshots of booted templates that serve no new sandbox any more.
+
+use super::{Snapshots, TemplateSnapshots};
+use crate::records::{SnapshotPurpose, SnapshotRecord};
+use jiffy_engine_api::{Engine, now_ms};
+use std::time::{Duration, Instant};
+
+/// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
+/// takes disk space that no key is charged for.
+const MAX_SIZES_PER_TEMPLATE: usize = 8;
+
+impl<E: Engine> TemplateSnapshots<'_, E> {
+    /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
+    /// either, and hold what the templates were. Looks at those of `ids`.
+    pub(super) fn retire_outdated(self, ids: &[String]) {
+        let snapshots = self.0.snapshot_index.lock();
+        let of_template = |s: &&SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
+        let kept = ids.iter().filter_map(|id| snapshots.get(id));
+        let kept = kept.filter(of_template);
+        let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
+        drop(snapshots);
+        let serves = |id: &str, template: &str| self.0.engine.is_current(template, id);
+        let unused = kept
+            .into_iter()
+            .filter(|(id, template)| !serves(id, template));
+        self.let_go(unused.map(|(id, _)| id).collect());
+    }
+
+    /// Snapshots of the same template, size and engine with another fingerprint serve no new
+    /// sandbox.
+    pub(super) fn retire_older(self, newest: &SnapshotRecord) {
+        let older = |s: &SnapshotRecord| {
+            let same = (&s.template, s.size) == (&newest.template, newest.size);
+            // Records of earlier versions do not tell: they are of another agent or kernel.
+            let other_engine = s.engine.is_some() && s.engine != newest.engine;
+            s.id != newest.id && same && !other_engine
+        };
+        self.let_go(self.kept(older));
+    }
+
+    /// Lets go of the sizes of a template that were not used for longest, beyond
+    /// [`MAX_SIZES_PER_TEMPLATE`]. Their next create boots.
+    pub(super) fn retire_surplus(self, newest: &SnapshotRecord) {
+        let other = |s: &SnapshotRecord| s.template == newest.template && s.id != newest.id;
+        let mut others = self.kept(other);
+        let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
+            return;
+        };
+        let uses = self.0.template_uses.lock();
+        // Unused ones come first.
+        others.sort_by_key(|id| uses.get(id).copied());
+        drop(uses);
+        others.truncate(surplus);
+        self.let_go(others);
+    }
+
+    /// Snapshots of booted templates that nothing runs, waits or descends from, and that no create
+    /// used for so long. Without one the template's next create boots.
+    pub fn idle(self, unused_for: Duration) -> Vec<SnapshotRecord> {
+        let waiting = self.0.pool.snapshots();
+        let uses = self.0.template_uses.lock().clone();
+        let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
+        let limit_ms = now_ms().saturating_sub(unused_ms);
+        let snapshots = self.0.snapshot_index.lock();
+        let idle = |s: &&SnapshotRecord| {
+            let used = match uses.get(&s.id) {
+                Some(at) => at.elapsed() < unused_for,
+                // Uses are known since the daemon started.
+                None => s.created_ms > limit_ms,
+            };
+            let needed = waiting.contains(&s.id)
+                || self.0.indexes.users.has_any(&s.id)
+                || snapshots.children(&s.id).next().is_some();
+            !used && !needed
+        };
+        let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
+        kept.filter(idle).cloned().collect()
+    }
+
+    /// Lets go of snapshots of booted templates.
+    pub fn retire(self, ids: &[String]) {
+        let of_template = |id: &String| {
+            let snapshots = self.0.snapshot_index.lock();
+            let found = snapshots.get(id);
+            found.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
+        };
+        self.let_go(ids.iter().filter(|id| of_template(id)).cloned().collect());
+    }
+
+    /// Ids of the snapshots of booted templates that are `wanted`.
+    pub(super) fn kept(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
+        let snapshots = self.0.snapshot_index.lock();
+        let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
+        kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()
+    }
+
+    pub(super) fn note_use(self, snapshot: &str) {
+        self.0
+            .template_uses
+            .lock()
+            .insert(snapshot.to_owned(), Instant::now());
+    }
+
+    /// Lets go of the snapshots of booted templates.
+    fn let_go(self, ids: Vec<String>) {
+        for id in &ids {
+            self.0.template_uses.lock().remove(id);
+            if let Some(retired) = Snapshots(self.0).update(id, |s| s.kept = false) {
+                self.0.pool.drop_bucket(&retired.fingerprint);
+            }
+        }
+        Snapshots(self.0).gc(ids);
+    }
+
+    /// The booted template `from` is that of `to` from now on, which is the same by another name.
+    pub fn hand_over(self, from: &str, to: &str) {
+        for id in self.kept(|s| s.template == from) {
+            if let Some(newest) = Snapshots(self.0).update(&id, |s| s.template = to.to_owned()) {
+                self.retire_older(&newest);
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Templates as snapshots: booted once, and restored from then on.
+
+use super::create::GuestOrigin;
+use super::{OperationError, Snapshots, TemplateSnapshots, WarmPool};
+use crate::quota::QuotaPermit;
+use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::site;
+use crate::startup::start_up;
+use jiffy_engine_api::{
+    AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
+    UnassignedGuest, new_id, now_ms,
+};
+use jiffy_proto::agent::SiteSettings;
+use sha1::{Digest, Sha1};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A word for the settings that are in every template snapshot.
+pub(super) fn site_mark(site: &SiteSettings) -> String {
+    if site.is_empty() {
+        return String::new();
+    }
+    // Of strings alone: this cannot fail.
+    let text = serde_json::to_vec(site).unwrap_or_default();
+    let hash = Sha1::digest(&text);
+    let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
+    format!(" site {hash}")
+}
+
+impl<E: Engine> TemplateSnapshots<'_, E> {
+    /// Returns a fingerprint of what everything made from `template` in this size depends on:
+    /// image, kernel, agent, VMM.
+    pub async fn fingerprint(
+        self,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, OperationError> {
+        let word = self.0.engine.fingerprint(None, template, size).await;
+        word.map_err(OperationError::engine(format!("use template `{template}`")))
+    }
+
+    /// Makes sure that sandboxes of `template` in this size need not be booted: what it starts is
+    /// ready when this returns.
+    pub async fn make_ready(
+        self,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let fingerprint = self.snapshot_key(None, template, size).await?;
+        let id = self.snapshot(None, template, size, &fingerprint);
+        let id = id.await?;
+        Ok(Snapshots(self.0).pin(&id)?.0)
+    }
+
+    /// A guest of `template` on the engine of this name, or the default: from the warm pool, which
+    /// the default has, else from the template's snapshot, which is made first if there is none. It
+    /// waits to be assigned `identity`, which it may have been told.
+    pub(super) async fn origin(
+        self,
+        engine_name: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+        identity: &SandboxIdentity,
+    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
+        let engine = &self.0.engine;
+        let failed = || OperationError::engine(format!("use template `{template}`"));
+        let fingerprint = self.snapshot_key(engine_name, template, size).await?;
+        if let Some((unassigned, snapshot)) = self.0.pool.take(&fingerprint) {
+            self.note_use(&snapshot);
+            WarmPool(self.0).refill(&fingerprint, template, &snapshot);
+            return Ok(GuestOrigin {
+                unassigned,
+                mode: BootMode::WarmPool,
+                snapshot: Some(snapshot),
+                revive_reason: None,
+            });
+        }
+        let found = self.snapshot(engine_name, template, size, &fingerprint);
+        match found.await {
+            Ok(snapshot) => {
+                self.note_use(&snapshot);
+                let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
+                let origin = Snapshots(self.0)
+                    .origin(template, &snapshot, BootMode::Snapshot, identity)
+                    .await?;
+                if engine_name.is_none() {
+                    WarmPool(self.0).refill(&fingerprint, template, &snapshot);
+                }
+                Ok(origin)
+            }
+            Err(OperationError::Engine {
+                source: EngineError::Unsupported { .. },
+                ..
+            }) => Ok(GuestOrigin {
+                unassigned: engine
+                    .boot(engine_name, template, size)
+                    .await
+                    .map_err(failed())?,
+                mode: BootMode::Cold,
+                snapshot: None,
+                revive_reason: None,
+            }),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Makes sure that there is a shelf for `template` in `size`, and has it filled.
+    pub(super) async fn cache(
+        self,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<(), OperationError> {
+        let fingerprint = self.snapshot_key(None, template, size).await?;
+        let snapshot = self.snapshot(None, template, size, &fingerprint);
+        let snapshot = snapshot.await?;
+        WarmPool(self.0).refill(&fingerprint, template, &snapshot);
+        Ok(())
+    }
+
+    /// Returns a fingerprint of what the snapshot of a booted template depends on.
+    pub(super) async fn snapshot_key(
+        self,
+        engine_name: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, OperationError> {
+        let fingerprint = self.0.engine.fingerprint(engine_name, template, size).await;
+        let fingerprint =
+            fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
+        Ok(fingerprint + &self.0.site_mark)
+    }
+
+    fn find(self, fingerprint: &str) -> Option<String> {
+        let snapshots = self.0.snapshot_index.lock();
+        let mut found = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
+        found.next().map(|s| s.id.clone())
+    }
+
+    /// The snapshot of the booted template. However many ask at once, one makes it and the others
+    /// wait.
+    pub(super) async fn snapshot(
+        self,
+        engine_name: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+        fingerprint: &str,
+    ) -> Result<String, OperationError> {
+        if let Some(id) = self.find(fingerprint) {
+            return Ok(id);
+        }
+        let making = self
+            .0
+            .making
+            .lock()
+            .entry(fingerprint.to_owned())
+            .or_default()
+            .clone();
+        let _op_guard = making.lock().await;
+        if let Some(id) = self.find(fingerprint) {
+            return Ok(id);
+        }
+        let failed = || OperationError::engine(format!("boot template `{template}`"));
+        let engine = &self.0.engine;
+        let sandbox_identity = SandboxIdentity {
+            id: "template".to_owned(),
+            // Site settings that every sandbox gets are there when it is restored, also for running
+            // programs.
+            site: site::joined(&self.0.site, &SiteSettings::default()),
+            ..SandboxIdentity::default()
+        };
+        let unassigned = engine.boot(engine_name, template, size).await;
+        let unassigned = unassigned.map_err(failed())?;
+        let guest = Arc::new(
+            unassigned
+                .assign_identity(&sandbox_identity)
+                .await
+                .map_err(failed())?,
+        );
+        if let Err(e) = self.start_up(template, &guest).await {
+            guest.stop().await;
+            return Err(e);
+        }
+        guest.rehearse().await;
+        let record = SnapshotRecord {
+            id: new_id()?,
+            name: None,
+            purpose: SnapshotPurpose::Template,
+            sandbox: String::new(),
+            owner: None,
+            env: BTreeMap::new(),
+            site: SiteSettings::default(),
+            template: template.to_owned(),
+            fingerprint: fingerprint.to_owned(),
+            size,
+            engine: None,
+            parent: None,
+            kept: true,
+            stopped_ms: 0.0,
+            total_ms: 0.0,
+            bytes: 0,
+            created_ms: now_ms(),
+            storing: false,
+            store: Default::default(),
+        };
+        let permit = QuotaPermit::unlimited();
+        let taken =
+            Snapshots(self.0).take(&guest, record, AfterSnapshot::Stop, &permit, |_| Vec::new());
+        let taken = taken.await;
+        guest.stop().await;
+        let snapshot = taken?;
+        // Sizes that are made at the same time must not take it away before its first use.
+        let _pin = Snapshots(self.0).hold(&snapshot.id);
+        self.note_use(&snapshot.id);
+        self.retire_older(&snapshot);
+        self.retire_surplus(&snapshot);
+        if let Err(e) = engine
+            .record_working_set(template, &snapshot.id, &sandbox_identity.site)
+            .await
+        {
+            tracing::warn!(template, "what its guests touch first is not known: {e}");
+        }
+        Ok(snapshot.id)
+    }
+
+    /// Starts what the template starts in a guest that was booted, not restored, and waits until
+    /// that is ready.
+    pub(super) async fn start_up(
+        self,
+        template: &str,
+        guest: &Arc<E::Guest>,
+    ) -> Result<(), OperationError> {
+        let failed = || OperationError::engine(format!("boot template `{template}`"));
+        let startup = self.0.engine.startup(template).await.map_err(failed())?;
+        if startup.is_empty() {
+            return Ok(());
+        }
+        let connector = guest.clone();
+        let starting = start_up(&startup, move |port| {
+            let guest = connector.clone();
+            async move { guest.connect(port).await }
+        });
+        tokio::select! {
+            started = starting => started.map_err(|source| OperationError::Startup {
+                template: template.to_owned(),
+                source,
+            }),
+            end = guest.ended() => Err(failed()(EngineError::Ended { end })),
+        }
+    }
+}

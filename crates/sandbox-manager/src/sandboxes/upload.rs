@@ -1,0 +1,314 @@
+//! Upload of snapshots into the store that hosts share, behind everything else.
+//!
+//! Snapshots that were asked for and those that sandboxes sleep in are uploaded, and what they are
+//! based on with them. The journal knows of each copy that is complete, so that a daemon that was
+//! killed goes on where it was; and of each that is to be removed, so that a store that is out of
+//! reach does not keep it.
+
+mod push;
+mod queue;
+mod readers;
+
+pub(super) use queue::Uploads;
+
+use super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
+use crate::journal::JournalChange;
+use crate::metrics::CurrentFigures;
+use crate::records::{SandboxState, SnapshotPurpose, SnapshotRecord};
+use crate::store_copies::{StorePlace, StoreState};
+use jiffy_engine_api::Engine;
+use jiffy_remote::{LOCAL_TENANT, RemoteStore, SHARED_TENANT};
+use push::UploadError;
+use queue::{UploadEnd, retry_delay};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Time between two looks at the queue without an event.
+const IDLE_TIME: Duration = Duration::from_secs(3600);
+
+/// True if other hosts find a snapshot by its id.
+fn is_named(record: &SnapshotRecord) -> bool {
+    match record.purpose {
+        SnapshotPurpose::Asked => record.kept,
+        SnapshotPurpose::Pause => true,
+        SnapshotPurpose::Template | SnapshotPurpose::Fork | SnapshotPurpose::Step => false,
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Begins to upload what an earlier daemon did not come to, and everything from now on.
+    pub(super) fn begin_uploads(&self) {
+        let Some(remote) = self.0.uploads.remote.clone() else {
+            return;
+        };
+        let asleep = self.list().into_iter();
+        let asleep = asleep.filter(|sandbox| sandbox.state == SandboxState::Paused);
+        let asleep = asleep.filter_map(|sandbox| sandbox.snapshot);
+        let asked = self.snapshots().ids_of(|snapshot| snapshot.kept);
+        for id in asleep.chain(asked) {
+            if let Some(record) = self.snapshots().known(&id) {
+                self.snapshots().upload(&record);
+            }
+        }
+        let wake = self.0.uploads.wake.clone();
+        let serving = serve(Arc::downgrade(&self.0), remote.clone(), wake);
+        tokio::spawn(serving);
+        let wake = self.0.uploads.wake_readers.clone();
+        let keeping = readers::keep(Arc::downgrade(&self.0), remote.clone(), wake);
+        tokio::spawn(keeping);
+        let wake = self.0.uploads.wake_retractions.clone();
+        tokio::spawn(retract(Arc::downgrade(&self.0), remote, wake));
+    }
+
+    /// Adds the figures of uploads.
+    pub(super) fn upload_figures(&self, now: &mut CurrentFigures) {
+        let uploads = &self.0.uploads;
+        let Some(remote) = &uploads.remote else {
+            return;
+        };
+        let (waiting, running) = uploads.counts();
+        let states = [("waiting", waiting as f64), ("running", running as f64)];
+        let help = "Snapshots on their way into the store, by state";
+        now.add_each("store_uploads_pending", help, "state", states);
+        let help = "Copies that are still to be removed from the store";
+        now.add("store_removals_pending", help, uploads.retractions() as f64);
+        let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &uploads.counters;
+        let outcomes = [
+            ("ok", of(&counters.uploads)),
+            ("failed", of(&counters.failures)),
+        ];
+        let help = "Uploads that ended, by outcome; failed ones are tried again";
+        now.count_each("store_uploads", help, "outcome", outcomes);
+        let outcomes = [
+            ("ok", of(&counters.mended)),
+            ("failed", of(&counters.not_mended)),
+        ];
+        let help = "Damaged snapshots of this host that were to be fetched anew, by outcome";
+        now.count_each("store_mended_snapshots", help, "outcome", outcomes);
+        let (chunks, sent) = (of(&counters.chunks), of(&counters.new_chunks));
+        let chunks = [("sent", sent), ("known", chunks.saturating_sub(sent))];
+        let help = "Chunks of uploaded snapshots: sent, or known to the store";
+        now.count_each("store_chunks", help, "what", chunks);
+        let traffic = remote.traffic();
+        let requests = [
+            ("get", traffic.gets),
+            ("put", traffic.puts),
+            ("head", traffic.heads),
+            ("list", traffic.lists),
+            ("delete", traffic.deletes),
+        ];
+        now.count_each("store_requests", "Requests to the store", "kind", requests);
+        let bytes = [
+            ("read", traffic.bytes_read),
+            ("written", traffic.bytes_written),
+        ];
+        let help = "Bytes read from the store and written to it";
+        now.count_each("store_bytes", help, "direction", bytes);
+        let help = "Requests to the store that were made again after a failure";
+        now.count_each("store_retries", help, "kind", [("any", traffic.retries)]);
+        let mut states = StoreState::ALL.map(|state| (state.name(), 0.0));
+        let snapshots = self.0.snapshot_index.lock();
+        for record in snapshots.values() {
+            let state = self.snapshots().store_state(record);
+            if let Some(at) = StoreState::ALL.iter().position(|s| Some(*s) == state) {
+                states[at].1 += 1.0;
+            }
+        }
+        drop(snapshots);
+        let help = "Snapshots of this host by their state in the store";
+        now.add_each("store_snapshots", help, "state", states);
+    }
+}
+
+async fn serve<E: Engine>(
+    inner: Weak<SandboxesInner<E>>,
+    remote: Arc<RemoteStore>,
+    wake: Arc<tokio::sync::Notify>,
+) {
+    loop {
+        let Some(this) = inner.upgrade().map(Sandboxes) else {
+            return;
+        };
+        let (due, next) = this.0.uploads.begin_due();
+        for (id, cancelled) in due {
+            let (this, remote) = (this.clone(), remote.clone());
+            tokio::spawn(async move {
+                let uploaded = this.upload(&remote, &id, &cancelled).await;
+                let end = match uploaded {
+                    Ok(()) => {
+                        let counters = &this.0.uploads.counters;
+                        counters.uploads.fetch_add(1, Ordering::Relaxed);
+                        UploadEnd::Stored
+                    }
+                    Err(UploadError::Removed) => UploadEnd::Dropped,
+                    Err(e) => {
+                        tracing::warn!(id, "a snapshot is not in the store yet: {e}");
+                        UploadEnd::Failed(e.to_string())
+                    }
+                };
+                this.0.uploads.end(&id, end);
+            });
+        }
+        drop(this);
+        let now = Instant::now();
+        let wait = next.map_or(IDLE_TIME, |next| next.saturating_duration_since(now));
+        // Whichever it is, the queue is looked at again.
+        let _ = tokio::time::timeout(wait, wake.notified()).await;
+    }
+}
+
+/// Removes copies from the store, one after the other.
+async fn retract<E: Engine>(
+    inner: Weak<SandboxesInner<E>>,
+    remote: Arc<RemoteStore>,
+    wake: Arc<tokio::sync::Notify>,
+) {
+    let mut failures = 0;
+    loop {
+        let Some(this) = inner.upgrade().map(Sandboxes) else {
+            return;
+        };
+        let next = this.0.uploads.next_retraction(remote.url());
+        drop(this);
+        let wait = match next {
+            None => IDLE_TIME,
+            Some(copy) => {
+                let root = copy.root.as_deref();
+                let removed = remote.retract(&copy.tenant, &copy.id, root, copy.content);
+                let removed = removed.await;
+                let Some(this) = inner.upgrade().map(Sandboxes) else {
+                    return;
+                };
+                match removed {
+                    Ok(()) => {
+                        failures = 0;
+                        this.0.uploads.end_retraction(&copy);
+                        let done = [JournalChange::Retracted(copy)];
+                        this.0.journal.commit_write_behind(&done);
+                        continue;
+                    }
+                    Err(e) => {
+                        let id = &copy.id;
+                        tracing::warn!(id, "a snapshot is not removed from the store yet: {e}");
+                        failures += 1;
+                        retry_delay(failures)
+                    }
+                }
+            }
+        };
+        let _ = tokio::time::timeout(wait, wake.notified()).await;
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Place of a snapshot's own copy in the store, if there is a store.
+    fn place(self, record: &SnapshotRecord) -> Option<StorePlace> {
+        let remote = self.0.uploads.remote.as_ref()?;
+        let tenant = match self.0.uploads.is_shared(record) {
+            true => SHARED_TENANT,
+            false => record.owner.as_deref().unwrap_or(LOCAL_TENANT),
+        };
+        Some(StorePlace {
+            store: remote.url().to_owned(),
+            tenant: tenant.to_owned(),
+        })
+    }
+
+    /// State of a snapshot in the store that hosts share; none: there is no store.
+    pub fn store_state(self, record: &SnapshotRecord) -> Option<StoreState> {
+        let place = self.place(record)?;
+        let stored = record.store.root(&place).is_some();
+        Some(match stored {
+            true => StoreState::Stored,
+            false if self.0.uploads.is_queued(&record.id) => StoreState::Uploading,
+            false => StoreState::Local,
+        })
+    }
+
+    /// State in the store of the snapshot with this whole id; none: there is no store, or no such
+    /// snapshot.
+    pub fn store_state_of(self, id: &str) -> Option<StoreState> {
+        self.0.uploads.remote.as_ref()?;
+        self.store_state(&self.known(id)?)
+    }
+
+    /// Has a snapshot uploaded if others are to find it and it is not in the store.
+    pub(super) fn upload(self, record: &SnapshotRecord) {
+        let wanted = is_named(record) && self.store_state(record) == Some(StoreState::Local);
+        if wanted {
+            self.0.uploads.want(&record.id, record.owner.as_deref());
+        }
+    }
+
+    /// Ends the upload of a snapshot that was let go, and has its names removed from the store.
+    pub(super) fn withdraw(self, id: &str) {
+        self.0.uploads.cancel(id);
+        let Some(record) = self.known(id).filter(|record| !is_named(record)) else {
+            return;
+        };
+        let names = record.store.retractions(id, false).collect();
+        Sandboxes(self.0.clone()).retract(names);
+    }
+
+    /// Ends the upload of a snapshot that its sandbox slept in, if nothing else needs it.
+    pub(super) fn cancel_unused(self, id: &str) {
+        let used = {
+            let snapshots = self.0.snapshot_index.lock();
+            let pause = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Pause;
+            !snapshots.get(id).is_some_and(pause)
+                || snapshots.children(id).next().is_some()
+                || self.0.indexes.users.has_any(id)
+        };
+        if !used {
+            self.0.uploads.cancel(id);
+        }
+    }
+
+    /// Fails unless this host shares a store.
+    pub fn expect_store(self) -> Result<(), OperationError> {
+        match self.0.uploads.remote {
+            Some(_) => Ok(()),
+            None => Err(OperationError::NoStore),
+        }
+    }
+
+    /// Waits until snapshot `id` is in the store. An attempt that fails ends the waiting, and not
+    /// the upload.
+    pub async fn wait_stored(self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        self.expect_store()?;
+        let uploads = &self.0.uploads;
+        let mut ended = uploads.ended.subscribe();
+        let (before, _) = uploads.failure(id);
+        let mut begun = false;
+        loop {
+            ended.mark_unchanged();
+            let record = self.known(id).ok_or_else(|| OperationError::Unknown {
+                what: "snapshot",
+                id: id.to_owned(),
+                list: "jiffy snapshots",
+            })?;
+            let (failures, error) = uploads.failure(id);
+            match self.store_state(&record) {
+                Some(StoreState::Stored) => return Ok(record),
+                Some(StoreState::Uploading) if failures > before => {
+                    return Err(OperationError::NotStored {
+                        id: id.to_owned(),
+                        reason: error.unwrap_or_default(),
+                    });
+                }
+                _ if begun && !uploads.is_queued(id) => {
+                    return Err(OperationError::NotStored {
+                        id: id.to_owned(),
+                        reason: "its upload was cancelled".to_owned(),
+                    });
+                }
+                _ => uploads.want(id, record.owner.as_deref()),
+            }
+            begun = true;
+            // The sender is as old as the sandboxes.
+            let _ = ended.changed().await;
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! One upload: a snapshot and all below it that the store lacks, the oldest first.
+
+use super::super::lookup::SnapshotPin;
+use super::super::{OperationError, Sandboxes, Snapshots};
+use super::is_named;
+use crate::journal::JournalChange;
+use crate::records::SnapshotRecord;
+use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
+use jiffy_engine_api::{Engine, SnapshotParts};
+use jiffy_remote::{
+    LOCAL_TENANT, MAX_LINEAGE, PushRequest, Pushed, RemoteError, RemoteStore, SHARED_TENANT,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::watch;
+
+/// Times that an upload begins anew because what it is based on changed.
+const MAX_RESTARTS: usize = 300;
+
+/// Failure of an upload.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UploadError {
+    /// The snapshot is gone, or its upload was cancelled.
+    #[error("the snapshot is gone")]
+    Removed,
+    /// A snapshot below it changed: the next attempt sees it.
+    #[error("the snapshots below it kept changing")]
+    Changed,
+    /// Chunks of this snapshot, which the store lacks, are not here.
+    #[error("snapshot {0} has not all arrived on this host")]
+    MissingMemory(String),
+    #[error("it has more than {MAX_LINEAGE} snapshots below it")]
+    LongLineage,
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    #[error(transparent)]
+    Operation(#[from] OperationError),
+}
+
+/// Snapshot that the store lacks, with its files open and held.
+struct Link<E: Engine> {
+    place: StorePlace,
+    parts: SnapshotParts,
+    _pin: SnapshotPin<E>,
+}
+
+/// Snapshots that the store lacks, the newest first, and the one below them that it has.
+struct Chain<E: Engine> {
+    links: Vec<Link<E>>,
+    base: Option<(String, StorePlace, String)>,
+    _pins: Vec<SnapshotPin<E>>,
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Uploads snapshot `id`.
+    pub(super) async fn upload(
+        &self,
+        remote: &Arc<RemoteStore>,
+        id: &str,
+        cancelled: &watch::Receiver<bool>,
+    ) -> Result<(), UploadError> {
+        for _ in 0..MAX_RESTARTS {
+            match self.upload_once(remote, id, cancelled).await {
+                _ if *cancelled.borrow() => return Err(UploadError::Removed),
+                Err(UploadError::Changed) => {}
+                Err(UploadError::MissingMemory(id)) => self.complete_memory(&id).await?,
+                other => return other,
+            }
+        }
+        Err(UploadError::Changed)
+    }
+
+    async fn upload_once(
+        &self,
+        remote: &Arc<RemoteStore>,
+        id: &str,
+        cancelled: &watch::Receiver<bool>,
+    ) -> Result<(), UploadError> {
+        let (this, url, owned) = (self.clone(), remote.url().to_owned(), id.to_owned());
+        let opening = move || this.open_chain(&url, &owned);
+        let opened = tokio::task::spawn_blocking(opening).await;
+        let chain = opened.map_err(|e| OperationError::Lost(e.to_string()))??;
+        let ids: Vec<String> = chain.links.iter().map(|l| l.parts.id.clone()).collect();
+        let pushed = self.push_chain(remote, &chain, cancelled).await;
+        drop(chain);
+        // Those that were let go meanwhile.
+        self.snapshots().gc(ids);
+        pushed
+    }
+
+    /// Opens snapshot `id` and those below it that the store at `url` lacks. Blocks.
+    fn open_chain(&self, url: &str, id: &str) -> Result<Chain<E>, UploadError> {
+        let record = self.snapshots().known(id).ok_or(UploadError::Removed)?;
+        let tenant = record.owner.unwrap_or_else(|| LOCAL_TENANT.to_owned());
+        let mut chain = Chain {
+            links: Vec::new(),
+            base: None,
+            _pins: Vec::new(),
+        };
+        let mut next = Some(id.to_owned());
+        while let Some(id) = next {
+            let newest = chain.links.is_empty();
+            if chain.links.len() >= MAX_LINEAGE {
+                return Err(UploadError::LongLineage);
+            }
+            let pin = self.snapshots().hold(&id);
+            let gone = || match newest {
+                true => UploadError::Removed,
+                false => UploadError::Changed,
+            };
+            let record = self.snapshots().known(&id).ok_or_else(gone)?;
+            let place = StorePlace {
+                store: url.to_owned(),
+                tenant: match self.0.uploads.is_shared(&record) {
+                    true => SHARED_TENANT.to_owned(),
+                    false => tenant.clone(),
+                },
+            };
+            if let Some(root) = record.store.root(&place) {
+                chain.base = Some((id, place.clone(), root.to_owned()));
+                chain._pins.push(pin);
+                break;
+            }
+            let missing = self.0.engine.missing_memory(&id);
+            let failed = OperationError::engine("look for its memory");
+            if missing.map_err(failed)?.is_some() {
+                return Err(UploadError::MissingMemory(id));
+            }
+            let parts = match self.0.engine.snapshot_parts(&id) {
+                Ok(parts) => parts,
+                // Merged with the one above it since that was looked at.
+                Err(_) if self.snapshots().known(&id).is_none() => return Err(gone()),
+                Err(e) => return Err(OperationError::engine("read its files")(e).into()),
+            };
+            next = parts.parent.clone();
+            chain.links.push(Link {
+                place,
+                parts,
+                _pin: pin,
+            });
+        }
+        Ok(chain)
+    }
+
+    async fn push_chain(
+        &self,
+        remote: &Arc<RemoteStore>,
+        chain: &Chain<E>,
+        cancelled: &watch::Receiver<bool>,
+    ) -> Result<(), UploadError> {
+        let mut lineage = Vec::new();
+        if let Some((id, place, root)) = &chain.base {
+            match remote.stored_lineage(&place.tenant, root).await? {
+                Some(stored) => lineage = stored,
+                None => {
+                    tracing::warn!(id, "the store has lost a snapshot: it is pushed again");
+                    self.give_up(id);
+                    return Err(UploadError::Changed);
+                }
+            }
+        }
+        for link in chain.links.iter().rev() {
+            let _alone = match link.place.tenant == SHARED_TENANT {
+                true => Some(self.0.uploads.sharing.lock().await),
+                false => None,
+            };
+            let known = self.snapshots().known(&link.parts.id);
+            let record = known.ok_or(UploadError::Changed)?;
+            if record.store.root(&link.place).is_some() {
+                // Another upload needed it, too.
+                return Err(UploadError::Changed);
+            }
+            match self.push(remote, link, record, lineage, cancelled).await {
+                Err(UploadError::Remote(e)) if e.is_gone() => {
+                    // Something below it was removed from the store: it and what it is based on go
+                    // there anew.
+                    tracing::debug!("{e}");
+                    let base = chain.base.as_ref().map(|(id, ..)| id);
+                    self.give_up(base.unwrap_or(&link.parts.id));
+                    return Err(UploadError::Changed);
+                }
+                other => lineage = other?.lineage,
+            }
+        }
+        Ok(())
+    }
+
+    /// Pushes one snapshot and notes its copy.
+    async fn push(
+        &self,
+        remote: &RemoteStore,
+        link: &Link<E>,
+        record: SnapshotRecord,
+        lineage: Vec<jiffy_remote::SnapshotName>,
+        cancelled: &watch::Receiver<bool>,
+    ) -> Result<Pushed, UploadError> {
+        let id = &record.id;
+        self.snapshots().update(id, |now| {
+            now.store.uploading = Some(link.place.clone());
+        });
+        let revision = record.store.revision;
+        let written = SnapshotRecord {
+            store: StoreCopies {
+                revision,
+                ..StoreCopies::default()
+            },
+            ..record.clone()
+        };
+        let text = serde_json::to_vec(&written).map_err(|e| OperationError::Lost(e.to_string()))?;
+        let named = is_named(&record);
+        let pushed = remote
+            .push(PushRequest {
+                tenant: &link.place.tenant,
+                parts: &link.parts,
+                record: &text,
+                owner: record.owner.as_deref().unwrap_or_default(),
+                created_ms: record.created_ms,
+                lineage,
+                named,
+                cancelled: cancelled.clone(),
+            })
+            .await?;
+        let report = &pushed.report;
+        tracing::info!(
+            id,
+            chunks = report.chunks,
+            new_chunks = report.new_chunks,
+            pack_bytes = report.pack_bytes,
+            seconds = report.seconds,
+            "pushed a snapshot"
+        );
+        let counters = &self.0.uploads.counters;
+        counters.chunks.fetch_add(report.chunks, Ordering::Relaxed);
+        counters
+            .new_chunks
+            .fetch_add(report.new_chunks, Ordering::Relaxed);
+        self.note_copy(link, &pushed, revision, named)?;
+        Ok(pushed)
+    }
+
+    fn note_copy(
+        &self,
+        link: &Link<E>,
+        pushed: &Pushed,
+        revision: u32,
+        named: bool,
+    ) -> Result<(), UploadError> {
+        let (place, root) = (&link.place, &pushed.root);
+        let mut current = false;
+        let now = self.snapshots().update(&link.parts.id, |now| {
+            current = now.store.revision == revision;
+            if current {
+                now.store.add(place.clone(), root.clone());
+            }
+        });
+        let retraction =
+            |content| StoreRetraction::new(place, &link.parts.id, Some(root.as_str()), content);
+        match now {
+            Some(_) if !current => {
+                self.retract(vec![retraction(true)]);
+                Err(UploadError::Changed)
+            }
+            // It was let go meanwhile, and stays for what is based on it.
+            Some(now) if named && !is_named(&now) => {
+                self.retract(vec![retraction(false)]);
+                Ok(())
+            }
+            Some(_) => Ok(()),
+            None => {
+                self.retract(vec![retraction(true)]);
+                Err(UploadError::Removed)
+            }
+        }
+    }
+
+    /// Gives the copies of a snapshot up, for new ones.
+    fn give_up(&self, id: &str) {
+        let mut copies = Vec::new();
+        self.snapshots()
+            .update(id, |now| copies = now.store.give_up(id));
+        self.retract(copies);
+    }
+
+    /// Has copies removed from the store.
+    pub(super) fn retract(&self, copies: Vec<StoreRetraction>) {
+        let changes = copies.iter().cloned().map(JournalChange::Retraction);
+        let changes: Vec<_> = changes.collect();
+        self.0.journal.commit_write_behind(&changes);
+        self.0.uploads.retract(copies);
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Record of the snapshot with this whole id.
+    pub(in crate::sandboxes) fn known(self, id: &str) -> Option<SnapshotRecord> {
+        self.0.snapshot_index.lock().get(id).cloned()
+    }
+}

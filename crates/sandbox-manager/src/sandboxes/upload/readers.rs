@@ -1,0 +1,70 @@
+//! Needs of this host: snapshots whose memory has not all arrived stay in the store.
+
+use super::super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
+use jiffy_engine_api::Engine;
+use jiffy_remote::{LayerOrigin, RemoteStore};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Time between two looks without an event.
+const LOOK_INTERVAL: Duration = Duration::from_secs(3600);
+const RETRY_DELAY: Duration = Duration::from_secs(600);
+/// Time after an event in which guests that were just restored have the host for themselves.
+const EVENT_DELAY: Duration = Duration::from_secs(1);
+
+/// Tells the store what this host needs, at once and whenever that may have changed.
+pub(super) async fn keep<E: Engine>(
+    inner: Weak<SandboxesInner<E>>,
+    remote: Arc<RemoteStore>,
+    wake: Arc<tokio::sync::Notify>,
+) {
+    loop {
+        let Some(this) = inner.upgrade().map(Sandboxes) else {
+            return;
+        };
+        let looking = tokio::task::spawn_blocking(move || this.snapshots().missing_layers());
+        let wait = match looking.await {
+            Ok(missing) => match remote.keep_readers(&missing).await {
+                Ok(()) => LOOK_INTERVAL,
+                Err(e) => {
+                    tracing::warn!("the store does not know yet what this host needs of it: {e}");
+                    RETRY_DELAY
+                }
+            },
+            Err(_) => return,
+        };
+        if tokio::time::timeout(wait, wake.notified()).await.is_ok() {
+            tokio::time::sleep(EVENT_DELAY).await;
+        }
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Fetches the memory that snapshot `id` lacks: it is to go to the store anew.
+    pub(super) async fn complete_memory(&self, id: &str) -> Result<(), OperationError> {
+        tracing::info!(
+            id,
+            "the store is to have a snapshot anew: its memory is fetched"
+        );
+        let completed = self.0.engine.complete_memory(id).await;
+        completed.map_err(OperationError::engine("fetch its memory"))?;
+        self.0.uploads.wake_readers.notify_one();
+        Ok(())
+    }
+}
+
+impl<E: Engine> Snapshots<'_, E> {
+    /// Layers in the store that snapshots of this host lack chunks of. Blocks.
+    fn missing_layers(self) -> Vec<LayerOrigin> {
+        let ids = self.ids_of(|_| true).into_iter();
+        let origin = |id: String| match self.0.engine.missing_memory(&id) {
+            Ok(None) => None,
+            Ok(Some(origin)) => LayerOrigin::decode(&origin).ok(),
+            Err(e) => {
+                tracing::debug!(id, "a snapshot needs nothing of the store: {e}");
+                None
+            }
+        };
+        ids.filter_map(origin).collect()
+    }
+}

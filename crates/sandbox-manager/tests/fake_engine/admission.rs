@@ -1,0 +1,182 @@
+//! A host takes no more than it can bear, and says whether another try is worth it.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_engine_api::SandboxSize;
+use jiffy_sandbox_manager::{
+    CreateSpec, ErrorKind, HostFigures, HostLimits, HostOptions, HostReader, OperationError,
+    SandboxState, Sandboxes, Shortage,
+};
+use std::sync::{Arc, Mutex};
+use tokio::task::JoinSet;
+
+/// A host with whatever figures it is given.
+#[derive(Debug, Default)]
+struct Dial(Mutex<HostFigures>);
+
+impl HostReader for Dial {
+    fn read(&self) -> HostFigures {
+        *self.0.lock().unwrap()
+    }
+}
+
+impl Dial {
+    fn memory(&self, total: u64, available: u64) {
+        let mut figures = self.0.lock().unwrap();
+        figures.memory_total_mib = Some(total);
+        figures.memory_available_mib = Some(available);
+    }
+}
+
+async fn open(
+    bench: &Bench,
+    warm: usize,
+    limits: HostLimits,
+) -> (Sandboxes<FakeEngine>, Arc<Dial>) {
+    let dial = Arc::new(Dial::default());
+    let options = HostOptions {
+        warm,
+        limits,
+        reader: Some(dial.clone()),
+        ..HostOptions::default()
+    };
+    (bench.open_with(options).await, dial)
+}
+
+fn at_most(sandboxes: usize) -> HostLimits {
+    HostLimits {
+        sandboxes: Some(sandboxes),
+        ..HostLimits::default()
+    }
+}
+
+fn busy<T: std::fmt::Debug>(result: Result<T, OperationError>) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.retry_after().is_some() && !error.is_refusal());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_thousand_creates_at_once_never_pass_the_limit_and_each_gets_an_answer() {
+    let bench = Bench::new();
+    let (host, _) = open(&bench, 0, at_most(40)).await;
+    host.create(base()).await.unwrap();
+    let mut work = JoinSet::new();
+    for _ in 0..1000 {
+        let (host, world) = (host.clone(), bench.world.clone());
+        work.spawn(async move {
+            let made = host.create(base()).await;
+            assert!(world.running().len() <= 40);
+            made.map(drop).map_err(|e| e.kind())
+        });
+    }
+    let answers: Vec<_> = work.join_all().await;
+    let made = answers.iter().filter(|a| a.is_ok()).count();
+    let refused = answers.iter().filter(|a| **a == Err(ErrorKind::Busy));
+    assert_eq!((made, refused.count()), (39, 961));
+    assert_eq!(bench.world.running().len(), 40);
+    assert_eq!(host.list().len(), 40, "what was refused is not there");
+    let promised = host.figures().promised();
+    assert_eq!((promised.sandboxes, promised.coming_up), (40, 0));
+    assert_eq!(promised.refused[&Shortage::Sandboxes], 961);
+}
+
+#[tokio::test]
+async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
+    let bench = Bench::new();
+    let (host, _) = open(&bench, 0, at_most(2)).await;
+    let sleeper = host.create(base()).await.unwrap().id;
+    let snapshot = host.snapshot(&sleeper, None).await.unwrap().id;
+    host.pause(&sleeper).await.unwrap();
+    let [a, b] = [
+        host.create(base()).await.unwrap().id,
+        host.create(base()).await.unwrap().id,
+    ];
+    busy(host.create(base()).await);
+    busy(host.resume(&sleeper).await);
+    busy(host.wake(&sleeper).await);
+    busy(host.rollback(&sleeper, &snapshot).await);
+    assert_eq!(host.get(&sleeper).unwrap().state, SandboxState::Paused);
+    let fork = host.fork(&a, 2, None).await.unwrap();
+    fork.children.into_iter().for_each(busy);
+    // A running sandbox needs no room for a rollback.
+    let own = host.snapshot(&a, None).await.unwrap().id;
+    host.rollback(&a, &own).await.unwrap();
+    assert_eq!(host.figures().promised().sandboxes, 2);
+
+    bench.world.panic_guest(&b);
+    until("the broken one to be noticed", || {
+        host.figures().promised().sandboxes == 1
+    })
+    .await;
+    host.resume(&sleeper).await.unwrap();
+    busy(host.rollback(&b, &snapshot).await);
+    host.kill(&a).await.unwrap();
+    host.rollback(&b, &snapshot).await.unwrap();
+    busy(host.create(base()).await);
+    host.remove(&b).await.unwrap();
+    bench.world.fail("restore");
+    assert!(host.create(base()).await.is_err());
+    bench.world.mend();
+    // A failure keeps no place.
+    host.create(base()).await.unwrap();
+    host.stop_all().await;
+    let promised = host.figures().promised();
+    assert_eq!((promised.sandboxes, promised.memory_mib), (0, 0));
+}
+
+#[tokio::test]
+async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
+    let bench = Bench::new();
+    let limits = HostLimits {
+        memory_overcommit: 1.0,
+        reserve_memory_mib: Some(0),
+        ..HostLimits::default()
+    };
+    let (host, dial) = open(&bench, 2, limits).await;
+    dial.memory(2048, 2048);
+    host.create(base()).await.unwrap();
+    until("the pool to fill", || host.pool().waiting() == 2).await;
+    assert_eq!(host.figures().promised().memory_mib, 3 * 512);
+    let large = CreateSpec {
+        size: Some(SandboxSize {
+            memory_mib: 1536,
+            ..SandboxSize::default()
+        }),
+        ..base()
+    };
+    host.create(large).await.unwrap();
+    assert_eq!(
+        (host.pool().waiting(), host.figures().promised().memory_mib),
+        (0, 2048)
+    );
+    busy(host.create(base()).await);
+}
+
+#[tokio::test]
+async fn a_host_that_runs_low_begins_nothing_and_one_that_recovers_goes_on() {
+    let bench = Bench::new();
+    let (host, dial) = open(&bench, 0, HostLimits::default()).await;
+    dial.memory(16_384, 12_000);
+    let id = host.create(base()).await.unwrap().id;
+    dial.memory(16_384, 500);
+    busy(host.create(base()).await);
+    // Operations that make room are always possible.
+    host.pause(&id).await.unwrap();
+    busy(host.resume(&id).await);
+    dial.memory(16_384, 12_000);
+    host.resume(&id).await.unwrap();
+    let giant = CreateSpec {
+        size: Some(SandboxSize {
+            memory_mib: 16_384,
+            ..SandboxSize::default()
+        }),
+        ..base()
+    };
+    let error = host.create(giant).await.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.retry_after()),
+        (ErrorKind::TooLarge, None)
+    );
+}

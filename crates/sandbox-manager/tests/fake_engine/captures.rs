@@ -1,0 +1,224 @@
+//! A snapshot that is acknowledged once it is captured is there, waited for by whoever needs its
+//! files, and survives the daemon.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{
+    CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSource, SandboxState, Sandboxes,
+    SnapshotRecord,
+};
+use std::sync::{Arc, Mutex};
+use tokio::task::JoinHandle;
+
+/// A sandbox with the text `captured`, a snapshot of it that is not stored, and then other text.
+async fn capture(bench: &Bench, host: &Sandboxes<FakeEngine>) -> (String, SnapshotRecord) {
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, "captured");
+    bench.world.storing_waits.send_replace(true);
+    let snapshot = host.capture(&id, Some("name".into())).await.unwrap();
+    bench.world.write(&id, "later");
+    (id, snapshot)
+}
+
+fn of(snapshot: &SnapshotRecord) -> CreateSpec {
+    CreateSpec {
+        source: SandboxSource::Snapshot(snapshot.id.clone()),
+        ..base()
+    }
+}
+
+fn create(
+    host: &Sandboxes<FakeEngine>,
+    spec: CreateSpec,
+) -> JoinHandle<Result<String, OperationError>> {
+    let host = host.clone();
+    tokio::spawn(async move { Ok(host.create(spec).await?.id) })
+}
+
+fn shown(host: &Sandboxes<FakeEngine>, id: &str) -> Option<SnapshotRecord> {
+    let mut found = host.snapshots().like(id);
+    found.pop()
+}
+
+#[tokio::test]
+async fn a_captured_snapshot_is_there_at_once_and_a_create_from_it_waits_for_its_files() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = capture(&bench, &host).await;
+    assert!(snapshot.storing && snapshot.kept);
+    assert!((snapshot.stopped_ms - 7.0).abs() < f64::EPSILON);
+    assert_eq!(shown(&host, "name"), Some(snapshot.clone()));
+    assert!(!bench.files().join(&snapshot.id).exists());
+
+    let child = create(&host, of(&snapshot));
+    let refused = host.snapshots().remove(&snapshot.id).unwrap_err();
+    assert!(matches!(refused, OperationError::InUse { .. }), "{refused}");
+    tokio::task::yield_now().await;
+    assert!(!child.is_finished());
+    bench.world.storing_waits.send_replace(false);
+    let child = child.await.unwrap().unwrap();
+    assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
+    let stored = shown(&host, &snapshot.id).unwrap();
+    assert!(!stored.storing && stored.bytes == 8);
+    assert_eq!(host.get(&id).unwrap().snapshot, Some(snapshot.id));
+}
+
+#[tokio::test]
+async fn a_captured_snapshot_that_cannot_be_stored_is_gone_and_says_why() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = capture(&bench, &host).await;
+    let child = create(&host, of(&snapshot));
+    bench.world.fail("store");
+    bench.world.storing_waits.send_replace(false);
+    let lost = child.await.unwrap().unwrap_err();
+    assert!(matches!(lost, OperationError::CaptureLost { .. }), "{lost}");
+    assert_eq!(lost.kind(), ErrorKind::Unknown);
+    assert!(lost.to_string().contains("store was made to fail"));
+
+    assert_eq!(shown(&host, &snapshot.id), None);
+    let about = |owner, scope| {
+        let snapshots = host.snapshots();
+        snapshots.expect_not_lost(owner, &snapshot.id, scope)
+    };
+    assert!(about(None, FetchScope::Asked).is_err());
+    assert!(about(Some("another"), FetchScope::All).is_err());
+    // Another tenant does not hear of it.
+    about(Some("another"), FetchScope::Asked).unwrap();
+    bench.world.mend();
+    host.snapshot(&id, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_sandbox_leaves_what_was_captured_of_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = capture(&bench, &host).await;
+    let killing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.kill(&id).await }
+    });
+    until("its guest has ended", || {
+        !bench.world.running().contains(&id)
+    })
+    .await;
+    bench.world.storing_waits.send_replace(false);
+    let killed = killing.await.unwrap().unwrap();
+    assert_eq!(killed.state, SandboxState::Killed);
+    let child = host.create(of(&snapshot)).await.unwrap().id;
+    assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
+    drop(host);
+    let host = bench.open().await;
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
+    assert!(shown(&host, &snapshot.id).is_some());
+}
+
+/// A daemon that is killed while a captured snapshot is being stored.
+fn killed_while_storing() -> (Bench, String, SnapshotRecord) {
+    let bench = Bench::new();
+    let taken = Arc::new(Mutex::new(None));
+    bench.doomed(async {
+        let host = bench.open().await;
+        *taken.lock().unwrap() = Some(capture(&bench, &host).await);
+    });
+    let (id, snapshot) = taken.lock().unwrap().take().unwrap();
+    (bench, id, snapshot)
+}
+
+#[test]
+fn the_next_daemon_completes_what_the_one_before_captured() {
+    let (bench, id, snapshot) = killed_while_storing();
+    bench.doomed(async {
+        let host = bench.open().await;
+        // Still in the memory of its guest.
+        assert!(shown(&host, &snapshot.id).unwrap().storing);
+        let child = create(&host, of(&snapshot));
+        let pausing = tokio::spawn({
+            let (host, id) = (host.clone(), id.clone());
+            async move { host.pause(&id).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!child.is_finished() && !pausing.is_finished());
+        bench.world.storing_waits.send_replace(false);
+        let child = child.await.unwrap().unwrap();
+        assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
+        pausing.await.unwrap().unwrap();
+        assert!(!shown(&host, &snapshot.id).unwrap().storing);
+    });
+    bench.doomed(async {
+        let host = bench.open().await;
+        assert!(!shown(&host, &snapshot.id).unwrap().storing);
+        host.resume(&id).await.unwrap();
+        assert_eq!(*bench.world.body(&id).memory.lock().unwrap(), "later");
+    });
+}
+
+#[test]
+fn a_captured_snapshot_that_lacked_its_last_word_is_there_though_its_sandbox_was_killed() {
+    let bench = Bench::new();
+    let taken = Arc::new(Mutex::new(None));
+    bench.doomed(async {
+        let host = bench.open().await;
+        let (id, snapshot) = capture(&bench, &host).await;
+        let kill = {
+            let (host, id) = (host.clone(), id.clone());
+            async move { host.kill(&id).await }
+        };
+        tokio::spawn(kill);
+        until("its guest has ended", || {
+            !bench.world.running().contains(&id)
+        })
+        .await;
+        bench.world.hang("snapshot-named");
+        bench.world.storing_waits.send_replace(false);
+        until("its files are there", || {
+            bench.world.is_stuck("snapshot-named")
+        })
+        .await;
+        *taken.lock().unwrap() = Some(snapshot);
+    });
+    bench.world.mend();
+    let snapshot = taken.lock().unwrap().take().unwrap();
+    bench.doomed(async {
+        let host = bench.open().await;
+        assert!(!shown(&host, &snapshot.id).unwrap().storing);
+        let child = host.create(of(&snapshot)).await.unwrap().id;
+        assert_eq!(*bench.world.body(&child).memory.lock().unwrap(), "captured");
+    });
+}
+
+#[test]
+fn what_a_process_gave_up_without_a_daemon_is_lost_and_leaves_nothing() {
+    let (bench, id, snapshot) = killed_while_storing();
+    *bench.world.body(&id).captured.lock().unwrap() = None;
+    bench.world.storing_waits.send_replace(false);
+    bench.doomed(async {
+        let host = bench.open().await;
+        until("it is lost", || shown(&host, &snapshot.id).is_none()).await;
+        until("its files go", || {
+            *bench.world.discarded.lock().unwrap() == [snapshot.id.clone()]
+        })
+        .await;
+        // The sandbox goes on.
+        host.snapshot(&id, None).await.unwrap();
+    });
+}
+
+#[test]
+fn a_captured_snapshot_whose_guest_ended_with_the_daemon_is_gone() {
+    let (bench, id, snapshot) = killed_while_storing();
+    bench.world.body(&id).stop();
+    bench.doomed(async {
+        let host = bench.open().await;
+        assert!(matches!(
+            host.get(&id).unwrap().state,
+            SandboxState::Broken { .. }
+        ));
+        assert_eq!(shown(&host, &snapshot.id), None);
+        let lost = host.snapshots();
+        let lost = lost.expect_not_lost(None, &snapshot.id, FetchScope::Asked);
+        assert!(matches!(lost, Err(OperationError::CaptureLost { .. })));
+        assert_eq!(*bench.world.discarded.lock().unwrap(), [snapshot.id]);
+    });
+}

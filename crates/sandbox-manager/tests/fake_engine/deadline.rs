@@ -1,0 +1,187 @@
+//! Time limits and what else is agreed when a sandbox is made.
+
+use crate::fake;
+
+use fake::{Bench, base, until};
+use jiffy_sandbox_manager::{
+    CreateSpec, NetworkSettings, OnTimeout, OperationError, SandboxSettings, SandboxState,
+};
+use std::time::Duration;
+
+fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
+    CreateSpec {
+        settings: SandboxSettings {
+            timeout_s: Some(timeout_s),
+            on_timeout,
+            ..SandboxSettings::default()
+        },
+        ..base()
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let doomed = host.create(limited(0, OnTimeout::Kill)).await.unwrap().id;
+    let tired = host.create(limited(0, OnTimeout::Pause)).await.unwrap().id;
+    let other = host.create(base()).await.unwrap().id;
+    let state = |id: &str| host.get(id).unwrap().state;
+    until("the end of their time", || {
+        state(&doomed) == SandboxState::Killed && state(&tired) == SandboxState::Paused
+    })
+    .await;
+    assert_eq!(state(&other), SandboxState::Running);
+    assert_eq!(bench.world.running(), [other]);
+}
+
+#[tokio::test]
+async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host
+        .create(limited(3600, OnTimeout::Pause))
+        .await
+        .unwrap()
+        .id;
+    let first = host.get(&id).unwrap().deadline_ms.unwrap();
+    let longer = host.timeouts().set(&id, Some(Duration::from_secs(7200)));
+    assert!(longer.await.unwrap().deadline_ms.unwrap() > first + 3_500_000);
+    assert_eq!(
+        host.timeouts().set(&id, None).await.unwrap().deadline_ms,
+        None
+    );
+    host.timeouts()
+        .set(&id, Some(Duration::from_millis(1)))
+        .await
+        .unwrap();
+    until("its sleep", || {
+        host.get(&id).unwrap().state == SandboxState::Paused
+    })
+    .await;
+    // Time does not run out on a sleeper.
+    let far = host
+        .timeouts()
+        .set(&id, Some(Duration::from_secs(60)))
+        .await
+        .unwrap();
+    assert_eq!(far.state, SandboxState::Paused);
+    let (awake, woken) = host.wake(&id).await.unwrap();
+    assert!(woken && awake.deadline_ms.unwrap() >= far.deadline_ms.unwrap());
+    assert!(!host.wake(&id).await.unwrap().1);
+    host.kill(&id).await.unwrap();
+    let refused = host.timeouts().set(&id, None).await;
+    assert!(matches!(refused, Err(OperationError::State { .. })));
+}
+
+#[tokio::test]
+async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host
+        .create(limited(3600, OnTimeout::Pause))
+        .await
+        .unwrap()
+        .id;
+    bench.world.fail("snapshot");
+    let now = host
+        .timeouts()
+        .set(&id, Some(Duration::ZERO))
+        .await
+        .unwrap();
+    let soon = now.deadline_ms.unwrap();
+    until("the failure", || {
+        host.get(&id).unwrap().deadline_ms.unwrap() > soon
+    })
+    .await;
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+}
+
+#[tokio::test]
+async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agreed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let spec = CreateSpec {
+        settings: SandboxSettings {
+            owner: Some("key".into()),
+            metadata: [("a".into(), "1".into())].into(),
+            ..limited(60, OnTimeout::Kill).settings
+        },
+        ..base()
+    };
+    let id = host.create(spec.clone()).await.unwrap().id;
+    host.pause(&id).await.unwrap();
+    drop(host);
+    let record = bench.open().await.get(&id).unwrap();
+    assert_eq!(
+        (record.settings, record.state),
+        (spec.settings, SandboxState::Paused)
+    );
+    assert!(record.deadline_ms.is_some());
+}
+
+#[tokio::test]
+async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let spec = CreateSpec {
+        settings: SandboxSettings {
+            secure: true,
+            network: NetworkSettings {
+                restrict_traffic: true,
+                ..NetworkSettings::default()
+            },
+            ..SandboxSettings::default()
+        },
+        ..base()
+    };
+    let parent = host.create(spec).await.unwrap();
+    let token = parent.agent_token.clone().unwrap();
+    let told = bench
+        .world
+        .body(&parent.id)
+        .sandbox_identity
+        .lock()
+        .unwrap()
+        .clone();
+    assert_eq!(told.access_token.as_ref(), Some(&token));
+    assert!(parent.traffic_token.is_some() && parent.traffic_token != parent.agent_token);
+    let mut report = host.fork(&parent.id, 1, None).await.unwrap();
+    let child = report.children.remove(0).unwrap();
+    assert!(child.agent_token.is_some() && child.agent_token != parent.agent_token);
+    assert!(child.traffic_token.is_some() && child.traffic_token != parent.traffic_token);
+    let open = host.create(base()).await.unwrap();
+    assert_eq!((open.agent_token, open.traffic_token), (None, None));
+}
+
+#[tokio::test]
+async fn time_is_extended_and_never_shortened_by_an_extension() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let hour = Duration::from_secs(3600);
+    let made = host.create(limited(3600, OnTimeout::Kill)).await.unwrap();
+    let same = host.timeouts().extend(&made.id, hour / 2).await.unwrap();
+    assert_eq!(same.deadline_ms, made.deadline_ms);
+    let more = host.timeouts().extend(&made.id, hour * 2).await.unwrap();
+    assert!(more.deadline_ms > made.deadline_ms);
+    let endless = host.create(base()).await.unwrap();
+    let endless = host.timeouts().extend(&endless.id, hour).await.unwrap();
+    assert_eq!(endless.deadline_ms, None);
+}
+
+#[tokio::test]
+async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let deny = |t: &mut SandboxSettings| t.network.deny_out = vec!["0.0.0.0/0".into()];
+    host.change_settings(&id, deny).await.unwrap();
+    host.pause(&id).await.unwrap();
+    drop(host);
+    let host = bench.open().await;
+    let settings = host.get(&id).unwrap().settings;
+    assert_eq!(settings.network.deny_out, ["0.0.0.0/0"]);
+    host.kill(&id).await.unwrap();
+    let refused = host.change_settings(&id, |_| ()).await;
+    assert!(matches!(refused, Err(OperationError::State { .. })));
+}

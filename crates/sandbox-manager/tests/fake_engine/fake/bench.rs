@@ -1,0 +1,122 @@
+//! A data directory with guests in it, for one test.
+
+use super::engine::FakeEngine;
+use super::world::World;
+use jiffy_sandbox_manager::{
+    CreateSpec, HostFigures, HostOptions, HostReader, SandboxSettings, SandboxSource, Sandboxes,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// A host that is never short of anything.
+#[derive(Debug)]
+pub struct Plenty;
+
+impl HostReader for Plenty {
+    fn read(&self) -> HostFigures {
+        HostFigures::default()
+    }
+}
+
+/// A data directory with a world.
+pub struct Bench {
+    pub dir: tempfile::TempDir,
+    pub world: Arc<World>,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        Self::in_dir(tempfile::tempdir().unwrap())
+    }
+
+    pub fn in_dir(dir: tempfile::TempDir) -> Self {
+        fs::create_dir(dir.path().join("snapshots")).unwrap();
+        Self {
+            dir,
+            world: Arc::default(),
+        }
+    }
+
+    pub async fn open(&self) -> Sandboxes<FakeEngine> {
+        self.open_with(HostOptions::default()).await
+    }
+
+    /// The first time, when there is nothing to wait for.
+    pub fn open_first(&self, options: HostOptions) -> Sandboxes<FakeEngine> {
+        let opening = std::pin::pin!(self.open_with(options));
+        let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
+        match opening.poll(&mut nobody) {
+            std::task::Poll::Ready(host) => host,
+            std::task::Poll::Pending => panic!("there was something to wait for"),
+        }
+    }
+
+    pub async fn open_with(&self, mut options: HostOptions) -> Sandboxes<FakeEngine> {
+        // Nothing here depends on what this machine is busy with.
+        options.reader.get_or_insert_with(|| Arc::new(Plenty));
+        let engine = FakeEngine {
+            world: self.world.clone(),
+            dir: self.files(),
+            writing: Mutex::default(),
+        };
+        let journal = self.dir.path().join("state.db");
+        Sandboxes::open(engine, &journal, options).await.unwrap()
+    }
+
+    pub fn files(&self) -> PathBuf {
+        Path::join(self.dir.path(), "snapshots")
+    }
+
+    /// Snapshot files, finished or not.
+    pub fn file_names(&self) -> BTreeSet<String> {
+        fs::read_dir(self.files())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect()
+    }
+
+    /// Waits until there are as many files of snapshots.
+    pub async fn until_files(&self, count: usize) {
+        let what = format!("{count} files, of {:?}", self.file_names());
+        until(&what, || self.file_names().len() == count).await;
+    }
+
+    /// Runs `work` in a runtime of its own that is then torn down as a killed process is: nothing
+    /// in it goes on.
+    pub fn doomed<F: Future<Output = ()>>(&self, work: F) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(work);
+        // A killed process does nothing any more when the next one starts.
+        runtime.shutdown_timeout(std::time::Duration::from_secs(10));
+    }
+}
+
+/// A sandbox of template `base`.
+pub fn base() -> CreateSpec {
+    CreateSpec {
+        source: SandboxSource::Template("base".into()),
+        size: None,
+        env: BTreeMap::new(),
+        settings: SandboxSettings::default(),
+        name: None,
+        engine: None,
+        prefetch: Default::default(),
+    }
+}
+
+/// Waits until `ready`, at most 10 s.
+pub async fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if ready() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    panic!("waited in vain for {what}");
+}

@@ -1,0 +1,248 @@
+//! Snapshots that only the store has: fetched whole and right, or refused with nothing left.
+
+use crate::fake;
+use crate::uploads::{TestStore, figure, noise, stored};
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{
+    CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSettings, SandboxSource,
+    SandboxState, Sandboxes,
+};
+use std::fs;
+use std::time::Duration;
+
+const READ: &str = "jiffy_store_bytes_total{direction=\"read\"}";
+
+fn from(snapshot: &str, owner: Option<&str>) -> CreateSpec {
+    CreateSpec {
+        source: SandboxSource::Snapshot(snapshot.to_owned()),
+        settings: owned_by(owner),
+        ..base()
+    }
+}
+
+fn owned_by(owner: Option<&str>) -> SandboxSettings {
+    SandboxSettings {
+        owner: owner.map(str::to_owned),
+        ..SandboxSettings::default()
+    }
+}
+
+/// Snapshot of a sandbox of `owner` with `text` in its memory, by a host that is gone.
+async fn pushed(store: &TestStore, owner: Option<&str>, text: &str) -> String {
+    let bench = Bench::new();
+    let host = bench.open_with(store.options("there", None)).await;
+    let spec = CreateSpec {
+        settings: owned_by(owner),
+        ..base()
+    };
+    let id = host.create(spec).await.unwrap().id;
+    bench.world.write(&id, text);
+    let snapshot = host.snapshot(&id, Some("moving".into())).await.unwrap().id;
+    stored(&host, &snapshot).await;
+    snapshot
+}
+
+fn memory(bench: &Bench, id: &str) -> String {
+    bench.world.body(id).memory.lock().unwrap().clone()
+}
+
+/// Nothing of a snapshot is on the host, whatever was begun.
+fn assert_nothing_is_left(bench: &Bench, host: &Sandboxes<FakeEngine>) {
+    assert!(bench.file_names().is_empty(), "{:?}", bench.file_names());
+    assert!(host.snapshots().list(None).unwrap().is_empty());
+    assert!(host.list().is_empty());
+}
+
+#[tokio::test]
+async fn a_snapshot_is_fetched_once_for_all_who_ask_and_stays_what_it_was() {
+    let (store, text) = (TestStore::new(), noise(3, 600_000));
+    let snapshot = pushed(&store, None, &text).await;
+    let bench = Bench::new();
+    let host = bench.open_with(store.options("here", None)).await;
+    let unknown = host.create(from("abcdefghijkmnpqrstuv", None)).await;
+    let unknown = unknown.unwrap_err();
+    assert!(
+        matches!(unknown, OperationError::Unknown { .. }),
+        "{unknown}"
+    );
+    let create = |_| {
+        let (host, spec) = (host.clone(), from(&snapshot, None));
+        tokio::spawn(async move { host.create(spec).await })
+    };
+    for made in (0..10).map(create).collect::<Vec<_>>() {
+        let made = made.await.unwrap().unwrap();
+        assert!(memory(&bench, &made.id).ends_with(&text));
+    }
+    let read = figure(&host, READ);
+    assert!((300_000.0..800_000.0).contains(&read), "{read}");
+    let here = host.snapshots().list(None).unwrap();
+    let here = here.iter().find(|s| s.id == snapshot).unwrap();
+    assert_eq!(here.name.as_deref(), Some("moving"));
+    assert!(here.kept && here.store.copies[0].fetched);
+    // Removed here, it stays in the store; what the cache has is not fetched again.
+    for sandbox in host.list() {
+        host.remove(&sandbox.id).await.unwrap();
+    }
+    host.snapshots().remove(&snapshot).unwrap();
+    let again = host.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&bench, &again.id).ends_with(&text));
+    assert!(figure(&host, READ) - read < 100_000.0);
+}
+
+#[tokio::test]
+async fn snapshots_of_one_owner_are_none_of_another() {
+    let store = TestStore::new();
+    let snapshot = pushed(&store, Some("key1"), "secret").await;
+    let bench = Bench::new();
+    let host = bench.open_with(store.options("here", None)).await;
+    for other in [Some("key2"), None] {
+        let fetched = host.snapshots().fetch(other, &snapshot, FetchScope::Asked);
+        assert!(fetched.await.unwrap().is_none(), "{other:?}");
+        let looked = host
+            .snapshots()
+            .describe_stored(other, &snapshot, FetchScope::All);
+        assert!(looked.await.unwrap().is_none(), "{other:?}");
+    }
+    assert_nothing_is_left(&bench, &host);
+    let own = host
+        .snapshots()
+        .fetch(Some("key1"), &snapshot, FetchScope::Asked);
+    let own = own.await.unwrap().unwrap();
+    assert_eq!(own.record().owner.as_deref(), Some("key1"));
+    // Now that it is here, it is still no snapshot of another.
+    let other = host
+        .snapshots()
+        .fetch(Some("key2"), &snapshot, FetchScope::Asked);
+    assert!(other.await.unwrap().is_none());
+    let made = host.create(from(&snapshot, Some("key1"))).await.unwrap();
+    assert!(memory(&bench, &made.id).ends_with("secret"));
+}
+
+#[tokio::test]
+async fn a_store_that_is_gone_is_asked_again_later_and_nothing_is_left() {
+    let store = TestStore::new();
+    let snapshot = pushed(&store, None, "text").await;
+    let bench = Bench::new();
+    let host = bench.open_with(store.options("here", None)).await;
+    for away in [TestStore::go, TestStore::unmount] {
+        away(&store);
+        let refused = host.create(from(&snapshot, None)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        assert!(refused.retry_after() > Some(Duration::ZERO));
+        // It may have it: that is not known.
+        let looked = (host.snapshots()).describe_stored(None, &snapshot, FetchScope::All);
+        assert_eq!(looked.await.unwrap_err().kind(), ErrorKind::Busy);
+        assert_nothing_is_left(&bench, &host);
+        // Nothing was written in its place.
+        store.come_back();
+    }
+    // The engine fails in the middle: the same.
+    bench.world.fail("import");
+    host.create(from(&snapshot, None)).await.unwrap_err();
+    assert_nothing_is_left(&bench, &host);
+    bench.world.mend();
+    let made = host.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&bench, &made.id).ends_with("text"));
+}
+
+#[test]
+fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
+    let (bench, store, text) = (Bench::new(), TestStore::new(), noise(7, 300_000));
+    let snapshot = std::sync::Mutex::new(String::new());
+    bench.doomed(async {
+        *snapshot.lock().unwrap() = pushed(&store, None, &text).await;
+    });
+    let snapshot = snapshot.into_inner().unwrap();
+    let is_unknown = |host: &Sandboxes<FakeEngine>| {
+        host.list().is_empty() && host.snapshots().list(None).unwrap().is_empty()
+    };
+    // Before anything has arrived, and when all has and a part of it is in place.
+    for step in ["check-import", "import"] {
+        bench.doomed(async {
+            let host = bench.open_with(store.options("here", None)).await;
+            assert!(is_unknown(&host));
+            bench.world.hang(step);
+            let (creating, spec) = (host.clone(), from(&snapshot, None));
+            tokio::spawn(async move { creating.create(spec).await });
+            until("the fetch to hang", || bench.world.is_stuck(step)).await;
+        });
+        bench.world.mend();
+    }
+    // All of it is in place, and the journal does not know it.
+    fs::write(bench.files().join(&snapshot), "left behind").unwrap();
+    bench.doomed(async {
+        let host = bench.open_with(store.options("here", None)).await;
+        assert!(is_unknown(&host));
+        let made = host.create(from(&snapshot, None)).await.unwrap();
+        assert!(memory(&bench, &made.id).ends_with(&text));
+    });
+}
+
+#[tokio::test]
+async fn a_flipped_byte_in_the_store_is_refused_and_one_in_the_cache_is_mended() {
+    let (store, text) = (TestStore::new(), noise(5, 300_000));
+    let snapshot = pushed(&store, None, &text).await;
+    let bench = Bench::new();
+    for kind in ["manifests", "locations", "packs", "names"] {
+        let host = bench.open_with(store.options(kind, None)).await;
+        let objects = store.objects(kind);
+        assert!(!objects.is_empty());
+        let whole: Vec<Vec<u8>> = objects.iter().map(|path| fs::read(path).unwrap()).collect();
+        for (path, whole) in objects.iter().zip(&whole) {
+            let mut broken = whole.clone();
+            // Behind the header, in what is encrypted, and in a pack in its first frame.
+            let at = 100.min(broken.len() - 1);
+            broken[at] ^= 1;
+            fs::write(path, broken).unwrap();
+        }
+        let refused = host.create(from(&snapshot, None)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Conflict, "{kind}: {refused}");
+        assert!(matches!(refused, OperationError::Store { .. }), "{refused}");
+        assert_nothing_is_left(&bench, &host);
+        for (path, whole) in objects.iter().zip(whole) {
+            fs::write(path, whole).unwrap();
+        }
+    }
+    let host = bench.open_with(store.options("here", None)).await;
+    host.create(from(&snapshot, None)).await.unwrap();
+    for sandbox in host.list() {
+        host.remove(&sandbox.id).await.unwrap();
+    }
+    host.snapshots().remove(&snapshot).unwrap();
+    let layers = fs::read_dir(store.dir.path().join("here/store/layers")).unwrap();
+    let layers = layers.flatten().map(|entry| entry.path());
+    for path in layers.filter(|path| path.extension().is_some_and(|e| e == "data")) {
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    let made = host.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&bench, &made.id).ends_with(&text));
+}
+
+#[tokio::test]
+async fn a_sleeper_whose_files_were_lost_wakes_from_the_store() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, "asleep");
+    let snapshot = host.pause(&id).await.unwrap().snapshot.unwrap();
+    stored(&host, &snapshot).await;
+    drop(host);
+    for name in bench.file_names() {
+        fs::remove_file(bench.files().join(name)).unwrap();
+    }
+    let host = bench.open_with(store.options("one", None)).await;
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
+    assert_eq!(host.resume(&id).await.unwrap().state, SandboxState::Running);
+    assert!(memory(&bench, &id).ends_with("asleep"));
+    // Others make a new one of it, and API keys do not.
+    let other = Bench::new();
+    let there = other.open_with(store.options("two", None)).await;
+    let asked = there.snapshots().fetch(None, &snapshot, FetchScope::Asked);
+    assert!(asked.await.unwrap().is_none());
+    let made = there.create(from(&snapshot, None)).await.unwrap();
+    assert!(memory(&other, &made.id).ends_with("asleep"));
+}

@@ -1,0 +1,158 @@
+//! Removed snapshots that others lie on are folded into those, unless something needs them.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{HostOptions, Sandboxes};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+async fn open(bench: &Bench) -> Sandboxes<FakeEngine> {
+    bench.world.folds_snapshots.store(true, Ordering::Relaxed);
+    let options = HostOptions {
+        tend: Duration::from_millis(5),
+        gc_interval: Duration::from_millis(20),
+        ..HostOptions::default()
+    };
+    bench.open_with(options).await
+}
+
+/// A sandbox and its snapshots, the oldest first.
+async fn sandbox(host: &Sandboxes<FakeEngine>, snapshots: usize) -> (String, Vec<String>) {
+    let id = host.create(base()).await.unwrap().id;
+    let mut ids = Vec::new();
+    for _ in 0..snapshots {
+        ids.push(host.snapshot(&id, None).await.unwrap().id);
+    }
+    (id, ids)
+}
+
+fn folds(bench: &Bench) -> Vec<(String, String)> {
+    bench.world.folds.lock().unwrap().clone()
+}
+
+#[tokio::test]
+async fn removed_snapshots_are_folded_and_a_sandbox_goes_on_above_them() {
+    let bench = Bench::new();
+    let host = open(&bench).await;
+    let (id, taken) = sandbox(&host, 5).await;
+    bench.world.write(&id, "text");
+    let sizes_read = bench.world.measured_by.lock().unwrap().len();
+    // The first, the third and the fourth; the second is kept.
+    for removed in [0, 2, 3] {
+        host.snapshots().remove(&taken[removed]).unwrap();
+    }
+    let exists = |id: &str| bench.files().join(id).exists();
+    until("two files", || {
+        [0, 2, 3].iter().all(|at| !exists(&taken[*at]))
+    })
+    .await;
+    assert!(exists(&taken[1]) && exists(&taken[4]));
+    let ids: Vec<_> = host.snapshots().list(None).unwrap();
+    assert!(
+        [0, 2, 3]
+            .iter()
+            .all(|at| ids.iter().all(|s| s.id != taken[*at]))
+    );
+    let newest = ids.iter().find(|s| s.id == taken[4]).unwrap();
+    assert_eq!(newest.parent.as_ref(), Some(&taken[1]));
+    let folds = folds(&bench);
+    assert!(
+        folds.contains(&(taken[0].clone(), taken[1].clone())),
+        "{folds:?}"
+    );
+    // The template's snapshot is kept.
+    assert_eq!(folds.len(), 3, "{folds:?}");
+    // The guest that runs on them closes its files for each fold.
+    until("the guest to be told", || {
+        *bench.world.told_folds.lock().unwrap() == ["text", "text", "text"]
+    })
+    .await;
+    until("new sizes", || {
+        bench.world.measured_by.lock().unwrap().len() > sizes_read
+    })
+    .await;
+
+    bench.world.goes_back.store(true, Ordering::Relaxed);
+    host.rollback(&id, &taken[1]).await.unwrap();
+    host.pause(&id).await.unwrap();
+    host.resume(&id).await.unwrap();
+    assert_eq!(bench.world.running(), [id]);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_something_needs_is_not_folded() {
+    let bench = Bench::new();
+    let host = open(&bench).await;
+    let (id, taken) = sandbox(&host, 3).await;
+    // A sleeper lies on the first, and two snapshots on the second.
+    let forked = host.fork(&id, 1, None).await.unwrap().children.remove(0);
+    let forked = forked.unwrap();
+    host.snapshots().remove(&taken[2]).unwrap();
+    until("gc", || *bench.world.gc_runs.lock().unwrap() > 3).await;
+    // The fork's snapshot lies on the third; it is used, and the third is folded into it.
+    let fork = forked.snapshot.unwrap();
+    until("a fold", || {
+        folds(&bench) == [(taken[2].clone(), fork.clone())]
+    })
+    .await;
+    let other = host.snapshot(&id, None).await.unwrap().id;
+    let sibling = host.snapshot(&forked.id, None).await.unwrap().id;
+    // The fork's snapshot is not used now, but both lie on it.
+    let gc_runs = *bench.world.gc_runs.lock().unwrap();
+    until("gc", || *bench.world.gc_runs.lock().unwrap() > gc_runs + 3).await;
+    assert_eq!(folds(&bench).len(), 1);
+    assert!(bench.files().join(&fork).exists());
+    // One of them goes.
+    host.kill(&forked.id).await.unwrap();
+    host.snapshots().remove(&sibling).unwrap();
+    until("a fold", || {
+        folds(&bench).last() == Some(&(fork.clone(), other.clone()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_fold_that_did_not_complete_is_completed_by_the_next_daemon() {
+    let bench = Bench::new();
+    let host = open(&bench).await;
+    let (id, taken) = sandbox(&host, 2).await;
+    bench.world.write(&id, "text");
+    bench.world.fail("fold-commit");
+    host.snapshots().remove(&taken[0]).unwrap();
+    // Its record goes before its files, and these stay.
+    let gone = || {
+        let all = host.snapshots().list(None).unwrap();
+        all.iter().all(|snapshot| snapshot.id != taken[0])
+    };
+    until("the record to go", gone).await;
+    assert!(folds(&bench).is_empty() && bench.files().join(&taken[0]).exists());
+    host.close().await;
+    drop(host);
+
+    bench.world.mend();
+    let host = open(&bench).await;
+    until("the file to go", || !bench.files().join(&taken[0]).exists()).await;
+    assert_eq!(folds(&bench), [(taken[0].clone(), taken[1].clone())]);
+    host.pause(&id).await.unwrap();
+    host.resume(&id).await.unwrap();
+    assert_eq!(bench.world.read(&id), "text");
+}
+
+#[tokio::test]
+async fn a_fold_that_is_too_expensive_is_made_once_its_sandbox_takes_no_more_snapshots() {
+    let bench = Bench::new();
+    let host = open(&bench).await;
+    let (_, taken) = sandbox(&host, 4).await;
+    bench.world.fail("small-fold");
+    for removed in &taken[..3] {
+        host.snapshots().remove(removed).unwrap();
+    }
+    // All into the last snapshot, and none into a snapshot that is removed itself.
+    until("three folds", || folds(&bench).len() == 3).await;
+    assert!(folds(&bench).iter().all(|(_, into)| *into == taken[3]));
+    until("one file", || {
+        taken[..3].iter().all(|id| !bench.files().join(id).exists())
+    })
+    .await;
+}

@@ -1,0 +1,105 @@
+//! A data directory on a full disk: what has happened is written down nevertheless, and what needs
+//! room is refused.
+
+use crate::fake;
+
+use fake::{Bench, base};
+use jiffy_sandbox_manager::{ErrorKind, SandboxState};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A file system of 32 MiB, gone with it.
+struct Small(TempDir);
+
+impl Small {
+    fn mount(test: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=32m,mode=700", "tmpfs"]);
+        let mounted = mount.arg(dir.path()).output();
+        if mounted.is_ok_and(|o| o.status.success()) {
+            return Some(Self(dir));
+        }
+        eprintln!("SKIPPED {test}: a file system cannot be mounted");
+        if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
+            let mut log = File::options().append(true).create(true).open(log).unwrap();
+            writeln!(log, "{test}: a file system cannot be mounted").unwrap();
+        }
+        None
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.path().join("filler")
+    }
+
+    /// Leaves room for `pages` pages.
+    fn fill(&self, pages: u64) {
+        let mut file = File::create(self.filler()).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+        let length = file.metadata().unwrap().len();
+        file.set_len((length / 4096 - pages) * 4096).unwrap();
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing() {
+    let Some(small) = Small::mount("a_disk_that_is_full_when_a_sandbox_*") else {
+        return;
+    };
+    let bench = Bench::in_dir(tempfile::tempdir_in(small.0.path()).unwrap());
+    let host = bench.open().await;
+    let sleeper = host.create(base()).await.unwrap().id;
+    let awake = host.create(base()).await.unwrap().id;
+    bench.world.write(&sleeper, "dream");
+    // A little for the sleeper's files, nothing for the journal, and changes enough for many turns
+    // of its log.
+    small.fill(16);
+    for _ in 0..5 {
+        let paused = host.pause(&sleeper).await.unwrap();
+        assert_eq!(paused.state, SandboxState::Paused);
+        for _ in 0..60 {
+            let brief = host.create(base()).await.unwrap().id;
+            host.remove(&brief).await.unwrap();
+        }
+        assert_eq!(
+            host.resume(&sleeper).await.unwrap().state,
+            SandboxState::Running
+        );
+    }
+    host.pause(&sleeper).await.unwrap();
+    small.empty();
+    small.fill(0);
+    let failed = host.snapshot(&awake, None).await.unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Failed);
+    assert!(failed.to_string().contains("No space left"), "{failed}");
+    assert!(host.pause(&awake).await.is_err());
+    assert_eq!(host.get(&awake).unwrap().state, SandboxState::Running);
+    bench.world.read(&awake);
+    host.kill(&awake).await.unwrap();
+    drop(host);
+    // The next daemon starts on the full disk, and knows everything.
+    let host = bench.open().await;
+    assert_eq!(host.get(&sleeper).unwrap().state, SandboxState::Paused);
+    assert_eq!(host.get(&awake).unwrap().state, SandboxState::Killed);
+    host.remove(&awake).await.unwrap();
+    host.resume(&sleeper).await.unwrap();
+    assert_eq!(bench.world.read(&sleeper), "dream");
+    small.empty();
+    host.snapshot(&sleeper, None).await.unwrap();
+    let files = bench.file_names();
+    let listed = host.snapshots().list(None).unwrap();
+    assert!(listed.iter().all(|s| files.contains(&s.id)));
+}

@@ -1,0 +1,223 @@
+//! A host with many snapshots and sleeping sandboxes: what one call or a restart looks at does not
+//! grow with them.
+
+use crate::fake;
+
+use fake::{Bench, until};
+use jiffy_engine_api::SandboxSize;
+use jiffy_sandbox_manager::{
+    HostOptions, Journal, JournalChange, ListOrder, ListedSandboxes, ListedSnapshots,
+    SandboxRecord, SandboxSettings, SandboxState, SnapshotPurpose, SnapshotRecord,
+};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+/// Snapshots, and as many sandboxes that sleep in them.
+const NUMBER: u64 = 2000;
+/// Items of a page.
+const PAGE: usize = 10;
+/// Key that has one in so many of them.
+const OWNER: &str = "few";
+const OWNER_SHARE: u64 = 100;
+
+fn owner_of(at: u64) -> Option<String> {
+    at.is_multiple_of(OWNER_SHARE).then(|| OWNER.to_owned())
+}
+
+fn snapshot(at: u64) -> SnapshotRecord {
+    SnapshotRecord {
+        id: format!("snapshot{at}"),
+        name: None,
+        purpose: SnapshotPurpose::Asked,
+        sandbox: format!("sandbox{at}"),
+        owner: owner_of(at),
+        env: BTreeMap::new(),
+        site: Default::default(),
+        template: "base".to_owned(),
+        fingerprint: String::new(),
+        size: SandboxSize::default(),
+        engine: None,
+        parent: None,
+        kept: true,
+        stopped_ms: 0.0,
+        total_ms: 0.0,
+        bytes: 1,
+        created_ms: at,
+        storing: false,
+        store: Default::default(),
+    }
+}
+
+fn sandbox(at: u64) -> SandboxRecord {
+    SandboxRecord {
+        id: format!("sandbox{at}"),
+        name: None,
+        state: SandboxState::Paused,
+        template: "base".to_owned(),
+        size: SandboxSize::default(),
+        env: BTreeMap::new(),
+        settings: SandboxSettings {
+            owner: owner_of(at),
+            ..SandboxSettings::default()
+        },
+        deadline_ms: None,
+        agent_token: None,
+        traffic_token: None,
+        snapshot: Some(format!("snapshot{at}")),
+        forked_from: None,
+        boot_mode: None,
+        engine: None,
+        boot_ms: None,
+        created_ms: at,
+        changed_ms: at,
+    }
+}
+
+fn large() -> Bench {
+    let bench = Bench::new();
+    let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
+    let items = (0..NUMBER).flat_map(|at| {
+        [
+            JournalChange::Snapshot(snapshot(at)),
+            JournalChange::Sandbox(sandbox(at)),
+        ]
+    });
+    journal.commit(&items.collect::<Vec<_>>()).unwrap();
+    for at in 0..NUMBER {
+        fs::write(bench.files().join(snapshot(at).id), "memory").unwrap();
+    }
+    bench
+}
+
+#[tokio::test]
+async fn a_page_of_a_list_looks_at_no_more_than_it_shows() {
+    let host = large().open().await;
+    let middle = Some((NUMBER / 2, format!("sandbox{}", NUMBER / 2)));
+    for descending in [false, true] {
+        for after in [None, middle.clone()] {
+            let order = ListOrder { descending, after };
+            let looks = Cell::new(0);
+            let count = || looks.set(looks.get() + 1);
+            let sandboxes = host
+                .index()
+                .in_order(ListedSandboxes::All, &order, PAGE, |_| {
+                    count();
+                    true
+                });
+            let snapshots = host
+                .snapshots()
+                .in_order(ListedSnapshots::All, &order, PAGE, |_| {
+                    count();
+                    true
+                });
+            assert_eq!((sandboxes.len(), snapshots.len()), (PAGE, PAGE));
+            assert_eq!(looks.get(), 2 * PAGE);
+            let first = match (descending, &order.after) {
+                (false, None) => 0,
+                (true, None) => NUMBER - 1,
+                (false, Some(_)) => NUMBER / 2 + 1,
+                (true, Some(_)) => NUMBER / 2 - 1,
+            };
+            assert_eq!(sandboxes[0].created_ms, first);
+        }
+    }
+    let of_one = host.snapshots().list(Some("sandbox7")).unwrap();
+    assert_eq!(of_one, [snapshot(7)]);
+}
+
+#[tokio::test]
+async fn a_list_of_one_owner_or_of_those_that_run_looks_at_no_others() {
+    let host = large().open().await;
+    let looks = Cell::new(0);
+    let count = || looks.set(looks.get() + 1);
+    for descending in [false, true] {
+        let (mut after, mut behind) = (None, None);
+        let mut seen = Vec::new();
+        for length in [PAGE, PAGE, 0] {
+            let order = ListOrder { descending, after };
+            let of_owner = ListedSandboxes::OfOwner(OWNER);
+            let sandboxes = host.index().in_order(of_owner, &order, PAGE, |_| {
+                count();
+                true
+            });
+            after = sandboxes.last().map(|s| (s.created_ms, s.id.clone()));
+            let asked = ListedSnapshots::AskedBy(OWNER);
+            let order = ListOrder {
+                descending,
+                after: behind,
+            };
+            let snapshots = host.snapshots().in_order(asked, &order, PAGE, |_| {
+                count();
+                true
+            });
+            assert_eq!((sandboxes.len(), snapshots.len()), (length, length));
+            assert_eq!(looks.take(), 2 * length);
+            let ages = sandboxes.iter().map(|s| s.created_ms);
+            assert!(ages.eq(snapshots.iter().map(|s| s.created_ms)));
+            seen.extend(snapshots.iter().map(|s| s.created_ms));
+            behind = snapshots.last().map(|s| (s.created_ms, s.id.clone()));
+        }
+        if descending {
+            seen.reverse();
+        }
+        let own = (0..NUMBER).filter(|at| owner_of(*at).is_some());
+        assert!(seen.into_iter().eq(own));
+    }
+    let order = ListOrder::default();
+    let running = ListedSandboxes::Running;
+    let found = host.index().in_order(running, &order, usize::MAX, |_| {
+        count();
+        true
+    });
+    assert_eq!((found.len(), looks.get()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_round_of_gc_looks_at_a_part_of_the_files_and_finds_all_that_an_earlier_daemon_left() {
+    let bench = large();
+    let left = bench.files().join("left");
+    fs::write(&left, "no record").unwrap();
+    let options = HostOptions {
+        gc_interval: Duration::from_millis(50),
+        ..HostOptions::default()
+    };
+    let _host = bench.open_with(options).await;
+    until("what was left to go", || !left.exists()).await;
+    let runs = || *bench.world.gc_runs.lock().unwrap();
+    let walked = || *bench.world.walked.lock().unwrap();
+    // The first pass is over.
+    until("the next round", || runs() > 1).await;
+    let before = (runs(), walked());
+    until("further rounds", || runs() > before.0 + 3).await;
+    let seen = walked() - before.1;
+    // The last of them may be at work.
+    let rounds = runs() - before.0 + 1;
+    assert!(seen <= rounds * 1000, "{seen} in {rounds} rounds");
+}
+
+#[tokio::test]
+async fn files_without_a_record_go_at_the_start_before_gc_looks_at_any() {
+    let bench = large();
+    let left = bench.files().join("left");
+    fs::write(&left, "no record").unwrap();
+    let _host = bench.open().await;
+    until("what was left to go", || !left.exists()).await;
+    assert_eq!(*bench.world.walked.lock().unwrap(), 0);
+    assert_eq!(bench.file_names().len() as u64, NUMBER);
+}
+
+#[tokio::test]
+async fn a_restart_reads_no_snapshot_and_corrects_their_sizes_behind_its_answers() {
+    let bench = large();
+    let host = bench.open().await;
+    assert_eq!(host.list().len() as u64, NUMBER);
+    let bytes = |at: u64| host.snapshots().like(&snapshot(at).id)[0].bytes;
+    until("the last size", || {
+        (0..NUMBER).all(|at| bytes(at) == "memory".len() as u64)
+    })
+    .await;
+    let by = bench.world.measured_by.lock().unwrap().clone();
+    assert!(by.iter().all(|thread| thread == "caretaker"), "{by:?}");
+}

@@ -1,0 +1,187 @@
+//! Whatever clients do, in whichever order, and however often the daemon dies under them: no
+//! sandbox is lost, wedged or left over.
+
+use crate::fake;
+
+use fake::{Bench, Dice, FakeEngine, base, until};
+use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState, Sandboxes};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+const CALLS: usize = 1000;
+const CLIENTS: usize = 20;
+const DEATHS: usize = 5;
+
+/// One random call; the errors it may meet are refusals, since nothing in this world fails.
+async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), OperationError> {
+    let alive = |r: &&jiffy_sandbox_manager::SandboxRecord| r.state != SandboxState::Killed;
+    let ids: Vec<_> = host
+        .list()
+        .iter()
+        .filter(alive)
+        .map(|r| r.id.clone())
+        .collect();
+    let Some(id) = dice.pick(&ids).cloned().filter(|_| ids.len() > 3) else {
+        return host.create(base()).await.map(drop);
+    };
+    match dice.throw(12) {
+        0 | 1 => host.create(base()).await.map(drop),
+        2 => {
+            let report = host.fork(&id, 1 + dice.throw(3), None).await?;
+            report.children.into_iter().try_for_each(|c| c.map(drop))
+        }
+        3 => host.pause(&id).await.map(drop),
+        4 => host.resume(&id).await.map(drop),
+        5 => host.wake(&id).await.map(drop),
+        6 => host.snapshot(&id, None).await.map(drop),
+        7 => {
+            let all: Vec<_> = host
+                .snapshots()
+                .list(Some(&id))?
+                .into_iter()
+                .map(|s| s.id)
+                .collect();
+            match dice.pick(&all) {
+                Some(snapshot) => host.rollback(&id, snapshot).await.map(drop),
+                None => Ok(()),
+            }
+        }
+        8 => host.kill(&id).await.map(drop),
+        9 => host.remove(&id).await.map(drop),
+        10 => host
+            .timeouts()
+            .set(&id, Some(Duration::from_secs(600)))
+            .await
+            .map(drop),
+        _ => host.promote(&id).await.map(drop),
+    }
+}
+
+#[test]
+fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_over() {
+    let bench = Bench::new();
+    let done = Arc::new(AtomicUsize::new(0));
+    for round in 0..=DEATHS {
+        let goal = CALLS * (round + 1) / (DEATHS + 1);
+        bench.doomed(async {
+            let host = bench.open().await;
+            let mut clients = JoinSet::new();
+            for client in 0..CLIENTS {
+                let (host, done) = (host.clone(), done.clone());
+                let seed = 0x9e37_79b9_7f4a_7c15 ^ (round * CLIENTS + client + 1) as u64;
+                clients.spawn(async move {
+                    let mut dice = Dice(seed);
+                    while done.fetch_add(1, Ordering::Relaxed) < goal || round == DEATHS {
+                        if let Err(e) = call(&host, &mut dice).await {
+                            let kind = e.kind();
+                            let refused = matches!(kind, ErrorKind::Conflict | ErrorKind::Unknown);
+                            // A guest that is killed while it is being changed.
+                            let lost = kind == ErrorKind::Failed && e.to_string().contains("end");
+                            // The death of the daemon, as seen by those that it takes along.
+                            let dead = matches!(e, OperationError::Lost(_)) && round < DEATHS;
+                            assert!(refused || lost || dead, "{kind:?}: {e}");
+                        }
+                        if round == DEATHS && done.load(Ordering::Relaxed) >= CALLS {
+                            break;
+                        }
+                    }
+                });
+            }
+            if round == DEATHS {
+                // The last clients end, or one of them is wedged.
+                let end = tokio::time::timeout(Duration::from_secs(60), clients.join_all());
+                assert!(end.await.is_ok(), "a client waits for ever");
+            } else {
+                until("enough calls", || done.load(Ordering::Relaxed) >= goal).await;
+                // No client is waited for: whatever is under way is cut off.
+                assert!(clients.try_join_next().is_none_or(|end| end.is_ok()));
+                clients.detach_all();
+            }
+        });
+    }
+    assert!(done.load(Ordering::Relaxed) >= CALLS);
+    bench.doomed(all_is_well(&bench));
+}
+
+async fn all_is_well(bench: &Bench) {
+    let host = bench.open().await;
+    // Neither lost nor left over: those that run have one guest each, and no guest is nobody's.
+    let running = |state: &SandboxState| *state == SandboxState::Running;
+    let ids = |host: &Sandboxes<FakeEngine>| -> HashSet<String> {
+        let all = host.list().into_iter().filter(|r| running(&r.state));
+        all.map(|r| r.id).collect()
+    };
+    let guests: HashSet<String> = bench.world.running().into_iter().collect();
+    assert_eq!(guests, ids(&host));
+    assert_eq!(host.figures().promised().sandboxes, guests.len());
+    // Files and journal say the same.
+    let known: HashSet<String> = host
+        .snapshots()
+        .list(None)
+        .unwrap()
+        .into_iter()
+        .map(|s| s.id)
+        .collect();
+    let files = || bench.file_names().into_iter().collect::<HashSet<_>>();
+    until("files and journal to say the same", || files() == known).await;
+    // Not wedged: each does what its state allows, and in the end goes.
+    assert!(!host.list().is_empty());
+    for record in host.list() {
+        let id = &record.id;
+        let limit = Duration::from_secs(10);
+        let life = async {
+            match record.state {
+                SandboxState::Running => {
+                    host.pause(id).await.unwrap();
+                    host.resume(id).await.unwrap();
+                }
+                SandboxState::Paused => drop(host.resume(id).await.unwrap()),
+                SandboxState::Broken { .. } => {
+                    if let Some(snapshot) = &record.snapshot {
+                        host.rollback(id, snapshot).await.unwrap();
+                    }
+                }
+                SandboxState::Killed => {}
+                SandboxState::Creating => panic!("{id} is still being made"),
+            }
+            host.remove(id).await.unwrap();
+        };
+        let lived = tokio::time::timeout(limit, life).await;
+        assert!(lived.is_ok(), "{id} is wedged");
+    }
+    assert!(host.list().is_empty() && bench.world.running().is_empty());
+    let promised = host.figures().promised();
+    assert_eq!(
+        (promised.sandboxes, promised.coming_up, promised.memory_mib),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
+    let bench = Bench::new();
+    bench.doomed(async {
+        let host = bench.open().await;
+        let mut sleepers = JoinSet::new();
+        for _ in 0..8 {
+            let host = host.clone();
+            sleepers.spawn(async move {
+                let id = host.create(base()).await.unwrap().id;
+                for _ in 0..80 {
+                    host.pause(&id).await.unwrap();
+                    host.resume(&id).await.unwrap();
+                    let report = host.fork(&id, 1, None).await.unwrap();
+                    for child in report.children {
+                        // The snapshot of the fork is needed no more.
+                        host.remove(&child.unwrap().id).await.unwrap();
+                    }
+                }
+                host.remove(&id).await.unwrap();
+            });
+        }
+        sleepers.join_all().await;
+    });
+}

@@ -1,0 +1,90 @@
+//! Snapshots whose files are damaged on their host, and whole in the store.
+
+use crate::fake::{Bench, DAMAGED, FakeEngine, base};
+use crate::uploads::{TestStore, figure, noise, stored};
+use jiffy_sandbox_manager::{CreateSpec, ErrorKind, SandboxSource, SandboxState, Sandboxes};
+use std::fs;
+
+const MENDED: &str = "jiffy_store_mended_snapshots_total{outcome=\"ok\"}";
+const NOT_MENDED: &str = "jiffy_store_mended_snapshots_total{outcome=\"failed\"}";
+
+fn from(snapshot: &str) -> CreateSpec {
+    CreateSpec {
+        source: SandboxSource::Snapshot(snapshot.to_owned()),
+        ..base()
+    }
+}
+
+/// A sandbox with `text` in its memory, and a snapshot of it.
+async fn taken(bench: &Bench, host: &Sandboxes<FakeEngine>, text: &str) -> (String, String) {
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, text);
+    let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap().id;
+    (id, snapshot)
+}
+
+#[tokio::test]
+async fn a_damaged_snapshot_is_fetched_anew_once_for_all_who_need_it() {
+    let (bench, store, text) = (Bench::new(), TestStore::new(), noise(7, 300_000));
+    let host = bench.open_with(store.options("one", None)).await;
+    let (id, snapshot) = taken(&bench, &host, &text).await;
+    stored(&host, &snapshot).await;
+    let before = host.snapshots().list(None).unwrap();
+    fs::write(bench.files().join(&snapshot), DAMAGED).unwrap();
+    let create = |_| {
+        let (host, spec) = (host.clone(), from(&snapshot));
+        tokio::spawn(async move { host.create(spec).await })
+    };
+    for made in (0..6).map(create).collect::<Vec<_>>() {
+        let made = made.await.unwrap().unwrap();
+        assert!(bench.world.read(&made.id).ends_with(&text));
+    }
+    assert_eq!(figure(&host, MENDED), 1.0);
+    // It is what it was: its name, and whether it stays.
+    let after = host.snapshots().list(None).unwrap();
+    assert_eq!(before, after);
+    // All of a lineage, also under a sandbox that runs on.
+    for name in bench.file_names() {
+        fs::remove_file(bench.files().join(name)).unwrap();
+    }
+    host.rollback(&id, &snapshot).await.unwrap();
+    assert_eq!(bench.world.read(&id), text);
+    assert_eq!(figure(&host, NOT_MENDED), 0.0);
+    host.pause(&id).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_snapshot_that_no_store_has_is_refused_as_it_is() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open().await;
+    let (id, snapshot) = taken(&bench, &host, "text").await;
+    fs::write(bench.files().join(&snapshot), DAMAGED).unwrap();
+    let refused = host.create(from(&snapshot)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Failed);
+    assert!(refused.to_string().contains("it is damaged"), "{refused}");
+    drop(host);
+    // With a store that lacks it the same.
+    let options = store.options("one", None);
+    store.go();
+    let host = bench.open_with(options).await;
+    let refused = host.create(from(&snapshot)).await.unwrap_err();
+    // It may have it: worth another try.
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    store.come_back();
+    let refused = host.create(from(&snapshot)).await.unwrap_err();
+    assert!(refused.to_string().contains("it is damaged"), "{refused}");
+    assert_eq!(figure(&host, NOT_MENDED), 2.0);
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+}
+
+#[tokio::test]
+async fn a_failure_that_is_no_damage_fetches_nothing() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let (_, snapshot) = taken(&bench, &host, "text").await;
+    stored(&host, &snapshot).await;
+    bench.world.fail("restore");
+    let refused = host.create(from(&snapshot)).await.unwrap_err();
+    assert!(refused.to_string().contains("made to fail"), "{refused}");
+    assert_eq!(figure(&host, MENDED) + figure(&host, NOT_MENDED), 0.0);
+}

@@ -1,0 +1,79 @@
+//! Sandboxes whose guests were lost because their memory did not arrive from the store.
+
+use crate::fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{ErrorKind, SandboxState, Sandboxes};
+
+async fn broken(host: &Sandboxes<FakeEngine>, id: &str) {
+    until("the end to be noticed", || {
+        matches!(host.get(id).unwrap().state, SandboxState::Broken { .. })
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_memory_did_not_arrive_resumes_from_its_latest_snapshot() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, "first");
+    host.snapshot(&id, None).await.unwrap();
+    bench.world.write(&id, "second");
+    let latest = host.snapshot(&id, None).await.unwrap().id;
+    bench.world.write(&id, "lost");
+    bench.world.starve_guest(&id);
+    broken(&host, &id).await;
+    let refused = host.pause(&id).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("its store did not answer") && refused.contains("resume it"),
+        "{refused}"
+    );
+    // While it cannot be restored it stays as it is, and takes no room.
+    bench.world.fail("restore");
+    host.resume(&id).await.unwrap_err();
+    assert!(host.get(&id).unwrap().state.is_broken_and_resumable());
+    assert_eq!(host.figures().promised().sandboxes, 0);
+    bench.world.mend();
+    let resumed = host.resume(&id).await.unwrap();
+    assert_eq!(resumed.state, SandboxState::Running);
+    assert_eq!(resumed.snapshot.as_deref(), Some(latest.as_str()));
+    assert_eq!(bench.world.read(&id), "second");
+    // Its guest has run on from there once: its connections are none of this one's.
+    let body = bench.world.body(&id);
+    assert!(body.sandbox_identity.lock().unwrap().rewound);
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_memory_did_not_arrive_resumes_also_with_the_next_daemon() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, "kept");
+    host.snapshot(&id, None).await.unwrap();
+    bench.world.starve_guest(&id);
+    broken(&host, &id).await;
+    drop(host);
+    let host = bench.open().await;
+    assert!(host.get(&id).unwrap().state.is_broken_and_resumable());
+    let (now, woken) = host.wake(&id).await.unwrap();
+    assert_eq!((now.state, woken), (SandboxState::Running, true));
+    assert_eq!(bench.world.read(&id), "kept");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_broke_otherwise_is_not_resumed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    host.snapshot(&id, None).await.unwrap();
+    bench.world.panic_guest(&id);
+    broken(&host, &id).await;
+    let refused = host.resume(&id).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    let refused = refused.to_string();
+    assert!(
+        refused.ends_with("; roll it back to a snapshot, or kill it"),
+        "{refused}"
+    );
+}

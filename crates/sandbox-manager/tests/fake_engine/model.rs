@@ -1,0 +1,407 @@
+//! Deadlines, waking, pausing and killing against a model: the answers to operations that were
+//! under way at once, and the state they leave, are those of some order of the same operations.
+
+use crate::fake;
+
+use fake::{Bench, Dice, FakeEngine, base};
+use jiffy_sandbox_manager::{
+    AwakeTime, CreateSpec, ErrorKind, OnTimeout, OperationError, SandboxSettings, SandboxState,
+    Sandboxes, WakeOptions,
+};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A time that no test outlives.
+const LONG: Duration = Duration::from_secs(3600);
+/// A longer one.
+const LONGER: Duration = Duration::from_secs(7200);
+const SEEDS: u64 = 150;
+const ROUNDS: usize = 12;
+/// Operations under way at once; every order of them is tried.
+const MAX_AT_ONCE: usize = 4;
+
+/// An operation, as a client asks for it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Call {
+    SetTimeout(Option<Duration>),
+    Extend(Duration),
+    Connect(AwakeTime),
+    Resume(WakeOptions),
+    Pause,
+    Kill,
+    Snapshot,
+    Rollback,
+}
+
+/// A client's view of an answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Reply {
+    Done,
+    Woken,
+    Refused,
+}
+
+/// The end of a sandbox's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Deadline {
+    Never,
+    Past,
+    In(Duration),
+}
+
+impl Deadline {
+    fn after(time: Option<Duration>) -> Self {
+        match time {
+            None => Self::Never,
+            Some(Duration::ZERO) => Self::Past,
+            Some(time) => Self::In(time),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Life {
+    Running,
+    Paused,
+    Killed,
+}
+
+/// A sandbox as the documentation describes it.
+#[derive(Debug, Clone, PartialEq)]
+struct Model {
+    life: Life,
+    deadline: Deadline,
+    own: Option<Duration>,
+    on_timeout: OnTimeout,
+}
+
+impl Model {
+    /// The end of its time, if it has come.
+    fn expired(&self) -> Option<Self> {
+        let over = self.life == Life::Running && self.deadline == Deadline::Past;
+        over.then(|| Self {
+            life: match self.on_timeout {
+                OnTimeout::Kill => Life::Killed,
+                OnTimeout::Pause => Life::Paused,
+            },
+            ..self.clone()
+        })
+    }
+
+    fn limit(&mut self, time: Option<Duration>) {
+        self.deadline = Deadline::after(time);
+        if time != Some(Duration::ZERO) {
+            self.own = time;
+        }
+    }
+
+    fn extend(&mut self, time: Duration) {
+        let before = match (self.life, self.deadline) {
+            (Life::Running, deadline) => deadline,
+            (_, _) => Deadline::after(self.own),
+        };
+        match before {
+            Deadline::Past => self.limit(Some(time)),
+            Deadline::In(before) if before < time => self.limit(Some(time)),
+            _ => {}
+        }
+    }
+
+    fn wake(&mut self, options: WakeOptions) {
+        match options.time {
+            AwakeTime::Own => {}
+            AwakeTime::AtLeast(time) => self.own = Some(time),
+            AwakeTime::Unlimited => self.own = None,
+        }
+        self.on_timeout = options.on_timeout.unwrap_or(self.on_timeout);
+        self.deadline = Deadline::after(self.own);
+        self.life = Life::Running;
+    }
+
+    fn apply(&mut self, call: Call) -> Reply {
+        let life = self.life;
+        match (call, life) {
+            (Call::Kill, _) => self.life = Life::Killed,
+            (_, Life::Killed) => return Reply::Refused,
+            (Call::SetTimeout(time), _) => self.limit(time),
+            (Call::Extend(time), _) => self.extend(time),
+            (Call::Connect(time), Life::Paused) => {
+                self.wake(WakeOptions {
+                    time,
+                    on_timeout: None,
+                });
+                return Reply::Woken;
+            }
+            (Call::Connect(AwakeTime::AtLeast(time)), _) => self.extend(time),
+            (Call::Connect(AwakeTime::Unlimited), _) => self.limit(None),
+            (Call::Connect(AwakeTime::Own), _) => {
+                if let Some(own) = self.own {
+                    self.extend(own);
+                }
+            }
+            (Call::Resume(options), Life::Paused) => self.wake(options),
+            (Call::Resume(_), _) => return Reply::Refused,
+            (Call::Pause, Life::Running) => self.life = Life::Paused,
+            (Call::Pause, _) => return Reply::Refused,
+            (Call::Snapshot, _) => {}
+            (Call::Rollback, Life::Running) => {}
+            (Call::Rollback, _) => self.wake(WakeOptions::default()),
+        }
+        Reply::Done
+    }
+
+    /// Everything that can have become of it when `calls` were answered by `replies`, in any order.
+    fn outcomes(&self, calls: &[(Call, Reply)], found: &mut Vec<Self>) {
+        if calls.is_empty() {
+            // Nothing is under way: what is over has ended.
+            found.push(self.expired().unwrap_or_else(|| self.clone()));
+        }
+        for (at, (call, reply)) in calls.iter().enumerate() {
+            let mut rest = calls.to_vec();
+            rest.remove(at);
+            let mut next = self.clone();
+            let answered = next.apply(*call);
+            // A guest that is killed while something is done with it ends that.
+            let cut_off = *reply == Reply::Refused && rest.iter().any(|(c, _)| *c == Call::Kill);
+            match answered == *reply {
+                true => next.outcomes(&rest, found),
+                false if cut_off => self.outcomes(&rest, found),
+                false => {}
+            }
+        }
+        if let Some(expired) = self.expired().filter(|_| !calls.is_empty()) {
+            expired.outcomes(calls, found);
+        }
+    }
+}
+
+async fn ask(host: &Sandboxes<FakeEngine>, id: &str, snapshot: &str, call: Call) -> Reply {
+    let done = |result: Result<_, OperationError>| match result {
+        Ok(_) => Reply::Done,
+        Err(e) => {
+            let refused = matches!(e.kind(), ErrorKind::Conflict | ErrorKind::Failed);
+            assert!(refused, "{call:?}: {e}");
+            Reply::Refused
+        }
+    };
+    match call {
+        Call::SetTimeout(time) => done(host.timeouts().set(id, time).await.map(drop)),
+        Call::Extend(time) => done(host.timeouts().extend(id, time).await.map(drop)),
+        Call::Connect(time) => match host.wake_for(id, time).await {
+            Ok((_, true)) => Reply::Woken,
+            other => done(other.map(drop)),
+        },
+        Call::Resume(options) => done(host.resume_with(id, options).await.map(drop)),
+        Call::Pause => done(host.pause(id).await.map(drop)),
+        Call::Kill => done(host.kill(id).await.map(drop)),
+        Call::Snapshot => done(host.snapshot(id, None).await.map(drop)),
+        Call::Rollback => done(host.rollback(id, snapshot).await.map(drop)),
+    }
+}
+
+fn some_time(dice: &mut Dice) -> Option<Duration> {
+    *dice
+        .pick(&[None, Some(Duration::ZERO), Some(LONG), Some(LONGER)])
+        .unwrap()
+}
+
+fn some_awake_time(dice: &mut Dice) -> AwakeTime {
+    let times = [
+        AwakeTime::Own,
+        AwakeTime::AtLeast(LONG),
+        AwakeTime::AtLeast(LONGER),
+        AwakeTime::Unlimited,
+    ];
+    *dice.pick(&times).unwrap()
+}
+
+fn some_call(dice: &mut Dice) -> Call {
+    match dice.throw(16) {
+        0..4 => Call::SetTimeout(some_time(dice)),
+        4 => Call::Extend(LONGER),
+        5..9 => Call::Connect(some_awake_time(dice)),
+        9 => Call::Resume(WakeOptions {
+            time: some_awake_time(dice),
+            on_timeout: Some(OnTimeout::Pause),
+        }),
+        10..13 => Call::Pause,
+        13 => Call::Snapshot,
+        14 => Call::Rollback,
+        _ => match dice.throw(8) {
+            0 => Call::Kill,
+            _ => Call::SetTimeout(Some(Duration::ZERO)),
+        },
+    }
+}
+
+/// Lets everything go on that can: nothing in this world waits for a clock.
+async fn quiet(host: &Sandboxes<FakeEngine>, id: &str) {
+    for _ in 0..400 {
+        tokio::task::yield_now().await;
+    }
+    host.wait_decided(id).await;
+}
+
+fn compare(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, model: &Model) -> bool {
+    let record = host.get(id).unwrap();
+    let life = match record.state {
+        SandboxState::Running => Life::Running,
+        SandboxState::Paused => Life::Paused,
+        SandboxState::Killed => Life::Killed,
+        other => panic!("{id} is {other:?}"),
+    };
+    let guests = bench.world.running().iter().filter(|r| *r == id).count();
+    assert_eq!(guests, usize::from(life == Life::Running), "guests of {id}");
+    let deadline_fits = match model.deadline {
+        Deadline::Never => record.deadline_ms.is_none(),
+        Deadline::Past => true,
+        Deadline::In(time) => {
+            let began = record.deadline_ms.map(|d| d.saturating_sub(ms(time)));
+            let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+            began.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
+        }
+    };
+    // An ended sandbox has no time.
+    let alive = life == Life::Running;
+    life == model.life
+        && (!alive || deadline_fits)
+        && (life == Life::Killed || record.settings.timeout_s == model.own.map(|t| t.as_secs()))
+        && record.settings.on_timeout == model.on_timeout
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap()
+}
+
+/// A data directory in memory, where there is one: its journal is written thousands of times.
+fn in_memory() -> Bench {
+    match tempfile::tempdir_in("/dev/shm") {
+        Ok(dir) => Bench::in_dir(dir),
+        Err(_) => Bench::new(),
+    }
+}
+
+async fn one_history(seed: u64) {
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
+    let bench = in_memory();
+    let host = bench.open().await;
+    bench.world.jitter.store(dice.0, Ordering::Relaxed);
+    let on_timeout = *dice
+        .pick(&[OnTimeout::Pause, OnTimeout::Pause, OnTimeout::Kill])
+        .unwrap();
+    let spec = CreateSpec {
+        settings: SandboxSettings {
+            timeout_s: Some(LONG.as_secs()),
+            on_timeout,
+            ..SandboxSettings::default()
+        },
+        ..base()
+    };
+    let id = host.create(spec).await.unwrap().id;
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let mut model = Model {
+        life: Life::Running,
+        deadline: Deadline::In(LONG),
+        own: Some(LONG),
+        on_timeout,
+    };
+    for round in 0..ROUNDS {
+        let count = 1 + dice.throw(MAX_AT_ONCE);
+        let calls: Vec<_> = (0..count).map(|_| some_call(&mut dice)).collect();
+        let asked = calls.iter().map(|call| {
+            let (host, id, snapshot) = (host.clone(), id.clone(), snapshot.clone());
+            let (call, pause) = (*call, dice.throw(12));
+            tokio::spawn(async move {
+                for _ in 0..pause {
+                    tokio::task::yield_now().await;
+                }
+                (call, ask(&host, &id, &snapshot, call).await)
+            })
+        });
+        let asked: Vec<_> = asked.collect();
+        let mut replies = Vec::new();
+        for answer in asked {
+            replies.push(answer.await.unwrap());
+        }
+        quiet(&host, &id).await;
+        let mut outcomes = Vec::new();
+        model.outcomes(&replies, &mut outcomes);
+        let found = outcomes.iter().find(|m| compare(&bench, &host, &id, m));
+        let Some(now) = found else {
+            panic!(
+                "seed {seed}, round {round}: from {model:?}\n{replies:?}\nleft {:?}",
+                host.get(&id).unwrap()
+            );
+        };
+        model = now.clone();
+        if model.life == Life::Killed {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn operations_at_once_leave_what_some_order_of_them_leaves() {
+    for seed in 0..SEEDS {
+        one_history(seed).await;
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let spec = CreateSpec {
+        settings: SandboxSettings {
+            timeout_s: Some(0),
+            on_timeout: OnTimeout::Pause,
+            ..SandboxSettings::default()
+        },
+        ..base()
+    };
+    let id = host.create(spec).await.unwrap().id;
+    for _ in 0..20 {
+        quiet(&host, &id).await;
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
+        let (_, woken) = host.wake_for(&id, AwakeTime::AtLeast(LONG)).await.unwrap();
+        assert!(woken);
+        quiet(&host, &id).await;
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+        let end = Some(Duration::ZERO);
+        let ended = host.timeouts().set(&id, end).await.unwrap();
+        // The end of its time is no time to wake to.
+        assert_eq!(ended.settings.timeout_s, Some(LONG.as_secs()));
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    bench.world.jitter.store(1, Ordering::Relaxed);
+    let mut killed_early = 0;
+    for _ in 0..40 {
+        let creating = host.clone();
+        let create = tokio::spawn(async move { creating.create(base()).await });
+        let new = loop {
+            let list = host.list();
+            match list.iter().find(|r| r.state == SandboxState::Creating) {
+                Some(record) => break Some(record.id.clone()),
+                None if create.is_finished() => break None,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        let Some(id) = new else { continue };
+        host.kill(&id).await.unwrap();
+        let made = create.await.unwrap();
+        quiet(&host, &id).await;
+        let state = host.get(&id).map(|r| r.state);
+        assert!(
+            matches!(state, Ok(SandboxState::Killed) | Err(_)),
+            "{state:?}"
+        );
+        assert!(!bench.world.running().contains(&id), "{id} runs");
+        killed_early += usize::from(made.is_err());
+    }
+    assert!(killed_early > 0);
+}

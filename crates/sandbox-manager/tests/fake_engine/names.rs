@@ -1,0 +1,149 @@
+//! Names of sandboxes, and engines that are chosen by name.
+
+use crate::fake;
+
+use fake::{Bench, OTHER, base, until};
+use jiffy_sandbox_manager::{
+    CreateSpec, HostOptions, OperationError, SandboxRecord, SandboxSettings, SandboxSource,
+};
+
+fn named(name: &str) -> CreateSpec {
+    CreateSpec {
+        name: Some(name.to_owned()),
+        ..base()
+    }
+}
+
+fn on(engine: &str) -> CreateSpec {
+    CreateSpec {
+        engine: Some(engine.to_owned()),
+        ..base()
+    }
+}
+
+fn ids(found: Vec<SandboxRecord>) -> Vec<String> {
+    found.into_iter().map(|s| s.id).collect()
+}
+
+#[tokio::test]
+async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let web = host.create(named("web")).await.unwrap();
+    assert_eq!(
+        ids(host.index().named("web")),
+        std::slice::from_ref(&web.id)
+    );
+    let taken = host.create(named("web")).await.unwrap_err();
+    let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id);
+    assert!(holder, "{taken}");
+    assert_eq!(host.list().len(), 1);
+    // Another owner's names are another owner's.
+    let theirs = CreateSpec {
+        settings: SandboxSettings {
+            owner: Some("k".to_owned()),
+            ..SandboxSettings::default()
+        },
+        ..named("web")
+    };
+    let theirs = host.create(theirs).await.unwrap();
+    assert_eq!(ids(host.index().named("web")).len(), 2);
+    assert_eq!(host.fork(&web.id, 1, None).await.unwrap().children.len(), 1);
+    assert_eq!(
+        ids(host.index().named("web")).len(),
+        2,
+        "a fork has no name"
+    );
+    host.remove(&theirs.id).await.unwrap();
+
+    let renamed = host.rename(&web.id, Some("api".to_owned())).await.unwrap();
+    assert_eq!(renamed.name.as_deref(), Some("api"));
+    let second = host.create(named("web")).await.unwrap();
+    assert!(host.rename(&web.id, Some("web".to_owned())).await.is_err());
+    assert!(
+        host.rename(&web.id, Some("no name".to_owned()))
+            .await
+            .is_err()
+    );
+    assert_eq!(
+        ids(host.index().named("api")),
+        std::slice::from_ref(&web.id)
+    );
+    host.kill(&second.id).await.unwrap();
+    assert!(host.index().named("web").is_empty());
+    host.rename(&web.id, None).await.unwrap();
+    assert!(host.index().named("api").is_empty());
+    host.create(named("api")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_create_that_fails_keeps_no_name() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    bench.world.fail("welcome");
+    assert!(host.create(named("web")).await.is_err());
+    bench.world.mend();
+    host.create(named("web")).await.unwrap();
+}
+
+#[tokio::test]
+async fn names_outlive_the_daemon() {
+    let bench = Bench::new();
+    let id = {
+        let host = bench.open().await;
+        host.create(named("web")).await.unwrap().id
+    };
+    let host = bench.open().await;
+    assert_eq!(ids(host.index().named("web")), [id]);
+    assert!(host.create(named("web")).await.is_err());
+}
+
+#[tokio::test]
+async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
+    let bench = Bench::new();
+    let warm = HostOptions {
+        warm: 1,
+        ..HostOptions::default()
+    };
+    let host = bench.open_with(warm).await;
+    let usual = host.create(on("fake")).await.unwrap();
+    let other = host.create(on(OTHER)).await.unwrap();
+    assert_eq!(usual.engine.as_deref(), Some("fake"));
+    assert_eq!(other.engine.as_deref(), Some(OTHER));
+    until("the pool to fill", || host.pool().waiting() == 1).await;
+    // Both booted templates stay, and only the default engine's has a pool.
+    host.create(on(OTHER)).await.unwrap();
+    host.create(base()).await.unwrap();
+    assert_eq!(*bench.world.boots.lock().unwrap(), 2);
+    until("the pool to fill again", || host.pool().waiting() == 1).await;
+
+    let snapshot = host.snapshot(&other.id, None).await.unwrap();
+    assert_eq!(snapshot.engine.as_deref(), Some(OTHER));
+    let from = |engine: Option<&str>| CreateSpec {
+        source: SandboxSource::Snapshot(snapshot.id.clone()),
+        engine: engine.map(str::to_owned),
+        ..base()
+    };
+    let copy = host.create(from(None)).await.unwrap();
+    assert_eq!(copy.engine.as_deref(), Some(OTHER));
+    host.create(from(Some(OTHER))).await.unwrap();
+    let refused = host.create(from(Some("fake"))).await.unwrap_err();
+    assert!(refused.to_string().contains(OTHER), "{refused}");
+    let fork = host.fork(&other.id, 1, None).await.unwrap();
+    let child = fork.children.into_iter().next().unwrap().unwrap();
+    assert_eq!(child.engine.as_deref(), Some(OTHER));
+}
+
+#[tokio::test]
+async fn an_engine_that_makes_no_sandboxes_is_refused_with_those_that_do() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    for engine in ["absent", "nosuch"] {
+        let refused = host.create(on(engine)).await.unwrap_err().to_string();
+        assert!(
+            refused.contains(engine) && refused.contains(OTHER),
+            "{refused}"
+        );
+    }
+    assert!(host.list().is_empty());
+}

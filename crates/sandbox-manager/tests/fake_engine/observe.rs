@@ -1,0 +1,136 @@
+//! Figures of a host about its sandboxes, its end and its gc.
+
+use crate::fake;
+
+use fake::{Bench, base, until};
+use jiffy_engine_api::BootMode;
+use jiffy_sandbox_manager::{ErrorKind, Figure, HostOptions, SandboxState};
+use std::time::{Duration, SystemTime};
+
+fn sampled(every: Duration) -> HostOptions {
+    HostOptions {
+        sample: every,
+        ..HostOptions::default()
+    }
+}
+
+#[tokio::test]
+async fn running_sandboxes_are_sampled_and_sleepers_are_left_alone() {
+    let bench = Bench::new();
+    let host = bench.open_with(sampled(Duration::from_millis(5))).await;
+    let id = host.create(base()).await.unwrap().id;
+    let samples = |from| host.observe().history(&id, from, None).unwrap();
+    until("some samples", || samples(None).len() > 5).await;
+    let last = *samples(None).last().unwrap();
+    assert_eq!((last.mem_used, last.mem_total), (3 << 20, 512 << 20));
+    assert_eq!((last.cpu_count, last.disk_used), (2, 8192));
+    let used = samples(None)
+        .iter()
+        .filter(|s| s.cpu_used_pct > 0.0)
+        .count();
+    assert!(used > 0);
+    host.pause(&id).await.unwrap();
+    let (before, runs) = (samples(None).len(), bench.world.running());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(samples(None).len() <= before + 1 && runs.is_empty());
+    // Its history is still there, and goes on when it wakes.
+    let woken = host.resume(&id).await.unwrap().changed_ms;
+    until("samples again", || samples(Some(woken)).len() > 2).await;
+    assert!(samples(None).len() > before);
+}
+
+#[tokio::test]
+async fn the_scrape_tells_states_creates_operations_and_figures_of_others() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    host.fork(&id, 2, None).await.unwrap();
+    host.pause(&id).await.unwrap();
+    assert!(host.pause(&id).await.is_err());
+    host.figures().show_also(|| {
+        let (name, help) = ("gateway_requests", "Requests");
+        vec![Figure {
+            name,
+            help,
+            counter: true,
+            value: 7.0,
+        }]
+    });
+    let text = host.figures().render();
+    for line in [
+        "jiffy_sandboxes{state=\"running\"} 2.0",
+        "jiffy_sandboxes{state=\"paused\"} 1.0",
+        "jiffy_creates_total{boot_mode=\"snapshot\",outcome=\"ok\"} 1",
+        "jiffy_creates_total{boot_mode=\"fork\",outcome=\"ok\"} 2",
+        "jiffy_operations_total{operation=\"pause\",outcome=\"ok\"} 1",
+        "jiffy_operations_total{operation=\"pause\",outcome=\"conflict\"} 1",
+        "jiffy_memory_committed_bytes 1073741824.0",
+        "jiffy_gateway_requests_total 7.0",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no {line} in {text}");
+    }
+    let boots = host.figures().boot_times();
+    let modes: Vec<_> = boots.iter().map(|b| (b.mode, b.count)).collect();
+    assert_eq!(modes, [(BootMode::Fork, 2), (BootMode::Snapshot, 1)]);
+}
+
+#[tokio::test]
+async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.hang("snapshot");
+    let pausing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.pause(&id).await }
+    });
+    let halves = || bench.file_names().iter().any(|n| n.starts_with('.'));
+    until("the pause to begin", halves).await;
+    assert!(!host.finish(Duration::from_millis(30)).await, "it hangs");
+    let refused = host.create(base()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert!(refused.retry_after().is_some());
+    pausing.abort();
+
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let pause = {
+        let (host, id) = (host.clone(), id.clone());
+        tokio::spawn(async move { host.pause(&id).await })
+    };
+    until("the pause", || {
+        host.get(&id).unwrap().state == SandboxState::Paused
+    })
+    .await;
+    assert!(host.finish(Duration::from_secs(10)).await);
+    pause.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
+    let bench = Bench::new();
+    let options = HostOptions {
+        gc_interval: Duration::from_millis(2),
+        ..HostOptions::default()
+    };
+    let host = bench.open_with(options).await;
+    let id = host.create(base()).await.unwrap().id;
+    let began = SystemTime::now();
+    let mut planted = 0;
+    // Many sweeps meet many snapshots in every stage.
+    while began.elapsed().unwrap() < Duration::from_millis(600) {
+        std::fs::write(bench.files().join(format!("orphan{planted}")), "x").unwrap();
+        planted += 1;
+        let snapshot = host.snapshot(&id, None).await.unwrap().id;
+        assert!(bench.file_names().contains(&snapshot));
+        host.rollback(&id, &snapshot).await.unwrap();
+        host.pause(&id).await.unwrap();
+        host.resume(&id).await.unwrap();
+    }
+    let orphans = || bench.file_names().iter().any(|n| n.starts_with("orphan"));
+    until("the orphans to go", || !orphans()).await;
+    let known = host.snapshots().list(None).unwrap().len();
+    assert_eq!(bench.file_names().len(), known);
+}

@@ -1,0 +1,500 @@
+//! Promises of each operation, over an engine that does what it is told.
+
+use crate::fake;
+
+use fake::{Bench, base, until};
+use jiffy_engine_api::{BootMode, SandboxSize};
+use jiffy_sandbox_manager::{
+    CreateSpec, OperationError, SandboxSettings, SandboxSource, SandboxState,
+};
+use std::collections::BTreeMap;
+
+#[tokio::test]
+async fn a_template_is_booted_once_and_restored_from_then_on() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let first = host.create(base()).await.unwrap();
+    assert_eq!(first.boot_mode, Some(BootMode::Snapshot));
+    let (a, b) = tokio::join!(host.create(base()), host.create(base()));
+    assert!(a.is_ok() && b.is_ok());
+    assert_eq!(*bench.world.boots.lock().unwrap(), 1);
+    assert_eq!(bench.world.running().len(), 3);
+    // Another size is another snapshot.
+    let size = Some(SandboxSize {
+        memory_mib: 256,
+        ..SandboxSize::default()
+    });
+    host.create(CreateSpec { size, ..base() }).await.unwrap();
+    assert_eq!(*bench.world.boots.lock().unwrap(), 2);
+}
+
+#[tokio::test]
+async fn many_first_creates_at_once_boot_the_template_once() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let mut work = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let host = host.clone();
+        work.spawn(async move { host.create(base()).await.unwrap() });
+    }
+    assert_eq!(work.join_all().await.len(), 8);
+    assert_eq!(*bench.world.boots.lock().unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_create_that_fails_leaves_no_sandbox() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    for step in ["fingerprint", "boot", "welcome", "snapshot", "restore"] {
+        bench.world.fail(step);
+        let error = host.create(base()).await.unwrap_err();
+        assert!(error.to_string().contains(step), "{error}");
+        assert!(
+            host.list().is_empty() && bench.world.running().is_empty(),
+            "{step}"
+        );
+        bench.world.mend();
+    }
+    host.create(base()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let old = host.create(base()).await.unwrap();
+    *bench.world.version.lock().unwrap() += 1;
+    let new = host.create(base()).await.unwrap();
+    assert_ne!(old.snapshot, new.snapshot);
+    // The old one is there for as long as something runs from it.
+    assert_eq!(bench.file_names().len(), 2);
+    host.kill(&old.id).await.unwrap();
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, "one");
+    let snapshot = host.snapshot(&id, Some("first".into())).await.unwrap();
+    bench.world.write(&id, "two");
+    for source in [&snapshot.id, &snapshot.id[..6], "first"] {
+        let source = SandboxSource::Snapshot(source.to_owned());
+        let copy = CreateSpec { source, ..base() };
+        let copy = host.create(copy).await.unwrap();
+        assert_eq!(bench.world.read(&copy.id), "one");
+    }
+    assert_eq!(bench.world.read(&id), "two");
+}
+
+#[tokio::test]
+async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let before = host.get(&id).unwrap();
+    bench.world.fail("snapshot");
+    assert!(host.snapshot(&id, None).await.is_err());
+    assert!(host.pause(&id).await.is_err());
+    assert!(host.fork(&id, 2, None).await.is_err());
+    assert_eq!(host.get(&id).unwrap(), before);
+    assert_eq!(host.snapshots().list(None).unwrap().len(), 1);
+    bench.world.mend();
+    host.snapshot(&id, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn children_start_as_their_parent_is_and_go_their_own_ways() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let env = BTreeMap::from([("KEY".to_owned(), "v".to_owned())]);
+    let id = host
+        .create(CreateSpec {
+            env: env.clone(),
+            ..base()
+        })
+        .await
+        .unwrap()
+        .id;
+    bench.world.write(&id, "shared");
+    let report = host.fork(&id, 5, None).await.unwrap();
+    assert_eq!(report.children.len(), 5);
+    for child in &report.children {
+        let child = child.as_ref().unwrap();
+        assert_eq!(child.boot_mode, Some(BootMode::Fork));
+        assert_eq!(child.forked_from.as_ref(), Some(&id));
+        assert_eq!(bench.world.read(&child.id), "shared");
+        assert_eq!(
+            bench
+                .world
+                .body(&child.id)
+                .sandbox_identity
+                .lock()
+                .unwrap()
+                .env,
+            env
+        );
+        bench.world.write(&child.id, &child.id);
+    }
+    assert_eq!(bench.world.read(&id), "shared");
+    for child in report.children {
+        let child = child.unwrap();
+        assert_eq!(bench.world.read(&child.id), child.id);
+    }
+}
+
+#[tokio::test]
+async fn a_fork_reports_each_child_for_itself() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.fail("welcome");
+    let report = host.fork(&id, 3, None).await.unwrap();
+    assert!(report.children.iter().all(Result::is_err));
+    assert_eq!(host.list().len(), 1);
+    assert!(matches!(
+        host.fork(&id, 0, None).await,
+        Err(OperationError::Count { .. })
+    ));
+}
+
+#[tokio::test]
+async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let children: Vec<_> = host
+        .fork(&id, 3, None)
+        .await
+        .unwrap()
+        .children
+        .into_iter()
+        .flatten()
+        .collect();
+    let nephew = host
+        .fork(&children[1].id, 1, None)
+        .await
+        .unwrap()
+        .children
+        .remove(0)
+        .unwrap();
+    let own = host
+        .fork(&children[0].id, 1, None)
+        .await
+        .unwrap()
+        .children
+        .remove(0)
+        .unwrap();
+    let removed = host.promote(&children[0].id).await.unwrap();
+    assert_eq!(removed.len(), 3);
+    assert!(removed.iter().any(|r| r.id == nephew.id));
+    let mut left: Vec<_> = host.list().into_iter().map(|r| r.id).collect();
+    let mut expected = vec![id, children[0].id.clone(), own.id];
+    left.sort();
+    expected.sort();
+    assert_eq!(left, expected);
+    assert_eq!(bench.world.running().len(), 3);
+}
+
+#[tokio::test]
+async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let template = host.get(&id).unwrap().snapshot.unwrap();
+    let mut snapshots = vec![(template, "fresh base".to_owned())];
+    for text in ["one", "two", "three"] {
+        bench.world.write(&id, text);
+        snapshots.push((host.snapshot(&id, None).await.unwrap().id, text.to_owned()));
+    }
+    let other = host.create(base()).await.unwrap().id;
+    bench.world.write(&other, "relative");
+    snapshots.push((
+        host.snapshot(&other, None).await.unwrap().id,
+        "relative".into(),
+    ));
+    for (snapshot, text) in snapshots.iter().rev() {
+        let record = host.rollback(&id, snapshot).await.unwrap();
+        assert_eq!(
+            (record.id.as_str(), record.snapshot.as_ref()),
+            (id.as_str(), Some(snapshot))
+        );
+        assert_eq!(&bench.world.read(&id), text);
+    }
+    assert_eq!(bench.world.running().len(), 2);
+    let stranger = CreateSpec {
+        source: SandboxSource::Template("other".into()),
+        ..base()
+    };
+    let stranger = host.create(stranger).await.unwrap().snapshot.unwrap();
+    let refused = host.rollback(&id, &stranger).await;
+    assert!(matches!(refused, Err(OperationError::Stranger { .. })));
+}
+
+#[tokio::test]
+async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    bench.world.write(&id, "later");
+    for step in ["restore", "welcome"] {
+        bench.world.fail(step);
+        assert!(host.rollback(&id, &snapshot).await.is_err());
+        bench.world.mend();
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+        assert_eq!(bench.world.read(&id), "later");
+        assert_eq!(bench.world.running().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    for _ in 0..100 {
+        host.rollback(&id, &snapshot).await.unwrap();
+        host.pause(&id).await.unwrap();
+        assert!(bench.world.running().is_empty());
+        host.rollback(&id, &snapshot).await.unwrap();
+    }
+    assert_eq!(bench.world.running(), [id]);
+    // The template's and the one asked for.
+    bench.until_files(2).await;
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    for round in 0..5 {
+        bench.world.write(&id, &format!("round {round}"));
+        assert_eq!(host.pause(&id).await.unwrap().state, SandboxState::Paused);
+        assert!(bench.world.running().is_empty());
+        assert!(matches!(
+            host.pause(&id).await,
+            Err(OperationError::State { .. })
+        ));
+        assert_eq!(host.resume(&id).await.unwrap().state, SandboxState::Running);
+        assert_eq!(bench.world.read(&id), format!("round {round}"));
+    }
+    host.pause(&id).await.unwrap();
+    // A sleeper can be forked and kept as a snapshot without being woken.
+    let child = host
+        .fork(&id, 1, None)
+        .await
+        .unwrap()
+        .children
+        .remove(0)
+        .unwrap();
+    assert_eq!(bench.world.read(&child.id), "round 4");
+    let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap();
+    host.remove(&child.id).await.unwrap();
+    host.remove(&id).await.unwrap();
+    assert!(bench.file_names().contains(&snapshot.id));
+    host.snapshots().remove("kept").unwrap();
+    // The template's.
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_mends_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    bench.world.panic_guest(&id);
+    until("the end to be noticed", || {
+        host.get(&id).unwrap().state != SandboxState::Running
+    })
+    .await;
+    let SandboxState::Broken { cause, .. } = host.get(&id).unwrap().state else {
+        panic!()
+    };
+    assert!(cause.contains("panicked"), "{cause}");
+    let error = host.pause(&id).await.unwrap_err().to_string();
+    assert!(
+        error.contains("broken") && error.contains("roll it back"),
+        "{error}"
+    );
+    host.rollback(&id, &snapshot).await.unwrap();
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+}
+
+#[tokio::test]
+async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.hang("snapshot");
+    let hanging = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.snapshot(&id, None).await }
+    });
+    until("the snapshot to begin", || {
+        bench.file_names().iter().any(|n| n.starts_with('.'))
+    })
+    .await;
+    let killing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.kill(&id).await }
+    });
+    until("the guest to end", || bench.world.running().is_empty()).await;
+    // Its record cannot say so yet.
+    assert_eq!(
+        host.wait_decided(&id).await.unwrap().state,
+        SandboxState::Killed
+    );
+    drop((hanging, killing));
+}
+
+#[tokio::test]
+async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    assert_eq!(
+        host.wait_decided(&id).await.unwrap().state,
+        SandboxState::Running
+    );
+    bench.world.hang("snapshot");
+    let pausing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.pause(&id).await }
+    });
+    until("the snapshot to begin", || {
+        bench.file_names().iter().any(|n| n.starts_with('.'))
+    })
+    .await;
+    let mut settled = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.wait_decided(&id).await }
+    });
+    let soon = std::time::Duration::from_millis(50);
+    assert!(tokio::time::timeout(soon, &mut settled).await.is_err());
+    let killing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.kill(&id).await }
+    });
+    // The pause hangs for ever; nobody has to wait for it to know the end.
+    assert_eq!(settled.await.unwrap().unwrap().state, SandboxState::Killed);
+    assert!(host.wait_decided("nobody").await.is_none());
+    drop((pausing, killing));
+}
+
+#[tokio::test]
+async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let secure = || CreateSpec {
+        settings: SandboxSettings {
+            secure: true,
+            ..SandboxSettings::default()
+        },
+        ..base()
+    };
+    let (one, other) = (
+        host.create(secure()).await.unwrap(),
+        host.create(secure()).await.unwrap(),
+    );
+    let token = one.agent_token.unwrap();
+    assert_ne!(Some(&token), other.agent_token.as_ref());
+    let find = || host.index().by_token(|t| t == token);
+    assert_eq!(find(), Some(one.id.clone()));
+    assert_eq!(host.index().by_token(|_| false), None);
+    host.kill(&one.id).await.unwrap();
+    assert_eq!(find(), None);
+}
+
+#[tokio::test]
+async fn a_removed_snapshot_stays_until_its_last_user_is_gone() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let first = host.snapshot(&id, None).await.unwrap().id;
+    let second = host.snapshot(&id, None).await.unwrap().id;
+    host.rename(&id, Some("web".to_owned())).await.unwrap();
+    let users = |snapshot: &str| match host.snapshots().remove(snapshot) {
+        Err(OperationError::InUse { user, .. }) => user,
+        other => panic!("{other:?}"),
+    };
+    for snapshot in [&first, &second] {
+        host.snapshots().remove(snapshot).unwrap();
+    }
+    assert_eq!(users(&first), format!("snapshot {second}"));
+    assert_eq!(users(&second), format!("sandbox {id} (web)"));
+    bench.world.write(&id, "still usable");
+    host.pause(&id).await.unwrap();
+    host.resume(&id).await.unwrap();
+    assert_eq!(bench.world.read(&id), "still usable");
+    host.kill(&id).await.unwrap();
+    host.kill(&id).await.unwrap();
+    // The snapshot of the template remains.
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let victim = host.create(base()).await.unwrap().id;
+    bench.world.write(&victim, "the right one");
+    let wanted = host.snapshot(&victim, None).await.unwrap().id;
+    let other = host.create(base()).await.unwrap().id;
+    host.snapshot(&other, Some(wanted.clone())).await.unwrap();
+    let spec = CreateSpec {
+        source: SandboxSource::Snapshot(wanted),
+        ..base()
+    };
+    let made = host.create(spec).await.unwrap().id;
+    assert_eq!(bench.world.read(&made), "the right one");
+}
+
+#[tokio::test]
+async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let parent = host.create(base()).await.unwrap().id;
+    // No id has a dash, so none begins with this name.
+    let name = "some-name";
+    let snapshot = host.snapshot(&parent, Some(name.into())).await.unwrap().id;
+    host.snapshots().remove(name).unwrap();
+    // The sandbox descends from it.
+    assert!(bench.file_names().contains(&snapshot));
+    assert!(host.snapshots().remove(name).is_err(), "its name is free");
+    host.kill(&parent).await.unwrap();
+    until("its files to go", || {
+        !bench.file_names().contains(&snapshot)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn only_a_sandbox_that_is_put_back_is_told_so() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let told = |id: &str| {
+        bench
+            .world
+            .body(id)
+            .sandbox_identity
+            .lock()
+            .unwrap()
+            .rewound
+    };
+    assert!(!told(&id));
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let fork = host.fork(&id, 1, None).await.unwrap();
+    assert!(!told(&fork.children[0].as_ref().unwrap().id));
+    host.rollback(&id, &snapshot).await.unwrap();
+    assert!(told(&id));
+    host.pause(&id).await.unwrap();
+    host.resume(&id).await.unwrap();
+    assert!(!told(&id));
+}

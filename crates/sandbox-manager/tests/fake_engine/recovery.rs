@@ -1,0 +1,278 @@
+//! A daemon that is killed at any moment leaves the old or the new state, and nothing that belongs
+//! to nobody.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{SandboxState, Sandboxes};
+use std::sync::{Arc, Mutex};
+
+type Work = fn(Sandboxes<FakeEngine>, String) -> futures::Boxed;
+
+mod futures {
+    pub type Boxed = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// Makes a sandbox with text `old`, begins `work` on it, dies when `step` is reached, and opens
+/// again.
+fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes<FakeEngine>, String) {
+    let bench = Bench::new();
+    let id = Arc::new(Mutex::new(String::new()));
+    bench.doomed(async {
+        let host = bench.open().await;
+        let sandbox = host.create(base()).await.unwrap().id;
+        bench.world.write(&sandbox, "old");
+        host.snapshot(&sandbox, Some("kept".into())).await.unwrap();
+        *id.lock().unwrap() = sandbox.clone();
+        bench.world.hang(step);
+        let files = bench.file_names();
+        let restores = *bench.world.restores.lock().unwrap();
+        tokio::spawn(work(host, sandbox));
+        until("the step", || {
+            bench.file_names() != files || *bench.world.restores.lock().unwrap() != restores
+        })
+        .await;
+        // Enough for what follows the file to reach the hanging step.
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    });
+    bench.world.mend();
+    let id = id.lock().unwrap().clone();
+    let host = again(&bench);
+    (bench, host, id)
+}
+
+/// The next daemon.
+fn again(bench: &Bench) -> Sandboxes<FakeEngine> {
+    let host = Arc::new(Mutex::new(None));
+    bench.doomed(async {
+        let opened = bench.open().await;
+        *host.lock().unwrap() = Some(opened);
+    });
+    host.lock().unwrap().take().unwrap()
+}
+
+/// The sandbox goes on as before, alone, and everything can be done with it.
+fn runs_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
+    assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
+    assert_eq!(bench.world.running(), [id]);
+    assert_eq!(bench.world.read(id), "old");
+    bench.doomed(async {
+        bench.world.write(id, "newer");
+        let snapshot = host.snapshot(id, None).await.unwrap();
+        bench.world.write(id, "newest");
+        host.pause(id).await.unwrap();
+        assert!(bench.world.running().is_empty());
+        host.resume(id).await.unwrap();
+        assert_eq!(bench.world.read(id), "newest");
+        host.rollback(id, &snapshot.id).await.unwrap();
+        assert_eq!(bench.world.read(id), "newer");
+        host.kill(id).await.unwrap();
+        assert!(bench.world.running().is_empty());
+    });
+}
+
+fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
+    let known: Vec<String> = host
+        .snapshots()
+        .list(None)
+        .unwrap()
+        .into_iter()
+        .map(|s| s.id)
+        .collect();
+    let mut known: Vec<_> = known.into_iter().collect();
+    known.sort();
+    host.gc().unwrap();
+    let files: Vec<String> = bench.file_names().into_iter().collect();
+    assert_eq!(files, known, "files and journal tell the same");
+}
+
+fn cause(host: &Sandboxes<FakeEngine>, id: &str) -> String {
+    match host.get(id).unwrap().state {
+        SandboxState::Broken { cause, .. } => cause,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn killed_in_a_snapshot_there_is_no_half_of_it_and_the_sandbox_runs_on() {
+    let steps = [
+        ("snapshot", 2),
+        ("snapshot-named", 3),
+        ("snapshot-complete", 3),
+    ];
+    for (step, snapshots) in steps {
+        let (bench, host, id) = killed_in(step, |host, id| {
+            Box::pin(async move { drop(host.snapshot(&id, None).await) })
+        });
+        whole(&bench, &host);
+        assert_eq!(
+            host.snapshots().list(None).unwrap().len(),
+            snapshots,
+            "{step}"
+        );
+        runs_on(&bench, &host, &id);
+    }
+}
+
+#[test]
+fn killed_in_a_pause_it_happened_or_it_did_not() {
+    let pause: Work = |host, id| Box::pin(async move { drop(host.pause(&id).await) });
+    let (bench, host, id) = killed_in("snapshot", pause);
+    whole(&bench, &host);
+    runs_on(&bench, &host, &id);
+
+    for step in ["snapshot-named", "snapshot-complete"] {
+        let (bench, host, id) = killed_in(step, pause);
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
+        assert!(bench.world.running().is_empty());
+        whole(&bench, &host);
+        bench.doomed(async {
+            host.resume(&id).await.unwrap();
+            assert_eq!(bench.world.read(&id), "old");
+        });
+    }
+}
+
+#[test]
+fn killed_in_a_fork_or_create_no_child_is_there() {
+    let fork: Work = |host, id| Box::pin(async move { drop(host.fork(&id, 3, None).await) });
+    let create: Work = |host, _| Box::pin(async move { drop(host.create(base()).await) });
+    for work in [fork, create] {
+        for step in ["welcome", "keep", "kept"] {
+            let (bench, host, id) = killed_in(step, work);
+            assert_eq!(host.list().len(), 1);
+            whole(&bench, &host);
+            runs_on(&bench, &host, &id);
+        }
+    }
+}
+
+#[test]
+fn killed_in_a_rollback_the_sandbox_is_what_it_was() {
+    for step in ["welcome", "keep", "kept"] {
+        let (bench, host, id) = killed_in(step, |host, id| {
+            Box::pin(async move { drop(host.rollback(&id, "kept").await) })
+        });
+        whole(&bench, &host);
+        runs_on(&bench, &host, &id);
+    }
+}
+
+#[test]
+fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
+    for step in ["halt", "stop"] {
+        let bench = Bench::new();
+        let id = Arc::new(Mutex::new(String::new()));
+        bench.doomed(async {
+            let host = bench.open().await;
+            let sandbox = host.create(base()).await.unwrap().id;
+            *id.lock().unwrap() = sandbox.clone();
+            bench.world.hang(step);
+            tokio::spawn(async move { drop(host.kill(&sandbox).await) });
+            until("its end", || bench.world.running().is_empty()).await;
+            // Enough for the end of the guest to be noticed.
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        });
+        bench.world.mend();
+        let host = again(&bench);
+        let id = id.lock().unwrap().clone();
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
+        assert!(bench.world.running().is_empty());
+    }
+}
+
+#[test]
+fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
+    let bench = Bench::new();
+    bench.doomed(async {
+        let host = bench.open().await;
+        let (dead, lost, fine) = (
+            host.create(base()).await.unwrap().id,
+            host.create(base()).await.unwrap().id,
+            host.create(base()).await.unwrap().id,
+        );
+        for id in [&dead, &lost, &fine] {
+            host.snapshot(id, Some(format!("of {id}"))).await.unwrap();
+        }
+        host.close().await;
+        drop(host);
+        bench.world.panic_guest(&dead);
+        let host = bench.open().await;
+        assert!(cause(&host, &dead).contains("it ended"));
+        assert_eq!(bench.world.running().len(), 2);
+        drop(host);
+        // One that cannot be adopted is ended, and no guest of nobody is left.
+        bench.world.fail("adopt");
+        let host = bench.open().await;
+        assert!(cause(&host, &lost).contains("made to fail"));
+        assert!(bench.world.running().is_empty());
+        bench.world.mend();
+        for id in [&dead, &lost, &fine] {
+            host.rollback(id, &format!("of {id}")).await.unwrap();
+        }
+        assert_eq!(bench.world.running().len(), 3);
+    });
+}
+
+#[tokio::test]
+async fn an_adopted_guest_that_ends_breaks_its_sandbox() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    drop(host);
+    let host = bench.open().await;
+    bench.world.panic_guest(&id);
+    until("the end to be noticed", || {
+        host.get(&id).unwrap().state != SandboxState::Running
+    })
+    .await;
+    assert!(cause(&host, &id).contains("panicked"));
+}
+
+#[tokio::test]
+async fn guests_of_which_the_journal_knows_nothing_are_ended() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    let stopped = host.create(base()).await.unwrap().id;
+    drop(host);
+    for file in ["state.db", "state.db-wal", "state.db-shm"] {
+        let _ = std::fs::remove_file(bench.dir.path().join(file));
+    }
+    let host = bench.open().await;
+    assert!(host.get(&stopped).is_err());
+    assert!(bench.world.running().is_empty());
+}
+
+#[tokio::test]
+async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let sleeper = host.create(base()).await.unwrap().id;
+    bench.world.write(&sleeper, "dream");
+    host.pause(&sleeper).await.unwrap();
+    let killed = host.create(base()).await.unwrap().id;
+    host.kill(&killed).await.unwrap();
+    drop(host);
+    std::fs::write(bench.files().join("orphan"), "x").unwrap();
+    std::fs::write(bench.files().join(".half"), "x").unwrap();
+    let host = bench.open().await;
+    // The template's and the sleeper's, without a call for it.
+    bench.until_files(2).await;
+    whole(&bench, &host);
+    assert_eq!(host.get(&killed).unwrap().state, SandboxState::Killed);
+    host.resume(&sleeper).await.unwrap();
+    assert_eq!(bench.world.read(&sleeper), "dream");
+}
+
+#[tokio::test]
+async fn a_sleeper_whose_snapshot_is_gone_says_so() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let snapshot = host.pause(&id).await.unwrap().snapshot.unwrap();
+    drop(host);
+    std::fs::remove_file(bench.files().join(snapshot)).unwrap();
+    let host = bench.open().await;
+    assert!(cause(&host, &id).contains("gone from the disk"));
+}

@@ -1,0 +1,205 @@
+//! A removal costs what goes, and nobody waits for files.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{
+    Journal, JournalChange, OperationError, SandboxState, Sandboxes, SnapshotPurpose,
+    SnapshotRecord,
+};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left
+/// them.
+fn fabricate(bench: &Bench, number: usize) {
+    let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
+    let records = (0..number).map(|n| SnapshotRecord {
+        id: format!("made{n:04}"),
+        name: None,
+        purpose: SnapshotPurpose::Asked,
+        sandbox: "gone".to_owned(),
+        owner: None,
+        env: BTreeMap::new(),
+        site: Default::default(),
+        template: "base".to_owned(),
+        fingerprint: String::new(),
+        size: jiffy_engine_api::SandboxSize::default(),
+        engine: None,
+        parent: (n > 0).then(|| "made0000".to_owned()),
+        kept: true,
+        stopped_ms: 0.0,
+        total_ms: 0.0,
+        bytes: 0,
+        created_ms: 1,
+        storing: false,
+        store: Default::default(),
+    });
+    let changes: Vec<_> = records.map(JournalChange::Snapshot).collect();
+    for change in &changes {
+        if let JournalChange::Snapshot(s) = change {
+            std::fs::write(bench.files().join(&s.id), "made").unwrap();
+        }
+    }
+    journal.commit(&changes).unwrap();
+}
+
+/// Questions to the engine, and files that it removed, while a sleeper is killed and a snapshot
+/// removed.
+async fn cost(others: usize) -> (usize, usize) {
+    let bench = Bench::new();
+    fabricate(&bench, others);
+    let host = bench.open().await;
+    assert_eq!(host.snapshots().count(), others);
+    let id = host.create(base()).await.unwrap().id;
+    let kept = host.snapshot(&id, None).await.unwrap().id;
+    host.pause(&id).await.unwrap();
+    // From here on nothing is looked at but what these two calls are about.
+    until("the first pass of gc", || {
+        *bench.world.walked.lock().unwrap() >= others + 3
+    })
+    .await;
+    assert_eq!(bench.file_names().len(), others + 3);
+    let before = *bench.world.asked.lock().unwrap();
+    host.kill(&id).await.unwrap();
+    host.snapshots().remove(&kept).unwrap();
+    let asked = *bench.world.asked.lock().unwrap() - before;
+    bench.until_files(others + 1).await;
+    let removed = bench.world.removed.lock().unwrap().len();
+    (asked, removed)
+}
+
+#[tokio::test]
+async fn a_removal_costs_the_same_beside_ten_snapshots_and_a_thousand() {
+    let few = cost(10).await;
+    assert_eq!(few, cost(1000).await);
+    assert_eq!(few.1, 2, "the sleeper's and the one that was kept");
+}
+
+#[tokio::test]
+async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    host.pause(&id).await.unwrap();
+    bench.world.hang("remove");
+    host.remove(&id).await.unwrap();
+    assert_eq!((host.snapshots().count(), bench.file_names().len()), (1, 2));
+    bench.world.mend();
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn who_waits_for_files_waits_until_they_are_gone_but_not_for_ever() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let sleeper = async || {
+        let id = host.create(base()).await.unwrap().id;
+        host.pause(&id).await.unwrap();
+        bench.world.hang("remove");
+        host.remove(&id).await.unwrap();
+    };
+    sleeper().await;
+    let waiting = host.snapshots().removed_files();
+    let waiting = tokio::time::timeout(Duration::from_millis(100), waiting);
+    waiting.await.expect_err("its files are still there");
+    assert_eq!(bench.file_names().len(), 2);
+    bench.world.mend();
+    host.snapshots().removed_files().await;
+    assert_eq!(bench.file_names().len(), 1);
+
+    sleeper().await;
+    let waiting = host.snapshots().removed_files();
+    let waiting = tokio::time::timeout(Duration::from_secs(20), waiting);
+    waiting.await.expect("an answer, whatever is in use");
+    assert_eq!(bench.file_names().len(), 2);
+}
+
+#[tokio::test]
+async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    drop(host);
+    bench.world.hang("remove");
+    for number in 0..1000 {
+        std::fs::write(bench.files().join(format!("left{number}")), "x").unwrap();
+    }
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    assert_eq!(bench.file_names().len(), 1001);
+    bench.world.mend();
+    assert!(host.gc().unwrap() <= 1000);
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_the_lineage() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let template = host.get(&id).unwrap().snapshot.unwrap();
+    let first = host.snapshot(&id, None).await.unwrap().id;
+    let second = host.snapshot(&id, None).await.unwrap().id;
+    host.snapshots().remove(&first).unwrap();
+    let parent = |host: &Sandboxes<FakeEngine>| {
+        let found = host.snapshots().like(&second);
+        found[0].parent.clone()
+    };
+    assert_eq!(parent(&host), Some(first.clone()));
+    bench.world.merged.lock().unwrap().insert(second.clone());
+    host.gc().unwrap();
+    assert_eq!(parent(&host), Some(template.clone()));
+    until("its files to go", || !bench.file_names().contains(&first)).await;
+    // So the next daemon finds it.
+    drop(host);
+    let host = bench.open().await;
+    assert_eq!(parent(&host), Some(template.clone()));
+    assert_eq!(host.snapshots().list(Some(&id)).unwrap().len(), 2);
+    let held = host.snapshots().remove(&template);
+    assert!(matches!(held, Err(OperationError::InUse { .. })));
+}
+
+#[tokio::test]
+async fn a_sandbox_that_sleeps_often_is_woken_from_a_short_lineage_without_waiting_for_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    // The template's snapshot, and one of each pause.
+    for _ in 0..9 {
+        host.pause(&id).await.unwrap();
+        host.resume(&id).await.unwrap();
+    }
+    let merged = || bench.world.merged.lock().unwrap().clone();
+    assert!(merged().is_empty());
+    let asleep = host.pause(&id).await.unwrap().snapshot.unwrap();
+    until("the lineage to be merged", || merged().contains(&asleep)).await;
+    assert_eq!(merged().len(), 1);
+    host.resume(&id).await.unwrap();
+}
+
+#[tokio::test]
+async fn kills_and_pauses_do_not_wait_for_what_is_left_of_a_guest_and_the_daemon_does() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (killed, paused) = (
+        host.create(base()).await.unwrap().id,
+        host.create(base()).await.unwrap().id,
+    );
+    bench.world.hang("stop");
+    host.kill(&killed).await.unwrap();
+    host.pause(&paused).await.unwrap();
+    assert!(bench.world.running().is_empty());
+    assert_eq!(host.get(&killed).unwrap().state, SandboxState::Killed);
+    assert_eq!(host.get(&paused).unwrap().state, SandboxState::Paused);
+    assert!(!host.finish(Duration::from_millis(20)).await);
+}
+
+#[tokio::test]
+async fn a_daemon_ends_when_the_guests_that_it_killed_are_gone() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    host.kill(&id).await.unwrap();
+    assert!(host.finish(Duration::from_secs(60)).await);
+}

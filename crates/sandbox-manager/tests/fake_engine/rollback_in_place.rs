@@ -1,0 +1,134 @@
+//! Rollbacks in which the guest goes back in its place.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_sandbox_manager::{SandboxState, Sandboxes};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+/// A sandbox with text `later` whose snapshot, returned with its id, has the text `old`.
+async fn sandbox(bench: &Bench, host: &Sandboxes<FakeEngine>) -> (String, String) {
+    bench.world.goes_back.store(true, Ordering::Relaxed);
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, "old");
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    bench.world.write(&id, "later");
+    host.snapshot(&id, None).await.unwrap();
+    (id, snapshot)
+}
+
+/// Snapshots, naps and rollbacks go on from `text`.
+async fn goes_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, text: &str) {
+    assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
+    assert_eq!(bench.world.running(), [id]);
+    assert_eq!(bench.world.read(id), text);
+    let snapshot = host.snapshot(id, None).await.unwrap().id;
+    bench.world.write(id, "newer");
+    host.rollback(id, &snapshot).await.unwrap();
+    assert_eq!(bench.world.read(id), text);
+    host.pause(id).await.unwrap();
+    host.resume(id).await.unwrap();
+    assert_eq!(bench.world.read(id), text);
+}
+
+#[tokio::test]
+async fn a_guest_that_can_goes_back_in_its_place_and_is_told_so() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = sandbox(&bench, &host).await;
+    let restores = *bench.world.restores.lock().unwrap();
+    let record = host.rollback(&id, &snapshot).await.unwrap();
+    assert_eq!(record.snapshot, Some(snapshot));
+    assert_eq!(*bench.world.restores.lock().unwrap(), restores);
+    let body = bench.world.body(&id);
+    assert!(body.sandbox_identity.lock().unwrap().rewound);
+    goes_on(&bench, &host, &id, "old").await;
+}
+
+#[tokio::test]
+async fn the_next_daemon_adopts_a_guest_that_went_back() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = sandbox(&bench, &host).await;
+    host.rollback(&id, &snapshot).await.unwrap();
+    host.close().await;
+    drop(host);
+    let host = bench.open().await;
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(bench.world.read(&id), "old");
+}
+
+#[tokio::test]
+async fn a_guest_that_cannot_go_back_is_replaced_and_one_that_is_lost_is_restored() {
+    for step in ["go-back", "going-back"] {
+        let bench = Bench::new();
+        let host = bench.open().await;
+        let (id, snapshot) = sandbox(&bench, &host).await;
+        bench.world.fail(step);
+        let restores = *bench.world.restores.lock().unwrap();
+        host.rollback(&id, &snapshot).await.unwrap();
+        assert_eq!(*bench.world.restores.lock().unwrap(), restores + 1);
+        bench.world.mend();
+        goes_on(&bench, &host, &id, "old").await;
+    }
+}
+
+#[tokio::test]
+async fn a_refused_rollback_that_fails_leaves_the_sandbox_as_it_was() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = sandbox(&bench, &host).await;
+    bench.world.fail("go-back");
+    bench.world.fail("restore");
+    assert!(host.rollback(&id, &snapshot).await.is_err());
+    bench.world.mend();
+    // Also for the next daemon.
+    host.close().await;
+    drop(host);
+    let host = bench.open().await;
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
+    assert_eq!(bench.world.read(&id), "later");
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_guest_is_lost_and_cannot_be_restored_sleeps_in_the_snapshot() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let (id, snapshot) = sandbox(&bench, &host).await;
+    bench.world.fail("going-back");
+    bench.world.fail("restore");
+    assert!(host.rollback(&id, &snapshot).await.is_err());
+    bench.world.mend();
+    let asleep = host.get(&id).unwrap();
+    assert_eq!(asleep.state, SandboxState::Paused);
+    assert_eq!(asleep.snapshot, Some(snapshot));
+    assert!(bench.world.running().is_empty());
+    host.resume(&id).await.unwrap();
+    goes_on(&bench, &host, &id, "old").await;
+}
+
+#[test]
+fn killed_half_way_the_sandbox_sleeps_in_the_snapshot() {
+    for step in ["go-back", "going-back"] {
+        let bench = Bench::new();
+        let found = Arc::new(Mutex::new(None));
+        bench.doomed(async {
+            let host = bench.open().await;
+            let (id, snapshot) = sandbox(&bench, &host).await;
+            bench.world.hang(step);
+            *found.lock().unwrap() = Some(id.clone());
+            tokio::spawn(async move { drop(host.rollback(&id, &snapshot).await) });
+            until("the step", || bench.world.began.load(Ordering::Relaxed)).await;
+        });
+        bench.world.mend();
+        let id = found.lock().unwrap().take().unwrap();
+        bench.doomed(async {
+            let host = bench.open().await;
+            assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused, "{step}");
+            assert!(bench.world.running().is_empty());
+            host.resume(&id).await.unwrap();
+            goes_on(&bench, &host, &id, "old").await;
+        });
+    }
+}

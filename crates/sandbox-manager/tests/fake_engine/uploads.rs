@@ -1,0 +1,383 @@
+//! Snapshots in a store that hosts share: what was said to be stored is there.
+
+use crate::fake;
+
+use fake::{Bench, Dice, FakeEngine, base, until};
+use jiffy_remote::{LOCAL_TENANT, RemoteSettings, RemoteStore};
+use jiffy_sandbox_manager::{
+    HostOptions, OperationError, SandboxSettings, Sandboxes, SnapshotRecord, StoreState,
+};
+use jiffy_store::RemoteSnapshot;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A store in a directory, and a look at it from outside.
+pub struct TestStore {
+    pub dir: tempfile::TempDir,
+    look: Arc<RemoteStore>,
+}
+
+impl TestStore {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let look = open(&dir, "look", None);
+        Self { dir, look }
+    }
+
+    fn bucket(&self) -> PathBuf {
+        self.dir.path().join("bucket")
+    }
+
+    /// Options of a host that uses it, and sends as many bytes per second.
+    pub fn options(&self, host: &str, limit: Option<u64>) -> HostOptions {
+        HostOptions {
+            remote: Some(open(&self.dir, host, limit)),
+            ..HostOptions::default()
+        }
+    }
+
+    /// The snapshot that `id` names for `tenant`.
+    async fn find(&self, tenant: &str, id: &str) -> Option<RemoteSnapshot> {
+        let tenant = self.look.tenant(Some(tenant)).await.unwrap();
+        let root = self.look.shared.named(&tenant, id).await.unwrap()?;
+        Some(self.look.shared.open(&tenant, root).await.unwrap())
+    }
+
+    /// Files below directories called `kind`.
+    pub fn objects(&self, kind: &str) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut left = vec![self.bucket()];
+        while let Some(dir) = left.pop() {
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                match entry.path().is_dir() {
+                    true => left.push(entry.path()),
+                    false => found.push(entry.path()),
+                }
+            }
+        }
+        found.retain(|path| path.iter().any(|part| part == kind));
+        found
+    }
+
+    /// The store does not answer.
+    pub fn go(&self) {
+        fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
+        fs::write(self.bucket(), "").unwrap();
+    }
+
+    /// Its file system is not mounted.
+    pub fn unmount(&self) {
+        fs::rename(self.bucket(), self.dir.path().join("away")).unwrap();
+        fs::create_dir(self.bucket()).unwrap();
+    }
+
+    pub fn come_back(&self) {
+        match self.bucket().is_dir() {
+            true => fs::remove_dir(self.bucket()).unwrap(),
+            false => fs::remove_file(self.bucket()).unwrap(),
+        }
+        fs::rename(self.dir.path().join("away"), self.bucket()).unwrap();
+    }
+}
+
+fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteStore> {
+    let keys = dir.path().join("look/store/keys.toml");
+    let remote = RemoteStore::open(&RemoteSettings {
+        url: format!("file://{}/bucket", dir.path().display())
+            .parse()
+            .unwrap(),
+        keyring: keys.exists().then_some(keys),
+        home: dir.path().join(host),
+        cache_bytes: 1 << 20,
+        upload_bytes_per_second: limit,
+        timeout: jiffy_remote::STORE_TIMEOUT,
+    });
+    remote.unwrap()
+}
+
+/// Text that does not compress much.
+pub fn noise(seed: u64, bytes: usize) -> String {
+    let mut dice = Dice(seed);
+    let letters = std::iter::from_fn(|| char::from_u32(33 + dice.throw(94) as u32));
+    letters.take(bytes).collect()
+}
+
+pub async fn stored(host: &Sandboxes<FakeEngine>, id: &str) -> SnapshotRecord {
+    let waiting = host.snapshots().wait_stored(id);
+    let limit = std::time::Duration::from_secs(60);
+    tokio::time::timeout(limit, waiting).await.unwrap().unwrap()
+}
+
+fn state(host: &Sandboxes<FakeEngine>, id: &str) -> Option<StoreState> {
+    host.snapshots().store_state_of(id)
+}
+
+/// Value of a metric.
+pub fn figure(host: &Sandboxes<FakeEngine>, name: &str) -> f64 {
+    let text = host.figures().render();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+    line.trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn snapshots_and_sleepers_are_stored_and_what_the_store_has_is_not_sent_again() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let id = host.create(base()).await.unwrap().id;
+    bench.world.write(&id, &noise(7, 3_000_000));
+    let first = host.snapshot(&id, Some("first".into())).await.unwrap();
+    let first = stored(&host, &first.id).await;
+    assert_eq!(state(&host, &first.id), Some(StoreState::Stored));
+    let sent = figure(&host, "jiffy_store_bytes_total{direction=\"written\"}");
+    assert!(sent > 1_500_000.0, "{sent}");
+    // Nothing changed: its description, and no content.
+    let second = host.pause(&id).await.unwrap().snapshot.unwrap();
+    stored(&host, &second).await;
+    let more = figure(&host, "jiffy_store_bytes_total{direction=\"written\"}") - sent;
+    assert!(more < 16_384.0, "{more}");
+    let chunk = figure(&host, "jiffy_store_chunks_total{what=\"known\"}");
+    assert!(chunk >= 46.0, "{chunk}");
+    let found = store.find(LOCAL_TENANT, &second).await.unwrap();
+    let below: Vec<String> = found
+        .manifest
+        .lineage
+        .iter()
+        .map(|n| n.root.to_string())
+        .collect();
+    assert_eq!(below[0], first.store.copies[0].root);
+    assert_eq!(below.len(), 2, "the template's snapshot is below it");
+    // Not what nobody asked for.
+    host.resume(&id).await.unwrap();
+    let fork = host.fork(&id, 1, None).await.unwrap().snapshot;
+    assert_eq!(state(&host, &fork.id), Some(StoreState::Local));
+    assert!(store.find(LOCAL_TENANT, &fork.id).await.is_none());
+}
+
+#[tokio::test]
+async fn each_owner_has_a_tenant_and_none_without_a_store() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let settings = SandboxSettings {
+        owner: Some("key1".into()),
+        ..SandboxSettings::default()
+    };
+    let spec = jiffy_sandbox_manager::CreateSpec { settings, ..base() };
+    let id = host.create(spec).await.unwrap().id;
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    stored(&host, &snapshot).await;
+    assert!(store.find("key1", &snapshot).await.is_some());
+    assert!(store.find(LOCAL_TENANT, &snapshot).await.is_none());
+    let alone = Bench::new();
+    let host = alone.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    assert_eq!(state(&host, &snapshot), None);
+    let refused = host.snapshots().wait_stored(&snapshot).await.unwrap_err();
+    assert!(matches!(refused, OperationError::NoStore), "{refused}");
+}
+
+#[tokio::test]
+async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let options = HostOptions {
+        is_stock: |name| name == "base",
+        ..store.options("one", None)
+    };
+    let host = bench.open_with(options).await;
+    let mut snapshots = Vec::new();
+    for owner in [None, Some("key1"), Some("key2")] {
+        let settings = SandboxSettings {
+            owner: owner.map(str::to_owned),
+            ..SandboxSettings::default()
+        };
+        let spec = jiffy_sandbox_manager::CreateSpec { settings, ..base() };
+        let id = host.create(spec).await.unwrap().id;
+        snapshots.push((owner, host.snapshot(&id, None).await.unwrap().id));
+    }
+    let mut below = std::collections::BTreeSet::new();
+    for (owner, snapshot) in &snapshots {
+        stored(&host, snapshot).await;
+        let tenant = owner.unwrap_or(LOCAL_TENANT);
+        let found = store.find(tenant, snapshot).await.unwrap();
+        below.extend(found.manifest.lineage.iter().copied());
+    }
+    let below: Vec<_> = below.into_iter().collect();
+    assert_eq!(below.len(), 1);
+    assert_eq!(below[0].scope, jiffy_store::Scope::Shared);
+    let shared = store
+        .look
+        .tenant(Some(jiffy_remote::SHARED_TENANT))
+        .await
+        .unwrap();
+    store
+        .look
+        .shared
+        .open(&shared, below[0].root)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let id = host.create(base()).await.unwrap().id;
+    let removed = host.snapshot(&id, None).await.unwrap().id;
+    stored(&host, &removed).await;
+    store.go();
+    let wanted = host.snapshot(&id, None).await.unwrap().id;
+    let late = host.snapshots().wait_stored(&wanted).await.unwrap_err();
+    assert!(late.retry_after().is_some(), "{late}");
+    assert_eq!(state(&host, &wanted), Some(StoreState::Uploading));
+    host.snapshots().remove(&removed).unwrap();
+    store.come_back();
+    until("the snapshot to be stored", || {
+        state(&host, &wanted) == Some(StoreState::Stored)
+    })
+    .await;
+    until("nothing to be left to remove", || {
+        figure(&host, "jiffy_store_removals_pending") == 0.0
+    })
+    .await;
+    assert!(store.find(LOCAL_TENANT, &removed).await.is_none());
+    assert!(store.find(LOCAL_TENANT, &wanted).await.is_some());
+}
+
+async fn gone(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
+    until("the snapshot to be gone", || {
+        host.snapshots().like(id).is_empty() && !bench.file_names().contains(id)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_removed_while_it_is_uploaded_leaves_nothing() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", Some(6 << 20))).await;
+    let id = host.create(base()).await.unwrap().id;
+    let kept = host.snapshot(&id, None).await.unwrap().id;
+    stored(&host, &kept).await;
+    let manifests = store.objects("manifests").len();
+    bench.world.write(&id, &noise(9, 30_000_000));
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    until("a pack to be sent", || store.objects("packs").len() > 2).await;
+    host.rollback(&id, &kept).await.unwrap();
+    host.snapshots().remove(&snapshot).unwrap();
+    gone(&bench, &host, &snapshot).await;
+    // The snapshot that a sandbox sleeps in goes with it.
+    let packs = store.objects("packs").len();
+    bench.world.write(&id, &noise(11, 30_000_000));
+    let asleep = host.pause(&id).await.unwrap().snapshot.unwrap();
+    until("a pack to be sent", || store.objects("packs").len() > packs).await;
+    host.remove(&id).await.unwrap();
+    gone(&bench, &host, &asleep).await;
+    until("nothing to be left to do", || {
+        figure(&host, "jiffy_store_uploads_pending{state=\"running\"}") == 0.0
+            && figure(&host, "jiffy_store_removals_pending") == 0.0
+    })
+    .await;
+    assert!(store.find(LOCAL_TENANT, &snapshot).await.is_none());
+    assert_eq!(store.objects("manifests").len(), manifests);
+    assert_eq!(store.objects("leases").len(), 0);
+}
+
+#[test]
+fn a_daemon_that_was_killed_goes_on_where_it_was() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let snapshots = std::sync::Mutex::new(Vec::new());
+    bench.doomed(async {
+        let host = bench.open_with(store.options("one", Some(1 << 20))).await;
+        let id = host.create(base()).await.unwrap().id;
+        let first = host.snapshot(&id, None).await.unwrap().id;
+        stored(&host, &first).await;
+        bench.world.write(&id, &noise(3, 30_000_000));
+        let second = host.snapshot(&id, None).await.unwrap().id;
+        until("a pack to be sent", || store.objects("packs").len() > 2).await;
+        // The store is gone when this one is removed, and the daemon does not live to see it back.
+        *snapshots.lock().unwrap() = vec![first.clone(), second];
+        host.snapshots().remove(&first).unwrap();
+    });
+    let packs = store.objects("packs").len();
+    let snapshots = snapshots.lock().unwrap().clone();
+    bench.doomed(async {
+        let host = bench.open_with(store.options("one", None)).await;
+        assert_ne!(state(&host, &snapshots[1]), Some(StoreState::Local));
+        stored(&host, &snapshots[1]).await;
+        assert!(figure(&host, "jiffy_store_chunks_total{what=\"known\"}") >= 64.0);
+        assert!(store.objects("packs").len() > packs);
+        until("nothing to be left to remove", || {
+            figure(&host, "jiffy_store_removals_pending") == 0.0
+        })
+        .await;
+        assert!(store.find(LOCAL_TENANT, &snapshots[0]).await.is_none());
+        assert!(store.find(LOCAL_TENANT, &snapshots[1]).await.is_some());
+    });
+}
+
+#[tokio::test]
+async fn hosts_that_push_the_same_chunks_at_once_both_have_them_stored() {
+    let store = TestStore::new();
+    let benches = [Bench::new(), Bench::new()];
+    let mut hosts = Vec::new();
+    for (bench, name) in benches.iter().zip(["one", "two"]) {
+        let host = bench.open_with(store.options(name, None)).await;
+        let id = host.create(base()).await.unwrap().id;
+        bench.world.write(&id, &noise(5, 9_000_000));
+        hosts.push((host, id));
+    }
+    let (one, two) = (&hosts[0], &hosts[1]);
+    let (a, b) = tokio::join!(one.0.snapshot(&one.1, None), two.0.snapshot(&two.1, None));
+    let (a, b) = (a.unwrap().id, b.unwrap().id);
+    tokio::join!(stored(&one.0, &a), stored(&two.0, &b));
+    for id in [a, b] {
+        let found = store.find(LOCAL_TENANT, &id).await.unwrap();
+        assert_eq!(found.manifest.parts[0].bytes, 9_000_000);
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_stored_anew_when_what_it_was_based_on_was_removed() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let id = host.create(base()).await.unwrap().id;
+    let below = host.snapshot(&id, None).await.unwrap().id;
+    let middle = host.snapshot(&id, None).await.unwrap().id;
+    let before = stored(&host, &middle).await;
+    bench.world.merged.lock().unwrap().insert(middle.clone());
+    host.snapshots().remove(&below).unwrap();
+    host.gc().unwrap();
+    assert!(host.snapshots().like(&below).is_empty());
+    until("it to be removed from the store", || {
+        figure(&host, "jiffy_store_removals_pending") == 0.0
+    })
+    .await;
+    let above = host.snapshot(&id, None).await.unwrap().id;
+    stored(&host, &above).await;
+    let found = store.find(LOCAL_TENANT, &above).await.unwrap();
+    assert_eq!(found.manifest.lineage.len(), 1);
+    let middle = store.find(LOCAL_TENANT, &middle).await.unwrap();
+    assert_eq!(found.manifest.lineage[0].root, middle.root);
+    assert_ne!(middle.root.to_string(), before.store.copies[0].root);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_the_store_has_lost_is_pushed_again() {
+    let (bench, store) = (Bench::new(), TestStore::new());
+    let host = bench.open_with(store.options("one", None)).await;
+    let id = host.create(base()).await.unwrap().id;
+    let below = host.snapshot(&id, None).await.unwrap().id;
+    stored(&host, &below).await;
+    for lost in store.objects("manifests") {
+        fs::remove_file(lost).unwrap();
+    }
+    let above = host.snapshot(&id, None).await.unwrap().id;
+    stored(&host, &above).await;
+    let found = store.find(LOCAL_TENANT, &above).await.unwrap();
+    assert_eq!(found.manifest.lineage.len(), 2);
+    let tenant = store.look.tenant(None).await.unwrap();
+    for name in &found.manifest.lineage {
+        store.look.shared.open(&tenant, name.root).await.unwrap();
+    }
+}

@@ -1,0 +1,95 @@
+//! Lines in the log of a host, and secrets that are not. One test, since it has its process' only
+//! subscriber.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "fake_engine/fake/mod.rs"]
+mod fake;
+
+use fake::{Bench, base};
+use jiffy_sandbox_manager::{CreateSpec, SandboxSettings};
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use tracing_subscriber::fmt::MakeWriter;
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[test]
+fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .json()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(log.clone())
+        .finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let bench = Bench::new();
+    let ids = Arc::new(Mutex::new(Vec::new()));
+    bench.doomed(async {
+        let host = bench.open().await;
+        let spec = CreateSpec {
+            env: [("API_KEY".to_owned(), "hunter2-in-env".to_owned())].into(),
+            settings: SandboxSettings {
+                secure: true,
+                owner: Some("key-of-the-owner".into()),
+                metadata: [("note".to_owned(), "private-note".to_owned())].into(),
+                ..SandboxSettings::default()
+            },
+            ..base()
+        };
+        let made = host.create(spec).await.unwrap();
+        host.fork(&made.id, 2, None).await.unwrap();
+        host.pause(&made.id).await.unwrap();
+        bench.world.fail("welcome");
+        assert!(host.resume(&made.id).await.is_err());
+        bench.world.mend();
+        host.kill(&made.id).await.unwrap();
+        ids.lock().unwrap().push(made);
+    });
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let made = ids.lock().unwrap().remove(0);
+    let token = made.agent_token.unwrap();
+    for secret in ["hunter2-in-env", "key-of-the-owner", "private-note", &token] {
+        assert!(!text.contains(secret), "{secret} is in the log");
+    }
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let told = |name: &str, outcome: &str| {
+        lines.iter().any(|l| {
+            l["span"]["operation"] == name
+                && l["span"]["sandbox"] == made.id.as_str()
+                && l["fields"]["outcome"] == outcome
+                && l["fields"]["ms"].as_f64().is_some()
+        })
+    };
+    for (name, outcome) in [
+        ("create", "ok"),
+        ("fork", "ok"),
+        ("pause", "ok"),
+        ("resume", "failed"),
+        ("kill", "ok"),
+    ] {
+        assert!(told(name, outcome), "{name} {outcome} is not in {text}");
+    }
+}
