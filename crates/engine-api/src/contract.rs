@@ -344,8 +344,8 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// Place of the memory that snapshot `id` lacks, in the importer's words
-    /// ([`jiffy_engine_api::ImportedFile::missing`](crate::ImportedFile::missing)); none: all of it is
-    /// here. Says nothing about its ancestors. Blocks.
+    /// ([`jiffy_engine_api::ImportedFile::missing`](crate::ImportedFile::missing)); none: all of it
+    /// is here. Says nothing about its ancestors. Blocks.
     fn missing_memory(&self, _id: &str) -> Result<Option<String>, EngineError> {
         Ok(None)
     }

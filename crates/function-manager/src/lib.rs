@@ -1,8 +1,8 @@
 //! Functions of a host: modules and versions on disk, a process per tenant that runs them, and
 //! requests to it.
 //!
-//! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime; this
-//! crate does not. Why it is so: docs/design-functions.md.
+//! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime;
+//! this crate does not. Why it is so: docs/design-functions.md.
 
 pub mod compile_turns;
 pub mod compiler;

@@ -1,10 +1,10 @@
 //! Background thread that reclaims the disk space of removed snapshots.
 //!
 //! The files of a removed snapshot stay as long as a child needs them. If there is only one child,
-//! the thread folds the removed snapshot into the child ([`jiffy_engine_api::Engine::prepare_fold`]):
-//! superseded content is deleted, and all other content is copied. A sandbox that takes a snapshot
-//! at each step and retains the last one therefore needs the space of its changes, and not of all
-//! its steps.
+//! the thread folds the removed snapshot into the child
+//! ([`jiffy_engine_api::Engine::prepare_fold`]): superseded content is deleted, and all other
+//! content is copied. A sandbox that takes a snapshot at each step and retains the last one
+//! therefore needs the space of its changes, and not of all its steps.
 //!
 //! No operation waits for the thread. It uses at most a quarter of one processor and copies at most
 //! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
