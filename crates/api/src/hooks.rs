@@ -5,8 +5,8 @@ use axum::response::Response;
 use jiffy_engine_api::{GuestStream, SandboxSize};
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{
-    BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary,
-    Templates, Visibility,
+    DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary, Templates,
+    Visibility,
 };
 use std::any::Any;
 use std::future::Future;
@@ -190,11 +190,7 @@ impl TemplateSource for Templates {
             true => Visibility::Public,
             false => Visibility::Private,
         };
-        match self.set_visibility(name, visibility) {
-            Ok(()) => Ok(()),
-            Err(BuildError::Template(e)) => Err(refusal(e)),
-            Err(e) => Err(TemplateRefusal::Failed(e.to_string())),
-        }
+        self.set_visibility(name, visibility).map_err(refusal)
     }
 
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal> {

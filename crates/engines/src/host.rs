@@ -8,6 +8,7 @@ use jiffy_engine_api::{
 use jiffy_image::{
     AgentRoot, BlankDisk, BuildError, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
+    build_if_needed,
 };
 use jiffy_microvm_engine::{
     BootError, BootSpec, Cgroups, FirstUsePages, MemoryPolicy, MicroVm, ModulesImage, NetSpec,
@@ -194,7 +195,7 @@ impl Host {
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<PreparedTemplate, CreateError> {
         let template = match Recipe::built_in(&plain(name)?) {
-            Ok(recipe) => self.templates().build_if_needed(&recipe, on_progress)?,
+            Ok(recipe) => build_if_needed(&self.templates(), &recipe, on_progress)?,
             Err(RecipeError::Unknown { .. }) => self.templates().get(name)?,
             Err(e) => return Err(e.into()),
         };

@@ -16,20 +16,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let start = Instant::now();
     let mut shown = 0;
-    let template =
-        Templates::new(&Home::locate()?).build_if_needed(
-            &recipe,
-            &mut |progress| match progress {
-                Progress::Phase(phase) => {
-                    println!("{:6.1} s  {phase}", start.elapsed().as_secs_f32())
-                }
-                Progress::Percent(percent) if percent >= shown + 10 => {
-                    shown = percent;
-                    println!("{:6.1} s  {percent} %", start.elapsed().as_secs_f32());
-                }
-                _ => {}
-            },
-        )?;
+    let template = jiffy_image::build_if_needed(
+        &Templates::new(&Home::locate()?),
+        &recipe,
+        &mut |progress| match progress {
+            Progress::Phase(phase) => {
+                println!("{:6.1} s  {phase}", start.elapsed().as_secs_f32())
+            }
+            Progress::Percent(percent) if percent >= shown + 10 => {
+                shown = percent;
+                println!("{:6.1} s  {percent} %", start.elapsed().as_secs_f32());
+            }
+            _ => {}
+        },
+    )?;
     println!(
         "{:6.1} s  {}",
         start.elapsed().as_secs_f32(),

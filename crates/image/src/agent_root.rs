@@ -5,7 +5,7 @@ use crate::erofs::{ImageRoot, write};
 use crate::file::{OnPath, create};
 use crate::home::Home;
 use crate::initrd::InitrdError;
-use crate::manifest::MAX_IMAGES;
+use crate::template_model::MAX_IMAGES;
 use crate::verified::{FileCheck, VerifiedFile, sum_of};
 use jiffy_installation::Installation;
 use std::fs::{self, File, Permissions};

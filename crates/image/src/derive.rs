@@ -1,20 +1,20 @@
 //! Templates derived from another template and a layer of changes.
 
-use crate::builder::{self, BuildError, ManifestFields, WorkDir};
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;
 use crate::images::ImageStore;
-use crate::import::{DiskBudget, ImportError, check_name};
+use crate::import::{DiskBudget, ImportError, check_defaults, check_name};
 use crate::layer::confined::{unpack, unpack_image};
 use crate::layer::{UnpackLimits, merge};
-use crate::manifest::{
-    Defaults, HistoryStep, ImageOrigin, ImageSum, MAX_IMAGES, TemplateManifest, Visibility,
-};
 use crate::progress::{Phase, Progress};
-use crate::reference::Reference;
-use crate::template::{Template, Templates};
+use crate::template_model::{
+    Defaults, HistoryStep, ImageOrigin, ImageSum, MAX_IMAGES, ManifestFields, Reference, Template,
+    TemplateManifest, Visibility,
+};
+use crate::templates::{Templates, write_image};
 use crate::verified::sum_of;
-use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, Startup};
+use crate::work_dir::WorkDir;
+use jiffy_engine_api::Startup;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -42,37 +42,37 @@ pub struct DerivedTemplate<'a> {
     pub disk: DiskBudget,
 }
 
-impl Templates {
-    /// Creates a template from `derived.base` and `layer`: a tar of the changes, optionally
+impl DerivedTemplate<'_> {
+    /// Creates a template from `base` and `layer`: a tar of the changes, optionally
     /// compressed, in the format of OCI layers.
     ///
     /// Blocks. Needs root and `mkfs.erofs`. Replaces a template of the same name; its sandboxes are
     /// unaffected.
-    pub fn derive(
+    pub fn build(
         &self,
-        derived: &DerivedTemplate<'_>,
+        templates: &Templates,
         layer: impl Read + Send,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
-        let reference = derived.check()?;
+        let reference = self.check()?;
         if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
             return Err(ImportError::NotRoot);
         }
-        let lock = self.lock(&reference, &mut |()| {
+        let lock = templates.lock(&reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
-        let store = ImageStore::new(&self.home);
+        let store = ImageStore::new(&templates.home);
         let shared = store.share()?;
-        for sum in &derived.base.images {
+        for sum in &self.base.images {
             store.open(sum)?;
         }
-        let work = WorkDir::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
+        let work = WorkDir::begin(templates.unfinished(&reference))?;
         let began = Instant::now();
         let root = work.0.join("layer");
         fs::create_dir(&root).on("create", &root)?;
         on_progress(Progress::Phase(Phase::Layers));
-        let meter = |bytes| derived.disk.reserve(bytes);
-        let unpacked = unpack(layer, &root, derived.limits, &meter, &mut |_| ());
+        let meter = |bytes| self.disk.reserve(bytes);
+        let unpacked = unpack(layer, &root, self.limits, &meter, &mut |_| ());
         let what = || format!("what was changed for template `{reference}`");
         let unpacked = unpacked.map_err(|source| ImportError::layer(what(), source))?;
         if !unpacked.end_mark {
@@ -83,12 +83,12 @@ impl Templates {
             });
         }
 
-        let mut images = derived.base.images.clone();
+        let mut images = self.base.images.clone();
         if unpacked.opaque {
             // The layer hides all images below.
             images.clear();
         }
-        let mut history = [&derived.base.history[..], &derived.history[..]].concat();
+        let mut history = [&self.base.history[..], &self.history[..]].concat();
         if unpacked.entries > 0 || images.is_empty() {
             on_progress(Progress::Percent(50));
             let mut text = "image of what changed".to_owned();
@@ -96,12 +96,13 @@ impl Templates {
             if images.len() >= MAX_IMAGES {
                 // At the maximum number of images, all but the lowest are merged.
                 text.push_str(&format!(" and of {} images below", images.len() - 1));
-                root = derived.merge_images(&store, &images, &root, &work)?;
+                root = self.merge_images(&store, &images, &root, &work)?;
                 images.truncate(1);
             }
             let id = sum_of(format!("{images:?} {}", unpacked.diff_id).as_bytes());
             let root = ImageRoot::Marked(root);
-            let image = builder::write_image(&self.home, &root, &id, &work, &lock, on_progress)?;
+            let image =
+                write_image::<ImportError>(&templates.home, &root, &id, &work, &lock, on_progress)?;
             history.push(HistoryStep {
                 text,
                 seconds: began.elapsed().as_secs_f64(),
@@ -113,27 +114,25 @@ impl Templates {
         }
         let plan = ManifestFields {
             reference: &reference,
-            visibility: self.visibility(&reference, derived.visibility),
-            hash: &derived.recipe_sha256,
+            visibility: templates.visibility(&reference, self.visibility),
+            hash: &self.recipe_sha256,
             images,
-            defaults: &derived.defaults,
-            startup: derived.startup.clone(),
-            origin: derived.origin.clone(),
+            defaults: &self.defaults,
+            startup: self.startup.clone(),
+            origin: self.origin.clone(),
             history,
         };
-        builder::publish(self, &plan.manifest(), &work, &lock)?;
-        let template = self.get(&reference.to_string())?;
+        templates.publish(&plan.manifest(), &work, &lock)?;
+        let template = templates.get(&reference.to_string())?;
         drop(shared);
-        self.prune_if_idle();
+        templates.prune_if_idle();
         on_progress(Progress::Percent(100));
         Ok(template)
     }
-}
 
-impl DerivedTemplate<'_> {
     fn check(&self) -> Result<Reference, ImportError> {
         let reference = check_name(self.name, self.visibility)?;
-        sound(&self.defaults, &self.startup)?;
+        check_defaults(&self.defaults, &self.startup)?;
         Ok(reference)
     }
 
@@ -168,23 +167,6 @@ impl DerivedTemplate<'_> {
         })?;
         Ok(whole)
     }
-}
-
-/// Rejects defaults and startups that no sandbox can have.
-pub(crate) fn sound(defaults: &Defaults, startup: &Startup) -> Result<(), ImportError> {
-    let standard = SandboxSize::default();
-    let size = SandboxSize {
-        vcpus: defaults.vcpus.unwrap_or(standard.vcpus),
-        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
-        disk_mib: defaults.disk_mib,
-    };
-    size.check()
-        .map_err(|e| ImportError::Choice(e.to_string()))?;
-    let probe = startup.ready.as_ref().map(Readiness::probe);
-    let action = startup.first_use.as_ref().map(FirstUse::action);
-    let problem = probe.and_then(Result::err);
-    let problem = problem.or(action.and_then(Result::err));
-    problem.map_or(Ok(()), |e| Err(ImportError::Choice(e)))
 }
 
 #[cfg(test)]

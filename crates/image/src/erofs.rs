@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
+/// Fixed time of files that a build creates, in seconds since 1970. Files of packages keep their
+/// times, which compiled Python modules record.
+pub(crate) const EPOCH: u64 = 1_735_689_600;
+
 pub use layer::LayerOfImageError;
 pub(crate) use layer::write_layer;
 pub use long_name::WriteImageError;

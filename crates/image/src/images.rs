@@ -5,13 +5,12 @@
 //! are not removed. A process that adds an image holds [`ImageStore::share`] until the image is
 //! referenced.
 
-use crate::builder;
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use crate::lock::Lock;
-use crate::manifest::ImageSum;
-use crate::template::TemplateError;
+use crate::template_model::{ImageSum, TemplateError};
 use crate::verified::{FileCheck, MeasuredFile, VerifiedFile, stamp_path};
+use crate::work_dir::remove_tree;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -159,7 +158,7 @@ impl ImageStore {
             let path = entry.on("list", &directory)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with(file::UNFINISHED) {
-                builder::clear(&path)?;
+                remove_tree(&path)?;
                 continue;
             }
             let sum = name

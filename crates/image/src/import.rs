@@ -16,22 +16,19 @@ pub use disk_budget::DiskBudget;
 pub use error::{ImportError, RegistryError};
 pub use jiffy_registry_pull::PullSettings;
 
-use crate::builder::{BuildError, WorkDir};
-use crate::file::OnPath;
 use crate::home::Home;
 use crate::layer::{LayerStore, UnpackLimits};
-use crate::manifest::{Defaults, Visibility};
 use crate::progress::{Phase, Progress};
-use crate::reference::Reference;
-use crate::template::{Template, TemplateError, Templates};
+use crate::template_model::{Defaults, Reference, Template, TemplateError, Visibility};
+use crate::templates::Templates;
 use crate::verified::sum_of;
+use crate::work_dir::WorkDir;
 use document::{ImageConfig, RunConfig};
 use fetched_image::{FetchOutcome, FetchedImage};
-use jiffy_engine_api::{Readiness, SandboxSize, StartCommand, Startup, is_reserved};
+use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, StartCommand, Startup, is_reserved};
 use job::ImportJob;
 use std::cell::Cell;
 use std::fmt;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -140,62 +137,6 @@ impl FoundImage {
 /// Receiver of progress.
 type ProgressSink<'a> = dyn FnMut(Progress<'_>) + 'a;
 
-/// Imports an image as a template, unless an equal one exists.
-pub(crate) fn import(
-    templates: &Templates,
-    home: &Home,
-    import: &Import,
-    on_progress: &mut ProgressSink<'_>,
-) -> Result<Template, ImportError> {
-    let reference = import.check()?;
-    if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
-        return Err(ImportError::NotRoot);
-    }
-    let began = Instant::now();
-    let mut fetched = match &import.source {
-        ImportSource::Registry {
-            reference,
-            access,
-            pull,
-        } => {
-            let asked = (&reference[..], access, pull);
-            match FetchedImage::fetch((templates, home), import, asked, on_progress)? {
-                FetchOutcome::UpToDate(template) => return Ok(*template),
-                FetchOutcome::Fetched(fetched) => Some(fetched),
-            }
-        }
-        _ => None,
-    };
-    for _ in 0..MAX_ATTEMPTS {
-        let made = import.once(
-            templates,
-            home,
-            &reference,
-            began,
-            &mut fetched,
-            on_progress,
-        );
-        if let Err(ImportError::Budget { .. }) = &made {
-            // Layers beyond the quota do not stay on disk.
-            templates.gc_unused()?;
-        }
-        match made? {
-            ImportAttempt::Made(template) => {
-                templates.prune_if_idle();
-                return Ok(*template);
-            }
-            // Downloads run without locks.
-            ImportAttempt::Missing(blobs) => {
-                if let Some(image) = &mut fetched {
-                    image.download(home, &blobs, on_progress)?;
-                }
-            }
-        }
-    }
-    let problem = "its layers are removed by others as fast as they come: run again";
-    Err(ImportError::image(problem.to_owned()))
-}
-
 /// The template, or the digests of blobs whose layers are gone from the store.
 enum ImportAttempt {
     Made(Box<Template>),
@@ -203,6 +144,64 @@ enum ImportAttempt {
 }
 
 impl Import {
+    /// Imports the image as a template, or returns the existing template if it is equal.
+    ///
+    /// Imports exclude each other, since they share unpacked layers. Needs root and `mkfs.erofs`.
+    pub fn run(
+        &self,
+        templates: &Templates,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<Template, ImportError> {
+        let reference = self.check()?;
+        if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
+            return Err(ImportError::NotRoot);
+        }
+        let home = &templates.home;
+        let began = Instant::now();
+        let mut fetched = match &self.source {
+            ImportSource::Registry {
+                reference,
+                access,
+                pull,
+            } => {
+                let asked = (&reference[..], access, pull);
+                match FetchedImage::fetch((templates, home), self, asked, on_progress)? {
+                    FetchOutcome::UpToDate(template) => return Ok(*template),
+                    FetchOutcome::Fetched(fetched) => Some(fetched),
+                }
+            }
+            _ => None,
+        };
+        for _ in 0..MAX_ATTEMPTS {
+            let made = self.once(
+                templates,
+                home,
+                &reference,
+                began,
+                &mut fetched,
+                on_progress,
+            );
+            if let Err(ImportError::Budget { .. }) = &made {
+                // Layers beyond the quota do not stay on disk.
+                templates.gc_unused()?;
+            }
+            match made? {
+                ImportAttempt::Made(template) => {
+                    templates.prune_if_idle();
+                    return Ok(*template);
+                }
+                // Downloads run without locks.
+                ImportAttempt::Missing(blobs) => {
+                    if let Some(image) = &mut fetched {
+                        image.download(home, &blobs, on_progress)?;
+                    }
+                }
+            }
+        }
+        let problem = "its layers are removed by others as fast as they come: run again";
+        Err(ImportError::image(problem.to_owned()))
+    }
+
     /// Creates the template under its lock and that of the layers.
     fn once(
         &self,
@@ -218,7 +217,7 @@ impl Import {
         })?;
         let layers = LayerStore::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
         self.check_cancelled()?;
-        let work = WorkDir::begin(templates.unfinished(reference)).map_err(BuildError::from)?;
+        let work = WorkDir::begin(templates.unfinished(reference))?;
         let job = ImportJob {
             import: self,
             reference,
@@ -359,32 +358,22 @@ impl Import {
     }
 }
 
-/// Removes layers without a template, and abandoned downloads. The caller holds the lock of the
-/// layers.
-pub(crate) fn gc_layers(
-    templates: &Templates,
-    home: &Home,
-    layers: &LayerStore,
-) -> Result<(), TemplateError> {
-    let manifests = templates.list()?;
-    let origins = manifests.into_iter().filter_map(|m| m.origin);
-    let named: Vec<String> = origins.flat_map(|o| o.layers).collect();
-    layers.retain(&named)?;
-    for entry in fs::read_dir(home.blobs()).on("list", &home.blobs())? {
-        let path = entry.on("list", &home.blobs())?.path();
-        let age = path
-            .metadata()
-            .and_then(|m| m.modified())
-            .map(|m| m.elapsed());
-        if matches!(age, Ok(Ok(age)) if age.as_secs() > DOWNLOAD_RETENTION_S) {
-            fs::remove_file(&path).on("remove", &path)?;
-        }
-    }
-    Ok(())
+/// Rejects defaults and startups that no sandbox can have.
+pub(crate) fn check_defaults(defaults: &Defaults, startup: &Startup) -> Result<(), ImportError> {
+    let standard = SandboxSize::default();
+    let size = SandboxSize {
+        vcpus: defaults.vcpus.unwrap_or(standard.vcpus),
+        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
+        disk_mib: defaults.disk_mib,
+    };
+    size.check()
+        .map_err(|e| ImportError::Choice(e.to_string()))?;
+    let probe = startup.ready.as_ref().map(Readiness::probe);
+    let action = startup.first_use.as_ref().map(FirstUse::action);
+    let problem = probe.and_then(Result::err);
+    let problem = problem.or(action.and_then(Result::err));
+    problem.map_or(Ok(()), |e| Err(ImportError::Choice(e)))
 }
-
-/// Retention time of interrupted downloads in seconds.
-const DOWNLOAD_RETENTION_S: u64 = 24 * 3600;
 
 #[cfg(test)]
 mod tests;

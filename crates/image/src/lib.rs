@@ -6,7 +6,7 @@
 
 mod agent_root;
 mod apt;
-mod builder;
+mod build;
 mod command;
 mod cpio;
 mod derive;
@@ -21,22 +21,18 @@ mod jail;
 mod kernel;
 mod layer;
 mod lock;
-mod manifest;
-mod namespace;
 mod progress;
-mod prune;
-mod recipe;
-mod reference;
 mod rootfs;
 mod rootfs_layer;
-mod template;
-mod template_index;
+mod template_model;
+mod templates;
 mod transfer;
 mod verified;
 mod version;
+mod work_dir;
 
 pub use agent_root::AgentRoot;
-pub use builder::BuildError;
+pub use build::{BuildError, build_if_needed};
 pub use command::CommandError;
 pub use derive::DerivedTemplate;
 pub use disk::{BlankDisk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
@@ -51,21 +47,18 @@ pub use initrd::{Initrd, InitrdError};
 pub use kernel::{Kernel, KernelError};
 pub use layer::confined::{UNPACK_ARGUMENT, set_unpacker_program, unpacker};
 pub use layer::{EntryProblem, LayerError, UnpackLimits, UnpackedLayer, unpack, unpack_image};
-pub use manifest::{
-    Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, MAX_IMAGES, TemplateManifest,
-    Visibility,
-};
-pub use namespace::MovedTemplate;
 pub use progress::{Phase, Progress};
-pub use prune::PrunedImages;
-pub use recipe::{Recipe, RecipeError};
-pub use reference::{
-    DEFAULT_TAG, MAX_TAG, MAX_TEMPLATE_NAME, Reference, image_on_demand, imported_image,
-    is_image_on_demand, unfinished_build,
+pub use template_model::{
+    DEFAULT_TAG, Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, MAX_IMAGES,
+    MAX_TAG, MAX_TEMPLATE_NAME, Recipe, RecipeError, Reference, Template, TemplateError,
+    TemplateManifest, Visibility, image_on_demand, imported_image, is_image_on_demand,
+    unfinished_build,
 };
-pub use template::{Template, TemplateError, Templates};
-pub use template_index::TemplateSummary;
-pub use transfer::{FileImport, FileTrust, KnownDigests, TemplateFiles};
+pub use templates::{MovedTemplate, PrunedImages, TemplateSummary, Templates};
+pub use transfer::{
+    FileImport, FileTrust, KnownDigests, TemplateFiles, UnusableFile, download_template,
+    export_template,
+};
 pub use verified::{VerifiedFile, VerifyError};
 
 /// Notes that a test is skipped: in its output, and in the list that `scripts/test` counts.

@@ -2,16 +2,13 @@
 
 use crate::apt;
 use crate::command::{CommandError, Tool};
+use crate::erofs::EPOCH;
 use crate::file::{FileError, OnPath};
 use crate::lock::Lock;
-use crate::recipe::Recipe;
+use crate::template_model::Recipe;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-/// Fixed time of files that a build creates, in seconds since 1970. Files of packages keep their
-/// times, which compiled Python modules record.
-pub(crate) const EPOCH: u64 = 1_735_689_600;
 
 /// Directories and lock of a build.
 pub(crate) struct BuildSite<'a> {

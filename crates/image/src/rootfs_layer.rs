@@ -3,9 +3,10 @@
 
 use crate::apt;
 use crate::command::Tool;
+use crate::erofs::EPOCH;
 use crate::file::OnPath;
-use crate::recipe::Recipe;
-use crate::rootfs::{BuildSite, EPOCH, InstallProgress, RootfsError, normalize_times, write_files};
+use crate::rootfs::{BuildSite, InstallProgress, RootfsError, normalize_times, write_files};
+use crate::template_model::Recipe;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

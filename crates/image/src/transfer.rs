@@ -4,17 +4,17 @@
 //! lowest first. Files are not trusted: their size is bounded, every image has the digest in the
 //! manifest, and only guests mount it.
 
-use crate::builder::{self, BuildError, WorkDir};
-use crate::derive::sound;
 use crate::file::OnPath;
 use crate::images::ImageStore;
-use crate::import::{ImportError, check_name};
+use crate::import::{ImportError, check_defaults, check_name};
 use crate::layer::{LayerError, LayerStream, UnpackLimits};
-use crate::manifest::{ImageSum, TemplateManifest, Visibility};
 use crate::progress::{Phase, Progress};
-use crate::reference::Reference;
-use crate::template::{MANIFEST, Template, TemplateError, Templates};
+use crate::template_model::{
+    ImageSum, MANIFEST, Reference, Template, TemplateError, TemplateManifest, Visibility,
+};
+use crate::templates::Templates;
 use crate::version;
+use crate::work_dir::WorkDir;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -33,154 +33,105 @@ fn entry_name(sum: &ImageSum) -> String {
     format!("sha256-{}.erofs", sum.sha256)
 }
 
-impl Templates {
-    /// Exports a template to a file. Its images are verified first, and exist until the export
-    /// ends.
-    pub fn export(
-        &self,
-        name: &str,
-        to: impl Write,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<TemplateManifest, TemplateError> {
-        let template = self.get(name)?;
-        let written = self.write_archive(&template, to, on_progress);
-        written.on("write", Path::new(name))?;
-        Ok(template.manifest)
-    }
+/// Exports a template to a file. Its images are verified first, and exist until the export
+/// ends.
+pub fn export_template(
+    templates: &Templates,
+    name: &str,
+    to: impl Write,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<TemplateManifest, TemplateError> {
+    let template = templates.get(name)?;
+    let written = write_archive(&template, to, on_progress);
+    written.on("write", Path::new(name))?;
+    Ok(template.manifest)
+}
 
-    fn write_archive(
-        &self,
-        template: &Template,
-        to: impl Write,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> io::Result<()> {
-        let manifest = &template.manifest;
-        // Owner and visibility are local to this host.
-        let about = TemplateManifest {
-            owner: None,
-            visibility: Visibility::default(),
-            ..manifest.clone()
+fn write_archive(
+    template: &Template,
+    to: impl Write,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> io::Result<()> {
+    let manifest = &template.manifest;
+    // Owner and visibility are local to this host.
+    let about = TemplateManifest {
+        owner: None,
+        visibility: Visibility::default(),
+        ..manifest.clone()
+    };
+    let text = version::text(&about, Path::new(MANIFEST)).map_err(io::Error::other)?;
+    let header = |size| {
+        let mut header = Header::new_ustar();
+        header.set_size(size);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(manifest.created);
+        header
+    };
+    let mut archive = Builder::new(zstd::Encoder::new(to, ZSTD_LEVEL)?);
+    archive.append_data(&mut header(text.len() as u64), MANIFEST, &text[..])?;
+    let (all, mut done) = (manifest.size().max(1), 0);
+    for (sum, image) in manifest.images.iter().zip(&template.images) {
+        let content = FileAt {
+            file: &image.file,
+            offset: 0,
+            told: &mut |n| on_progress(percent(done + n, all)),
         };
-        let text = version::text(&about, Path::new(MANIFEST)).map_err(io::Error::other)?;
-        let header = |size| {
-            let mut header = Header::new_ustar();
-            header.set_size(size);
-            header.set_mode(0o644);
-            header.set_uid(0);
-            header.set_gid(0);
-            header.set_mtime(manifest.created);
-            header
-        };
-        let mut archive = Builder::new(zstd::Encoder::new(to, ZSTD_LEVEL)?);
-        archive.append_data(&mut header(text.len() as u64), MANIFEST, &text[..])?;
-        let (all, mut done) = (manifest.size().max(1), 0);
-        for (sum, image) in manifest.images.iter().zip(&template.images) {
-            let content = FileAt {
-                file: &image.file,
-                offset: 0,
-                told: &mut |n| on_progress(percent(done + n, all)),
-            };
-            archive.append_data(&mut header(sum.size), entry_name(sum), content)?;
-            done += sum.size;
-        }
-        archive.into_inner()?.finish()?.flush()
+        archive.append_data(&mut header(sum.size), entry_name(sum), content)?;
+        done += sum.size;
     }
+    archive.into_inner()?.finish()?.flush()
+}
 
-    /// Imports the template in a file. Needs no more disk space than the template's images.
-    ///
-    /// # Errors
-    /// Nothing is published if the file is damaged, or if [`FileImport::trust`] does not cover it.
-    pub fn import_file(
-        &self,
-        from: impl Read,
-        import: &FileImport,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Template, ImportError> {
-        let FileImport { limits, trust, .. } = import;
-        trust.check()?;
-        let mut file = HashedReader::new(from);
-        let packed = LayerStream::open(file.clone(), limits).map_err(unreadable)?;
-        let mut archive = Archive::new(packed);
-        // Raw entries: exports have no extended headers, which would be read into memory.
-        let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
-        let mut manifest = first(entries.next())?;
-        let own_name = || manifest.reference();
-        let name = import.name.clone().unwrap_or_else(own_name);
-        let (reference, visibility) = match Reference::parse(&name)? {
-            stock if stock.is_stock() => (stock, Some(Visibility::Public)),
-            _ => (check_name(&name, import.visibility)?, import.visibility),
-        };
-        trust.check_recipe(&reference, &manifest)?;
-        manifest.owner = None;
-        manifest.rename(&reference);
-        let images = Images {
-            limit: limits.bytes,
-            open: |sum: &ImageSum| next(entries.next(), &entry_name(sum), Some(sum.size)),
-            confirm: || {
-                let digest = || file.finish(limits.bytes).map_err(unreadable_io);
-                trust.check_digest(&reference, digest)
-            },
-        };
-        let imported = self.bring_all(manifest, &reference, visibility, true, images, on_progress);
-        if let Err(error) = imported {
-            // Images of the file may be in the store already.
-            self.prune_if_idle();
-            return Err(error);
-        }
-        let template = self.get(&name)?;
-        self.prune_if_idle();
-        Ok(template)
+/// Adds the images of a template from elsewhere, and publishes it under its name if
+/// `published`; otherwise only its version is kept.
+fn bring_all<R: Read>(
+    templates: &Templates,
+    mut manifest: TemplateManifest,
+    reference: &Reference,
+    visibility: Option<Visibility>,
+    published: bool,
+    mut images: Images<
+        impl FnMut(&ImageSum) -> Result<R, ImportError>,
+        impl FnOnce() -> Result<(), ImportError>,
+    >,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<(), ImportError> {
+    check_defaults(&manifest.defaults, &manifest.startup)?;
+    if manifest.size() > images.limit {
+        let most = images.limit >> 20;
+        let problem = format!(
+            "its images have {} MiB, more than {most}",
+            manifest.size() >> 20
+        );
+        return Err(ImportError::image(problem));
     }
+    manifest.visibility = templates.visibility(reference, visibility);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    manifest.created = now.unwrap_or_default().as_secs();
 
-    /// Adds the images of a template from elsewhere, and publishes it under its name if
-    /// `published`; otherwise only its version is kept.
-    fn bring_all<R: Read>(
-        &self,
-        mut manifest: TemplateManifest,
-        reference: &Reference,
-        visibility: Option<Visibility>,
-        published: bool,
-        mut images: Images<
-            impl FnMut(&ImageSum) -> Result<R, ImportError>,
-            impl FnOnce() -> Result<(), ImportError>,
-        >,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<(), ImportError> {
-        sound(&manifest.defaults, &manifest.startup)?;
-        if manifest.size() > images.limit {
-            let most = images.limit >> 20;
-            let problem = format!(
-                "its images have {} MiB, more than {most}",
-                manifest.size() >> 20
-            );
-            return Err(ImportError::image(problem));
-        }
-        manifest.visibility = self.visibility(reference, visibility);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        manifest.created = now.unwrap_or_default().as_secs();
-
-        let lock = self.lock(reference, &mut |()| {
-            on_progress(Progress::Phase(Phase::Waiting))
-        })?;
-        let store = ImageStore::new(&self.home);
-        let shared = store.share()?;
-        let work = WorkDir::begin(self.unfinished(reference)).map_err(BuildError::from)?;
-        on_progress(Progress::Phase(Phase::Layers));
-        let (all, mut done) = (manifest.size().max(1), 0);
-        for sum in &manifest.images {
-            let content = (images.open)(sum)?;
-            bring(&store, &work, sum, content)?;
-            done += sum.size;
-            on_progress(percent(done, all));
-        }
-        (images.confirm)()?;
-        match published {
-            true => builder::publish(self, &manifest, &work, &lock)?,
-            false => version::keep(&self.home, &manifest)?,
-        }
-        drop(shared);
-        Ok(())
+    let lock = templates.lock(reference, &mut |()| {
+        on_progress(Progress::Phase(Phase::Waiting))
+    })?;
+    let store = ImageStore::new(&templates.home);
+    let shared = store.share()?;
+    let work = WorkDir::begin(templates.unfinished(reference))?;
+    on_progress(Progress::Phase(Phase::Layers));
+    let (all, mut done) = (manifest.size().max(1), 0);
+    for sum in &manifest.images {
+        let content = (images.open)(sum)?;
+        bring(&store, &work, sum, content)?;
+        done += sum.size;
+        on_progress(percent(done, all));
     }
+    (images.confirm)()?;
+    match published {
+        true => templates.publish(&manifest, &work, &lock)?,
+        false => version::keep(&templates.home, &manifest)?,
+    }
+    drop(shared);
+    Ok(())
 }
 
 /// Images of a template from elsewhere.
@@ -204,6 +155,62 @@ pub struct FileImport {
     pub limits: UnpackLimits,
     /// Trust in the file.
     pub trust: FileTrust,
+}
+
+impl FileImport {
+    /// Imports the template in a file. Needs no more disk space than the template's images.
+    ///
+    /// # Errors
+    /// Nothing is published if the file is damaged, or if [`Self::trust`] does not cover it.
+    pub fn run(
+        &self,
+        templates: &Templates,
+        from: impl Read,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Template, ImportError> {
+        let FileImport { limits, trust, .. } = self;
+        trust.check()?;
+        let mut file = HashedReader::new(from);
+        let packed = LayerStream::open(file.clone(), limits).map_err(unreadable)?;
+        let mut archive = Archive::new(packed);
+        // Raw entries: exports have no extended headers, which would be read into memory.
+        let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
+        let mut manifest = first(entries.next())?;
+        let own_name = || manifest.reference();
+        let name = self.name.clone().unwrap_or_else(own_name);
+        let (reference, visibility) = match Reference::parse(&name)? {
+            stock if stock.is_stock() => (stock, Some(Visibility::Public)),
+            _ => (check_name(&name, self.visibility)?, self.visibility),
+        };
+        trust.check_recipe(&reference, &manifest)?;
+        manifest.owner = None;
+        manifest.rename(&reference);
+        let images = Images {
+            limit: limits.bytes,
+            open: |sum: &ImageSum| next(entries.next(), &entry_name(sum), Some(sum.size)),
+            confirm: || {
+                let digest = || file.finish(limits.bytes).map_err(unreadable_io);
+                trust.check_digest(&reference, digest)
+            },
+        };
+        let imported = bring_all(
+            templates,
+            manifest,
+            &reference,
+            visibility,
+            true,
+            images,
+            on_progress,
+        );
+        if let Err(error) = imported {
+            // Images of the file may be in the store already.
+            templates.prune_if_idle();
+            return Err(error);
+        }
+        let template = templates.get(&name)?;
+        templates.prune_if_idle();
+        Ok(template)
+    }
 }
 
 /// Reads one image, unless it exists, and adds it to the store if its digest matches.
@@ -312,6 +319,8 @@ mod download;
 mod search;
 mod shared;
 mod trust;
+pub use download::download_template;
+pub use search::UnusableFile;
 pub(crate) use search::import_stock;
 pub use shared::TemplateFiles;
 use trust::HashedReader;

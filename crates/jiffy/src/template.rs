@@ -11,7 +11,7 @@ use anyhow::Context;
 use jiffy_client::progress::TemplateProgress;
 use jiffy_image::{
     FileImport, FileTrust, Home, KnownDigests, Recipe, Template, TemplateManifest, Templates,
-    Visibility,
+    Visibility, build_if_needed, download_template, export_template,
 };
 use jiffy_registry_pull::PullerProgram;
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
             !output.is_terminal(),
             "an exported template is nothing for a terminal: name a file, or redirect the output"
         );
-        templates.export(name, &mut output, &mut |p| bar.update(p))?;
+        export_template(templates, name, &mut output, &mut |p| bar.update(p))?;
         bar.finish();
         // A failure of the write at exit would not be told.
         output.flush().context("cannot write to standard output")?;
@@ -135,7 +135,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     let directory = to.parent().filter(|d| !d.as_os_str().is_empty());
     let mut new = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
         .with_context(failed)?;
-    let manifest = templates.export(name, &mut new, &mut |p| bar.update(p));
+    let manifest = export_template(templates, name, &mut new, &mut |p| bar.update(p));
     bar.finish();
     let manifest = manifest.with_context(failed)?;
     new.flush().with_context(failed)?;
@@ -168,14 +168,13 @@ fn import_file(templates: &Templates, args: &TemplateImportArgs) -> anyhow::Resu
     let mut bar = TemplateProgress::new("import");
     let mut on_progress = |p: jiffy_image::Progress<'_>| bar.update(p);
     let imported = if from.as_os_str() == "-" {
-        templates.import_file(io::stdin().lock(), &import, &mut on_progress)
+        import.run(templates, io::stdin().lock(), &mut on_progress)
     } else if let Some(url) = url {
-        templates
-            .download(url, PullerProgram::default(), &mut on_progress)
-            .and_then(|file| templates.import_file(file, &import, &mut on_progress))
+        download_template(templates, url, PullerProgram::default(), &mut on_progress)
+            .and_then(|file| import.run(templates, file, &mut on_progress))
     } else {
         let file = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
-        templates.import_file(file, &import, &mut on_progress)
+        import.run(templates, file, &mut on_progress)
     };
     bar.finish();
     imported.with_context(|| format!("cannot import {}", from.display()))
@@ -187,9 +186,8 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
     }
     let template = match import::requested(args)? {
         Some(import) => shown(&import.name, args.json, |bar| {
-            templates
-                .import(&import, &mut |p| bar.update(p))
-                .map_err(Into::into)
+            let imported = import.run(templates, &mut |p| bar.update(p));
+            imported.map_err(Into::into)
         })?,
         None => {
             anyhow::ensure!(
@@ -199,7 +197,7 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
             );
             let recipe = recipe(args.recipe.as_deref().unwrap_or("base"))?;
             shown(recipe.name(), args.json, |bar| {
-                let built = templates.build_if_needed(&recipe, &mut |p| bar.update(p));
+                let built = build_if_needed(templates, &recipe, &mut |p| bar.update(p));
                 built.map_err(Into::into)
             })?
         }

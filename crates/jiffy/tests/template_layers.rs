@@ -57,8 +57,8 @@ fn derived(
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
     };
-    templates
-        .derive(&derived, &layer(entries)[..], &mut |_| ())
+    derived
+        .build(templates, &layer(entries)[..], &mut |_| ())
         .unwrap()
 }
 

@@ -62,12 +62,9 @@ impl From<BuilderError> for ApiError {
             }
             B::Upload(UploadError::Differs(_)) => Self::conflict("content_differs", message),
             B::Quota(refusal) | B::Upload(UploadError::Quota(refusal)) => refusal.into(),
-            B::Upload(_)
-            | B::Records(_)
-            | B::Template(_)
-            | B::Tag(_)
-            | B::Entropy(_)
-            | B::Directory(_) => Self::internal(message),
+            B::Upload(_) | B::Records(_) | B::Template(_) | B::Entropy(_) | B::Directory(_) => {
+                Self::internal(message)
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::builder::tests::home;
+use crate::build::tests::home;
 use crate::home::Home;
 use crate::layer::tests::Tar;
-use crate::manifest::tests::manifest;
 use crate::skipped;
+use crate::template_model::manifest::tests::manifest;
 use jiffy_archive::ArchiveEntryKind;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn wanted<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> 
 }
 
 fn derived(home: &Home, wanted: &DerivedTemplate<'_>, layer: Tar) -> Result<Template, ImportError> {
-    Templates::new(home).derive(wanted, &layer.end()[..], &mut |_| ())
+    wanted.build(&Templates::new(home), &layer.end()[..], &mut |_| ())
 }
 
 fn count(path: &Path) -> usize {
@@ -288,8 +288,8 @@ fn a_hostile_or_truncated_layer_leaves_nothing() {
     assert!(derived(&home, &x, outside).is_err());
     let whole = Tar::default().file("x", b"x").end();
     let cut = &whole[..1024];
-    let refused = Templates::new(&home)
-        .derive(&x, cut, &mut |_| ())
+    let refused = x
+        .build(&Templates::new(&home), cut, &mut |_| ())
         .unwrap_err();
     assert!(matches!(refused, ImportError::Layer { .. }), "{refused}");
     let stock = wanted("base", &nothing);

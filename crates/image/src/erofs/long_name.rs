@@ -5,7 +5,7 @@
 
 use super::ImageRoot;
 use crate::command::CommandError;
-use crate::layer::shown;
+use jiffy_archive::error::shown;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;

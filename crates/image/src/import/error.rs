@@ -1,9 +1,9 @@
 //! Errors of imports.
 
-use crate::builder::BuildError;
+use crate::erofs::WriteImageError;
 use crate::file::FileError;
 use crate::layer::LayerError;
-use crate::template::TemplateError;
+use crate::template_model::TemplateError;
 use jiffy_registry_pull::PullError;
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ pub enum ImportError {
     #[error(transparent)]
     Template(#[from] TemplateError),
     #[error(transparent)]
-    Build(#[from] BuildError),
+    WriteImage(#[from] WriteImageError),
     #[error("cannot import the image")]
     File(#[from] FileError),
 }

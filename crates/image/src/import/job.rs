@@ -3,18 +3,17 @@
 use super::byte_progress::ByteProgress;
 use super::document::RunConfig;
 use super::layout::ImageLayout;
-use super::{FoundImage, Import, ImportError, ProgressSink, gc_layers, up_to_date};
-use crate::builder::{self, ManifestFields, WorkDir};
+use super::{FoundImage, Import, ImportError, ProgressSink, up_to_date};
 use crate::erofs::ImageRoot;
 use crate::file::OnPath;
 use crate::home::Home;
 use crate::images::ImageStore;
 use crate::layer::{LayerError, LayerStore, StoredLayer, UnpackedLayer, shown};
 use crate::lock::Lock;
-use crate::manifest::{HistoryStep, ImageOrigin};
 use crate::progress::{Phase, Progress};
-use crate::reference::Reference;
-use crate::template::{Template, Templates};
+use crate::template_model::{HistoryStep, ImageOrigin, ManifestFields, Reference, Template};
+use crate::templates::{Templates, write_image};
+use crate::work_dir::WorkDir;
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -189,7 +188,7 @@ impl ImportJob<'_> {
         on_progress(Progress::Percent(85));
         let _shared = ImageStore::new(self.home).share()?;
         let image =
-            builder::write_image(self.home, root, &hash, self.work, self.lock, on_progress)?;
+            write_image::<ImportError>(self.home, root, &hash, self.work, self.lock, on_progress)?;
         self.import.disk.need(image.size)?;
         let plan = ManifestFields {
             reference: self.reference,
@@ -206,7 +205,8 @@ impl ImportJob<'_> {
             origin: Some(origin(from, found)),
         };
         self.import.check_cancelled()?;
-        builder::publish(self.templates, &plan.manifest(), self.work, self.lock)?;
+        self.templates
+            .publish(&plan.manifest(), self.work, self.lock)?;
         on_progress(Progress::Percent(100));
         Ok(self.templates.get(&self.import.name)?)
     }
@@ -218,7 +218,7 @@ impl ImportJob<'_> {
 
     /// Removes unused layers and abandoned downloads.
     pub(super) fn gc_layers(&self) -> Result<(), ImportError> {
-        Ok(gc_layers(self.templates, self.home, &self.layers)?)
+        Ok(self.templates.gc_layers(&self.layers)?)
     }
 }
 

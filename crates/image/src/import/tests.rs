@@ -1,10 +1,11 @@
 //! Import of images from directories, archives, and a real registry on the loopback interface.
 
 use super::*;
-use crate::builder::tests::home;
+use crate::build::tests::home;
 use crate::layer::tests::Tar;
 use crate::skipped;
 use serde_json::{Value, json};
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -111,7 +112,7 @@ fn wanted(name: &str, source: ImportSource) -> Import {
 }
 
 fn imported(home: &Home, import: &Import) -> Result<Template, ImportError> {
-    Templates::new(home).import(import, &mut |_| ())
+    import.run(&Templates::new(home), &mut |_| ())
 }
 
 fn refused(home: &Home, import: &Import) -> String {

@@ -2,10 +2,10 @@
 
 use super::confined::unpack;
 use super::{ByteMeter, LayerError, UnpackLimits, UnpackedLayer};
-use crate::builder;
 use crate::file::{self, FileError, OnPath, UNFINISHED};
 use crate::home::Home;
 use crate::lock::Lock;
+use crate::work_dir::remove_tree;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
@@ -87,7 +87,7 @@ impl LayerStore {
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<PendingLayer, LayerError> {
         let work = self.directory.join(format!("{UNFINISHED}layer"));
-        builder::clear(&work)?;
+        remove_tree(&work)?;
         let make = |path: &Path, mode| DirBuilder::new().mode(mode).create(path).on("create", path);
         make(&work, 0o700)?;
         let mut aside = PendingLayer {
@@ -107,7 +107,7 @@ impl LayerStore {
             return Ok(layer);
         }
         // Without its record it is left over from a crash.
-        builder::clear(&place)?;
+        remove_tree(&place)?;
         let record = serde_json::to_vec(&new.unpacked)
             .map_err(io::Error::other)
             .on("write", &new.work)?;
@@ -127,7 +127,7 @@ impl LayerStore {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let wanted = |id: &str| named.iter().any(|n| n == id);
             if name.strip_prefix(PREFIX).is_none_or(|id| !wanted(id)) {
-                builder::clear(&path)?;
+                remove_tree(&path)?;
             }
         }
         Ok(())
@@ -152,6 +152,6 @@ pub(crate) struct PendingLayer {
 impl Drop for PendingLayer {
     fn drop(&mut self) {
         // Remains are removed by the next import. After [`LayerStore::keep`] there are none.
-        let _ = builder::clear(&self.work);
+        let _ = remove_tree(&self.work);
     }
 }

@@ -8,8 +8,8 @@ use super::confined_dir::{ConfinedDir, LayerPath};
 use super::limits::{UnpackBudget, UnpackLimits};
 use super::stream::LayerStream;
 use super::{EntryProblem, LayerError, UnpackedLayer};
+use crate::erofs::EPOCH;
 use crate::erofs::{LayerOfImageError, write_layer};
-use crate::rootfs::EPOCH;
 use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveReader, ReadLimits};
 use rustix::fs::{
     self, AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,

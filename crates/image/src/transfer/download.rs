@@ -4,7 +4,7 @@ use crate::file::OnPath;
 use crate::import::ImportError;
 use crate::layer::UnpackLimits;
 use crate::progress::{Phase, Progress};
-use crate::template::Templates;
+use crate::templates::Templates;
 use jiffy_registry_pull::{
     Cancel, ConnectionGate, FileUrl, PullError, PullFault, PullTarget, Puller, PullerProgram,
     Registries,
@@ -16,70 +16,68 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 /// Maximum number of resumptions of a download that makes progress.
 const MAX_RESUMES: usize = 5;
 
-impl Templates {
-    /// Downloads the file at an `https` URL, of at most the default limit of unpacked bytes, into a
-    /// file without a name. Its content is not checked.
-    pub fn download(
-        &self,
-        url: &str,
-        program: PullerProgram,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<File, ImportError> {
-        let registries = Registries {
-            program,
-            ..Registries::default()
-        };
-        self.download_from(url, registries, on_progress)
-    }
+/// Downloads the file at an `https` URL, of at most the default limit of unpacked bytes, into a
+/// file without a name. Its content is not checked.
+pub fn download_template(
+    templates: &Templates,
+    url: &str,
+    program: PullerProgram,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<File, ImportError> {
+    let registries = Registries {
+        program,
+        ..Registries::default()
+    };
+    download_from(templates, url, registries, on_progress)
+}
 
-    pub(super) fn download_from(
-        &self,
-        url: &str,
-        registries: Registries,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<File, ImportError> {
-        let address = FileUrl::parse(url, &registries.plain_http).map_err(ImportError::Choice)?;
-        on_progress(Progress::Phase(Phase::Download));
-        let failed = |source: PullError| ImportError::Download {
-            url: url.to_owned(),
-            source,
+pub(super) fn download_from(
+    templates: &Templates,
+    url: &str,
+    registries: Registries,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<File, ImportError> {
+    let address = FileUrl::parse(url, &registries.plain_http).map_err(ImportError::Choice)?;
+    on_progress(Progress::Phase(Phase::Download));
+    let failed = |source: PullError| ImportError::Download {
+        url: url.to_owned(),
+        source,
+    };
+    let cancel = Cancel::new().map_err(|e| failed(PullError::Start(e)))?;
+    let pull = registries.pull(false, &cancel);
+    let target = PullTarget {
+        registry: address.authority.clone(),
+        repository: String::new(),
+        plain_http: pull.registries.plain_http.clone(),
+        credentials: None,
+    };
+    let gate = ConnectionGate::new(&pull, &address.authority).map_err(failed)?;
+    let program = pull.registries.program;
+    let mut puller = Puller::start(program, target, gate, &cancel).map_err(failed)?;
+    let directory = templates.home.blobs();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_TMPFILE)
+        .open(&directory)
+        .on("create a file in", &directory)?;
+    let limit = UnpackLimits::default().bytes;
+    let mut deadlines = puller.layer();
+    let mut length = 0;
+    for resumes in 0.. {
+        let before = length;
+        let mut write = |bytes: &[u8]| -> io::Result<()> {
+            file.write_all_at(bytes, length)?;
+            length += bytes.len() as u64;
+            Ok(())
         };
-        let cancel = Cancel::new().map_err(|e| failed(PullError::Start(e)))?;
-        let pull = registries.pull(false, &cancel);
-        let target = PullTarget {
-            registry: address.authority.clone(),
-            repository: String::new(),
-            plain_http: pull.registries.plain_http.clone(),
-            credentials: None,
-        };
-        let gate = ConnectionGate::new(&pull, &address.authority).map_err(failed)?;
-        let program = pull.registries.program;
-        let mut puller = Puller::start(program, target, gate, &cancel).map_err(failed)?;
-        let directory = self.home.blobs();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(libc::O_TMPFILE)
-            .open(&directory)
-            .on("create a file in", &directory)?;
-        let limit = UnpackLimits::default().bytes;
-        let mut deadlines = puller.layer();
-        let mut length = 0;
-        for resumes in 0.. {
-            let before = length;
-            let mut write = |bytes: &[u8]| -> io::Result<()> {
-                file.write_all_at(bytes, length)?;
-                length += bytes.len() as u64;
-                Ok(())
-            };
-            match puller.file(&mut deadlines, &address.target, before, limit, &mut write) {
-                Ok(()) => break,
-                Err(PullError::Fault(PullFault::Broken(_)))
-                    if length > before && resumes < MAX_RESUMES => {}
-                Err(e) => return Err(failed(e)),
-            }
+        match puller.file(&mut deadlines, &address.target, before, limit, &mut write) {
+            Ok(()) => break,
+            Err(PullError::Fault(PullFault::Broken(_)))
+                if length > before && resumes < MAX_RESUMES => {}
+            Err(e) => return Err(failed(e)),
         }
-        Ok(file)
     }
+    Ok(file)
 }

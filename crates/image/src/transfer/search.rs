@@ -1,11 +1,10 @@
 //! Search for exported stock templates, which replace a build.
 
-use super::{FileImport, FileTrust, KnownDigests, unreadable_io};
-use crate::builder::BuildError;
+use super::{FileImport, FileTrust, KnownDigests, download_template, unreadable_io};
 use crate::import::ImportError;
 use crate::progress::Progress;
-use crate::recipe::Recipe;
-use crate::template::{Template, Templates};
+use crate::template_model::{Recipe, Template};
+use crate::templates::Templates;
 use jiffy_installation::Installation;
 use jiffy_registry_pull::PullerProgram;
 use std::env;
@@ -18,6 +17,18 @@ use std::path::{Path, PathBuf};
 const MAX_PARTS: u32 = 9;
 /// Environment variable with a directory, or an `https` URL of one.
 const VARIABLE: &str = "JIFFY_TEMPLATES";
+
+/// The file of a stock template cannot be imported.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot use the template file {origin}: {source}; replace the file, or remove it to build the template"
+)]
+pub struct UnusableFile {
+    /// Path or URL.
+    pub origin: String,
+    /// Cause.
+    pub source: Box<ImportError>,
+}
 
 /// Place that may have the file of a template.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +56,7 @@ pub(crate) fn import_stock(
     templates: &Templates,
     recipe: &Recipe,
     on_progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Option<Template>, BuildError> {
+) -> Result<Option<Template>, UnusableFile> {
     let is_stock = Recipe::built_in(recipe.name()).is_ok_and(|own| own.hash() == recipe.hash());
     if !is_stock {
         return Ok(None);
@@ -66,7 +77,7 @@ fn import_first(
     places: Vec<Place>,
     known: &KnownDigests,
     on_progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Option<Template>, BuildError> {
+) -> Result<Option<Template>, UnusableFile> {
     for place in places {
         let (file, origin): (Box<dyn Read>, String) = match place {
             Place::File(path) => match open_file_or_parts(&path) {
@@ -75,7 +86,8 @@ fn import_first(
                 Err(e) => return Err(unusable(path.display(), unreadable_io(e))),
             },
             Place::Url(url) => {
-                let file = templates.download(&url, PullerProgram::default(), on_progress);
+                let file =
+                    download_template(templates, &url, PullerProgram::default(), on_progress);
                 (Box::new(file.map_err(|e| unusable(&url, e))?), url)
             }
         };
@@ -87,7 +99,7 @@ fn import_first(
             },
             ..FileImport::default()
         };
-        let imported = templates.import_file(file, &import, on_progress);
+        let imported = import.run(templates, file, on_progress);
         return imported.map(Some).map_err(|e| unusable(origin, e));
     }
     Ok(None)
@@ -119,8 +131,8 @@ fn open_if_exists(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-fn unusable(origin: impl ToString, source: ImportError) -> BuildError {
-    BuildError::TemplateFile {
+fn unusable(origin: impl ToString, source: ImportError) -> UnusableFile {
+    UnusableFile {
         origin: origin.to_string(),
         source: Box::new(source),
     }
@@ -128,8 +140,9 @@ fn unusable(origin: impl ToString, source: ImportError) -> BuildError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::export_template;
     use super::*;
-    use crate::builder::tests::{FakeRecipe, home};
+    use crate::build::tests::{FakeRecipe, home};
     use crate::verified::sum_of;
     use std::fs;
 
@@ -155,7 +168,7 @@ mod tests {
         let templates = Templates::new(&there);
         let (missing, path) = (dir.path().join("missing"), dir.path().join("one.tpl"));
         let mut file = Vec::new();
-        let exported = Templates::new(&here).export("one", &mut file, &mut |_| ());
+        let exported = export_template(&Templates::new(&here), "one", &mut file, &mut |_| ());
         exported.unwrap();
         fs::write(&path, &file).unwrap();
         let import = |known: &KnownDigests| {

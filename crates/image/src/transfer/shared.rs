@@ -1,13 +1,13 @@
 //! Templates in a store that hosts share: the manifest and the images as files.
 
-use super::{ImageSum, Images, MAX_MANIFEST_BYTES, entry_name};
+use super::{ImageSum, Images, MAX_MANIFEST_BYTES, bring_all, entry_name};
 use crate::file::OnPath;
 use crate::import::{ImportError, check_name};
-use crate::manifest::{TemplateManifest, Visibility};
 use crate::progress::Progress;
-use crate::recipe::Recipe;
-use crate::reference::Reference;
-use crate::template::{MANIFEST, Template, TemplateError, Templates};
+use crate::template_model::{
+    MANIFEST, Recipe, Reference, Template, TemplateError, TemplateManifest, Visibility,
+};
+use crate::templates::Templates;
 use crate::version;
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,30 +26,22 @@ impl TemplateFiles {
     /// Name of the file with the manifest.
     pub const MANIFEST: &str = MANIFEST;
 
-    /// Names of the images, and the images.
-    pub fn images(&self) -> impl Iterator<Item = (String, &File)> {
-        let names = self.template.manifest.images.iter().map(entry_name);
-        names.zip(self.template.images.iter().map(|image| &image.file))
-    }
-}
-
-impl Templates {
     /// Opens the files of a template.
-    pub fn files(&self, name: &str) -> Result<TemplateFiles, TemplateError> {
-        let template = self.get(name)?;
+    pub fn open(templates: &Templates, name: &str) -> Result<Self, TemplateError> {
+        let template = templates.get(name)?;
         let about = TemplateManifest {
             owner: None,
             ..template.manifest.clone()
         };
         let manifest = version::text(&about, Path::new(MANIFEST))?;
-        Ok(TemplateFiles { manifest, template })
+        Ok(Self { manifest, template })
     }
 
     /// Imports a template from the files that `open` finds by name. A stock template stays what
     /// this host has if it has another recipe; the version that came is kept beside it for
     /// snapshots. Returns the manifest, and whether the template is what it says now.
-    pub fn import_files(
-        &self,
+    pub fn import(
+        templates: &Templates,
         manifest: &[u8],
         visibility: Option<Visibility>,
         limit: u64,
@@ -94,7 +86,8 @@ impl Templates {
             confirm: || Ok(()),
         };
         let told = parsed.clone();
-        self.bring_all(
+        bring_all(
+            templates,
             parsed,
             &reference,
             visibility,
@@ -103,6 +96,12 @@ impl Templates {
             on_progress,
         )?;
         Ok((told, published))
+    }
+
+    /// Names of the images, and the images.
+    pub fn images(&self) -> impl Iterator<Item = (String, &File)> {
+        let names = self.template.manifest.images.iter().map(entry_name);
+        names.zip(self.template.images.iter().map(|image| &image.file))
     }
 }
 

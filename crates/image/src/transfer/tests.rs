@@ -1,7 +1,8 @@
 use super::*;
-use crate::builder::tests::{FakeRecipe, home};
+use crate::build::build_if_needed;
+use crate::build::tests::{FakeRecipe, home};
 use crate::home::Home;
-use crate::recipe::Recipe;
+use crate::template_model::Recipe;
 use crate::verified::sum_of;
 use std::fs;
 
@@ -11,7 +12,7 @@ type Entries = Vec<(String, Vec<u8>)>;
 fn exported(home: &Home, name: &str) -> Vec<u8> {
     let mut file = Vec::new();
     let templates = Templates::new(home);
-    templates.export(name, &mut file, &mut |_| ()).unwrap();
+    export_template(&templates, name, &mut file, &mut |_| ()).unwrap();
     file
 }
 
@@ -30,7 +31,7 @@ fn imported_with(
         trust,
         ..FileImport::default()
     };
-    Templates::new(home).import_file(file, &import, &mut |_| ())
+    import.run(&Templates::new(home), file, &mut |_| ())
 }
 
 /// Unpacks an archive, to be changed and packed again.
@@ -127,7 +128,7 @@ fn fetched(from: &TemplateFiles, to: &Home, manifest: &[u8]) -> Result<bool, Imp
     };
     let limit = UnpackLimits::default().bytes;
     let templates = Templates::new(to);
-    let fetched = templates.import_files(manifest, None, limit, open, &mut |_| ());
+    let fetched = TemplateFiles::import(&templates, manifest, None, limit, open, &mut |_| ());
     fetched.map(|(_, published)| published)
 }
 
@@ -139,7 +140,7 @@ fn a_template_of_a_store_is_equal_on_another_host() {
         .unwrap()
         .manifest
         .version();
-    let files = Templates::new(&here).files("one").unwrap();
+    let files = TemplateFiles::open(&Templates::new(&here), "one").unwrap();
     assert!(fetched(&files, &there, &files.manifest).unwrap());
     let came = Templates::new(&there).get("one").unwrap();
     assert_eq!(came.manifest.version(), version);
@@ -154,7 +155,14 @@ fn a_template_of_a_store_is_equal_on_another_host() {
     };
     let limit = UnpackLimits::default().bytes;
     let templates = Templates::new(&third);
-    let refused = templates.import_files(damaged.as_bytes(), None, limit, refused, &mut |_| ());
+    let refused = TemplateFiles::import(
+        &templates,
+        damaged.as_bytes(),
+        None,
+        limit,
+        refused,
+        &mut |_| (),
+    );
     assert!(matches!(refused, Err(ImportError::Digest { .. })));
     assert_eq!(fs::read_dir(third.templates()).unwrap().count(), 0);
 }
@@ -163,14 +171,14 @@ fn a_template_of_a_store_is_equal_on_another_host() {
 fn a_stock_template_of_another_recipe_does_not_replace_the_own_one() {
     let ((_a, here), (_b, there)) = (home(), home());
     FakeRecipe::new("one").build(&here).unwrap();
-    let files = Templates::new(&here).files("one").unwrap();
+    let files = TemplateFiles::open(&Templates::new(&here), "one").unwrap();
     let stock = String::from_utf8(files.manifest.clone()).unwrap();
     let stock = stock.replace("\"one\"", "\"base\"");
     let published = fetched(&files, &there, stock.as_bytes()).unwrap();
     assert!(!published);
     assert_eq!(fs::read_dir(there.templates()).unwrap().count(), 0);
     let version = files.template.manifest.version();
-    let kept = version::find(&Templates::new(&there), &format!("base@{version}"));
+    let kept = Templates::new(&there).find_version(&format!("base@{version}"));
     assert_eq!(kept.unwrap().images, files.template.manifest.images);
 }
 
@@ -233,7 +241,7 @@ fn a_file_becomes_a_stock_template_only_with_a_known_digest_and_the_own_recipe()
         // No create builds it again.
         let recipe = Recipe::built_in("base").unwrap();
         let templates = Templates::new(&there);
-        let found = templates.build_if_needed(&recipe, &mut |_| ()).unwrap();
+        let found = build_if_needed(&templates, &recipe, &mut |_| ()).unwrap();
         assert_eq!(found.manifest.version(), template.manifest.version());
         // Existing images are not unpacked again, and count all the same.
         with(named(&digest)).unwrap();
@@ -315,7 +323,7 @@ fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
     };
     let templates = Templates::new(&there);
     let url = format!("http://{address}/files/one.tpl?x=1");
-    let downloaded = templates.download_from(&url, registries, &mut |_| ());
+    let downloaded = download::download_from(&templates, &url, registries, &mut |_| ());
     let import = FileImport {
         trust: FileTrust {
             sha256: Some(sum_of(&file)),
@@ -324,7 +332,7 @@ fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
         },
         ..FileImport::default()
     };
-    let imported = templates.import_file(downloaded.unwrap(), &import, &mut |_| ());
+    let imported = import.run(&templates, downloaded.unwrap(), &mut |_| ());
     assert_eq!(imported.unwrap().manifest.reference(), "one");
     let requests = serving.join().unwrap();
     assert!(requests[0].starts_with("GET /files/one.tpl?x=1 "));
@@ -333,7 +341,8 @@ fn a_download_that_breaks_off_is_resumed_and_is_the_whole_file() {
         requests[1].to_ascii_lowercase().contains(&range),
         "{requests:?}"
     );
-    let plain = templates.download(
+    let plain = download_template(
+        &templates,
         &url,
         jiffy_registry_pull::PullerProgram::Thread,
         &mut |_| (),

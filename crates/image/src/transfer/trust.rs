@@ -4,9 +4,7 @@
 //! its SHA-256 is in the list of the installed package, or if the caller names it.
 
 use crate::import::ImportError;
-use crate::manifest::TemplateManifest;
-use crate::recipe::Recipe;
-use crate::reference::Reference;
+use crate::template_model::{Recipe, Reference, TemplateManifest};
 use data_encoding::HEXLOWER;
 use jiffy_installation::Installation;
 use sha2::{Digest, Sha256};

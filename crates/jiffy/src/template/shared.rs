@@ -34,7 +34,7 @@ fn version_name(version: &str) -> String {
 
 /// Pushes a template.
 pub fn push(home: &Home, name: &str, target: &StoreTargetArgs, json: bool) -> anyhow::Result<()> {
-    let files = Templates::new(home).files(name)?;
+    let files = TemplateFiles::open(&Templates::new(home), name)?;
     let manifest = &files.template.manifest;
     let reference = Reference::parse(name)?;
     let shared = reference.is_stock() || manifest.visibility == Visibility::Public;
@@ -92,7 +92,8 @@ pub fn pull(
     file.take(MAX_MANIFEST_BYTES + 1)
         .read_to_end(&mut manifest)?;
     let mut bar = TemplateProgress::new(name);
-    let imported = Templates::new(home).import_files(
+    let imported = TemplateFiles::import(
+        &Templates::new(home),
         &manifest,
         public.then_some(Visibility::Public),
         UnpackLimits::default().bytes,

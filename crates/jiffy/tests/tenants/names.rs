@@ -230,7 +230,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
     };
-    templates.import(&import, &mut |_| ()).unwrap();
+    import.run(&templates, &mut |_| ()).unwrap();
     let listed = test_home.ok(&["template", "ls"]);
     assert!(!listed.contains(&name), "{listed}");
     let listed = test_home.ok(&["template", "ls", "--all"]);

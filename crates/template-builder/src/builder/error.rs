@@ -4,7 +4,7 @@ use super::records::RecordError;
 use super::uploads::UploadError;
 use super::{MAX_TAGS, MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 use jiffy_engine_api::IdentityError;
-use jiffy_image::{BuildError, MAX_TAG, MAX_TEMPLATE_NAME, TemplateError};
+use jiffy_image::{MAX_TAG, MAX_TEMPLATE_NAME, TemplateError};
 use jiffy_sandbox_manager::QuotaRefusal;
 use std::io;
 
@@ -64,9 +64,6 @@ pub enum BuilderError {
     /// Error of the image store.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// Error of tagging.
-    #[error(transparent)]
-    Tag(#[from] BuildError),
     /// No random bytes.
     #[error(transparent)]
     Entropy(#[from] IdentityError),

@@ -92,7 +92,7 @@ impl<E: Engine> BuilderInner<E> {
             limits: self.settings.limits,
             disk,
         };
-        let template: Template = self.templates.import(&import, on_progress)?;
+        let template: Template = import.run(&self.templates, on_progress)?;
         Ok(template.manifest)
     }
 }

@@ -56,8 +56,7 @@ impl<E: Engine> Builder<E> {
             let moved = templates.move_to_owners(&|name| owners.get(name).cloned())?;
             for name in public {
                 match templates.set_visibility(&name, Visibility::Public) {
-                    Err(jiffy_image::BuildError::Template(TemplateError::Unknown { .. }))
-                    | Ok(()) => {}
+                    Err(TemplateError::Unknown { .. }) | Ok(()) => {}
                     Err(e) => return Err(e),
                 }
             }

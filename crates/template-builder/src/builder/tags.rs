@@ -4,7 +4,7 @@ use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::request::check_name;
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, printable};
 use jiffy_engine_api::Engine;
-use jiffy_image::{BuildError, TemplateError, Visibility};
+use jiffy_image::{TemplateError, Visibility};
 
 impl<E: Engine> Builder<E> {
     /// Adds tags to the build that `target` (a template, optionally with a tag) refers to; returns
@@ -94,7 +94,7 @@ impl<E: Engine> Builder<E> {
         let (templates, name) = (self.0.templates.clone(), template.reference(DEFAULT_TAG));
         match blocking(move || templates.set_visibility(&name, visibility)).await? {
             // Not built yet: visibility is set when it is.
-            Err(BuildError::Template(TemplateError::Unknown { .. })) | Ok(()) => Ok(()),
+            Err(TemplateError::Unknown { .. }) | Ok(()) => Ok(()),
             Err(e) => Err(e.into()),
         }
     }

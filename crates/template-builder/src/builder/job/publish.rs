@@ -203,7 +203,7 @@ impl<E: Engine> BuildJob<E> {
                 disk,
             };
             let mut on_progress = |progress: Progress<'_>| log.on_progress("finalize", &progress);
-            inner.templates.derive(&derived, reader, &mut on_progress)
+            derived.build(&inner.templates, reader, &mut on_progress)
         };
         let template = tokio::task::spawn_blocking(work).await;
         self.log.end_progress();

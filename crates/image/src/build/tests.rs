@@ -1,5 +1,8 @@
 use super::*;
+use crate::erofs::EPOCH;
+use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::UNIX_EPOCH;
 
 pub(crate) fn home() -> (tempfile::TempDir, Home) {
     let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,18 @@
 //! Manifest of a template.
 
-use crate::reference::{DEFAULT_TAG, Reference};
+use super::error::TemplateError;
+use super::reference::{DEFAULT_TAG, Reference};
 use crate::verified::sum_of;
 use jiffy_engine_api::{SandboxSize, Startup};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// File of a manifest in the directory of its template.
+pub(crate) const MANIFEST: &str = "template.json";
 
 /// Format of `template.json`. Of others only format 1 is read: it has one image, beside the
 /// manifest.
@@ -44,6 +51,42 @@ pub struct TemplateManifest {
     /// Steps of its creation, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<HistoryStep>,
+}
+
+/// Fields of a new manifest.
+pub(crate) struct ManifestFields<'a> {
+    pub reference: &'a Reference,
+    pub visibility: Visibility,
+    /// SHA-256 of all inputs, lower-case hexadecimal.
+    pub hash: &'a str,
+    /// Lowest image first.
+    pub images: Vec<ImageSum>,
+    pub defaults: &'a Defaults,
+    pub startup: Startup,
+    pub origin: Option<ImageOrigin>,
+    pub history: Vec<HistoryStep>,
+}
+
+impl ManifestFields<'_> {
+    pub(crate) fn manifest(self) -> TemplateManifest {
+        TemplateManifest {
+            format: MANIFEST_FORMAT,
+            name: self.reference.name().to_owned(),
+            tag: self.reference.tag().to_owned(),
+            owner: self.reference.owner().map(str::to_owned),
+            visibility: self.visibility,
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+            recipe_sha256: self.hash.to_owned(),
+            images: self.images,
+            defaults: self.defaults.clone(),
+            startup: self.startup,
+            origin: self.origin,
+            history: self.history,
+        }
+    }
 }
 
 /// Visibility of a template to callers.
@@ -176,6 +219,16 @@ impl TemplateManifest {
     /// Bytes of all images, shared ones included.
     pub fn size(&self) -> u64 {
         self.images.iter().map(|i| i.size).sum()
+    }
+
+    /// Reads and parses the manifest at `path`.
+    pub(crate) fn read(path: &Path) -> Result<Self, TemplateError> {
+        let broken = |problem: String| TemplateError::Manifest {
+            path: path.to_owned(),
+            problem,
+        };
+        let text = fs::read(path).map_err(|e| broken(e.to_string()))?;
+        Self::parse(&text).map_err(broken)
     }
 
     /// Parses and checks a manifest of the current format or format 1; an error is a description of

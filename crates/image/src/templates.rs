@@ -1,19 +1,14 @@
 //! Templates: bootable images with defaults.
 
-use crate::builder::{self, BuildError};
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;
 use crate::images::ImageStore;
-use crate::import::{self, Import, ImportError};
-use crate::layer::LayerStore;
 use crate::lock::Lock;
-use crate::manifest::{TemplateManifest, Visibility};
-use crate::progress::Progress;
-use crate::recipe::Recipe;
-use crate::reference::{MAX_TAG, MAX_TEMPLATE_NAME, Reference};
-use crate::template_index::TemplateIndex;
-use crate::verified::{VerifiedFile, VerifyError};
+use crate::template_model::{
+    MANIFEST, Reference, Template, TemplateError, TemplateManifest, Visibility,
+};
 use crate::version;
+use crate::work_dir::{WorkDir, remove_tree};
 use jiffy_engine_api::is_reserved;
 use std::fs;
 use std::io;
@@ -23,60 +18,14 @@ use std::time::SystemTime;
 
 /// Image beside the manifest in format 1.
 const FORMAT_1_IMAGE: &str = "rootfs.erofs";
-pub(crate) const MANIFEST: &str = "template.json";
 /// Most templates that a message names.
 const MAX_NAMED: usize = 50;
-
-/// A verified template. Its images exist while it is held, and while one of their files is open in
-/// any process.
-#[derive(Debug)]
-pub struct Template {
-    pub manifest: TemplateManifest,
-    /// Images of the root file system, lowest first (EROFS, read-only).
-    pub images: Vec<VerifiedFile>,
-}
 
 /// The templates of a data directory.
 #[derive(Clone, Debug)]
 pub struct Templates {
     pub(crate) home: Home,
     pub(crate) index: Arc<TemplateIndex>,
-}
-
-/// Error of a template.
-#[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    #[error(
-        "`{name}` is not a template name: use at most {MAX_TEMPLATE_NAME} letters, digits, `.`, `_` \
-         and `-`, starting with a letter or digit; a tag (`{{name}}:{{tag}}`) has at most {MAX_TAG}, \
-         and `{{owner}}/{{name}}` begins with the id of an API key"
-    )]
-    Name { name: String },
-    #[error(
-        "`{name}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
-    )]
-    Reserved { name: String },
-    #[error("`{name}` is a stock template, which every key may use")]
-    Stock { name: String },
-    #[error("template `{name}` does not exist; {known}")]
-    Unknown { name: String, known: String },
-    #[error("manifest {} is not readable: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
-    Manifest { path: PathBuf, problem: String },
-    #[error("template image {} is missing: run `jiffy template rm` for the template and build it again", path.display())]
-    Image { path: PathBuf },
-    #[error(
-        "there is no version {version} of template `{name}` any more, which this was made with"
-    )]
-    Version { name: String, version: String },
-    /// The snapshot may need any image.
-    #[error(
-        "snapshot {id} does not tell what it needs ({problem}): remove it with `jiffy rm {id}` and run again"
-    )]
-    Snapshot { id: String, problem: String },
-    #[error(transparent)]
-    Verify(#[from] VerifyError),
-    #[error("cannot use the template")]
-    File(#[from] FileError),
 }
 
 impl Templates {
@@ -145,8 +94,38 @@ impl Templates {
     pub fn version(&self, name: &str) -> Result<Template, TemplateError> {
         let images = ImageStore::new(&self.home);
         let _shared = images.share()?;
-        let manifest = version::find(self, name)?;
+        let manifest = self.find_version(name)?;
         self.open(manifest, &images)
+    }
+
+    /// Version `name@version`. Before versions existed, the digest of the image was used instead.
+    pub(crate) fn find_version(&self, called: &str) -> Result<TemplateManifest, TemplateError> {
+        let (name, digest) = called.rsplit_once('@').unwrap_or((called, ""));
+        let missing = || TemplateError::Version {
+            name: name.to_owned(),
+            version: digest.to_owned(),
+        };
+        if digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(missing());
+        }
+        let path = version::path(&self.home, digest);
+        if path.exists() {
+            let manifest = TemplateManifest::read(&path)?;
+            // The content must match the file name.
+            return (manifest.version() == digest)
+                .then_some(manifest)
+                .ok_or_else(missing);
+        }
+        let is_it = |m: &TemplateManifest| m.version() == digest || version::is_of_image(m, digest);
+        if let Ok(current) = self.manifest(name)
+            && is_it(&current)
+        {
+            version::keep(&self.home, &current)?;
+            return Ok(current);
+        }
+        let mut kept = version::all(&self.home)?.into_iter().map(|(_, m)| m);
+        kept.find(|m| m.name == name && is_it(m))
+            .ok_or_else(missing)
     }
 
     fn open(
@@ -159,28 +138,6 @@ impl Templates {
         Ok(Template { manifest, images })
     }
 
-    /// Template of `recipe`; built unless it exists with an equal recipe.
-    ///
-    /// Concurrent callers wait for one build. Needs root, `mmdebstrap` and `mkfs.erofs`.
-    pub fn build_if_needed(
-        &self,
-        recipe: &Recipe,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Template, BuildError> {
-        builder::build_if_needed(self, &self.home, recipe, on_progress)
-    }
-
-    /// Template of an existing image; imported unless it exists and is equal.
-    ///
-    /// Imports exclude each other, since they share unpacked layers. Needs root and `mkfs.erofs`.
-    pub fn import(
-        &self,
-        import: &Import,
-        on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Template, ImportError> {
-        import::import(self, &self.home, import, on_progress)
-    }
-
     /// Tags the current version of `from` as `to`. The replaced version is kept for its users.
     /// Visibility is that of the replaced template, else `visibility`.
     pub fn tag(
@@ -188,19 +145,19 @@ impl Templates {
         from: &str,
         to: &str,
         visibility: Visibility,
-    ) -> Result<TemplateManifest, BuildError> {
+    ) -> Result<TemplateManifest, TemplateError> {
         let to = Reference::parse(to)?;
         if is_reserved(to.name()) {
             let name = to.name().to_owned();
-            return Err(TemplateError::Reserved { name }.into());
+            return Err(TemplateError::Reserved { name });
         }
         let lock = self.lock(&to, &mut |_| ())?;
         let _shared = ImageStore::new(&self.home).share()?;
         let mut manifest = self.manifest(from)?;
         manifest.rename(&to);
         manifest.visibility = self.inherited(&to).unwrap_or(visibility);
-        let work = builder::WorkDir::begin(self.unfinished(&to))?;
-        builder::publish(self, &manifest, &work, &lock)?;
+        let work = WorkDir::begin(self.unfinished(&to))?;
+        self.publish(&manifest, &work, &lock)?;
         Ok(manifest)
     }
 
@@ -210,7 +167,7 @@ impl Templates {
         let reference = Reference::parse(name)?;
         let _lock = self.lock(&reference, &mut |_| ())?;
         let (directory, doomed) = (self.directory(&reference), self.unfinished(&reference));
-        builder::clear(&doomed)?;
+        remove_tree(&doomed)?;
         if let Ok(manifest) = self.load(&reference) {
             self.rescue(&manifest, &directory)?;
         }
@@ -218,18 +175,8 @@ impl Templates {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(self.unknown(&reference)),
             renamed => renamed.on("remove", &directory)?,
         }
-        builder::clear(&doomed)?;
+        remove_tree(&doomed)?;
         self.gc_unused()?;
-        Ok(())
-    }
-
-    /// Removes layers and images without a template, unless an import runs, which does the same at
-    /// its end.
-    pub(crate) fn gc_unused(&self) -> Result<(), TemplateError> {
-        if let Some(layers) = LayerStore::try_open(&self.home)? {
-            import::gc_layers(self, &self.home, &layers)?;
-        }
-        self.prune_if_idle();
         Ok(())
     }
 
@@ -294,7 +241,7 @@ impl Templates {
     pub(crate) fn load(&self, reference: &Reference) -> Result<TemplateManifest, TemplateError> {
         let directory = self.directory(reference);
         let path = directory.join(MANIFEST);
-        let mut manifest = load(&path)?;
+        let mut manifest = TemplateManifest::read(&path)?;
         if manifest.reference() != reference.to_string() {
             return Err(TemplateError::Manifest {
                 path,
@@ -312,20 +259,20 @@ impl Templates {
     }
 }
 
-/// Reads a manifest.
-pub(crate) fn load(path: &Path) -> Result<TemplateManifest, TemplateError> {
-    let broken = |problem: String| TemplateError::Manifest {
-        path: path.to_owned(),
-        problem,
-    };
-    let text = fs::read(path).map_err(|e| broken(e.to_string()))?;
-    TemplateManifest::parse(&text).map_err(broken)
-}
+mod index;
+mod namespace;
+mod prune;
+mod publish;
+use index::TemplateIndex;
+pub use index::TemplateSummary;
+pub use namespace::MovedTemplate;
+pub use prune::PrunedImages;
+pub(crate) use publish::write_image;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builder::tests::{FakeRecipe, home};
+    use crate::build::tests::{FakeRecipe, home};
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -3,8 +3,9 @@
 use crate::file::OnPath;
 use crate::home::Home;
 use crate::images::ImageStore;
-use crate::manifest::{ImageSum, TemplateManifest};
-use crate::template::{TemplateError, Templates};
+use crate::layer::LayerStore;
+use crate::template_model::{ImageSum, TemplateError, TemplateManifest};
+use crate::templates::Templates;
 use crate::version::{self, is_of_image};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -14,6 +15,9 @@ use std::path::Path;
 
 /// Maximum size of a snapshot's manifest in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+
+/// Retention time of interrupted downloads in seconds.
+const DOWNLOAD_RETENTION_S: u64 = 24 * 3600;
 
 /// Removed images and versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -45,6 +49,36 @@ impl Templates {
     /// Prunes unless a template is being built or opened. Errors are left to the next call.
     pub(crate) fn prune_if_idle(&self) {
         let _ = self.prune_when(false, None);
+    }
+
+    /// Removes layers and images without a template, unless an import runs, which does the same at
+    /// its end.
+    pub(crate) fn gc_unused(&self) -> Result<(), TemplateError> {
+        if let Some(layers) = LayerStore::try_open(&self.home)? {
+            self.gc_layers(&layers)?;
+        }
+        self.prune_if_idle();
+        Ok(())
+    }
+
+    /// Removes layers without a template, and abandoned downloads. The caller holds the lock of the
+    /// layers.
+    pub(crate) fn gc_layers(&self, layers: &LayerStore) -> Result<(), TemplateError> {
+        let manifests = self.list()?;
+        let origins = manifests.into_iter().filter_map(|m| m.origin);
+        let named: Vec<String> = origins.flat_map(|o| o.layers).collect();
+        layers.retain(&named)?;
+        for entry in fs::read_dir(self.home.blobs()).on("list", &self.home.blobs())? {
+            let path = entry.on("list", &self.home.blobs())?.path();
+            let age = path
+                .metadata()
+                .and_then(|m| m.modified())
+                .map(|m| m.elapsed());
+            if matches!(age, Ok(Ok(age)) if age.as_secs() > DOWNLOAD_RETENTION_S) {
+                fs::remove_file(&path).on("remove", &path)?;
+            }
+        }
+        Ok(())
     }
 
     /// With `rehearsal` nothing is removed, and the templates in it count as removed.

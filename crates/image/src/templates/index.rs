@@ -4,9 +4,8 @@
 //! manifest is read again if it is another file than the one that was read.
 
 use crate::file::{FileError, OnPath};
-use crate::manifest::{TemplateManifest, Visibility};
-use crate::reference::Reference;
-use crate::template::{TemplateError, Templates};
+use crate::template_model::{Reference, TemplateError, TemplateManifest, Visibility};
+use crate::templates::Templates;
 use jiffy_engine_api::SandboxSize;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -171,7 +170,7 @@ impl Templates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builder::tests::{FakeRecipe, home};
+    use crate::build::tests::{FakeRecipe, home};
 
     fn walked(templates: &Templates, from: Option<&str>, limit: usize) -> Vec<String> {
         let mut found = Vec::new();

@@ -1,7 +1,8 @@
 //! Names of templates.
 
-use crate::recipe::Recipe;
-use crate::template::TemplateError;
+use super::error::TemplateError;
+use super::name::{is_tag, is_template_name};
+use super::stock;
 use jiffy_engine_api::{
     IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_id, is_imported_image,
 };
@@ -9,12 +10,6 @@ use std::fmt;
 
 /// Default tag.
 pub const DEFAULT_TAG: &str = "default";
-/// Maximum length of a template's name in bytes. With owner, tag and the prefix of unfinished
-/// directories it fits into a file name.
-pub const MAX_TEMPLATE_NAME: usize = 128;
-/// Maximum length of a tag in bytes.
-pub const MAX_TAG: usize = 63;
-
 /// Separator of name and tag in file names; a colon would separate overlayfs's options.
 const TAG_IN_FILES: char = '@';
 /// Separator of owner and name in file names, which occurs in no name, tag or overlayfs option.
@@ -126,7 +121,7 @@ impl Reference {
 
     /// Tells if it is a stock template, which is the same for every key.
     pub fn is_stock(&self) -> bool {
-        self.owner.is_none() && self.is_default() && Recipe::is_built_in(&self.name)
+        self.owner.is_none() && self.is_default() && stock::is_stock(&self.name)
     }
 
     /// Form in file and lock names.
@@ -150,25 +145,6 @@ impl fmt::Display for Reference {
             false => write!(f, "{}:{}", self.name, self.tag),
         }
     }
-}
-
-/// Returns whether `name` is a valid template name: `[a-z0-9][a-z0-9._-]{0,127}`.
-pub(crate) fn is_template_name(name: &str) -> bool {
-    name.chars().all(|c| !c.is_ascii_uppercase()) && is_word(name, MAX_TEMPLATE_NAME)
-}
-
-fn is_tag(tag: &str) -> bool {
-    is_word(tag, MAX_TAG)
-}
-
-/// Returns whether `text` consists of 1 to `max` letters, digits, `.`, `_` and `-`, and starts with
-/// a letter or digit.
-fn is_word(text: &str, max: usize) -> bool {
-    text.len() <= max
-        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
 /// Name of the unfinished template of build `id`.

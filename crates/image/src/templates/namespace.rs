@@ -1,12 +1,11 @@
 //! Owners and visibility of templates.
 
-use crate::builder::{self, BuildError};
 use crate::file::{FileError, OnPath};
 use crate::images::ImageStore;
-use crate::manifest::{TemplateManifest, Visibility};
-use crate::reference::Reference;
-use crate::template::{TemplateError, Templates};
+use crate::template_model::{Reference, TemplateError, TemplateManifest, Visibility};
+use crate::templates::Templates;
 use crate::version;
+use crate::work_dir::WorkDir;
 use jiffy_engine_api::{
     IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image, is_unfinished_build,
 };
@@ -53,17 +52,16 @@ impl Templates {
     }
 
     /// Makes the template `name` (`[owner/]name`) with all its tags public or private.
-    pub fn set_visibility(&self, name: &str, visibility: Visibility) -> Result<(), BuildError> {
+    pub fn set_visibility(&self, name: &str, visibility: Visibility) -> Result<(), TemplateError> {
         let reference = Reference::parse(name)?;
         if reference.is_stock() {
             return Err(TemplateError::Stock {
                 name: reference.without_tag(),
-            }
-            .into());
+            });
         }
         let tags = self.tags(name)?;
         if tags.is_empty() {
-            return Err(self.unknown(&reference).into());
+            return Err(self.unknown(&reference));
         }
         for tag in tags {
             self.change(&tag, |manifest| manifest.visibility = visibility)?;
@@ -76,15 +74,15 @@ impl Templates {
         &self,
         reference: &Reference,
         change: impl FnOnce(&mut TemplateManifest),
-    ) -> Result<(), BuildError> {
+    ) -> Result<(), TemplateError> {
         let lock = self.lock(reference, &mut |()| ())?;
         let _shared = ImageStore::new(&self.home).share()?;
         let before = self.load(reference)?;
         let mut manifest = before.clone();
         change(&mut manifest);
         if manifest != before {
-            let work = builder::WorkDir::begin(self.unfinished(reference))?;
-            builder::publish(self, &manifest, &work, &lock)?;
+            let work = WorkDir::begin(self.unfinished(reference))?;
+            self.publish(&manifest, &work, &lock)?;
         }
         Ok(())
     }
@@ -95,7 +93,7 @@ impl Templates {
     pub fn move_to_owners(
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
-    ) -> Result<Vec<MovedTemplate>, BuildError> {
+    ) -> Result<Vec<MovedTemplate>, TemplateError> {
         let mut moved = Vec::new();
         if self.is_borrowed() {
             return Ok(moved);
@@ -193,7 +191,7 @@ impl Templates {
         from: &Reference,
         to: &Reference,
         visibility: Visibility,
-    ) -> Result<(), BuildError> {
+    ) -> Result<(), TemplateError> {
         let lock = self.lock(to, &mut |()| ())?;
         {
             let _shared = ImageStore::new(&self.home).share()?;
@@ -201,10 +199,10 @@ impl Templates {
             version::keep(&self.home, &manifest)?;
             manifest.rename(to);
             manifest.visibility = visibility;
-            let work = builder::WorkDir::begin(self.unfinished(to))?;
-            builder::publish(self, &manifest, &work, &lock)?;
+            let work = WorkDir::begin(self.unfinished(to))?;
+            self.publish(&manifest, &work, &lock)?;
         }
-        Ok(self.remove(&from.to_string())?)
+        self.remove(&from.to_string())
     }
 }
 
@@ -219,7 +217,7 @@ fn bare(reference: &Reference) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builder::tests::{FakeRecipe, home};
+    use crate::build::tests::{FakeRecipe, home};
     use std::os::unix::fs::symlink;
 
     const KEY: &str = "abcdefghijkmnpqrstuv";

@@ -1,8 +1,9 @@
 //! Recipes of templates.
 
+use super::manifest::Defaults;
+use super::name::{MAX_TEMPLATE_NAME, is_template_name};
+use super::stock::{STOCK, is_stock};
 use crate::file::{FileError, OnPath};
-use crate::manifest::Defaults;
-use crate::reference::{MAX_TEMPLATE_NAME, is_template_name};
 use crate::verified::sum_of;
 use jiffy_engine_api::{FirstUse, Readiness, SandboxSize, StartCommand, Startup};
 use serde::Deserialize;
@@ -80,50 +81,6 @@ pub enum RecipeError {
     File(#[from] FileError),
 }
 
-/// An embedded recipe: its name, and its files by name.
-type BuiltIn = (&'static str, &'static [(&'static str, &'static str)]);
-
-/// Embeds the files of a recipe.
-macro_rules! files {
-    ($directory:literal: $($name:literal),*) => {
-        &[$((
-            $name,
-            include_str!(concat!("../../../templates/", $directory, "/", $name)),
-        )),*]
-    };
-}
-
-const BUILT_IN: [BuiltIn; 6] = [
-    ("base", files!("base": "recipe.toml", "customize")),
-    (
-        "browser",
-        files!("browser": "recipe.toml", "customize", "authorities.py", "browser.py", "relay.py"),
-    ),
-    (
-        "code-interpreter-v1",
-        files!(
-            "code-interpreter-v1": "recipe.toml", "customize", "charts.py", "contexts.py", "identity.py",
-            "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py",
-            "requirements.txt", "server.py"
-        ),
-    ),
-    (
-        "docker",
-        files!("docker": "recipe.toml", "customize", "start"),
-    ),
-    (
-        "functions-builder",
-        files!(
-            "functions-builder": "recipe.toml", "customize", "cargo.toml", "package.json",
-            "requirements.txt", "wasm-component-ld.mjs"
-        ),
-    ),
-    (
-        "node",
-        files!("node": "recipe.toml", "customize", "requirements.txt"),
-    ),
-];
-
 /// Name of the recipe file in a directory.
 const RECIPE_FILE: &str = "recipe.toml";
 
@@ -133,8 +90,8 @@ const BUILDER_VERSION: u32 = 1;
 impl Recipe {
     /// Embedded recipe `name`.
     pub fn built_in(name: &str) -> Result<Self, RecipeError> {
-        let Some((_, files)) = BUILT_IN.iter().find(|(known, _)| *known == name) else {
-            let known = BUILT_IN.map(|(known, _)| known).join(", ");
+        let Some((_, files)) = STOCK.iter().find(|(known, _)| *known == name) else {
+            let known = STOCK.map(|(known, _)| known).join(", ");
             return Err(RecipeError::Unknown {
                 name: name.to_owned(),
                 known,
@@ -152,7 +109,7 @@ impl Recipe {
 
     /// Tells if `name` is a stock template.
     pub fn is_built_in(name: &str) -> bool {
-        BUILT_IN.iter().any(|(known, _)| *known == name)
+        is_stock(name)
     }
 
     /// Reads the recipe in a directory.
@@ -319,7 +276,7 @@ mod tests {
 
     #[test]
     fn every_built_in_recipe_is_valid_and_called_by_its_name() {
-        for (name, ..) in BUILT_IN {
+        for (name, ..) in STOCK {
             assert_eq!(Recipe::built_in(name).unwrap().name(), name);
         }
     }

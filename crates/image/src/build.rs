@@ -1,0 +1,195 @@
+//! Builder of templates from recipes: atomic, and once per recipe.
+
+use crate::command::CommandError;
+use crate::erofs::{ImageRoot, WriteImageError};
+use crate::file::{FileError, OnPath};
+use crate::home::Home;
+use crate::images::ImageStore;
+use crate::progress::{Phase, Progress};
+use crate::rootfs::{self, BuildSite, RootfsError};
+use crate::rootfs_layer;
+use crate::template_model::{
+    HistoryStep, ImageSum, ManifestFields, Recipe, Reference, Template, TemplateError, Visibility,
+};
+use crate::templates::{Templates, write_image};
+use crate::transfer::{UnusableFile, import_stock};
+use crate::verified::VerifyError;
+use crate::work_dir::WorkDir;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Error of a template build.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error(
+        "building a template installs packages, whose files belong to several users: it needs \
+         root, or subordinate users (`apt-get install uidmap`, a range in /etc/subuid and \
+         /etc/subgid); or take one along that was built elsewhere: `jiffy template export NAME \
+         FILE` there, `jiffy template import FILE` here"
+    )]
+    NotRoot,
+    #[error(transparent)]
+    TemplateFile(#[from] UnusableFile),
+    #[error("a recipe adds to templates of one image; `{name}` has {images}")]
+    Stacked { name: String, images: usize },
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error(transparent)]
+    Image(#[from] WriteImageError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    #[error("cannot build the template")]
+    File(#[from] FileError),
+}
+
+impl From<RootfsError> for BuildError {
+    fn from(error: RootfsError) -> Self {
+        match error {
+            RootfsError::Command(error) => error.into(),
+            RootfsError::File(error) => error.into(),
+        }
+    }
+}
+
+/// Creates the directory that becomes the image; replaced in tests, which have no network.
+type MakeRoot<'a> =
+    &'a mut dyn FnMut(&BuildSite<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
+
+/// Returns the template of `recipe`. Builds it unless it exists with an equal recipe.
+///
+/// Concurrent callers wait for one build. Needs root, `mmdebstrap` and `mkfs.erofs`.
+pub fn build_if_needed(
+    templates: &Templates,
+    recipe: &Recipe,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Template, BuildError> {
+    if let Some(template) = up_to_date(templates, recipe)? {
+        return Ok(template);
+    }
+    if let Some(template) = import_stock(templates, recipe, on_progress)? {
+        return Ok(template);
+    }
+    // Held until this template is published, so that its image is not removed.
+    let below = match &recipe.from {
+        Some(from) => Some(build_if_needed(templates, from, on_progress)?),
+        None => None,
+    };
+    let make_root: MakeRoot<'_> = &mut |site, on_progress| {
+        if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::maps_only_itself() {
+            return Err(BuildError::NotRoot);
+        }
+        // Packages take 85 % of the time, the image 10 %, its checksum the rest.
+        let told = &mut |line: &str, percent: u8| {
+            on_progress(Progress::Line(line));
+            on_progress(Progress::Percent(
+                u8::try_from(u32::from(percent) * 85 / 100).unwrap_or(0),
+            ));
+        };
+        Ok(match &below {
+            None => rootfs::bootstrap(recipe, site, told)?,
+            Some(below) => rootfs_layer::build(recipe, only_image(below)?, site, told)?,
+        })
+    };
+    let below = below.as_ref().map(|t| &t.manifest.images[..]);
+    build_with(
+        templates,
+        &templates.home,
+        recipe,
+        below.unwrap_or_default(),
+        make_root,
+        on_progress,
+    )
+}
+
+/// The image of a template that has only one.
+fn only_image(below: &Template) -> Result<&Path, BuildError> {
+    match &below.images[..] {
+        [image] => Ok(&image.path),
+        images => Err(BuildError::Stacked {
+            name: below.manifest.reference(),
+            images: images.len(),
+        }),
+    }
+}
+
+/// Builds a template of the images `below` and a new one.
+fn build_with(
+    templates: &Templates,
+    home: &Home,
+    recipe: &Recipe,
+    below: &[ImageSum],
+    make_root: MakeRoot<'_>,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Template, BuildError> {
+    let name = recipe.name();
+    if let Some(template) = up_to_date(templates, recipe)? {
+        return Ok(template);
+    }
+    let began = Instant::now();
+    let reference = Reference::parse(name)?;
+    let lock = templates.lock(&reference, &mut |()| {
+        on_progress(Progress::Phase(Phase::Waiting))
+    })?;
+    if let Some(template) = up_to_date(templates, recipe)? {
+        return Ok(template);
+    }
+    let work = WorkDir::begin(templates.unfinished(&reference))?;
+    let cache = home.cache().join("apt").join(name);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&cache)
+        .on("create", &cache)?;
+
+    on_progress(Progress::Phase(Phase::Packages));
+    let site = BuildSite {
+        work: &work.0,
+        cache: &cache,
+        lock: &lock,
+    };
+    let root = make_root(&site, on_progress)?;
+    on_progress(Progress::Percent(85));
+    let shared = ImageStore::new(home).share()?;
+    let root = ImageRoot::Marked(root);
+    let image = write_image::<BuildError>(home, &root, recipe.hash(), &work, &lock, on_progress)?;
+    let stock = reference.is_stock().then_some(Visibility::Public);
+    let plan = ManifestFields {
+        reference: &reference,
+        visibility: templates.visibility(&reference, stock),
+        hash: recipe.hash(),
+        history: vec![HistoryStep {
+            text: format!("recipe {name}"),
+            seconds: began.elapsed().as_secs_f64(),
+            bytes: Some(image.size),
+        }],
+        images: [below, &[image]].concat(),
+        defaults: recipe.defaults(),
+        startup: recipe.startup(),
+        origin: None,
+    };
+    templates.publish(&plan.manifest(), &work, &lock)?;
+    let template = templates.get(name)?;
+    drop(shared);
+    templates.prune_if_idle();
+    on_progress(Progress::Percent(100));
+    Ok(template)
+}
+
+/// The template, if it was built from an equal recipe.
+fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>, TemplateError> {
+    if !templates
+        .directory(&Reference::parse(recipe.name())?)
+        .is_dir()
+    {
+        return Ok(None);
+    }
+    let template = templates.get(recipe.name())?;
+    Ok((template.manifest.recipe_sha256 == recipe.hash()).then_some(template))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

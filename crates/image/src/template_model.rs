@@ -1,0 +1,32 @@
+//! Vocabulary of templates: names, recipes, manifests and errors. Everything that builds, imports,
+//! stores or removes templates depends on this module, which depends on none of it.
+
+mod error;
+pub(crate) mod manifest;
+mod name;
+mod recipe;
+mod reference;
+mod stock;
+
+pub use error::TemplateError;
+pub use manifest::{
+    Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, MAX_IMAGES, TemplateManifest,
+    Visibility,
+};
+pub(crate) use manifest::{MANIFEST, ManifestFields};
+pub use name::{MAX_TAG, MAX_TEMPLATE_NAME};
+pub use recipe::{Recipe, RecipeError};
+pub use reference::{
+    DEFAULT_TAG, Reference, image_on_demand, imported_image, is_image_on_demand, unfinished_build,
+};
+
+use crate::verified::VerifiedFile;
+
+/// A verified template. Its images exist while it is held, and while one of their files is open in
+/// any process.
+#[derive(Debug)]
+pub struct Template {
+    pub manifest: TemplateManifest,
+    /// Images of the root file system, lowest first (EROFS, read-only).
+    pub images: Vec<VerifiedFile>,
+}

@@ -1,0 +1,42 @@
+//! Errors of templates.
+
+use super::name::{MAX_TAG, MAX_TEMPLATE_NAME};
+use crate::file::FileError;
+use crate::verified::VerifyError;
+use std::path::PathBuf;
+
+/// Error of a template.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    #[error(
+        "`{name}` is not a template name: use at most {MAX_TEMPLATE_NAME} letters, digits, `.`, `_` \
+         and `-`, starting with a letter or digit; a tag (`{{name}}:{{tag}}`) has at most {MAX_TAG}, \
+         and `{{owner}}/{{name}}` begins with the id of an API key"
+    )]
+    Name { name: String },
+    #[error(
+        "`{name}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
+    )]
+    Reserved { name: String },
+    #[error("`{name}` is a stock template, which every key may use")]
+    Stock { name: String },
+    #[error("template `{name}` does not exist; {known}")]
+    Unknown { name: String, known: String },
+    #[error("manifest {} is not readable: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
+    Manifest { path: PathBuf, problem: String },
+    #[error("template image {} is missing: run `jiffy template rm` for the template and build it again", path.display())]
+    Image { path: PathBuf },
+    #[error(
+        "there is no version {version} of template `{name}` any more, which this was made with"
+    )]
+    Version { name: String, version: String },
+    /// The snapshot may need any image.
+    #[error(
+        "snapshot {id} does not tell what it needs ({problem}): remove it with `jiffy rm {id}` and run again"
+    )]
+    Snapshot { id: String, problem: String },
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    #[error("cannot use the template")]
+    File(#[from] FileError),
+}

@@ -1,0 +1,50 @@
+//! Recipes of the stock templates, embedded in the program.
+
+/// An embedded recipe: its name, and its files by name.
+pub(super) type StockRecipe = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// Embeds the files of a recipe.
+macro_rules! files {
+    ($directory:literal: $($name:literal),*) => {
+        &[$((
+            $name,
+            include_str!(concat!("../../../../templates/", $directory, "/", $name)),
+        )),*]
+    };
+}
+
+pub(super) const STOCK: [StockRecipe; 6] = [
+    ("base", files!("base": "recipe.toml", "customize")),
+    (
+        "browser",
+        files!("browser": "recipe.toml", "customize", "authorities.py", "browser.py", "relay.py"),
+    ),
+    (
+        "code-interpreter-v1",
+        files!(
+            "code-interpreter-v1": "recipe.toml", "customize", "charts.py", "contexts.py", "identity.py",
+            "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py",
+            "requirements.txt", "server.py"
+        ),
+    ),
+    (
+        "docker",
+        files!("docker": "recipe.toml", "customize", "start"),
+    ),
+    (
+        "functions-builder",
+        files!(
+            "functions-builder": "recipe.toml", "customize", "cargo.toml", "package.json",
+            "requirements.txt", "wasm-component-ld.mjs"
+        ),
+    ),
+    (
+        "node",
+        files!("node": "recipe.toml", "customize", "requirements.txt"),
+    ),
+];
+
+/// Returns whether `name` is the name of a stock template.
+pub(super) fn is_stock(name: &str) -> bool {
+    STOCK.iter().any(|(known, _)| *known == name)
+}

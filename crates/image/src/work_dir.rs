@@ -1,0 +1,52 @@
+//! Working directories.
+
+use crate::file::{FileError, OnPath};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Working directory of a build, removed on drop.
+pub(crate) struct WorkDir(pub PathBuf);
+
+impl WorkDir {
+    /// Creates the directory. The caller holds the template's lock, so an existing directory is
+    /// from a killed build.
+    pub(crate) fn begin(path: PathBuf) -> Result<Self, FileError> {
+        remove_tree(&path)?;
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .on("create", &path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        // Remains are removed by the next build.
+        let _ = remove_tree(&self.0);
+    }
+}
+
+/// Removes a directory tree, unless a file system is mounted in it, whose files would be removed as
+/// well.
+pub(crate) fn remove_tree(path: &Path) -> Result<(), FileError> {
+    let mounts =
+        fs::read_to_string("/proc/self/mountinfo").on("read", Path::new("/proc/self/mountinfo"))?;
+    let mounted = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .find(|point| Path::new(point).starts_with(path));
+    if let Some(point) = mounted {
+        let busy = io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "something is mounted there: unmount it and run again",
+        );
+        return Err(busy).on("remove", Path::new(point));
+    }
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).on("remove", path),
+        _ => Ok(()),
+    }
+}
