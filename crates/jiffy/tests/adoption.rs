@@ -1,16 +1,13 @@
 //! Sandboxes outlive their daemon, and the next daemon takes them over, with real guests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::engine::on_gvisor;
+use crate::support::test_home::TestHome;
+use crate::support::{alive, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
-use support::engine::on_gvisor;
-use support::test_home::TestHome;
-use support::{alive, wait_for};
 
 /// Counts in memory, and shows how far it is in a file on the disk; what a pause or a lost guest
 /// would not survive unnoticed.
@@ -267,7 +264,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
         // Something to be written.
         test_home.sh(&id, "head -c 10000000 /dev/urandom >/dev/shm/new");
         let daemon = test_home.daemon();
-        let mut command = support::jiffy(operation);
+        let mut command = crate::support::jiffy(operation);
         command
             .env("JIFFY_HOME", test_home.dir.path())
             .stdout(std::process::Stdio::null())

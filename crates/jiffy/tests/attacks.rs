@@ -1,17 +1,14 @@
 //! Attacks of root in a guest that take processors, memory, disk or descriptors from everybody
 //! else. While it does, a neighbour answers, the daemon answers, and the attacker can be ended.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::engine::is_gvisor;
+use crate::support::test_home::TestHome;
+use crate::support::{alive, wait_for};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use support::engine::is_gvisor;
-use support::test_home::TestHome;
-use support::{alive, wait_for};
 
 /// Longest time that a neighbour's command, the daemon's answer or the end of the attacker may take
 /// meanwhile. Idle hosts need 20 ms.

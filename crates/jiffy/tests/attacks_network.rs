@@ -1,9 +1,9 @@
 //! Attacks of root in a guest by network, beyond those of network.rs: ports of the daemon, raw
 //! frames, names as a way out.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{HOST, RESOLVER, with_lab};
+use crate::support::network_probe::{clean, create, networked, python, reach, root_python};
+use crate::support::test_home::TestHome;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -12,9 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use support::lab::{HOST, RESOLVER, with_lab};
-use support::network_probe::{clean, create, networked, python, reach, root_python};
-use support::test_home::TestHome;
 
 /// Frames by hand, for programs in guests.
 const FRAMES: &str = r#"

@@ -1,11 +1,8 @@
 //! Whatever is wrong is told: what, on what, and what to do. Jiffy's own failures are exit code
 //! 125.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{call, finish, guests, jiffy, programs, skip, vmm_of};
 use std::process::{Command, Stdio};
-use support::{call, finish, guests, jiffy, programs, skip, vmm_of};
 
 #[test]
 fn an_unknown_template_is_named_with_those_there_are() {
@@ -50,7 +47,7 @@ fn invalid_command_lines_are_usage_errors() {
 }
 
 /// Runs a shell script as root in mount namespace of its own, where it may hide things.
-fn unshared(script: &str) -> Option<support::Done> {
+fn unshared(script: &str) -> Option<crate::support::Done> {
     let programs = programs();
     let command = |script: &str| {
         let mut command = Command::new("unshare");
@@ -161,7 +158,7 @@ fn a_damaged_kernel_is_refused_by_name() {
 }
 
 /// Runs a Python program as root in a guest of `memory`.
-fn as_root(memory: &str, program: &str) -> support::Done {
+fn as_root(memory: &str, program: &str) -> crate::support::Done {
     call(&[
         "run", "-u", "root", "--memory", memory, "--", "python3", "-c", program,
     ])
@@ -254,7 +251,7 @@ fn a_vmm_killed_from_outside_is_a_clear_error() {
         .spawn()
         .unwrap();
     let mut stdout = child.stdout.take().unwrap();
-    support::read_until(&mut stdout, "up\n");
+    crate::support::read_until(&mut stdout, "up\n");
     let vmm = vmm_of(&child);
     nix::sys::signal::kill(
         nix::unistd::Pid::from_raw(vmm.try_into().unwrap()),

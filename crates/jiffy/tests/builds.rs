@@ -1,8 +1,7 @@
 //! Templates built of Dockerfiles, with real guests. Nothing is fetched from anywhere.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::build_project::{BuildProject, cached};
+use crate::support::{Done, finish, jiffy, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -10,8 +9,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use support::build_project::{BuildProject, cached};
-use support::{Done, finish, jiffy, wait_for};
 
 #[test]
 fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {

@@ -1,14 +1,11 @@
 //! Hazards of one memory image that becomes many: identity, randomness, time and secrets of clones.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{jiffy, sandbox_http};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use support::test_home::TestHome;
-use support::{jiffy, sandbox_http};
 
 /// Makes `count` children.
 fn fork(test_home: &TestHome, id: &str, count: usize) -> Vec<String> {

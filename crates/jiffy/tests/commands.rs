@@ -1,13 +1,10 @@
 //! The command line on sandboxes that stay, as people type it: names, labels, lists, engines, what
 //! is removed.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::remote::Remote;
+use crate::support::test_home::TestHome;
+use crate::support::{finish, gvisor};
 use serde_json::Value;
-use support::remote::Remote;
-use support::test_home::TestHome;
-use support::{finish, gvisor};
 
 /// Columns of the line of a table that begins with `begin`.
 fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
@@ -88,7 +85,7 @@ fn completed(test_home: &TestHome, words: &[&str]) -> String {
     let script = "source <(jiffy completions bash); words=(jiffy \"$@\"); COMP_WORDS=(\"${words[@]}\"); \
                   COMP_CWORD=$#; _clap_complete_jiffy jiffy \"${words[-1]}\" \"${words[-2]}\"; \
                   printf '%s\n' \"${COMPREPLY[@]}\"";
-    let program = support::jiffy(&[]).get_program().to_owned();
+    let program = crate::support::jiffy(&[]).get_program().to_owned();
     let directory = std::path::Path::new(&program).parent().unwrap();
     let path = std::env::var("PATH").unwrap();
     let output = std::process::Command::new("bash")
@@ -306,7 +303,7 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let late = test_home.call(&["wait", "seen", "--timeout", "100ms"]);
     assert_eq!((late.code, &late.stdout[..]), (Some(124), "running\n"));
     let waiting = test_home.begin(&["wait", "seen"]);
-    support::wait_for("the command to ask the daemon", || {
+    crate::support::wait_for("the command to ask the daemon", || {
         // Besides the listener, which was made under another name than it has.
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
         let place = format!("{}/run/jiffy.", test_home.dir.path().display());

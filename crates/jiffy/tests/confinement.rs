@@ -1,13 +1,10 @@
 //! Privileges and limits of a VMM on the host while its sandbox works.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::test_home::TestHome;
-use support::wait_for;
 
 /// Users of VMMs.
 const FIRST_UID: u32 = 1_900_000_000;
@@ -53,7 +50,7 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
         return;
     };
     if !root() {
-        support::skip(test, "only root can make the jail");
+        crate::support::skip(test, "only root can make the jail");
         return;
     }
     let id = test_home.ok(&["create", "--memory", "256MiB", "--cpus", "1"]);
@@ -132,7 +129,7 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
     });
     let groups = groups(vmm);
     if groups.is_empty() {
-        support::skip(test, "this host has no control groups");
+        crate::support::skip(test, "this host has no control groups");
         return;
     }
     // The next daemon finds it, and it is still limited.
@@ -165,7 +162,7 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
         return;
     };
     if !root() {
-        support::skip(test, "only root can make the jail");
+        crate::support::skip(test, "only root can make the jail");
         return;
     }
     let mut daemon =
@@ -194,7 +191,9 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
             return Some((id, vmm));
         }
         test_home.ok(&["kill", &id]);
-        wait_for("its VMM to go", || (!support::alive(vmm)).then_some(()));
+        wait_for("its VMM to go", || {
+            (!crate::support::alive(vmm)).then_some(())
+        });
         None
     });
     assert_eq!(status(vmm, "Name"), "jiffy-vmm");
@@ -210,9 +209,9 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
     test_home.kill_daemon();
     daemon.wait().unwrap();
     wait_for("the spares to end", || {
-        (!left.iter().any(|&spare| support::alive(spare))).then_some(())
+        (!left.iter().any(|&spare| crate::support::alive(spare))).then_some(())
     });
-    assert!(support::alive(vmm));
+    assert!(crate::support::alive(vmm));
     test_home.sh(&id, "true");
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
 }
@@ -240,7 +239,7 @@ fn the_data_directory_of_a_daemon_is_private() {
 
 #[test]
 fn doctor_reports_the_protections_of_this_host() {
-    let out = support::call(&["doctor", "--security", "--json"]);
+    let out = crate::support::call(&["doctor", "--security", "--json"]);
     let findings: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
     let named = |what: &str| {
         let all = findings.as_array().unwrap();

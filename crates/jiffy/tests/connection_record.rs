@@ -1,14 +1,11 @@
 //! Records of the connections of real guests, in an internet of the test's own.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::HOST;
+use crate::support::network_probe::{create, networked, python, reach};
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use serde_json::{Value, json};
 use std::time::Instant;
-use support::lab::HOST;
-use support::network_probe::{create, networked, python, reach};
-use support::test_home::TestHome;
-use support::wait_for;
 
 /// Connection record of a sandbox.
 fn reached(test_home: &TestHome, id: &str) -> Value {

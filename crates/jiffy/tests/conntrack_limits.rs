@@ -1,13 +1,10 @@
 //! The host's table of connections: what sandboxes may fill of it, and what they leave there.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::network_probe::{networked, python, reach, root_python};
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use std::io::Read;
 use std::net::TcpStream;
-use support::network_probe::{networked, python, reach, root_python};
-use support::test_home::TestHome;
-use support::wait_for;
 
 /// Entries in the table of the lab's host.
 fn entries() -> usize {

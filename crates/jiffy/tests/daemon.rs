@@ -1,9 +1,8 @@
 //! The daemon: started, looked at, stopped, killed; its log; and random lives of real guests under
 //! a daemon that dies.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{alive, finish, jiffy, read_until, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -14,8 +13,6 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use support::test_home::TestHome;
-use support::{alive, finish, jiffy, read_until, wait_for};
 
 #[test]
 fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {

@@ -1,13 +1,10 @@
 //! Connections to servers in a sandbox over its network interface.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::forward::Forward;
+use crate::support::remote::Remote;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
-use support::forward::Forward;
-use support::remote::Remote;
 
 /// Tells each client its address on port 7000 of all addresses, 7001 of the loopback and 7002 of
 /// IPv6's, and what it says in capitals.

@@ -1,14 +1,11 @@
 //! Directories into a sandbox and out of it, and what it changed as a layer, with real guests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{finish, jiffy, sandbox_http};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::test_home::TestHome;
-use support::{finish, jiffy, sandbox_http};
 
 fn names(archive: &Path) -> Vec<String> {
     let list = Command::new("tar")

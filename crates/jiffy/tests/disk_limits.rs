@@ -1,11 +1,8 @@
 //! Limits of the speed of a guest's disks.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use std::time::{Duration, Instant};
-use support::test_home::TestHome;
-use support::wait_for;
 
 const MIB: u64 = 1 << 20;
 /// Bytes per second that the guests of these tests may move.

@@ -1,15 +1,12 @@
 //! Sandboxes that are copied, rewound and put to sleep very often stay whole, and leave nothing
 //! behind.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::remote::Remote;
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use support::remote::Remote;
-use support::test_home::TestHome;
-use support::wait_for;
 
 /// Rounds of a test, unless a variable says otherwise.
 fn rounds(variable: &str, default: usize) -> usize {
@@ -274,7 +271,7 @@ fn many_rollbacks_leak_nothing() {
     let look = || {
         (
             open_files(daemon),
-            support::children(daemon).len(),
+            crate::support::children(daemon).len(),
             entries(&test_home.dir.path().join("snapshots")),
         )
     };

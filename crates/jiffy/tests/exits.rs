@@ -1,13 +1,10 @@
 //! Exits of a guest are bounded: on hosts without hardware virtualization they are most of what a
 //! sandbox costs.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{sandbox_http, skip};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use support::test_home::TestHome;
-use support::{sandbox_http, skip};
 
 /// Time over which an idle guest is watched.
 const IDLE_WINDOW: Duration = Duration::from_secs(10);

@@ -1,12 +1,9 @@
 //! A full disk fails the call that needed room, and nothing else.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
-use support::sandbox_http::sandbox;
-use support::small_disk::SmallDisk;
-use support::test_home::TestHome;
-use support::{engine, wait_for};
+use crate::support::sandbox_http::sandbox;
+use crate::support::small_disk::SmallDisk;
+use crate::support::test_home::TestHome;
+use crate::support::{engine, wait_for};
 
 #[test]
 fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {

@@ -1,11 +1,8 @@
 //! Content of a guest: the kernel's features, the agent's size, the template's programs.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support::{call, guests};
 
-use support::{call, guests};
-
-fn python(program: &str) -> support::Done {
+fn python(program: &str) -> crate::support::Done {
     call(&["run", "-u", "root", "--", "python3", "-c", program])
 }
 

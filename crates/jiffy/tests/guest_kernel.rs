@@ -1,15 +1,12 @@
 //! The guest kernel does what people's software asks for, and its clocks tell of a pause.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{call_with, skip};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::test_home::TestHome;
-use support::{call_with, skip};
 
 const FEATURES: &str = include_str!("guest_kernel/features.py");
 const BLOCK: usize = 4096;
@@ -94,7 +91,7 @@ fn append(all: &mut Vec<u8>, kind: &str, options: &str, path: &Path) {
 #[test]
 fn software_finds_the_kernel_features_that_it_asks_for() {
     let test = "software_finds_the_kernel_features_that_it_asks_for";
-    if !support::guests(test) {
+    if !crate::support::guests(test) {
         return;
     }
     let args = ["run", "-i", "-u", "root", "--", "python3", "-c", FEATURES];

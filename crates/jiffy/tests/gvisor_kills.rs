@@ -1,9 +1,9 @@
 //! The helper of gVisor, a sandbox's process or the daemon is killed at a bad moment: other
 //! sandboxes live on, and nothing is left.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::engine;
+use crate::support::test_home::TestHome;
+use crate::support::{children, finish, gvisor, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -11,9 +11,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::engine;
-use support::test_home::TestHome;
-use support::{children, finish, gvisor, wait_for};
 
 /// Runs `test` with a data directory of its own, whose sandboxes are on gVisor.
 fn with_test_home(name: &str, test: impl FnOnce(&TestHome)) {

@@ -1,12 +1,9 @@
 //! Templates made of images: with as little in them as a kernel can run.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::test_home::TestHome;
 
 /// Says who it is, or listens on a port.
 const PROGRAM: &str = r#"

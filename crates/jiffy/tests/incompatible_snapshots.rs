@@ -1,12 +1,9 @@
 //! Snapshots that this program or this host cannot restore are refused in a sentence, and nothing
 //! is lost by the try.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use support::test_home::TestHome;
 
 /// The files of a snapshot that say what it is.
 struct Snapshot {

@@ -1,15 +1,12 @@
 //! The stock template `code-interpreter-v1`: code runs, its state stays, and clones are their own.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::sandbox_http::{ask, execute, result, send, stdout};
+use crate::support::test_home::TestHome;
+use crate::support::{page_faults, skip};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use support::sandbox_http::{ask, execute, result, send, stdout};
-use support::test_home::TestHome;
-use support::{page_faults, skip};
 
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
@@ -269,7 +266,7 @@ fn a_client_that_goes_away_interrupts_its_code() {
     for (language, code) in endless {
         let body = json!({ "code": code, "language": language });
         let mut stream = send(&test_home, &id, PORT, "POST", "/execute", &body);
-        support::read_until(&mut stream, "begun");
+        crate::support::read_until(&mut stream, "begun");
         let gone = Instant::now();
         drop(stream);
         let quick = json!({ "code": "1", "language": language });

@@ -1,17 +1,14 @@
 //! Guests that run before their memory has arrived from the store, at the worst moments.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::store::TestStore;
+use crate::support::test_home::TestHome;
+use crate::support::{alive, skip, wait_for};
 use jiffy_proto::vm::jail::FIRST_UID;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use support::store::TestStore;
-use support::test_home::TestHome;
-use support::{alive, skip, wait_for};
 
 /// A guest that knows its files and 24 MiB of its memory.
 const BEGIN: &str = "cd && head -c 3000000 /dev/urandom > file && sha256sum file > sums \
@@ -168,7 +165,7 @@ impl Hosts {
             return;
         }
         let list = || {
-            let mut command = support::jiffy(&["ls"]);
+            let mut command = crate::support::jiffy(&["ls"]);
             command.env("JIFFY_HOME", self.here.dir.path());
             command
         };
@@ -386,7 +383,7 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
             (ended || stored(&layer) > before).then_some(())
         });
     }
-    let checked = support::finish(check);
+    let checked = crate::support::finish(check);
     assert_eq!(checked.stdout.trim_end(), "sound", "{checked:?}");
     let other = hosts.create(&[]);
     hosts.here.kill_daemon();
@@ -438,7 +435,7 @@ fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed() {
     let check = hosts.here.begin(&["exec", &id, "--", "sh", "-c", CHECK]);
     std::thread::sleep(std::time::Duration::from_secs(1));
     fs::rename(&away, hosts.store.bucket()).unwrap();
-    let checked = support::finish(check);
+    let checked = crate::support::finish(check);
     assert_eq!(checked.stdout.trim_end(), "sound", "{checked:?}");
     hosts.end();
 }

@@ -1,14 +1,11 @@
 //! Whatever happens to a sandbox, the host is afterwards as it was before.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{alive, call, finish, guests, jiffy, read_until, vmm_of, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
-use support::{alive, call, finish, guests, jiffy, read_until, vmm_of, wait_for};
 
 /// Directories of the data directory that builds of templates write to, also of other tests.
 const OF_TEMPLATES: [&str; 6] = [

@@ -1,13 +1,10 @@
 //! Guests under load give right results, alone and many at once.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{call, call_with, finish, guests, jiffy, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use support::test_home::TestHome;
-use support::{call, call_with, finish, guests, jiffy, skip};
 
 /// These tests want the whole machine: one at a time.
 static SERIAL: Mutex<()> = Mutex::new(());

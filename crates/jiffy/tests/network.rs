@@ -1,16 +1,15 @@
 //! Reach of sandboxes, with real guests and an internet of the test's own.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
+use crate::support::network_probe::{
+    PRELUDE, call, clean, create, networked, python, reach, root_python,
+};
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
-use support::network_probe::{PRELUDE, call, clean, create, networked, python, reach, root_python};
-use support::test_home::TestHome;
-use support::wait_for;
 
 #[test]
 fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
@@ -386,7 +385,7 @@ fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
             .output()
             .is_err()
         {
-            return support::skip(test, "`iptables` is not installed");
+            return crate::support::skip(test, "`iptables` is not installed");
         }
         // As Docker leaves it.
         let iptables = |args: &str| output("iptables", &args.split(' ').collect::<Vec<_>>());

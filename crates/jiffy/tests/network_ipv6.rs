@@ -1,15 +1,14 @@
 //! Reach of sandboxes over IPv6 where the host has it, with real guests and an internet of the
 //! test's own.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{HOST, HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
+use crate::support::network_probe::{
+    PRELUDE, call, create, networked6, python, reach, root_python,
+};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use support::lab::{HOST, HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
-use support::network_probe::{PRELUDE, call, create, networked6, python, reach, root_python};
 
 #[test]
 fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
@@ -29,7 +28,7 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
             "nohup python3 -m http.server -b :: 80 >/dev/null 2>&1 &",
         );
         // Addresses of slots, from the host's table of routes.
-        let own = support::lab::output("ip", &["-6", "-br", "addr"]);
+        let own = crate::support::lab::output("ip", &["-6", "-br", "addr"]);
         let slots: Vec<String> = own
             .lines()
             .filter(|line| line.starts_with("jf"))
@@ -80,7 +79,7 @@ except OSError as e: print(type(e).__name__)
 
 /// Devices of slots, or those of them that are up.
 fn slots(up: &[&str]) -> BTreeSet<String> {
-    let all = support::lab::output("ip", &[&["-br", "link", "show"], up].concat());
+    let all = crate::support::lab::output("ip", &[&["-br", "link", "show"], up].concat());
     let names = all.lines().filter_map(|line| line.split('@').next());
     let slots = names.filter(|name| name.starts_with("jf"));
     slots.map(str::to_owned).collect()
@@ -115,7 +114,7 @@ for s in connections:
             let others: BTreeSet<String> = slots(&["up"]).difference(&own).cloned().collect();
             assert_eq!(others.len(), 1, "{others:?}");
             test_home.ok(&["rm", &other]);
-            support::wait_for("the neighbour's slot to go", || {
+            crate::support::wait_for("the neighbour's slot to go", || {
                 others.is_disjoint(&slots(&[])).then_some(())
             });
         }
@@ -182,7 +181,10 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"behind them", ("9.9.9.
         let mut line = String::new();
         senders_output.read_line(&mut line).unwrap();
         assert_eq!(line, "listens\n");
-        assert_eq!(support::lab::output("python3", &["-c", FORGET]), "0\n");
+        assert_eq!(
+            crate::support::lab::output("python3", &["-c", FORGET]),
+            "0\n"
+        );
         test_home.sh(&id, "touch /tmp/go");
         let (_, datagram) = lab.datagrams.recv().unwrap();
         assert_eq!(datagram, b"behind them");

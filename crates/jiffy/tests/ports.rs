@@ -1,13 +1,10 @@
 //! Ports of this host that lead to ports of a sandbox.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::forward::Forward;
+use crate::support::read_until;
+use crate::support::remote::Remote;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use support::forward::Forward;
-use support::read_until;
-use support::remote::Remote;
 
 /// Echoes whole connections in capitals, on the guest's loopback only, and says when it listens.
 const SERVER: &str = "cat >/tmp/server.py <<'END'

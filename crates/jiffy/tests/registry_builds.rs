@@ -1,8 +1,7 @@
 //! Templates built of Dockerfiles that fetch: from registries of packages, and of images.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::build_project::{BuildProject, cached};
+use crate::support::{skip, wait_for};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -12,8 +11,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::build_project::{BuildProject, cached};
-use support::{skip, wait_for};
 
 /// Certificate roots of this host: its way out may have an authority of its own.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";

@@ -1,17 +1,14 @@
 //! The same commands on the sandboxes of another host, over http and https, and what is said where
 //! that does not work.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::remote::{Remote, from};
+use crate::support::test_home::TestHome;
+use crate::support::{Done, finish, read_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use support::remote::{Remote, from};
-use support::test_home::TestHome;
-use support::{Done, finish, read_until};
 
 #[test]
 fn every_command_does_the_same_over_the_network_as_over_the_socket() {

@@ -1,18 +1,15 @@
 //! Sentences that say that something was done, held against the guest: of commands that are
 //! interrupted, cut off, or done by half.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::remote::Remote;
+use crate::support::test_home::TestHome;
+use crate::support::{finish, read_until, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::process::Child;
-use support::remote::Remote;
-use support::test_home::TestHome;
-use support::{finish, read_until, wait_for};
 
 /// One daemon for all: what takes long is its start.
 #[test]

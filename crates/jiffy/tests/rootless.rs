@@ -1,8 +1,11 @@
 //! Sandboxes of an ordinary user, who is root of nothing but namespaces of his own.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{
+    HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
+};
+use crate::support::{
+    Done, alive, engine, finish, guests, network_probe, programs, skip, wait_for,
+};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -14,10 +17,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use support::lab::{
-    HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
-};
-use support::{Done, alive, engine, finish, guests, network_probe, programs, skip, wait_for};
 use tempfile::TempDir;
 
 /// First of the users that have no name here. Each is one test's: what is left of it is ended.
@@ -281,7 +280,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
                 .jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
                 .spawn()
                 .unwrap();
-            support::read_until(run.stdout.as_mut().unwrap(), "up");
+            crate::support::read_until(run.stdout.as_mut().unwrap(), "up");
             run.kill().unwrap();
             run.wait().unwrap();
             user.is_gone();

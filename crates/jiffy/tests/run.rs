@@ -1,15 +1,12 @@
 //! `jiffy run` does what its users expect of `docker run`, `timeout` and a shell.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{
+    call, call_with, children, finish, guests, gvisor, jiffy, programs, read_until, wait_for,
+};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::{
-    call, call_with, children, finish, guests, gvisor, jiffy, programs, read_until, wait_for,
-};
 
 #[test]
 fn a_python_program_sees_the_guests_own_kernel() {

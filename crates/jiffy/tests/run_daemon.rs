@@ -1,9 +1,9 @@
 //! `jiffy run` where a daemon runs: its warm pool, its network, and no sandbox that outlives its
 //! run.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::network_probe::call;
+use crate::support::test_home::TestHome;
+use crate::support::{engine, finish, jiffy, read_until, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -14,9 +14,6 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
-use support::network_probe::call;
-use support::test_home::TestHome;
-use support::{engine, finish, jiffy, read_until, wait_for};
 
 on_gvisor! {
     a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does,

@@ -1,15 +1,12 @@
 //! `jiffy run` without a daemon has the network that sandboxes of a daemon have, and leaves none.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{PRIVATE, PUBLIC, output, with_lab6};
+use crate::support::network_probe::{PRELUDE, clean};
+use crate::support::test_home::TestHome;
+use crate::support::{children, jiffy, read_until, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::Stdio;
-use support::lab::{PRIVATE, PUBLIC, output, with_lab6};
-use support::network_probe::{PRELUDE, clean};
-use support::test_home::TestHome;
-use support::{children, jiffy, read_until, wait_for};
 
 on_gvisor! {
     without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network,

@@ -1,9 +1,12 @@
 //! Snapshots that two hosts share by a bucket of a real S3 server, which fails in all ways, and by
 //! disks that do.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::s3::{self, Fault, Request, S3Proxy, S3Server};
+use crate::support::sandbox_http;
+use crate::support::small_disk::SmallDisk;
+use crate::support::store::directory;
+use crate::support::test_home::TestHome;
+use crate::support::{finish, skip, wait_for};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 use std::fs;
@@ -11,12 +14,6 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use support::s3::{self, Fault, Request, S3Proxy, S3Server};
-use support::sandbox_http;
-use support::small_disk::SmallDisk;
-use support::store::directory;
-use support::test_home::TestHome;
-use support::{finish, skip, wait_for};
 use tempfile::TempDir;
 
 /// A guest that knows its files and 12 MiB of its memory.
@@ -236,11 +233,11 @@ fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_aw
         let _ = tell.send(format!("{} {:?}", request.path, request.range));
         Fault::None
     });
-    let first = told.recv_timeout(support::LIMIT).unwrap();
+    let first = told.recv_timeout(crate::support::LIMIT).unwrap();
     let mut seen = std::collections::HashMap::from([(first, 1)]);
     while *seen.values().max().unwrap() < 8 {
         *seen
-            .entry(told.recv_timeout(support::LIMIT).unwrap())
+            .entry(told.recv_timeout(crate::support::LIMIT).unwrap())
             .or_insert(0) += 1;
     }
     bucket.proxy.heal();

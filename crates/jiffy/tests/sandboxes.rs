@@ -1,16 +1,13 @@
 //! Sandboxes that stay: a daemon owns them, and every command finds it, with real guests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::engine::is_gvisor;
+use crate::support::test_home::TestHome;
+use crate::support::{SetOnDrop, sandbox_http, wait_for};
 use serde_json::Value;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::engine::is_gvisor;
-use support::test_home::TestHome;
-use support::{SetOnDrop, sandbox_http, wait_for};
 
 /// Longest silence of a connection to a guest that was put back.
 const CUT_OFF_LIMIT: Duration = Duration::from_secs(15);
@@ -308,7 +305,7 @@ fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
     test_home.sh(&id, "true");
     let vmm = *test_home.vmms().first().unwrap();
     let Ok(io) = std::fs::read_to_string(format!("/proc/{vmm}/io")) else {
-        support::skip(test, "needs root, to see what a VMM reads");
+        crate::support::skip(test, "needs root, to see what a VMM reads");
         return;
     };
     let read = io.lines().find_map(|l| l.strip_prefix("read_bytes: "));
@@ -418,7 +415,7 @@ fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone()
     assert!(done.stderr.contains(told), "{done:?}");
     assert_eq!(guest_processes(&test_home, &id, "sleep 99"), "");
 
-    let mut command = support::jiffy(&[&words[..], &["sleep", "98"]].concat());
+    let mut command = crate::support::jiffy(&[&words[..], &["sleep", "98"]].concat());
     command.env("JIFFY_HOME", test_home.dir.path());
     let mut client = command.spawn().unwrap();
     wait_for("the command", || {

@@ -1,8 +1,9 @@
 //! The filter of a VMM allows the calls and requests that a VMM makes, and no others.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{PUBLIC, with_lab};
+use crate::support::network_probe::{clean, reach};
+use crate::support::test_home::TestHome;
+use crate::support::{children, finish, jiffy, programs, skip, wait_for};
 use jiffy_vmm::seccomp::ioctl::IoctlRequest;
 use jiffy_vmm::seccomp::{AllowedSyscall, DISK_SYSCALLS, MAIN_SYSCALLS, VCPU_SYSCALLS, ioctl};
 use nix::sys::signal::{Signal, kill};
@@ -12,10 +13,6 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use support::lab::{PUBLIC, with_lab};
-use support::network_probe::{clean, reach};
-use support::test_home::TestHome;
-use support::{children, finish, jiffy, programs, skip, wait_for};
 
 const STRACE: &str = "/usr/bin/strace";
 /// Little, so that requests have to wait.

@@ -1,16 +1,13 @@
 //! Snapshots of one data directory that a daemon of another one restores, which shares only the
 //! store with it.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::store::{TestStore, directory};
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use support::store::{TestStore, directory};
-use support::test_home::TestHome;
-use support::wait_for;
 
 /// A guest that knows its files and its memory, and a program in it that counts.
 const BEGIN: &str = "cd /home/user && head -c 3000000 /dev/urandom > file && sha256sum file > sums \

@@ -1,8 +1,6 @@
 //! Interrupts, broken pipes and terminals behave as with a local command.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{alive, finish, guests, jiffy, read_until, vmm_of, wait_for};
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,7 +8,6 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
-use support::{alive, finish, guests, jiffy, read_until, vmm_of, wait_for};
 
 fn send(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();

@@ -1,19 +1,16 @@
 //! Slots beside other programs' namespaces, crashes and earlier versions: nothing is pinned,
 //! nothing is in the way for good.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{ip, own_run, with_lab};
+use crate::support::network_probe::{clean, reach};
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind, SlotLease};
 use nix::mount::MsFlags;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use support::lab::{ip, own_run, with_lab};
-use support::network_probe::{clean, reach};
-use support::test_home::TestHome;
-use support::wait_for;
 
 const DIRECTORY: &str = "/run/jiffy-net/netns";
 /// Directory of `ip netns`, and of earlier versions.

@@ -1,15 +1,12 @@
 //! Networks in numbers: as many slots as a host may have, and nothing of them afterwards.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{output, own_run, with_lab};
+use crate::support::network_probe::clean;
+use crate::support::{skip, wait_for};
 use jiffy_network::{Network, NetworkConfig, NicKind};
 use nix::mount::MsFlags;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use support::lab::{output, own_run, with_lab};
-use support::network_probe::clean;
-use support::{skip, wait_for};
 
 /// Slots of a run; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
 const USUAL: u32 = 128;

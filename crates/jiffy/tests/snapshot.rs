@@ -1,8 +1,6 @@
 //! Snapshots of sandboxes with their agent: what a restored sandbox is, keeps, and does not share.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{guests, programs};
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine_api::{BootMode, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate, Programs, SandboxSpec};
@@ -11,7 +9,6 @@ use jiffy_microvm_engine::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, SnapshotError, Store, VerifyResult};
-use support::{guests, programs};
 use tempfile::TempDir;
 
 struct SnapshotFixture {

@@ -1,15 +1,12 @@
 //! Templates with a start command: it runs in every sandbox, and what never gets ready is refused
 //! in words.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::page_faults;
+use crate::support::test_home::TestHome;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
-use support::page_faults;
-use support::test_home::TestHome;
 
 const COPY_LIMIT: Duration = Duration::from_secs(20);
 /// After this time without another the start of a guest counts as one by itself.

@@ -1,17 +1,14 @@
 //! The stock templates `base`, `node`, `browser` and `docker`: what they are for works in sandboxes
 //! that were made of their snapshots.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::devtools::{self, Page};
+use crate::support::test_home::TestHome;
+use crate::support::{engine, skip, wait_for};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use support::devtools::{self, Page};
-use support::test_home::TestHome;
-use support::{engine, skip, wait_for};
 
 /// One at a time: a browser that starts wants a processor for itself.
 static SERIAL: Mutex<()> = Mutex::new(());

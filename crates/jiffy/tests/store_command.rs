@@ -1,8 +1,7 @@
 //! `jiffy store` on a directory and on a real S3 server (versitygw on the loopback device).
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::s3::{self, S3Server};
+use crate::support::skip;
 use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     Attributes, EngineKind, LayerKind, PartSource, PushOptions, Selection, SnapshotSource,
@@ -14,8 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
-use support::s3::{self, S3Server};
-use support::skip;
 
 const CHUNK: usize = 64 << 10;
 

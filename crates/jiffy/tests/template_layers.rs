@@ -1,14 +1,11 @@
 //! Templates that stand on each other, with real guests: what an upper image deletes is gone, and
 //! what was made of an older version of a template goes on when the template is another, or none.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use jiffy_image::{
     DerivedTemplate, DiskBudget, Template, TemplateManifest, Templates, UnpackLimits,
 };
-use support::test_home::TestHome;
-use support::wait_for;
 use tar::{Builder, EntryType, Header};
 
 /// A data directory with templates of its own beside the stock one.

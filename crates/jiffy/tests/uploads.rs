@@ -1,12 +1,9 @@
 //! Snapshots on their way into the store that hosts share.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::test_home::TestHome;
-use support::wait_for;
 
 /// Fills memory and disk with bytes that do not compress.
 const FILL: &str = "head -c 12000000 /dev/urandom > /home/user/file && \
@@ -140,7 +137,7 @@ fn a_template_reaches_another_data_directory_through_the_store() {
     let there = tempfile::tempdir().unwrap();
     let pull = |name: &str, more: &[&str]| {
         let args = [&["template", "pull", name, "--store", &url, "--json"], more].concat();
-        let mut command = support::jiffy(&args);
+        let mut command = crate::support::jiffy(&args);
         command.env("JIFFY_HOME", there.path());
         command.output().unwrap()
     };

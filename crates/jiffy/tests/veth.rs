@@ -1,9 +1,9 @@
 //! Guests without a virtual machine: their card is in a network namespace, and what it leads to is
 //! what all guests reach.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
+use crate::support::network_probe::clean;
+use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind, guest};
 use std::fs::File;
@@ -12,9 +12,6 @@ use std::net::{IpAddr, Ipv4Addr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
-use support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
-use support::network_probe::clean;
-use support::wait_for;
 
 /// Number of namespaces of this one's data directory.
 fn namespaces(one: &Path) -> usize {

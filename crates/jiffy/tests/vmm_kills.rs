@@ -1,16 +1,13 @@
 //! A VMM that is killed in the middle of an operation costs at most its own sandbox's unsaved
 //! state, and that is told.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::test_home::TestHome;
+use crate::support::{alive, finish, jiffy, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::Duration;
-use support::test_home::TestHome;
-use support::{alive, finish, jiffy, wait_for};
 
 /// Random data in memory and on disk, and how to tell that it is whole.
 const FILL: &str = "head -c 20000000 /dev/urandom >/dev/shm/bulk; cp /dev/shm/bulk .; sync; sha256sum /dev/shm/bulk bulk >sums";

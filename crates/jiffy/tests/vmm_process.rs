@@ -1,8 +1,6 @@
 //! The `jiffy-vmm` process as its controller sees it, spoken to in its own protocol.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
+use crate::support::{guests, programs, wait_for};
 use jiffy_image::{Home, Initrd, Kernel};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
@@ -13,7 +11,6 @@ use nix::sys::socket::{
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use support::{guests, programs, wait_for};
 
 struct Vmm {
     child: Child,

@@ -1,7 +1,7 @@
 //! Direct requests: several owners' public functions on one port.
 
 use super::client::{FunctionClient, FunctionResponse};
-use super::{FunctionDaemon, constant, support};
+use super::{FunctionDaemon, constant};
 use std::net::TcpListener;
 
 /// Address for `--functions-listen` that nothing else listens at.
@@ -65,7 +65,7 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
         "--json",
     ];
     let mut deploy = remote.command(&deploy);
-    let deployed = support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
+    let deployed = crate::support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
     let deployed: serde_json::Value = serde_json::from_str(&deployed.stdout).unwrap();
     let theirs = get(daemon, deployed["label"].as_str().unwrap());
     assert_eq!(theirs.text(), "the other's");

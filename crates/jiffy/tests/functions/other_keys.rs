@@ -1,8 +1,8 @@
 //! Calls on functions of another key, and budgets of keys with functions.
 
 use super::client::{FunctionClient, FunctionResponse};
-use super::support::wait_for;
 use super::{FunctionDaemon, PROBE, constant};
+use crate::support::wait_for;
 use serde_json::{Value, json};
 
 const BOUNDARY: &str = "boundary";

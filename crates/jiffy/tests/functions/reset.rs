@@ -1,7 +1,7 @@
 //! Reset of functions' memory: chosen when a daemon starts, also over processes of the last one.
 
 use super::FunctionDaemon;
-use super::support::{Done, finish, programs, skip};
+use crate::support::{Done, finish, programs, skip};
 use std::process::{Command, Stdio};
 
 /// Module that looks for marks of earlier requests.

@@ -1,10 +1,10 @@
 //! Functions that call sandboxes, and sandboxes that call functions.
 
 use super::client::FunctionClient;
-use super::support::lab::with_lab;
-use super::support::network_probe::clean;
-use super::support::remote::Remote;
-use super::support::skip;
+use crate::support::lab::with_lab;
+use crate::support::network_probe::clean;
+use crate::support::remote::Remote;
+use crate::support::skip;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -282,7 +282,7 @@ for host in (NAME, "localhost"):
     let id = sandbox(remote, &other, name.clone());
     let told = python(remote, &id, &format!("print({invoke})"));
     assert!(told[0].starts_with("401"), "{told:?}");
-    let id = super::support::network_probe::create(&remote.test_home, name.clone());
+    let id = crate::support::network_probe::create(&remote.test_home, name.clone());
     let told = python(remote, &id, &format!("print({invoke})"));
     assert_eq!(told[0], "gaierror");
 

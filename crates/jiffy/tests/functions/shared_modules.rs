@@ -2,9 +2,9 @@
 
 use super::client::FunctionClient;
 use super::constant;
-use super::support::remote::Remote;
-use super::support::store::TestStore;
-use super::support::wait_for;
+use crate::support::remote::Remote;
+use crate::support::store::TestStore;
+use crate::support::wait_for;
 
 const BOUNDARY: &str = "boundary";
 

@@ -1,7 +1,7 @@
 //! Deployments from source: examples of each language, built in a sandbox of `functions-builder`.
 
-use super::support::remote::Remote;
-use super::support::skip;
+use crate::support::remote::Remote;
+use crate::support::skip;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -32,7 +32,7 @@ const LANGUAGES: [(&str, &str, &str); 5] = [
 fn new_function(remote: &Remote, within: &Path, language: &str) -> String {
     let name = format!("in-{language}");
     let mut new = remote.command(&["function", "new", "--lang", language, &name]);
-    let done = super::support::finish(new.current_dir(within).spawn().unwrap());
+    let done = crate::support::finish(new.current_dir(within).spawn().unwrap());
     assert_eq!(done.code, Some(0), "{done:?}");
     let directory = within.join(&name);
     if language == "rust" {

@@ -1,7 +1,7 @@
 //! A company's network in a lab's internet: servers whose certificates its own authorities signed,
 //! and a proxy.
 
-use super::support::lab::Lab;
+use crate::support::lab::Lab;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};

@@ -1,9 +1,8 @@
 //! Calls of `jiffy` by tests, and the skip helper.
-// Each test program uses its own part of this, and a test may panic.
-#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 pub mod build_project;
 pub mod devtools;
+#[macro_use]
 pub mod engine;
 pub mod forward;
 pub mod lab;

@@ -120,7 +120,6 @@ pub enum Fault {
 /// Request that was answered.
 #[derive(Debug, Clone)]
 pub struct Request {
-    pub method: String,
     pub path: String,
     /// Range of bytes that it asks for.
     pub range: Option<Range<u64>>,
@@ -288,15 +287,14 @@ fn header<T: std::str::FromStr>(head: &str, wanted: &str) -> Option<T> {
 }
 
 fn parse(head: &str) -> Request {
-    let mut words = head.split(' ').map(str::to_owned);
+    let path = head.split(' ').nth(1).unwrap_or_default();
     let range: Option<String> = header(head, "range");
     let range = range.and_then(|range| {
         let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
         Some(from.parse().ok()?..to.parse::<u64>().ok()? + 1)
     });
     Request {
-        method: words.next().unwrap_or_default(),
-        path: words.next().unwrap_or_default(),
+        path: path.to_owned(),
         range,
         bytes: 0,
     }

@@ -1,7 +1,7 @@
 //! Budgets of one key: exact, kept across a crash, and nothing that other keys could notice.
 
+use super::two_keys::TwoKeys;
 use crate::support::wait_for;
-use crate::two_keys::TwoKeys;
 use serde_json::{Value, json};
 
 /// A key made with these limits.

@@ -1,6 +1,6 @@
 //! Sandboxes and snapshots of one key do not exist for another.
 
-use crate::two_keys::TwoKeys;
+use super::two_keys::TwoKeys;
 use serde_json::{Value, json};
 
 #[test]

@@ -1,6 +1,6 @@
 //! Remains of a key, and rights without one.
 
-use crate::two_keys::TwoKeys;
+use super::two_keys::TwoKeys;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;

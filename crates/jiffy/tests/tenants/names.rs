@@ -1,7 +1,7 @@
 //! Templates and images of one key are not seen, chosen or shadowed by another.
 
+use super::two_keys::TwoKeys;
 use crate::support::wait_for;
-use crate::two_keys::TwoKeys;
 use jiffy_image::{
     DiskBudget, Import, ImportSource, ImportStart, Templates, UnpackLimits, Visibility,
     imported_image,

@@ -1,9 +1,9 @@
 //! Networks of two tenants: no address, frame or name leads from one's sandbox to the other's.
 
+use super::two_keys::TwoKeys;
 use crate::support::engine::on_gvisor;
 use crate::support::lab::{output, with_lab6};
 use crate::support::wait_for;
-use crate::two_keys::TwoKeys;
 use serde_json::json;
 
 /// Answers at TCP port 80 and hears at UDP port 7, at every address; notes who came.

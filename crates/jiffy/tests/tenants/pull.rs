@@ -1,11 +1,11 @@
 //! Hostile registries harm their caller's build only, and reach nothing of the host.
 
-use crate::registry::{Image, Request, Seen, page, send, serve, serve_tls};
+use super::registry::{Image, Request, Seen, page, send, serve, serve_tls};
+use super::two_keys::TwoKeys;
 use crate::support::lab::{Lab, with_lab};
 use crate::support::network_probe::clean;
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
-use crate::two_keys::TwoKeys;
 use jiffy_proto::vm::jail::FIRST_UID;
 use serde_json::{Value, json};
 use std::fs;
@@ -308,14 +308,14 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
 /// Registry of mallory: a slow layer, an endless manifest, and images that name the layer of
 /// `private`.
 fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
-    let layer = crate::registry::sha256(&private.layer);
+    let layer = super::registry::sha256(&private.layer);
     let slow = Image::naming(vec![0; 1 << 20], &"0".repeat(64), &"0".repeat(64));
     // The layer's own digest, without its bytes; and other bytes that are said to unpack to it.
     let named = Image::naming(private.layer.clone(), &layer, &layer);
     let other = Image::of_file("other", b"of mallory");
     let lying = Image::naming(
         other.layer.clone(),
-        &crate::registry::sha256(&other.layer),
+        &super::registry::sha256(&other.layer),
         &layer,
     );
     let mut pages = slow.documents("slow");

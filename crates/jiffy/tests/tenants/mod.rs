@@ -1,8 +1,4 @@
 //! Attacks of one API key on another, against a real daemon.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod budget;
 mod isolation;

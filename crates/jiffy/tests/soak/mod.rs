@@ -3,10 +3,6 @@
 //!
 //! `JIFFY_SOAK_SECONDS` says how long each engine's part takes, `JIFFY_SOAK_SEED` repeats the
 //! throws of an earlier run as far as timing lets it.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod api;
 mod client;

@@ -1,17 +1,13 @@
 //! Sandboxes in a company's network: authorities of its own, a proxy, and templates that carry
 //! neither.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod network;
-#[path = "../support/mod.rs"]
-mod support;
-
+use crate::support::lab::{Lab, with_lab};
+use crate::support::network_probe::clean;
+use crate::support::test_home::TestHome;
+use crate::support::{engine, skip};
 use network::{HELLO, PROXY, TestAuthority, serve_proxy};
 use std::fs;
-use support::lab::{Lab, with_lab};
-use support::network_probe::clean;
-use support::test_home::TestHome;
-use support::{engine, skip};
 
 /// Served with a certificate of the host's authority, and of a sandbox's own.
 const HOSTS: &str = "https://files.corp.test:8443/";

@@ -1,8 +1,4 @@
 //! Functions through a daemon: commands, API, host names, keys, and what ends and comes back.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod client;
 mod deployments;
@@ -14,6 +10,8 @@ mod sandbox_keys;
 mod shared_modules;
 mod source;
 
+use crate::support::remote::Remote;
+use crate::support::{alive, wait_for};
 use client::{FunctionClient, FunctionResponse};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,8 +20,6 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::remote::Remote;
-use support::{alive, wait_for};
 
 /// Guest of the tests of limits: `/echo`, `/spin`, `/memory` and others.
 const PROBE: &[u8] = include_bytes!("../../../function-runtime/tests/guests/probe.wat");
@@ -222,7 +218,7 @@ fn keys_and_public_names(daemon: &FunctionDaemon) {
     // Another key's function of the same name, in a process of its own.
     let path = daemon.module(&constant("the other's"));
     let mut deploy = remote.command(&["function", "deploy", "hello", path.to_str().unwrap()]);
-    let deployed = support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
+    let deployed = crate::support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
     assert_eq!(deployed.code, Some(0), "{deployed:?}");
     let answer = daemon.by_path(&other, "/functions/hello/invoke/");
     assert_eq!(answer.text(), "the other's");
@@ -314,7 +310,7 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
                 }
             });
         }
-        let _done = support::SetOnDrop(&done);
+        let _done = crate::support::SetOnDrop(&done);
         let mut client = daemon.connect(&daemon.remote.key);
         let start = Instant::now();
         for round in 1..=seconds * 10 {
@@ -354,7 +350,7 @@ fn killed_process(daemon: &FunctionDaemon) {
     let path = daemon.module(&constant("other"));
     let deploy = ["function", "deploy", "other", path.to_str().unwrap()];
     let mut deploy = daemon.remote.command(&deploy);
-    support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
+    crate::support::finish(deploy.env("JIFFY_API_KEY", &other).spawn().unwrap());
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -373,7 +369,7 @@ fn killed_process(daemon: &FunctionDaemon) {
                 }
             });
         }
-        let _done = support::SetOnDrop(&done);
+        let _done = crate::support::SetOnDrop(&done);
         std::thread::sleep(Duration::from_millis(100));
         kill(Pid::from_raw(id as i32), Signal::SIGKILL).unwrap();
         let killed = Instant::now();

@@ -1,0 +1,80 @@
+//! End-to-end tests: `jiffy` and its daemon with real guests.
+//!
+//! One program, because each test program is linked with the whole product. A file that is not
+//! listed here is not compiled; the first test finds it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[macro_use]
+mod support;
+
+mod adoption;
+mod attacks;
+mod attacks_network;
+mod bad_input;
+mod builds;
+mod clones;
+mod commands;
+mod confinement;
+mod connection_record;
+mod conntrack_limits;
+mod daemon;
+mod direct_connections;
+mod directory_copy;
+mod disk_limits;
+mod endurance;
+mod exits;
+mod full_disk;
+mod functions;
+mod guest;
+mod guest_kernel;
+mod gvisor_kills;
+mod images;
+mod incompatible_snapshots;
+mod interpreter;
+mod lazy_restore;
+mod leaks;
+mod load;
+mod network;
+mod network_ipv6;
+mod ports;
+mod registry_builds;
+mod remote;
+mod reported_results;
+mod rootless;
+mod run;
+mod run_daemon;
+mod run_network;
+mod s3_store;
+mod sandboxes;
+mod seccomp;
+mod shared_store;
+mod signals;
+mod site_settings;
+mod slot_namespaces;
+mod slots;
+mod snapshot;
+mod soak;
+mod startup;
+mod stock_templates;
+mod store_command;
+mod template_layers;
+mod tenants;
+mod uploads;
+mod veth;
+mod vmm_kills;
+mod vmm_process;
+
+#[test]
+fn every_file_is_a_module_of_this_program() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+    let modules = include_str!("main.rs");
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let is_module = path.extension().is_some_and(|e| e == "rs") || path.join("mod.rs").exists();
+        if is_module && name != "main" {
+            let listed = modules.contains(&format!("\nmod {name};\n"));
+            assert!(listed, "tests/main.rs does not list {name}");
+        }
+    }
+}
