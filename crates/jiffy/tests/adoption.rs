@@ -1,8 +1,8 @@
 //! Sandboxes outlive their daemon, and the next daemon takes them over, with real guests.
 
-use crate::support::engine::on_gvisor;
 use crate::support::test_home::TestHome;
 use crate::support::{alive, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -43,12 +43,9 @@ fn cause(test_home: &TestHome, id: &str) -> String {
     of.unwrap()["cause"].as_str().unwrap().to_owned()
 }
 
-#[test]
+#[jiffy_test]
 fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them() {
-    let test = "five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
     for id in &ids {
         test_home.sh(id, COUNTER);
@@ -118,12 +115,9 @@ fn five_sandboxes_outlive_a_killed_daemon_and_everything_can_be_done_with_them()
     assert_eq!(state(&test_home, &ids[4]), "killed");
 }
 
-#[test]
+#[jiffy_test]
 fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
-    let test = "a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, COUNTER);
     let who = test_home.sh(&id, IDENTITY_SCRIPT);
@@ -152,12 +146,9 @@ fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_end_them() {
     assert_eq!(test_home.sockets(), 0);
 }
 
-#[test]
+#[jiffy_test]
 fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
-    let test = "sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let (dead, fine, asleep) = (
         test_home.ok(&["create"]),
         test_home.ok(&["create"]),
@@ -214,12 +205,9 @@ fn sandboxes_that_ended_without_a_daemon_are_reported_and_leave_nothing() {
     });
 }
 
-#[test]
+#[jiffy_test]
 fn a_hung_vmm_is_killed_and_reported() {
-    let test = "a_hung_vmm_is_killed_and_reported";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.kill_daemon();
     let vmms = wait_for("the warm pool to go", || {
@@ -235,13 +223,9 @@ fn a_hung_vmm_is_killed_and_reported() {
     assert!(vmms.iter().all(|&vmm| !alive(vmm)));
 }
 
-#[test]
+#[jiffy_test]
 fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_nothing_else() {
-    let test =
-        "a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_nothing_else";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--memory", "1GiB"]);
     test_home.sh(&id, COUNTER);
     test_home.sh(
@@ -309,12 +293,9 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
     eprintln!("{outcomes:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed() {
-    let test = "a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--memory", "1GiB"]);
     let write = |word: &str| {
         let script = format!(
@@ -349,28 +330,23 @@ fn a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed() 
     assert_eq!(left, Vec::<String>::new());
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn a_sandbox_of_a_missing_engine_is_ended_and_reported() {
-    on_gvisor(|| {
-        let Some(test_home) = TestHome::new("a_sandbox_of_a_missing_engine_is_ended_and_reported")
-        else {
-            return;
-        };
-        let options = ["--network", "off", "--warm-pool", "0"];
-        let mut daemon = test_home.serve(&options);
-        let id = test_home.ok(&["create"]);
-        test_home.ok(&["daemon", "stop"]);
-        daemon.wait().unwrap();
-        assert_eq!(test_home.vmms().len(), 1);
-        let options = [&options[..], &["--engine", "microvm"]].concat();
-        let mut daemon = test_home.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);
-        assert_eq!(state(&test_home, &id), "broken");
-        let cause = cause(&test_home, &id);
-        assert!(cause.contains("gvisor cannot be used here"), "{cause}");
-        wait_for("the guest to end", || {
-            test_home.vmms().is_empty().then_some(())
-        });
-        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        daemon.wait().unwrap();
+    let test_home = TestHome::new();
+    let options = ["--network", "off", "--warm-pool", "0"];
+    let mut daemon = test_home.serve(&options);
+    let id = test_home.ok(&["create"]);
+    test_home.ok(&["daemon", "stop"]);
+    daemon.wait().unwrap();
+    assert_eq!(test_home.vmms().len(), 1);
+    let options = [&options[..], &["--engine", "microvm"]].concat();
+    let mut daemon = test_home.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);
+    assert_eq!(state(&test_home, &id), "broken");
+    let cause = cause(&test_home, &id);
+    assert!(cause.contains("gvisor cannot be used here"), "{cause}");
+    wait_for("the guest to end", || {
+        test_home.vmms().is_empty().then_some(())
     });
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
 }

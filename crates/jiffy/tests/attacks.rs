@@ -4,10 +4,10 @@
 use crate::support::engine::is_gvisor;
 use crate::support::test_home::TestHome;
 use crate::support::{alive, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Longest time that a neighbour's command, the daemon's answer or the end of the attacker may take
@@ -26,9 +26,6 @@ const CONSOLE: u64 = 256 << 10;
 /// Its disk in MiB.
 const DISK_MIB: u64 = 256;
 
-/// Attacks are measured one at a time.
-static SERIAL: Mutex<()> = Mutex::new(());
-
 /// An attacker and a neighbour in one daemon.
 struct Siege<'a> {
     test_home: &'a TestHome,
@@ -40,13 +37,8 @@ struct Siege<'a> {
 
 /// Runs `work` with an attacker beside a neighbour; then the attacker is ended and nothing of it is
 /// left.
-fn besieged(test: &str, work: impl FnOnce(&Siege<'_>)) {
-    let _alone = SERIAL
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+fn besieged(work: impl FnOnce(&Siege<'_>)) {
+    let test_home = TestHome::new();
     let mut daemon = test_home.serve(&["--network", "off", "--warm-pool", "0"]);
     let neighbour = test_home.ok(&["create"]);
     test_home.sh(&neighbour, "true");
@@ -242,62 +234,56 @@ impl Siege<'_> {
 const FORK_BOMB: &str =
     "exec python3 -c \"import os\nwhile True:\n try: os.fork()\n except OSError: pass\"";
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_fork_bomb_affects_no_other_sandbox() {
-    besieged("a_fork_bomb_affects_no_other_sandbox", |siege| {
+    besieged(|siege| {
         siege.start(FORK_BOMB);
         siege.rages();
         siege.hold_out();
     });
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_guest_that_takes_all_memory_takes_only_its_own() {
-    besieged(
-        "a_guest_that_takes_all_memory_takes_only_its_own",
-        |siege| {
-            siege.start(
-                "while :; do python3 -c \"b = []\nwhile True: b.append(b\\\"x\\\" * (1 << 22))\"; done",
-            );
-            wait_for("the guest's memory to be used", || {
-                siege.is_full().then_some(())
-            });
-            siege.hold_out();
-        },
-    );
+    besieged(|siege| {
+        siege.start(
+            "while :; do python3 -c \"b = []\nwhile True: b.append(b\\\"x\\\" * (1 << 22))\"; done",
+        );
+        wait_for("the guest's memory to be used", || {
+            siege.is_full().then_some(())
+        });
+        siege.hold_out();
+    });
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_guest_that_fills_its_disk_fills_no_more_than_that() {
-    besieged(
-        "a_guest_that_fills_its_disk_fills_no_more_than_that",
-        |siege| {
-            // Again and again, so that it goes on while it is looked at; also what is left of
-            // inodes.
-            siege.start(
+    besieged(|siege| {
+        // Again and again, so that it goes on while it is looked at; also what is left of
+        // inodes.
+        siege.start(
                 "while :; do dd if=/dev/urandom of=/fill bs=1M; for i in $(seq 2000); do : >/f$i; done; rm -f /fill /f*; done",
             );
-            if is_gvisor() {
-                // Its files are its memory.
-                wait_for("the disk to be full", || siege.is_full().then_some(()));
-                return siege.hold_out();
-            }
-            let most = DISK_MIB + DISK_MIB / 8;
-            wait_for("the disk to be full", || {
-                let written = siege.written();
-                assert!(written < most, "{written} MiB");
-                (written > DISK_MIB * 3 / 4).then_some(())
-            });
-            siege.hold_out();
+        if is_gvisor() {
+            // Its files are its memory.
+            wait_for("the disk to be full", || siege.is_full().then_some(()));
+            return siege.hold_out();
+        }
+        let most = DISK_MIB + DISK_MIB / 8;
+        wait_for("the disk to be full", || {
             let written = siege.written();
             assert!(written < most, "{written} MiB");
-        },
-    );
+            (written > DISK_MIB * 3 / 4).then_some(())
+        });
+        siege.hold_out();
+        let written = siege.written();
+        assert!(written < most, "{written} MiB");
+    });
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_console_flood_stays_in_its_ring_buffer() {
-    besieged("a_console_flood_stays_in_its_ring_buffer", |siege| {
+    besieged(|siege| {
         if is_gvisor() {
             siege.start("exec cat /dev/urandom >/proc/1/fd/1");
             siege.rages();
@@ -334,15 +320,13 @@ def connected(s):
     except OSError: return False
 "#;
 
-#[test]
+#[jiffy_test(not_on_gvisor = "gVisor has no virtual sockets")]
 fn vsock_reaches_one_port_of_the_host_and_no_other_guest() {
-    besieged(
-        "vsock_reaches_one_port_of_the_host_and_no_other_guest",
-        |siege| {
-            // 1024 of the host is where agents greet; what listens at 49983 and 49984 is the
-            // guest's own.
-            let program = format!(
-                r#"{VSOCK}
+    besieged(|siege| {
+        // 1024 of the host is where agents greet; what listens at 49983 and 49984 is the
+        // guest's own.
+        let program = format!(
+            r#"{VSOCK}
 ports = [0, 1, 22, 53, 80, 443, 1022, 1023, 1024, 1025, 2375, 3000, 9999, 49982, 49983, 49984, 49985, 65535, 65536, 0x7fffffff, 0xfffffffe]
 # Hypervisor, host, the guest itself, its neighbours, anybody.
 cids = (0, 2, 3, 4, 5, 100, 0x7fffffff, 0xfffffffe)
@@ -350,25 +334,22 @@ calls = {{(cid, port): begin(cid, port) for cid in cids for port in ports}}
 time.sleep(1.5)
 print(sorted(call for call, s in calls.items() if connected(s)))
 "#
-            );
-            assert_eq!(
-                siege.python(&program),
-                "[(2, 1024), (3, 49983), (3, 49984)]"
-            );
-        },
-    );
+        );
+        assert_eq!(
+            siege.python(&program),
+            "[(2, 1024), (3, 49983), (3, 49984)]"
+        );
+    });
 }
 
-#[test]
+#[jiffy_test(not_on_gvisor = "gVisor has no virtual sockets")]
 fn thousands_of_half_open_virtual_connections_cost_host_and_neighbours_nothing() {
-    besieged(
-        "thousands_of_half_open_virtual_connections_cost_host_and_neighbours_nothing",
-        |siege| {
-            let daemon = siege.test_home.daemon();
-            let open = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-            let before = (open(daemon), open(siege.vmm));
-            let program = format!(
-                r#"{VSOCK}
+    besieged(|siege| {
+        let daemon = siege.test_home.daemon();
+        let open = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        let before = (open(daemon), open(siege.vmm));
+        let program = format!(
+            r#"{VSOCK}
 import threading
 def storm():
     kept = []
@@ -384,25 +365,24 @@ while True:
     [t.start() for t in threads]
     [t.join() for t in threads]
 "#
-            );
-            fs::write(siege.test_home.dir.path().join("storm.py"), program).unwrap();
-            let file = siege.test_home.dir.path().join("storm.py");
-            let to = format!("{}:/tmp/storm.py", siege.attacker);
-            siege.test_home.ok(&["cp", file.to_str().unwrap(), &to]);
-            siege.start("python3 /tmp/storm.py");
-            siege.rages();
-            siege.hold_out();
-            let after = (open(daemon), open(siege.vmm));
-            eprintln!("descriptors of daemon and VMM: {before:?}, then {after:?}");
-            assert!(after.0 < before.0 + 64, "{before:?} {after:?}");
-            assert!(after.1 < before.1 + 1100, "{before:?} {after:?}");
-        },
-    );
+        );
+        fs::write(siege.test_home.dir.path().join("storm.py"), program).unwrap();
+        let file = siege.test_home.dir.path().join("storm.py");
+        let to = format!("{}:/tmp/storm.py", siege.attacker);
+        siege.test_home.ok(&["cp", file.to_str().unwrap(), &to]);
+        siege.start("python3 /tmp/storm.py");
+        siege.rages();
+        siege.hold_out();
+        let after = (open(daemon), open(siege.vmm));
+        eprintln!("descriptors of daemon and VMM: {before:?}, then {after:?}");
+        assert!(after.0 < before.0 + 64, "{before:?} {after:?}");
+        assert!(after.1 < before.1 + 1100, "{before:?} {after:?}");
+    });
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn all_attacks_at_once_leave_the_neighbour_alone() {
-    besieged("all_attacks_at_once_leave_the_neighbour_alone", |siege| {
+    besieged(|siege| {
         siege.start("while :; do dd if=/dev/urandom of=/fill bs=1M; rm /fill; done");
         siege.start(match is_gvisor() {
             true => "exec cat /dev/zero >/proc/1/fd/1",
@@ -418,14 +398,4 @@ fn all_attacks_at_once_leave_the_neighbour_alone() {
         let others: BTreeSet<u32> = siege.test_home.vmms();
         assert!(others.contains(&siege.vmm) || !alive(siege.vmm));
     });
-}
-
-on_gvisor! {
-    a_fork_bomb_affects_no_other_sandbox,
-    a_guest_that_takes_all_memory_takes_only_its_own,
-    a_guest_that_fills_its_disk_fills_no_more_than_that,
-    a_console_flood_stays_in_its_ring_buffer,
-    all_attacks_at_once_leave_the_neighbour_alone,
-    vsock_reaches_one_port_of_the_host_and_no_other_guest cannot hold: "gVisor has no virtual sockets",
-    thousands_of_half_open_virtual_connections_cost_host_and_neighbours_nothing cannot hold: "gVisor has no virtual sockets",
 }

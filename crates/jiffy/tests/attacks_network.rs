@@ -4,6 +4,7 @@
 use crate::support::lab::{HOST, RESOLVER, with_lab};
 use crate::support::network_probe::{clean, create, networked, python, reach, root_python};
 use crate::support::test_home::TestHome;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -54,13 +55,10 @@ fn listening() -> BTreeSet<u16> {
     ports
 }
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host() {
-    let test = "no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host";
-    with_lab(test, |_| {
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
+    with_lab(|_| {
+        let test_home = TestHome::new();
         let heard = UdpSocket::bind("0.0.0.0:7").unwrap();
         // Without a key it would not listen to others.
         test_home.ok(&["key", "create", "--name", "test"]);
@@ -179,10 +177,9 @@ fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
     })
 }
 
-#[test]
+#[jiffy_test(not_on_gvisor = "gVisor lets no bound packet socket send", lab)]
 fn raw_frames_of_any_kind_reach_no_other_guest() {
-    let test = "raw_frames_of_any_kind_reach_no_other_guest";
-    networked(test, &[], |test_home, lab| {
+    networked(&[], |test_home, lab| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
         let stop = Arc::new(AtomicBool::new(false));
@@ -276,10 +273,9 @@ def ask(server, name, kind=1, over="udp"):
     except OSError: return "nobody"
 "#;
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn dns_carries_no_data_out_under_restricted_egress() {
-    let test = "dns_carries_no_data_out_under_restricted_egress";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let say = |id: &str, program: &str| python(test_home, id, &format!("{ASK}\n{program}"));
         // A (1), NS, CNAME, NULL, TXT and AAAA; its own server and others, which would answer.
         let program = format!(
@@ -321,10 +317,4 @@ print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evi
         // none.
         assert_eq!(say(&names, hidden), "4 4 silence silence silence");
     });
-}
-
-on_gvisor! {
-    no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host,
-    raw_frames_of_any_kind_reach_no_other_guest cannot hold: "gVisor lets no bound packet socket send",
-    dns_carries_no_data_out_under_restricted_egress,
 }

@@ -1,7 +1,8 @@
 //! Whatever is wrong is told: what, on what, and what to do. Jiffy's own failures are exit code
 //! 125.
 
-use crate::support::{call, finish, guests, jiffy, programs, skip, vmm_of};
+use crate::support::{call, finish, jiffy, programs, skip, vmm_of};
+use jiffy_test_attributes::jiffy_test;
 use std::process::{Command, Stdio};
 
 #[test]
@@ -67,13 +68,10 @@ fn unshared(script: &str) -> Option<crate::support::Done> {
     allowed.then(|| finish(command(script).spawn().unwrap()))
 }
 
-#[test]
+#[jiffy_test]
 fn a_host_without_kvm_is_reported_with_its_remedy() {
     let Some(done) = unshared("mount -t tmpfs none /dev && exec \"$JIFFY\" run -- true") else {
-        return skip(
-            "a_host_without_kvm_is_reported_with_its_remedy",
-            "mount namespaces are not allowed here",
-        );
+        return skip("mount namespaces are not allowed here");
     };
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(
@@ -89,16 +87,13 @@ fn a_host_without_kvm_is_reported_with_its_remedy() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn missing_rights_on_kvm_are_reported_with_the_group() {
     let script = "mount -t tmpfs none /dev && mknod /dev/kvm c 10 232 && chmod 600 /dev/kvm && mknod -m 666 /dev/null c 1 3 && mknod -m 444 /dev/urandom c 1 9 && \
         mkdir -m 777 /dev/shm /dev/home && cp \"$JIFFY\" \"$JIFFY_VMM\" \"$JIFFY_AGENT\" /dev/shm && \
         exec setpriv --reuid 65534 --clear-groups env JIFFY_HOME=/dev/home JIFFY_VMM= JIFFY_AGENT= /dev/shm/jiffy doctor";
     let Some(done) = unshared(script) else {
-        return skip(
-            "missing_rights_on_kvm_are_reported_with_the_group",
-            "mount namespaces are not allowed here",
-        );
+        return skip("mount namespaces are not allowed here");
     };
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(
@@ -107,11 +102,8 @@ fn missing_rights_on_kvm_are_reported_with_the_group() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn a_damaged_image_is_refused_by_name() {
-    if !guests("a_damaged_image_is_refused_by_name") {
-        return;
-    }
     // A bind mount over the image stands for damage on disk: other size, other bytes.
     let script = r#"home=${JIFFY_HOME:-/var/lib/jiffy}
         sum=$("$JIFFY" template inspect base --json | sed -n 's/^ *"sha256": "\(.*\)".*/\1/p' | head -1)
@@ -121,10 +113,7 @@ fn a_damaged_image_is_refused_by_name() {
         tmp=$(mktemp) && cp "$img" "$tmp" && printf X | dd of="$tmp" bs=1 seek=123456 conv=notrunc 2>/dev/null && mount --bind "$tmp" "$img"
         rm "$tmp"; "$JIFFY" run -- true; echo "codes $a $?""#;
     let Some(done) = unshared(script) else {
-        return skip(
-            "a_damaged_image_is_refused_by_name",
-            "mount namespaces are not allowed here",
-        );
+        return skip("mount namespaces are not allowed here");
     };
     assert!(done.stdout.contains("codes 125 125"), "{done:?}");
     assert!(
@@ -134,21 +123,15 @@ fn a_damaged_image_is_refused_by_name() {
     assert!(done.stderr.contains("sha256"), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_damaged_kernel_is_refused_by_name() {
     let script = r#"home=$(mktemp -d); export JIFFY_HOME=$home; trap 'rm -rf "$home"' EXIT
         ln -s "${REAL_HOME:-/var/lib/jiffy}/templates" "$home/templates"
         images=${REAL_HOME:-/var/lib/jiffy}/images; if [ -d "$images" ]; then ln -s "$images" "$home/images"; fi
         "$JIFFY" run -- true; rm -rf /tmp/none; k=$(ls "$home"/kernel/vmlinux-* | grep -v stamp | head -1)
         printf X | dd of="$k" bs=1 seek=5000 conv=notrunc 2>/dev/null; "$JIFFY" run -- true; echo "code $?""#;
-    if !guests("a_damaged_kernel_is_refused_by_name") {
-        return;
-    }
     let Some(done) = unshared(script) else {
-        return skip(
-            "a_damaged_kernel_is_refused_by_name",
-            "mount namespaces are not allowed here",
-        );
+        return skip("mount namespaces are not allowed here");
     };
     assert!(done.stdout.contains("code 125"), "{done:?}");
     assert!(
@@ -164,11 +147,8 @@ fn as_root(memory: &str, program: &str) -> crate::support::Done {
     ])
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_kernel_panic_is_reported_with_the_last_console_lines() {
-    if !guests("a_guest_kernel_panic_is_reported_with_the_last_console_lines") {
-        return;
-    }
     // Process 1 meets an invalid instruction wherever it goes, one of a single byte: the kernel
     // cannot go on without it.
     let program = r#"
@@ -194,11 +174,8 @@ with open('/proc/1/mem', 'r+b', 0) as memory:
 
 const EAT_MEMORY: &str = "x = []\nwhile True: x.append(bytearray(1 << 20))";
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_process_killed_for_memory_is_reported() {
-    if !guests("a_process_killed_for_memory_is_reported") {
-        return;
-    }
     // Other processes that can be killed: should the kernel need memory before the killed one has
     // given its own back, it takes one of them instead of giving up as a whole, which is the next
     // test's.
@@ -213,11 +190,8 @@ fn a_process_killed_for_memory_is_reported() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_out_of_memory_is_reported() {
-    if !guests("a_guest_out_of_memory_is_reported") {
-        return;
-    }
     let program = format!("open('/proc/sys/vm/panic_on_oom', 'w').write('2')\n{EAT_MEMORY}");
     let done = as_root("192MiB", &program);
     assert_eq!(done.code, Some(125), "{done:?}");
@@ -227,11 +201,8 @@ fn a_guest_out_of_memory_is_reported() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_reboot_is_reported() {
-    if !guests("a_guest_reboot_is_reported") {
-        return;
-    }
     let done = as_root(
         "512MiB",
         "import ctypes; ctypes.CDLL(None).reboot(0x01234567)",
@@ -240,11 +211,8 @@ fn a_guest_reboot_is_reported() {
     assert!(done.stderr.contains("guest shut itself down"), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_vmm_killed_from_outside_is_a_clear_error() {
-    if !guests("a_vmm_killed_from_outside_is_a_clear_error") {
-        return;
-    }
     let mut child = jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -264,8 +232,4 @@ fn a_vmm_killed_from_outside_is_a_clear_error() {
         done.stderr.contains("VMM process") && done.stderr.contains("killed"),
         "{done:?}"
     );
-}
-
-on_gvisor! {
-    a_process_killed_for_memory_is_reported,
 }

@@ -2,6 +2,7 @@
 
 use crate::support::build_project::{BuildProject, cached};
 use crate::support::{Done, finish, jiffy, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -10,13 +11,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-#[test]
+#[jiffy_test(root)]
 fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
-    let Some(project) =
-        BuildProject::new("builds::a_dockerfile_becomes_a_template_and_builds_again_at_once")
-    else {
-        return;
-    };
+    let project = BuildProject::new();
     project.file(
         "app/main.sh",
         "#!/bin/sh\necho \"$GREETING from $(pwd) as $(id -un)\"\n",
@@ -72,13 +69,9 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
     assert!(project.alive().is_empty());
 }
 
-#[test]
+#[jiffy_test(root)]
 fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
-    let Some(project) =
-        BuildProject::new("builds::a_step_that_fails_is_named_with_its_line_and_nothing_is_left")
-    else {
-        return;
-    };
+    let project = BuildProject::new();
     project.file("Dockerfile", "FROM base\nUSER root\nRUN echo one > /one\n");
     project.built("steps", &[]);
     project.file(
@@ -104,11 +97,9 @@ fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
     assert_eq!(cached(&project.built("steps", &[])), 1);
 }
 
-#[test]
+#[jiffy_test(root)]
 fn files_are_copied_as_docker_copies_them() {
-    let Some(project) = BuildProject::new("builds::files_are_copied_as_docker_copies_them") else {
-        return;
-    };
+    let project = BuildProject::new();
     project.file("tree/a.txt", "a");
     project.file("tree/deep/b.txt", "b");
     project.file("x.conf", "x");
@@ -159,13 +150,9 @@ fn files_are_copied_as_docker_copies_them() {
     }
 }
 
-#[test]
+#[jiffy_test(root)]
 fn start_commands_listen_when_sandboxes_are_created() {
-    let Some(project) =
-        BuildProject::new("builds::start_commands_listen_when_sandboxes_are_created")
-    else {
-        return;
-    };
+    let project = BuildProject::new();
     project.file(
         "Dockerfile",
         "FROM base\nWORKDIR /home/user/www\nRUN echo page > index.html\n",
@@ -257,13 +244,9 @@ fn mended(project: &BuildProject) -> Done {
     project.built("long", &[])
 }
 
-#[test]
+#[jiffy_test(root)]
 fn a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps() {
-    let Some(project) = BuildProject::new(
-        "builds::a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps",
-    ) else {
-        return;
-    };
+    let project = BuildProject::new();
     endless(&project);
     let build = project.begin("long");
     waits(&project);
@@ -279,12 +262,9 @@ fn a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps() {
     assert_eq!(cached(&mended(&project)), 1);
 }
 
-#[test]
+#[jiffy_test(root)]
 fn a_build_can_be_resumed_after_a_daemon_crash() {
-    let Some(project) = BuildProject::new("builds::a_build_can_be_resumed_after_a_daemon_crash")
-    else {
-        return;
-    };
+    let project = BuildProject::new();
     endless(&project);
     let build = project.begin("long");
     waits(&project);
@@ -305,11 +285,9 @@ fn a_build_can_be_resumed_after_a_daemon_crash() {
     assert!(!unfinished(&project.test_home.dir.path().join("templates")));
 }
 
-#[test]
+#[jiffy_test(root)]
 fn the_build_cache_is_removed_on_request() {
-    let Some(project) = BuildProject::new("builds::the_build_cache_is_removed_on_request") else {
-        return;
-    };
+    let project = BuildProject::new();
     project.file("file", "sent");
     project.file("Dockerfile", "FROM base\nCOPY file /tmp/file\n");
     project.built("cached", &[]);
@@ -335,13 +313,9 @@ fn the_build_cache_is_removed_on_request() {
     assert_eq!(project.run("cached", "cat /tmp/file"), "sent");
 }
 
-#[test]
+#[jiffy_test(root)]
 fn concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template() {
-    let Some(project) = BuildProject::new(
-        "builds::concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template",
-    ) else {
-        return;
-    };
+    let project = BuildProject::new();
     let dockerfile = |word: &str| {
         let path = project.file(
             &format!("{word}/Dockerfile"),
@@ -393,11 +367,9 @@ fn concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template() {
     assert_eq!(names, ["base", "same"]);
 }
 
-#[test]
+#[jiffy_test(root)]
 fn container_storage_of_a_step_is_in_the_template_except_for_images() {
-    let Some(project) = BuildProject::new("builds::container_storage_of_a_step_*") else {
-        return;
-    };
+    let project = BuildProject::new();
     let step = |command: &str| {
         let text = format!("FROM base\nUSER root\nRUN {command}\n");
         project.file("Dockerfile", &text);

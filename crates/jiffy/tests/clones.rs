@@ -2,6 +2,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::{jiffy, sandbox_http};
+use jiffy_test_attributes::jiffy_test;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -19,12 +20,9 @@ fn differ(texts: &[String]) -> bool {
     texts.iter().collect::<BTreeSet<_>>().len() == texts.len()
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn clones_draw_different_random_bytes_from_the_first_byte_on() {
-    let test = "clones_draw_different_random_bytes_from_the_first_byte_on";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     // Asks the kernel once a millisecond and keeps the answers, so that some are from right after
     // the copy.
@@ -73,12 +71,9 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
     assert!(last(&drawn[1]).iter().all(|d| !drawn[0].contains(d)));
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn clones_have_names_and_ids_and_seeds_of_their_own() {
-    let test = "clones_have_names_and_ids_and_seeds_of_their_own";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(
         &id,
@@ -113,12 +108,9 @@ fn clones_have_names_and_ids_and_seeds_of_their_own() {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
-    let test = "a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--disk", "64MiB"]);
     test_home.sh(
         &id,
@@ -149,12 +141,9 @@ fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn programs_detect_clones_and_rollbacks_by_the_vm_generation_id() {
-    let test = "programs_detect_clones_and_rollbacks_by_the_vm_generation_id";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let read = |id: &str| {
         // As anybody, and whole whenever it is read.
@@ -216,12 +205,9 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
 }
 
 /// Nanoseconds since 1970.
-#[test]
+#[jiffy_test(not_on_gvisor = "gVisor has no MADV_WIPEONFORK, and says so to programs")]
 fn memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original() {
-    let test = "memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     // Sign for libraries that their state was copied: a byte that was set, in memory with
     // MADV_WIPEONFORK.
@@ -293,12 +279,9 @@ for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
     (error, monotonic)
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_kind_of_resume() {
-    let test = "the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_kind_of_resume";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(
         &id,
@@ -347,12 +330,9 @@ nohup python3 watch.py >/dev/null 2>&1 &",
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_clone_with_its_own_environment_has_none_of_its_parents() {
-    let test = "a_clone_with_its_own_environment_has_none_of_its_parents";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&[
         "create",
         "-e",
@@ -373,12 +353,9 @@ fn a_clone_with_its_own_environment_has_none_of_its_parents() {
     assert!(test_home.sh(&id, "env").contains("parents-secret"));
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone() {
-    let test = "the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let snapshot = test_home.ok(&["snapshot", &id]);
     let family = [
@@ -402,16 +379,4 @@ fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clo
             assert!(from != to || !name.is_empty());
         }
     }
-}
-
-on_gvisor! {
-    clones_draw_different_random_bytes_from_the_first_byte_on,
-    clones_have_names_and_ids_and_seeds_of_their_own,
-    a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity,
-    programs_detect_clones_and_rollbacks_by_the_vm_generation_id,
-    memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original
-        cannot hold: "gVisor has no MADV_WIPEONFORK, and says so to programs",
-    the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_kind_of_resume,
-    a_clone_with_its_own_environment_has_none_of_its_parents,
-    the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone,
 }

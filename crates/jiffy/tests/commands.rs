@@ -3,7 +3,8 @@
 
 use crate::support::remote::Remote;
 use crate::support::test_home::TestHome;
-use crate::support::{finish, gvisor};
+use crate::support::{engine, finish};
+use jiffy_test_attributes::jiffy_test;
 use serde_json::Value;
 
 /// Columns of the line of a table that begins with `begin`.
@@ -317,7 +318,7 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
 }
 
 /// Both engines in one daemon.
-fn engines_side_by_side(test_home: &TestHome, test: &str) {
+fn engines_side_by_side(test_home: &TestHome) {
     let unknown = test_home.call(&["create", "--engine", "quemu"]);
     assert_eq!(unknown.code, Some(2));
     assert!(
@@ -328,7 +329,7 @@ fn engines_side_by_side(test_home: &TestHome, test: &str) {
         .as_str()
         .unwrap()
         .to_owned();
-    if !gvisor(test) || default == "gvisor" {
+    if engine::missing_gvisor().is_some() || default == "gvisor" {
         return;
     }
     let made = test_home.json(&["create", "--engine", "gvisor"]);
@@ -349,12 +350,9 @@ fn engines_side_by_side(test_home: &TestHome, test: &str) {
     looks_and_restarts(test_home, "gvisor");
 }
 
-#[test]
+#[jiffy_test]
 fn sandboxes_are_named_listed_and_removed_by_commands() {
-    let test = "sandboxes_are_named_listed_and_removed_by_commands";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let fails = |args: &[&str]| {
         let done = test_home.call(args);
         assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
@@ -369,15 +367,12 @@ fn sandboxes_are_named_listed_and_removed_by_commands() {
         .unwrap()
         .to_owned();
     looks_and_restarts(&test_home, &default);
-    engines_side_by_side(&test_home, test);
+    engines_side_by_side(&test_home);
 }
 
-#[test]
+#[jiffy_test]
 fn the_same_commands_work_remotely_with_a_key() {
-    let test = "the_same_commands_work_remotely_with_a_key";
-    let Some(remote) = Remote::new(test, &[]) else {
-        return;
-    };
+    let remote = Remote::new(&[]);
     // The host's owner has names of its own.
     remote
         .test_home

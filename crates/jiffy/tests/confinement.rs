@@ -2,6 +2,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,14 +44,11 @@ fn limit(groups: &[PathBuf], files: [&str; 2]) -> Option<String> {
     texts.next().map(|text| text.trim().to_owned())
 }
 
-#[test]
+#[jiffy_test]
 fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits() {
-    let test = "every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     if !root() {
-        crate::support::skip(test, "only root can make the jail");
+        crate::support::skip("only root can make the jail");
         return;
     }
     let id = test_home.ok(&["create", "--memory", "256MiB", "--cpus", "1"]);
@@ -115,12 +113,9 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
     });
 }
 
-#[test]
+#[jiffy_test]
 fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
-    let test = "the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.kill_daemon();
     let vmm = wait_for("the warm pool to go", || {
@@ -129,7 +124,7 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
     });
     let groups = groups(vmm);
     if groups.is_empty() {
-        crate::support::skip(test, "this host has no control groups");
+        crate::support::skip("this host has no control groups");
         return;
     }
     // The next daemon finds it, and it is still limited.
@@ -154,15 +149,11 @@ fn spares(daemon: u32) -> BTreeSet<u32> {
     processes.filter_map(|p| is_spare(&p.path())).collect()
 }
 
-#[test]
+#[jiffy_test]
 fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their_daemon() {
-    let test =
-        "spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their_daemon";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     if !root() {
-        crate::support::skip(test, "only root can make the jail");
+        crate::support::skip("only root can make the jail");
         return;
     }
     let mut daemon =
@@ -216,12 +207,9 @@ fn spare_vmms_are_confined_and_limited_when_a_guest_gets_them_and_end_with_their
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
 }
 
-#[test]
+#[jiffy_test]
 fn the_data_directory_of_a_daemon_is_private() {
-    let test = "the_data_directory_of_a_daemon_is_private";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let mut daemon = test_home.serve(&["--network", "off", "--warm-pool", "0"]);
     test_home.ok(&["key", "create", "--name", "test"]);
     let id = test_home.ok(&["create"]);

@@ -4,6 +4,7 @@ use crate::support::lab::HOST;
 use crate::support::network_probe::{create, networked, python, reach};
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -34,10 +35,9 @@ def exchange(host, port, greeting, count):
         return total
 "#;
 
-#[test]
+#[jiffy_test(lab)]
 fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
-    let test = "connections_are_recorded_with_their_bytes_and_refusals_with_their_reason";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let rules = json!({ "allowOut": ["9.9.9.9", "good.example"], "denyOut": ["0.0.0.0/0"] });
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{EXCHANGE}\nprint({what})"));
@@ -130,10 +130,9 @@ fn connections_are_recorded_with_their_bytes_and_refusals_with_their_reason() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused() {
-    let test = "questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let closed = create(test_home, json!({ "allow_internet_access": false }));
         let resolve = "\ntry: socket.gethostbyname('secret.example')\nexcept OSError: pass";
         python(test_home, &closed, resolve);
@@ -174,10 +173,9 @@ fn processor_time(pid: u32) -> f64 {
     (ticks[0] + ticks[1]) as f64 / 100.0
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
-    let test = "a_flood_of_refused_packets_fills_no_record_and_no_processor";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let id = test_home.ok(&["create"]);
         assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
         line(test_home, &id, &json!({ "address": "9.9.9.9" }));

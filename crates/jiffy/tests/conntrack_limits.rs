@@ -3,6 +3,7 @@
 use crate::support::network_probe::{networked, python, reach, root_python};
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use std::io::Read;
 use std::net::TcpStream;
 
@@ -39,10 +40,9 @@ print(answered)
     python(test_home, id, &program).parse().unwrap()
 }
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox() {
-    let test = "host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox";
-    networked(test, &["--connections", "64"], |test_home, _| {
+    networked(&["--connections", "64"], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         // A reset that lives as far as the slot ends the connection there, and not in the host.
         let program = r#"
@@ -75,11 +75,10 @@ print(made)
     });
 }
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host() {
-    let test = "a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host";
     let options = ["--connections", "512", "--connections-total", "800"];
-    networked(test, &options, |test_home, _| {
+    networked(&options, |test_home, _| {
         let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
         let first = flows(test_home, &ids[0], 700);
         assert!((100..=512).contains(&first), "{first} flows");
@@ -108,9 +107,4 @@ fn a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host() {
             (flows(test_home, &ids[4], 100) == 100).then_some(())
         });
     });
-}
-
-on_gvisor! {
-    host_connections_outlive_those_of_the_slot_and_go_with_the_sandbox,
-    a_connection_flood_leaves_connections_to_other_sandboxes_and_the_host,
 }

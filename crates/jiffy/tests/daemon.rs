@@ -3,6 +3,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, finish, jiffy, read_until, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -14,12 +15,9 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-#[test]
+#[jiffy_test]
 fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
-    let test = "the_daemon_starts_reports_restarts_with_its_options_and_stops";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let stopped = test_home.call(&["daemon", "status"]);
     assert_eq!(
         (stopped.code, stopped.stdout.trim()),
@@ -121,12 +119,9 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
     test_home.ok(&["daemon", "stop"]);
 }
 
-#[test]
+#[jiffy_test]
 fn stopping_daemon_and_sandboxes_waits_for_no_stream() {
-    let test = "stopping_daemon_and_sandboxes_waits_for_no_stream";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let mut endless = jiffy(&["exec", &id, "--", "sh", "-c", "echo ready; exec sleep 1000"]);
     endless
@@ -143,12 +138,9 @@ fn stopping_daemon_and_sandboxes_waits_for_no_stream() {
     assert_eq!(done.code, Some(125), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn the_log_names_request_and_sandbox_of_each_operation_and_no_secret() {
-    let test = "the_log_names_request_and_sandbox_of_each_operation_and_no_secret";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let mut start = jiffy(&["daemon", "start", "--no-listen", "--log-format", "json"]);
     start
         .env("JIFFY_HOME", test_home.dir.path())
@@ -220,12 +212,9 @@ fn random_call(test_home: &TestHome, random: &mut TestRandom) -> bool {
     done.code == Some(0)
 }
 
-#[test]
+#[jiffy_test]
 fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_over() {
-    let test = "random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_over";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     test_home.ok(&["create", "--memory", "128MiB"]);
     let limit = Instant::now() + Duration::from_secs(25);
     let done = AtomicUsize::new(0);
@@ -284,12 +273,9 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
     });
 }
 
-#[test]
+#[jiffy_test]
 fn a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snapshots() {
-    let test = "a_daemon_whose_data_directory_is_replaced_ends_and_leaves_the_next_ones_snapshots";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     test_home.ok(&["create"]);
     let (former, vmms) = (test_home.daemon(), test_home.vmms());

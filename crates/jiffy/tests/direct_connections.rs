@@ -2,6 +2,7 @@
 
 use crate::support::forward::Forward;
 use crate::support::remote::Remote;
+use jiffy_test_attributes::jiffy_test;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
@@ -60,12 +61,9 @@ fn assert_ends(stream: &mut BufReader<TcpStream>) {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn servers_on_any_address_are_reached_and_connections_end_with_the_guest_they_lead_to() {
-    let test = "servers_on_any_address_are_reached_and_connections_end_with_the_guest";
-    let Some(remote) = Remote::new(test, &["--warm-pool", "0", "--engine", "microvm"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--warm-pool", "0", "--engine", "microvm"]);
     let id = remote.ok(&["create"]);
     remote.sh(&id, SERVERS);
     let ports = [&id[..], ":7000", ":7001", ":7002"];

@@ -2,6 +2,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::{finish, jiffy, sandbox_http};
+use jiffy_test_attributes::jiffy_test;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -20,12 +21,9 @@ fn names(archive: &Path) -> Vec<String> {
         .collect()
 }
 
-#[test]
+#[jiffy_test]
 fn directories_are_copied_both_ways_as_docker_copies_them() {
-    let test = "directories_are_copied_both_ways_as_docker_copies_them";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let here = tempfile::tempdir().unwrap();
     let at = |name: &str| here.path().join(name).display().to_string();
@@ -91,12 +89,9 @@ fn directories_are_copied_both_ways_as_docker_copies_them() {
     assert!(refused.stderr.contains("jiffy cp -r"), "{refused:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn traps_in_a_guests_files_do_nothing_on_the_host() {
-    let test = "traps_in_a_guests_files_do_nothing_on_the_host";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let here = tempfile::tempdir().unwrap();
     let at = |name: &str| here.path().join(name).display().to_string();
@@ -128,12 +123,9 @@ fn traps_in_a_guests_files_do_nothing_on_the_host() {
     assert_eq!(fs::read(at("outside/f")).unwrap(), b"mine");
 }
 
-#[test]
+#[jiffy_test]
 fn a_layer_holds_what_a_sandbox_changed_and_nothing_else() {
-    let test = "a_layer_holds_what_a_sandbox_changed_and_nothing_else";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let script = "rm /etc/motd /usr/bin/git; rm -rf /usr/share/doc; mkdir /usr/share/doc; echo n >/usr/share/doc/n
         mkdir -p /srv/a; echo one >/srv/a/f; ln /srv/a/f /srv/hard; echo more >>/etc/profile; mv /srv/a /srv/b

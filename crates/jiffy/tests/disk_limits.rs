@@ -2,6 +2,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -15,12 +16,9 @@ fn write(test_home: &TestHome, id: &str, mib: u64) {
     test_home.sh(id, &script);
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
-    let test = "a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let rate = (RATE / 1_000_000).to_string();
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--disk-mbps", &rate]);
     let id = test_home.ok(&["create"]);
@@ -81,12 +79,9 @@ fn snapshot_in_the_middle(test_home: &TestHome, id: &str) {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_whose_requests_are_limited_gets_so_many_and_no_more() {
-    let test = "a_guest_whose_requests_are_limited_gets_so_many_and_no_more";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let options = [
         "--warm-pool",
         "0",

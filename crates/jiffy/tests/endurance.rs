@@ -4,6 +4,7 @@
 use crate::support::remote::Remote;
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -85,13 +86,9 @@ fn start_writer(test_home: &TestHome, id: &str, rest: f64) {
     test_home.sh(id, &start);
 }
 
-#[test]
+#[jiffy_test]
 fn every_snapshot_of_a_writer_restores_to_a_state_that_verifies() {
-    let Some(test_home) =
-        TestHome::new("every_snapshot_of_a_writer_restores_to_a_state_that_verifies")
-    else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--cpus", "1"]);
     start_writer(&test_home, &id, 0.0);
     let mut delay = 1u64;
@@ -113,12 +110,9 @@ fn every_snapshot_of_a_writer_restores_to_a_state_that_verifies() {
     assert_eq!(test_home.sh(&id, "python3 verify.py"), "verified");
 }
 
-#[test]
+#[jiffy_test]
 fn many_pauses_keep_files_and_processes_and_few_layers() {
-    let Some(test_home) = TestHome::new("many_pauses_keep_files_and_processes_and_few_layers")
-    else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(
         &id,
@@ -174,13 +168,10 @@ fn snapshot_space(test_home: &TestHome, vmm: u32) -> u64 {
     files.values().sum()
 }
 
-#[test]
+#[jiffy_test]
 fn a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes() {
-    let test = "a_sandbox_that_keeps_its_last_snapshot_takes_the_space_of_its_changes";
     // With a key: its removal of a snapshot succeeds also if another one lies on it.
-    let Some(remote) = Remote::new(test, &[]) else {
-        return;
-    };
+    let remote = Remote::new(&[]);
     let test_home = &remote.test_home;
     let id = remote.ok(&["create", "--cpus", "1"]);
     start_writer(test_home, &id, 0.02);
@@ -245,11 +236,9 @@ fn entries(path: &Path) -> usize {
     std::fs::read_dir(path).unwrap().count()
 }
 
-#[test]
+#[jiffy_test]
 fn many_rollbacks_leak_nothing() {
-    let Some(test_home) = TestHome::new("many_rollbacks_leak_nothing") else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, "echo kept > file");
     let snapshot = test_home.ok(&["snapshot", &id]);
@@ -297,11 +286,9 @@ fn many_rollbacks_leak_nothing() {
     assert!(grown < 4096, "the daemon grew by {grown} KiB");
 }
 
-#[test]
+#[jiffy_test]
 fn forks_of_a_busy_guest_are_independent() {
-    let Some(test_home) = TestHome::new("forks_of_a_busy_guest_are_independent") else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
     let wanted = rounds("JIFFY_FORKS", 12);
     // So many that never rest would only share the processors of a small host.

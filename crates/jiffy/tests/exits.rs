@@ -3,6 +3,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::{sandbox_http, skip};
+use jiffy_test_attributes::jiffy_test;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,15 +19,12 @@ const MAX_IDLE_EXITS: u64 = 30;
 /// 1,400 more where each sandbox reports the free memory that its template left to it.
 const MAX_CREATE_EXITS: u64 = 1_000;
 
-#[test]
+#[jiffy_test]
 fn an_idle_guest_comes_to_rest() {
-    let test = "an_idle_guest_comes_to_rest";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let Some(mut before) = sandbox_http::exits(&test_home, &id) else {
-        return skip(test, "this kernel's KVM does not count exits");
+        return skip("this kernel's KVM does not count exits");
     };
     let began = Instant::now();
     loop {
@@ -41,12 +39,9 @@ fn an_idle_guest_comes_to_rest() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn a_create_takes_a_bounded_number_of_exits() {
-    let test = "a_create_takes_a_bounded_number_of_exits";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     // Layers of large guests are written in another way.
     for memory in ["512MiB", "2GiB"] {
@@ -58,7 +53,7 @@ fn a_create_takes_a_bounded_number_of_exits() {
             sandbox_http::exits(&test_home, &id)
         });
         let Some(exits) = exits.collect::<Option<Vec<u64>>>() else {
-            skip(test, "this kernel's KVM does not count exits");
+            skip("this kernel's KVM does not count exits");
             break;
         };
         // Other work of the host delays interrupts, which then cost more exits.
@@ -69,12 +64,9 @@ fn a_create_takes_a_bounded_number_of_exits() {
     daemon.wait().unwrap();
 }
 
-#[test]
+#[jiffy_test]
 fn a_merge_with_a_long_lineage_makes_no_sandbox_dearer() {
-    let test = "a_merge_with_a_long_lineage_makes_no_sandbox_dearer";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     test_home.ok(&["rm", &test_home.ok(&["create"])]);
     test_home.ok(&["serve", "--stop"]);
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
@@ -98,7 +90,7 @@ fn a_merge_with_a_long_lineage_makes_no_sandbox_dearer() {
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
     let (Some(before), Some(after)) = (before, after) else {
-        return skip(test, "this kernel's KVM does not count exits");
+        return skip("this kernel's KVM does not count exits");
     };
     assert!(
         after <= before + before / 4,

@@ -4,16 +4,14 @@ use crate::support::sandbox_http::sandbox;
 use crate::support::small_disk::SmallDisk;
 use crate::support::test_home::TestHome;
 use crate::support::{engine, wait_for};
+use jiffy_test_attributes::jiffy_test;
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
-    let test = "a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on";
-    let Some(disk) = SmallDisk::new(test, "1g") else {
+    let Some(disk) = SmallDisk::new("1g") else {
         return;
     };
-    let Some(test_home) = TestHome::beneath(disk.path(), test) else {
-        return;
-    };
+    let test_home = TestHome::beneath(disk.path());
     // Admission would refuse before the disk does.
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let id = test_home.ok(&["create"]);
@@ -83,15 +81,12 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on() {
     daemon.wait().unwrap();
 }
 
-#[test]
+#[jiffy_test(not_on_gvisor = "what a gVisor sandbox writes is memory")]
 fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
-    let test = "guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause";
-    let Some(disk) = SmallDisk::new(test, "1g") else {
+    let Some(disk) = SmallDisk::new("1g") else {
         return;
     };
-    let Some(test_home) = TestHome::beneath(disk.path(), test) else {
-        return;
-    };
+    let test_home = TestHome::beneath(disk.path());
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let id = test_home.ok(&["create"]);
     let shell =
@@ -125,15 +120,12 @@ fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
     daemon.wait().unwrap();
 }
 
-#[test]
+#[jiffy_test]
 fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
-    let test = "a_build_on_a_full_disk_is_reported_and_leaves_nothing";
-    let Some(disk) = SmallDisk::new(test, "1g") else {
+    let Some(disk) = SmallDisk::new("1g") else {
         return;
     };
-    let Some(test_home) = TestHome::beneath(disk.path(), test) else {
-        return;
-    };
+    let test_home = TestHome::beneath(disk.path());
     test_home.own_templates();
     let mut daemon = test_home.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
     let context = test_home.dir.path().join("context");
@@ -190,10 +182,4 @@ fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
     assert_eq!(test_home.sh(&id, "cat /first"), "first");
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
-}
-
-on_gvisor! {
-    a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_runs_on,
-    guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause
-        cannot hold: "what a gVisor sandbox writes is memory",
 }

@@ -1,16 +1,14 @@
 //! Content of a guest: the kernel's features, the agent's size, the template's programs.
 
-use crate::support::{call, guests};
+use crate::support::call;
+use jiffy_test_attributes::jiffy_test;
 
 fn python(program: &str) -> crate::support::Done {
     call(&["run", "-u", "root", "--", "python3", "-c", program])
 }
 
-#[test]
+#[jiffy_test]
 fn the_guest_kernel_has_what_agents_need() {
-    if !guests("the_guest_kernel_has_what_agents_need") {
-        return;
-    }
     let program = r#"
 import ctypes, os, socket, subprocess, sys, tempfile
 libc = ctypes.CDLL(None, use_errno=True)
@@ -51,11 +49,8 @@ print('missing:', missing)
     );
 }
 
-#[test]
+#[jiffy_test]
 fn the_agent_is_small() {
-    if !guests("the_agent_is_small") {
-        return;
-    }
     let done =
         python("print([l.split()[1] for l in open('/proc/1/status') if l.startswith('VmRSS')][0])");
     let kib: u64 = done
@@ -67,11 +62,8 @@ fn the_agent_is_small() {
     assert!(kib < (4 + 1) * 1024, "{kib} KiB resident");
 }
 
-#[test]
+#[jiffy_test]
 fn the_agents_code_is_in_huge_pages_and_no_others_are_given() {
-    if !guests("the_agents_code_is_in_huge_pages_and_no_others_are_given") {
-        return;
-    }
     let done = python(
         "import re
 text = next(m for m in re.split(r'(?m)^(?=[0-9a-f]+-)', open('/proc/1/smaps').read()) if ' r-xp ' in m)
@@ -81,11 +73,8 @@ print(re.search(r'AnonHugePages: *(\\d+)', text)[1], '[never]' in enabled)",
     assert_eq!(done.stdout.trim(), "4096 True", "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn the_base_template_has_its_programs() {
-    if !guests("the_base_template_has_its_programs") {
-        return;
-    }
     let script = "set -e; bash --version | head -1; ps --version; git --version; curl --version | head -1; \
         python3 -m pip --version; python --version; test -s /etc/ssl/certs/ca-certificates.crt; sudo -n true; \
         python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(42)'; cd /tmp && git init -q r && cd r && \
@@ -95,11 +84,8 @@ fn the_base_template_has_its_programs() {
     assert!(done.stdout.ends_with("42\n1\n"), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn orphans_are_reaped_and_background_processes_do_not_hold_the_run() {
-    if !guests("orphans_are_reaped_and_background_processes_do_not_hold_the_run") {
-        return;
-    }
     let script = "for i in 1 2 3 4 5; do (true & exec true) & done; wait; sh -c 'sleep 0.2 &'; sleep 0.6; ps -e -o stat= | grep -c Z; sleep 300 & echo done";
     let began = std::time::Instant::now();
     let done = call(&["run", "--", "bash", "-c", script]);

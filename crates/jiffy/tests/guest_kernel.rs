@@ -2,6 +2,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::{call_with, skip};
+use jiffy_test_attributes::jiffy_test;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -62,7 +63,7 @@ fn images() -> Vec<u8> {
             append(&mut all, kind, options, &path);
         } else {
             let why = String::from_utf8_lossy(&made.stderr).trim().to_owned();
-            skip(&format!("mounting {kind}"), &why);
+            skip(&format!("mounting {kind}: {why}"));
         }
     }
     all
@@ -88,12 +89,8 @@ fn append(all: &mut Vec<u8>, kind: &str, options: &str, path: &Path) {
     all.extend(blocks);
 }
 
-#[test]
+#[jiffy_test]
 fn software_finds_the_kernel_features_that_it_asks_for() {
-    let test = "software_finds_the_kernel_features_that_it_asks_for";
-    if !crate::support::guests(test) {
-        return;
-    }
     let args = ["run", "-i", "-u", "root", "--", "python3", "-c", FEATURES];
     let done = call_with(&args, &images());
     assert_eq!(
@@ -111,11 +108,9 @@ fn clocks(place: &TestHome, id: &str) -> (f64, f64) {
     (boot.parse().unwrap(), monotonic.parse().unwrap())
 }
 
-#[test]
+#[jiffy_test]
 fn paused_time_counts_in_the_boot_clock_only() {
-    let Some(place) = TestHome::new("paused_time_counts_in_the_boot_clock_only") else {
-        return;
-    };
+    let place = TestHome::new();
     let asleep = |id: &str| {
         let (boot, monotonic) = clocks(&place, id);
         boot - monotonic

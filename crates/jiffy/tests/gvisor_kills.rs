@@ -1,9 +1,9 @@
 //! The helper of gVisor, a sandbox's process or the daemon is killed at a bad moment: other
 //! sandboxes live on, and nothing is left.
 
-use crate::support::engine;
 use crate::support::test_home::TestHome;
-use crate::support::{children, finish, gvisor, wait_for};
+use crate::support::{children, finish, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -11,15 +11,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// Runs `test` with a data directory of its own, whose sandboxes are on gVisor.
-fn with_test_home(name: &str, test: impl FnOnce(&TestHome)) {
-    if gvisor(name) {
-        engine::want(Some(jiffy_engine_api::GVISOR.to_owned()));
-        test(&TestHome::new(name).unwrap());
-        engine::want(None);
-    }
-}
 
 fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
@@ -99,121 +90,112 @@ fn nothing_else_is_left(test_home: &TestHome, kept: &BTreeSet<u32>, groups: &BTr
     });
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
-    let test = "a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group";
-    with_test_home(test, |test_home| {
-        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-        for _ in 0..3 {
-            let (helper, before) = (helper(test_home), children(helper(test_home)));
-            let create = test_home.begin(&["create"]);
-            let victim = next_process(helper, &before);
-            let groups = groups(victim);
-            signal(victim, Signal::SIGKILL);
-            // It is made once more, unless it was killed too late.
-            let created = finish(create);
-            if created.code == Some(0) {
-                test_home.ok(&["rm", created.stdout.trim()]);
-            }
-            nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
-        }
-        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        daemon.wait().unwrap();
-    });
-}
-
-#[test]
-fn a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes() {
-    let test = "a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes";
-    with_test_home(test, |test_home| {
-        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-        let id = test_home.ok(&["create"]);
-        let groups = groups(*test_home.vmms().first().unwrap());
-        // The kernel removes no group that has a process.
-        let mut intruder = Command::new("sleep").arg("600").spawn().unwrap();
-        let pid = intruder.id().to_string();
-        let entered = groups
-            .iter()
-            .filter(|group| fs::write(group.join("cgroup.procs"), &pid).is_ok());
-        assert_ne!(entered.count(), 0, "{groups:?}");
-        let began = Instant::now();
-        test_home.ok(&["kill", &id]);
-        let took = began.elapsed();
-        let state = test_home.json(&["ls", "--all"])[0]["state"].clone();
-        intruder.kill().unwrap();
-        intruder.wait().unwrap();
-        // gVisor tries for 5 s, and its helper for 10 s more.
-        assert!(took < Duration::from_secs(4), "{took:?}");
-        assert_eq!(state, "killed");
-        nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
-        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        daemon.wait().unwrap();
-    });
-}
-
-#[test]
-fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group() {
-    let test = "a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group";
-    with_test_home(test, |test_home| {
-        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-        let bystander = test_home.ok(&["create"]);
-        let kept = test_home.vmms();
+    let test_home = &TestHome::new();
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    for _ in 0..3 {
         let (helper, before) = (helper(test_home), children(helper(test_home)));
         let create = test_home.begin(&["create"]);
-        let sandbox = next_process(helper, &before);
-        signal(helper, Signal::SIGSTOP);
-        let groups = groups(sandbox);
-        // Its standard input stays; the one by which it tells that it is up is closed then.
-        wait_for("the sandbox's process to be up", || {
-            (common_pipes(helper, sandbox) < 2).then_some(())
-        });
-        signal(helper, Signal::SIGKILL);
+        let victim = next_process(helper, &before);
+        let groups = groups(victim);
+        signal(victim, Signal::SIGKILL);
+        // It is made once more, unless it was killed too late.
         let created = finish(create);
-        assert_ne!(created.code, Some(0), "{created:?}");
-        nothing_else_is_left(test_home, &kept, &groups);
-        // All goes on with the next helper.
-        assert_eq!(test_home.sh(&bystander, "echo here"), "here");
-        let another = test_home.ok(&["create"]);
-        assert_eq!(test_home.sh(&another, "echo here"), "here");
-        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        daemon.wait().unwrap();
-    });
+        if created.code == Some(0) {
+            test_home.ok(&["rm", created.stdout.trim()]);
+        }
+        nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
+    }
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
 }
 
-#[test]
-fn a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_adopted() {
-    let test =
-        "a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_adopted";
-    with_test_home(test, |test_home| {
-        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-        let dead = test_home.ok(&["create"]);
-        let victim = *test_home.vmms().first().unwrap();
-        let groups = groups(victim);
-        let others: Vec<String> = (0..3).map(|_| test_home.ok(&["create"])).collect();
-        test_home.kill_daemon();
-        daemon.wait().unwrap();
-        signal(victim, Signal::SIGKILL);
-        let process = PathBuf::from(format!("/proc/{victim}"));
-        // Also as a zombie: its number would still count as its own.
-        wait_for("the sandbox's process to go", || {
-            (!process.exists()).then_some(())
-        });
-        let kept = test_home.vmms();
-        let mut daemon = test_home.serve(&["--warm-pool", "0"]);
-        let states = test_home.json(&["ls", "--all"]);
-        for sandbox in states.as_array().unwrap() {
-            let expected = if sandbox["id"] == dead.as_str() {
-                "broken"
-            } else {
-                "running"
-            };
-            assert_eq!(sandbox["state"], expected, "{states}");
-        }
-        for id in &others {
-            assert_eq!(test_home.sh(id, "echo here"), "here");
-        }
-        nothing_else_is_left(test_home, &kept, &groups);
-        test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        daemon.wait().unwrap();
+#[jiffy_test(engine = "gvisor")]
+fn a_sandbox_is_killed_however_long_the_removal_of_its_groups_takes() {
+    let test_home = &TestHome::new();
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let id = test_home.ok(&["create"]);
+    let groups = groups(*test_home.vmms().first().unwrap());
+    // The kernel removes no group that has a process.
+    let mut intruder = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = intruder.id().to_string();
+    let entered = groups
+        .iter()
+        .filter(|group| fs::write(group.join("cgroup.procs"), &pid).is_ok());
+    assert_ne!(entered.count(), 0, "{groups:?}");
+    let began = Instant::now();
+    test_home.ok(&["kill", &id]);
+    let took = began.elapsed();
+    let state = test_home.json(&["ls", "--all"])[0]["state"].clone();
+    intruder.kill().unwrap();
+    intruder.wait().unwrap();
+    // gVisor tries for 5 s, and its helper for 10 s more.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert_eq!(state, "killed");
+    nothing_else_is_left(test_home, &BTreeSet::new(), &groups);
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}
+
+#[jiffy_test(engine = "gvisor")]
+fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group() {
+    let test_home = &TestHome::new();
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let bystander = test_home.ok(&["create"]);
+    let kept = test_home.vmms();
+    let (helper, before) = (helper(test_home), children(helper(test_home)));
+    let create = test_home.begin(&["create"]);
+    let sandbox = next_process(helper, &before);
+    signal(helper, Signal::SIGSTOP);
+    let groups = groups(sandbox);
+    // Its standard input stays; the one by which it tells that it is up is closed then.
+    wait_for("the sandbox's process to be up", || {
+        (common_pipes(helper, sandbox) < 2).then_some(())
     });
+    signal(helper, Signal::SIGKILL);
+    let created = finish(create);
+    assert_ne!(created.code, Some(0), "{created:?}");
+    nothing_else_is_left(test_home, &kept, &groups);
+    // All goes on with the next helper.
+    assert_eq!(test_home.sh(&bystander, "echo here"), "here");
+    let another = test_home.ok(&["create"]);
+    assert_eq!(test_home.sh(&another, "echo here"), "here");
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}
+
+#[jiffy_test(engine = "gvisor")]
+fn a_sandbox_killed_without_a_daemon_is_reported_and_removed_and_all_others_are_adopted() {
+    let test_home = &TestHome::new();
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let dead = test_home.ok(&["create"]);
+    let victim = *test_home.vmms().first().unwrap();
+    let groups = groups(victim);
+    let others: Vec<String> = (0..3).map(|_| test_home.ok(&["create"])).collect();
+    test_home.kill_daemon();
+    daemon.wait().unwrap();
+    signal(victim, Signal::SIGKILL);
+    let process = PathBuf::from(format!("/proc/{victim}"));
+    // Also as a zombie: its number would still count as its own.
+    wait_for("the sandbox's process to go", || {
+        (!process.exists()).then_some(())
+    });
+    let kept = test_home.vmms();
+    let mut daemon = test_home.serve(&["--warm-pool", "0"]);
+    let states = test_home.json(&["ls", "--all"]);
+    for sandbox in states.as_array().unwrap() {
+        let expected = if sandbox["id"] == dead.as_str() {
+            "broken"
+        } else {
+            "running"
+        };
+        assert_eq!(sandbox["state"], expected, "{states}");
+    }
+    for id in &others {
+        assert_eq!(test_home.sh(id, "echo here"), "here");
+    }
+    nothing_else_is_left(test_home, &kept, &groups);
+    test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
 }

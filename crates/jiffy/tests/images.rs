@@ -1,6 +1,7 @@
 //! Templates made of images: with as little in them as a kernel can run.
 
 use crate::support::test_home::TestHome;
+use jiffy_test_attributes::jiffy_test;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,8 +31,8 @@ int main(int argc, char **argv) {
 
 /// A data directory with templates of its own beside the stock one, and a directory with nothing
 /// but the program `/app`.
-fn prepared(test: &str) -> Option<(TestHome, PathBuf)> {
-    let test_home = TestHome::with_templates(test)?;
+fn prepared() -> (TestHome, PathBuf) {
+    let test_home = TestHome::with_templates();
     let root = test_home.dir.path().join("root");
     fs::create_dir(&root).unwrap();
     let source = test_home.dir.path().join("app.c");
@@ -42,7 +43,7 @@ fn prepared(test: &str) -> Option<(TestHome, PathBuf)> {
         .arg(&source)
         .status();
     assert!(compiled.unwrap().success());
-    Some((test_home, root))
+    (test_home, root)
 }
 
 /// `root` as an archive that `docker save` could have written.
@@ -84,11 +85,9 @@ fn tar(archive: &Path, directory: &Path) {
     assert!(done.unwrap().success());
 }
 
-#[test]
+#[jiffy_test]
 fn one_program_is_enough_for_a_sandbox() {
-    let Some((test_home, root)) = prepared("images::one_program_is_enough_for_a_sandbox") else {
-        return;
-    };
+    let (test_home, root) = prepared();
     let from = root.to_str().unwrap();
     test_home.ok(&["template", "build", "--from-dir", from, "--name", "one"]);
     let id = test_home.ok(&["create", "--template", "one"]);
@@ -102,12 +101,9 @@ fn one_program_is_enough_for_a_sandbox() {
     assert_eq!(missing.code, Some(127), "{missing:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
-    let test = "images::an_image_keeps_its_configuration_and_runs_its_command_on_request";
-    let Some((test_home, root)) = prepared(test) else {
-        return;
-    };
+    let (test_home, root) = prepared();
     let archive = saved(&test_home, &root);
     let archive = archive.to_str().unwrap();
     // The directory it names is not there.
@@ -148,12 +144,9 @@ fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn invalid_images_are_refused_and_leave_nothing() {
-    let Some((test_home, root)) = prepared("images::invalid_images_are_refused_and_leave_nothing")
-    else {
-        return;
-    };
+    let (test_home, root) = prepared();
     let app = root.join("app");
     let app = app.to_str().unwrap();
     for (args, told) in [

@@ -2,6 +2,7 @@
 //! is lost by the try.
 
 use crate::support::test_home::TestHome;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -72,13 +73,9 @@ const CHANGES: [Change; 3] = [
     (|s| s.field("vcpus", json!("many")), "is damaged"),
 ];
 
-#[test]
+#[jiffy_test]
 fn a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as_it_was() {
-    let test =
-        "a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as_it_was";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, "echo kept > file");
     let snapshot = test_home.ok(&["snapshot", &id]);
@@ -102,12 +99,9 @@ fn a_snapshot_of_another_format_or_processor_is_refused_and_the_sandbox_stays_as
     assert_eq!(test_home.sh(&id, "cat file"), "kept");
 }
 
-#[test]
+#[jiffy_test]
 fn a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can() {
-    let test = "a_paused_sandbox_that_cannot_resume_on_this_host_stays_paused_until_it_can";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, "echo dream > /tmp/state");
     test_home.ok(&["pause", &id]);
@@ -135,12 +129,9 @@ fn has_hardware_virtualization() -> bool {
     words.any(|word| word == "vmx" || word == "svm")
 }
 
-#[test]
+#[jiffy_test]
 fn guests_of_a_processor_level_see_it_and_their_snapshots_say_so() {
-    let test = "guests_of_a_processor_level_see_it_and_their_snapshots_say_so";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let unknown = test_home.call(&["daemon", "start", "--cpu-level", "x86-64-v9"]);
     assert!(unknown.stderr.contains("x86-64-v2"), "{unknown:?}");
     let start = ["daemon", "start", "--no-listen", "--cpu-level", "x86-64-v2"];

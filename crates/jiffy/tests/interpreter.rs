@@ -1,11 +1,11 @@
 //! The stock template `code-interpreter-v1`: code runs, its state stays, and clones are their own.
 
+use crate::support::page_faults;
 use crate::support::sandbox_http::{ask, execute, result, send, stdout};
 use crate::support::test_home::TestHome;
-use crate::support::{page_faults, skip};
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const TEMPLATE: &str = "code-interpreter-v1";
@@ -13,37 +13,13 @@ const PORT: u16 = 49_999;
 /// Fewer than it writes in its first use after a first command, and more than before.
 const FIRST_USE_PAGES: u64 = 3500;
 
-/// One at a time: each data directory makes the template's snapshot, and a kernel that warms up
-/// wants a processor for itself.
-static SERIAL: Mutex<()> = Mutex::new(());
-
-fn test_home(test: &str) -> Option<(MutexGuard<'static, ()>, TestHome)> {
-    let turn = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-    let test_home = TestHome::new(test)?;
-    if !test_home
-        .dir
-        .path()
-        .join("templates")
-        .join(TEMPLATE)
-        .exists()
-    {
-        skip(test, "template code-interpreter-v1 is not built");
-        return None;
-    }
-    Some((turn, test_home))
-}
-
 fn error(events: &[Value]) -> &Value {
     events.iter().find(|e| e["type"] == "error").unwrap()
 }
 
-#[test]
+#[jiffy_test(template = "code-interpreter-v1")]
 fn code_runs_in_four_languages_and_its_state_stays() {
-    let Some((_turn, test_home)) =
-        test_home("interpreter::code_runs_in_four_languages_and_its_state_stays")
-    else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--template", TEMPLATE, "-e", "GREETING=hello"]);
     let id = id.as_str();
     let first = Instant::now();
@@ -198,13 +174,9 @@ fn restarts_after_exit(test_home: &TestHome, id: &str) {
     );
 }
 
-#[test]
+#[jiffy_test(template = "code-interpreter-v1")]
 fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
-    let Some((_turn, test_home)) = test_home(
-        "interpreter::clones_draw_random_numbers_of_their_own_and_have_their_own_environment",
-    ) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let draw = "import random, numpy\nf'{random.random()} {numpy.random.rand()}'";
     let one = test_home.ok(&["create", "--template", TEMPLATE, "-e", "NAME=one"]);
     let two = test_home.ok(&["create", "--template", TEMPLATE, "-e", "NAME=two"]);
@@ -247,13 +219,9 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
     assert!(vmms.iter().all(prepared));
 }
 
-#[test]
+#[jiffy_test(template = "code-interpreter-v1")]
 fn a_client_that_goes_away_interrupts_its_code() {
-    let Some((_turn, test_home)) =
-        test_home("interpreter::a_client_that_goes_away_interrupts_its_code")
-    else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--template", TEMPLATE]);
     let endless = [
         (

@@ -4,6 +4,7 @@ use crate::support::store::TestStore;
 use crate::support::test_home::TestHome;
 use crate::support::{alive, skip, wait_for};
 use jiffy_proto::vm::jail::FIRST_UID;
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -24,10 +25,10 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn new(test: &str, options: &[&str]) -> Option<Self> {
-        let (there, here) = TestHome::new(test).zip(TestHome::new(test))?;
+    fn new(options: &[&str]) -> Option<Self> {
+        let (there, here) = (TestHome::new(), TestHome::new());
         if fs::File::open("/dev/userfaultfd").is_err() {
-            skip(test, "/dev/userfaultfd cannot be opened");
+            skip("/dev/userfaultfd cannot be opened");
             return None;
         }
         let store = TestStore::new();
@@ -205,10 +206,9 @@ fn stored(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path).unwrap()) * 512
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_runs_before_its_memory_has_arrived_and_gets_all_of_it() {
-    let test = "a_guest_runs_before_its_memory_has_arrived_and_gets_all_of_it";
-    let Some(hosts) = Hosts::new(test, &[]) else {
+    let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
     let here = &hosts.here;
@@ -242,10 +242,9 @@ fn a_guest_runs_before_its_memory_has_arrived_and_gets_all_of_it() {
     hosts.end();
 }
 
-#[test]
+#[jiffy_test]
 fn clones_share_the_page_cache_and_little_more_than_the_working_set_moves() {
-    let test = "clones_share_the_page_cache_and_little_more_than_the_working_set_moves";
-    let Some(hosts) = Hosts::new(test, &[]) else {
+    let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
     let first = hosts.create(&[]);
@@ -304,10 +303,9 @@ fn shared_and_own(pid: u32) -> (u64, u64) {
     (sum("Shared_"), sum("Private_"))
 }
 
-#[test]
+#[jiffy_test]
 fn all_memory_is_fetched_if_that_is_asked_for() {
-    let test = "all_memory_is_fetched_if_that_is_asked_for";
-    let Some(hosts) = Hosts::new(test, &[]) else {
+    let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
     let id = hosts.create(&["--prefetch", "all"]);
@@ -324,10 +322,9 @@ fn all_memory_is_fetched_if_that_is_asked_for() {
     hosts.end();
 }
 
-#[test]
+#[jiffy_test]
 fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_it() {
-    let test = "a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_it";
-    let Some(hosts) = Hosts::new(test, &[]) else {
+    let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
     let root = hosts.store.find(None, &hosts.snapshot).unwrap()[0]
@@ -357,10 +354,9 @@ fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_
     hosts.end();
 }
 
-#[test]
+#[jiffy_test]
 fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
-    let test = "processes_that_are_killed_while_memory_arrives_lose_nothing";
-    let Some(hosts) = Hosts::new(test, &[]) else {
+    let Some(hosts) = Hosts::new(&[]) else {
         return;
     };
     let id = hosts.create(&[]);
@@ -407,10 +403,9 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     hosts.end();
 }
 
-#[test]
+#[jiffy_test]
 fn a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed() {
-    let test = "a_guest_whose_store_is_gone_too_long_is_broken_and_can_be_resumed";
-    let Some(hosts) = Hosts::new(test, &["--store-timeout", "4"]) else {
+    let Some(hosts) = Hosts::new(&["--store-timeout", "4"]) else {
         return;
     };
     let away = hosts.store.dir.path().join("away");

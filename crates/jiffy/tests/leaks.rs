@@ -1,6 +1,7 @@
 //! Whatever happens to a sandbox, the host is afterwards as it was before.
 
-use crate::support::{alive, call, finish, guests, jiffy, read_until, vmm_of, wait_for};
+use crate::support::{alive, call, finish, jiffy, read_until, vmm_of, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -69,11 +70,8 @@ fn named_things() -> BTreeSet<String> {
     things
 }
 
-#[test]
+#[jiffy_test]
 fn nothing_is_left_behind_however_a_sandbox_ends() {
-    if !guests("nothing_is_left_behind_however_a_sandbox_ends") {
-        return;
-    }
     // The first run makes the caches; what it leaves is not the sandbox's.
     assert_eq!(call(&["run", "--", "true"]).code, Some(0));
     let before = named_things();
@@ -123,11 +121,8 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
     });
 }
 
-#[test]
+#[jiffy_test]
 fn a_killed_launcher_takes_its_guest_along_even_during_boot() {
-    if !guests("a_killed_launcher_takes_its_guest_along_even_during_boot") {
-        return;
-    }
     for delay_ms in [0, 20, 60, 150] {
         let mut child = jiffy(&["run", "--", "sleep", "60"])
             .stdout(Stdio::null())

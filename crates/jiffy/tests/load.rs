@@ -1,19 +1,10 @@
 //! Guests under load give right results, alone and many at once.
 
 use crate::support::test_home::TestHome;
-use crate::support::{call, call_with, finish, guests, jiffy, skip};
+use crate::support::{call, call_with, finish, jiffy, skip};
+use jiffy_test_attributes::jiffy_test;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
-
-/// These tests want the whole machine: one at a time.
-static SERIAL: Mutex<()> = Mutex::new(());
-
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    SERIAL
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -40,12 +31,8 @@ fn torture_archive() -> Vec<u8> {
     tar.stdout
 }
 
-#[test]
+#[jiffy_test]
 fn twenty_guests_at_once_work() {
-    if !guests("twenty_guests_at_once_work") {
-        return;
-    }
-    let _alone = alone();
     let children: Vec<_> = (0..20)
         .map(|i| {
             let script =
@@ -70,12 +57,8 @@ fn twenty_guests_at_once_work() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn the_torture_programs_find_nothing_wrong_in_a_guest() {
-    if !guests("the_torture_programs_find_nothing_wrong_in_a_guest") {
-        return;
-    }
-    let _alone = alone();
     let seconds = std::env::var("JIFFY_TORTURE_SECONDS").unwrap_or_else(|_| "1".to_owned());
     let script = "mkdir /tmp/t && cd /tmp/t && tar x && for p in $(find . -type f -perm -1 ! -name init | sort); do $p $0 || echo \"$p: exit $?\"; done";
     let done = call_with(
@@ -93,12 +76,8 @@ fn the_torture_programs_find_nothing_wrong_in_a_guest() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn load_on_two_cpus_computes_right() {
-    if !guests("load_on_two_cpus_computes_right") {
-        return;
-    }
-    let _alone = alone();
     let seconds = std::env::var("JIFFY_LOAD_SECONDS").unwrap_or_else(|_| "4".to_owned());
     let program = r#"
 import hashlib, multiprocessing as mp, os, sys, time, tempfile
@@ -128,29 +107,20 @@ print('rounds', min(rounds) > 0)
     );
 }
 
-#[test]
+#[jiffy_test]
 fn many_processes_start_and_end() {
-    if !guests("many_processes_start_and_end") {
-        return;
-    }
-    let _alone = alone();
     let number = std::env::var("JIFFY_PROCESSES").unwrap_or_else(|_| "300".to_owned());
     let script = "n=0; for i in $(seq $0); do /bin/true && n=$((n+1)); done; echo $n; ps -e -o stat= | grep -c Z";
     let done = call(&["run", "--cpus", "2", "--", "bash", "-c", script, &number]);
     assert_eq!(done.stdout, format!("{number}\n0\n"), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_parallel_compile_gives_the_right_program() {
-    const NAME: &str = "a_parallel_compile_gives_the_right_program";
-    if !guests(NAME) {
-        return;
-    }
-    let _alone = alone();
     let recipe = repository().join("tests/templates/compiler");
     let built = call(&["template", "build", recipe.to_str().unwrap()]);
     if built.code != Some(0) && !nix::unistd::geteuid().is_root() {
-        return skip(NAME, "building its template needs root");
+        return skip("building its template needs root");
     }
     assert_eq!(built.code, Some(0), "{built:?}");
     let script = r#"set -e; mkdir p && cd p
@@ -180,12 +150,9 @@ fn a_parallel_compile_gives_the_right_program() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn whole_lives_at_once_all_succeed_and_leave_nothing() {
-    let Some(home) = TestHome::new("whole_lives_at_once_all_succeed_and_leave_nothing") else {
-        return;
-    };
-    let _alone = alone();
+    let home = TestHome::new();
     home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     let report = home.json(&["bench", "stress", "-n", "12", "-c", "4", "-w", "2"]);
     let series = report["series"].as_array().unwrap();

@@ -4,7 +4,6 @@
 //! listed here is not compiled; the first test finds it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[macro_use]
 mod support;
 
 mod adoption;

@@ -8,13 +8,13 @@ use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind};
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-#[test]
+#[jiffy_test(lab)]
 fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
-    let test = "a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         for host in PUBLIC {
             assert_eq!(reach(test_home, &id, host), "internet", "{host}");
@@ -51,10 +51,9 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn names_are_resolved_as_long_as_something_may_be_reached() {
-    let test = "names_are_resolved_as_long_as_something_may_be_reached";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let id = create(test_home, json!({}));
         let resolve = "\ntry: print(socket.gethostbyname('some.example'))\nexcept OSError as e: print('none')";
         assert_eq!(python(test_home, &id, resolve), "9.9.9.9");
@@ -69,10 +68,9 @@ fn names_are_resolved_as_long_as_something_may_be_reached() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn a_guest_cannot_speak_under_another_address() {
-    let test = "a_guest_cannot_speak_under_another_address";
-    networked(test, &[], |test_home, lab| {
+    networked(&[], |test_home, lab| {
         let id = test_home.ok(&["create"]);
         let program = r#"
 import struct
@@ -104,10 +102,9 @@ frame(own, udp("169.254.0.21", b"its own"))
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
-    let test = "rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections";
-    networked(test, &["--allow-private", "10.9.9.0/24"], |test_home, _| {
+    networked(&["--allow-private", "10.9.9.0/24"], |test_home, _| {
         let id = create(
             test_home,
             json!({ "network": { "allowOut": ["9.9.9.9"], "denyOut": ["8.8.8.0/24", "9.0.0.0/8"] } }),
@@ -171,10 +168,9 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn the_send_rate_is_limited_until_the_limit_is_lifted() {
-    let test = "the_send_rate_is_limited_until_the_limit_is_lifted";
-    networked(test, &[], |test_home, lab| {
+    networked(&[], |test_home, lab| {
         let id = create(test_home, json!({ "network": { "egressMbps": 1 } }));
         let flood = "import socket, time\n\
             s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
@@ -234,10 +230,9 @@ def resolve(name):
     except OSError: return "none"
 "#;
 
-#[test]
+#[jiffy_test(lab)]
 fn allowed_names_are_sniffed_and_resolved_by_the_host() {
-    let test = "allowed_names_are_sniffed_and_resolved_by_the_host";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example", "trap5.example", "trap6.example"], "denyOut": ["0.0.0.0/0"] });
         let id = create(test_home, json!({ "network": rules }));
         let say = |what: &str| python(test_home, &id, &format!("{GREET}\nprint({what})"));
@@ -316,10 +311,9 @@ fn allowed_names_are_sniffed_and_resolved_by_the_host() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn clones_and_rolled_back_guests_have_a_network_at_once() {
-    let test = "clones_and_rolled_back_guests_have_a_network_at_once";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let id = test_home.ok(&["create"]);
         assert_eq!(reach(test_home, &id, "9.9.9.9"), "internet");
         test_home.ok(&["snapshot", &id, "--name", "before"]);
@@ -336,10 +330,9 @@ fn clones_and_rolled_back_guests_have_a_network_at_once() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn only_the_network_outlives_a_killed_daemon() {
-    let test = "only_the_network_outlives_a_killed_daemon";
-    networked(test, &[], |test_home, _| {
+    networked(&[], |test_home, _| {
         let id = create(test_home, json!({ "network": { "denyOut": ["8.8.8.8"] } }));
         let gone = test_home.ok(&["create"]);
         let now = || ["9.9.9.9", "8.8.8.8"].map(|host| reach(test_home, &id, host));
@@ -373,19 +366,16 @@ fn slots() -> Vec<String> {
         .collect()
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
-    let test = "a_firewall_that_drops_forwarded_packets_is_passed_and_restored";
-    with_lab(test, |_| {
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
+    with_lab(|_| {
+        let test_home = TestHome::new();
         if std::process::Command::new("iptables")
             .arg("-V")
             .output()
             .is_err()
         {
-            return crate::support::skip(test, "`iptables` is not installed");
+            return crate::support::skip("`iptables` is not installed");
         }
         // As Docker leaves it.
         let iptables = |args: &str| output("iptables", &args.split(' ').collect::<Vec<_>>());
@@ -406,10 +396,9 @@ fn a_firewall_that_drops_forwarded_packets_is_passed_and_restored() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
-    let test = "a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again";
-    with_lab(test, |_| {
+    with_lab(|_| {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {
             ready: 8,
@@ -458,10 +447,9 @@ fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn networks_of_a_removed_data_directory_are_removed_by_the_next_daemon() {
-    let test = "networks_of_a_removed_data_directory_are_removed_by_the_next_daemon";
-    with_lab(test, |_| {
+    with_lab(|_| {
         let (gone, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let open =
             |home: &tempfile::TempDir| Network::open(&NetworkConfig::new(home.path())).unwrap();

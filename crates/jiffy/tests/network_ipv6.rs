@@ -5,16 +5,15 @@ use crate::support::lab::{HOST, HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
 use crate::support::network_probe::{
     PRELUDE, call, create, networked6, python, reach, root_python,
 };
+use jiffy_test_attributes::jiffy_test;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-#[test]
+#[jiffy_test(lab)]
 fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
-    let test =
-        "a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges";
-    networked6(test, &[], |test_home, _| {
+    networked6(&[], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
         for host in PUBLIC6.iter().chain(&PUBLIC).chain(&["six.example"]) {
             assert_eq!(reach(test_home, &id, host), "internet", "{host}");
@@ -85,10 +84,9 @@ fn slots(up: &[&str]) -> BTreeSet<String> {
     slots.map(str::to_owned).collect()
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn connections_outlive_neighbours_that_go() {
-    let test = "connections_outlive_neighbours_that_go";
-    networked6(test, &[], |test_home, _| {
+    networked6(&[], |test_home, _| {
         let id = test_home.ok(&["create"]);
         let own = slots(&["up"]);
         let program = r#"
@@ -155,10 +153,9 @@ s.send(struct.pack("=IHHIIBBH", 20, 0x102, 5, 1, 0, 0, 0, 0))
 print(struct.unpack("=IHHIIi", s.recv(100)[:20])[5])
 "#;
 
-#[test]
+#[jiffy_test(lab)]
 fn packets_of_forgotten_connections_leave_no_host() {
-    let test = "packets_of_forgotten_connections_leave_no_host";
-    networked6(test, &[], |test_home, lab| {
+    networked6(&[], |test_home, lab| {
         let id = test_home.ok(&["create"]);
         let program = r#"
 import os
@@ -196,10 +193,9 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"behind them", ("9.9.9.
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn rules_hold_for_both_versions_and_go_with_copies() {
-    let test = "rules_hold_for_both_versions_and_go_with_copies";
-    networked6(test, &[], |test_home, _| {
+    networked6(&[], |test_home, _| {
         let refused = "ConnectionRefusedError";
         let some = create(
             test_home,
@@ -234,10 +230,9 @@ fn rules_hold_for_both_versions_and_go_with_copies() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn the_owner_of_the_host_opens_private_ranges_of_ipv6_too() {
-    let test = "the_owner_of_the_host_opens_private_ranges_of_ipv6_too";
-    networked6(test, &["--allow-private", "fd00:9::/32"], |test_home, _| {
+    networked6(&["--allow-private", "fd00:9::/32"], |test_home, _| {
         let id = test_home.ok(&["create"]);
         assert_eq!(reach(test_home, &id, PRIVATE6[0]), "internet");
         for still in [HOST6, PRIVATE6[1], PRIVATE6[2]] {

@@ -3,6 +3,7 @@
 use crate::support::forward::Forward;
 use crate::support::read_until;
 use crate::support::remote::Remote;
+use jiffy_test_attributes::jiffy_test;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 
@@ -22,12 +23,9 @@ END
 setsid python3 /tmp/server.py >/dev/null 2>&1 &
 until [ -e /tmp/listens ]; do sleep 0.02; done";
 
-#[test]
+#[jiffy_test]
 fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
-    let test = "any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback";
-    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--warm-pool", "0"]);
     let id = remote.ok(&["create"]);
     remote.sh(&id, SERVER);
     let mut forward = Forward::new(&remote, &[&id[..6], ":7000", ":7001"], 2);
@@ -70,12 +68,9 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
     assert_eq!(heard, "STILL");
 }
 
-#[test]
+#[jiffy_test]
 fn ports_that_cannot_be_forwarded_are_reported_at_once() {
-    let test = "ports_that_cannot_be_forwarded_are_reported_at_once";
-    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--warm-pool", "0"]);
     let id = remote.ok(&["create"]);
     for bad in ["x", "0", "80:0", "70000", "1:2:3"] {
         let done = remote.call(&["port-forward", &id, bad]);

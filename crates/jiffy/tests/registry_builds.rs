@@ -2,6 +2,7 @@
 
 use crate::support::build_project::{BuildProject, cached};
 use crate::support::{skip, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Certificate roots of this host: its way out may have an authority of its own.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// True if sandboxes reach the registries of pip and npm; if not, `test` counts as skipped.
-fn registries(test: &str, project: &BuildProject) -> bool {
+/// True if sandboxes reach the registries of pip and npm; if not, the test is skipped.
+fn registries(project: &BuildProject) -> bool {
     let id = project.test_home.ok(&["create", "--template", "node"]);
     let authorities = fs::read_to_string(AUTHORITIES).unwrap_or_default();
     project.file("authorities.pem", &authorities);
@@ -31,24 +32,21 @@ fn registries(test: &str, project: &BuildProject) -> bool {
     project.test_home.ok(&["kill", &id]);
     if asked.code != Some(0) {
         let last = asked.stderr.lines().last().unwrap_or_default().to_owned();
-        skip(test, &format!("no registry of packages answers: {last}"));
+        skip(&format!("no registry of packages answers: {last}"));
     }
     asked.code == Some(0)
 }
 
-#[test]
+#[jiffy_test(root)]
 fn stages_with_pip_and_npm_build_and_build_again_at_once() {
-    let test = "registry_builds::stages_with_pip_and_npm_build_and_build_again_at_once";
-    let Some(project) = BuildProject::new(test) else {
-        return;
-    };
+    let project = BuildProject::new();
     let real = std::env::var_os("JIFFY_HOME").unwrap_or_else(|| "/var/lib/jiffy".into());
     let node = Path::new(&real).join("templates/node");
     if !node.exists() {
-        return skip(test, "template node is not built");
+        return skip("template node is not built");
     }
     symlink(node, project.test_home.dir.path().join("templates/node")).unwrap();
-    if !registries(test, &project) {
+    if !registries(&project) {
         return;
     }
     project.file(
@@ -177,12 +175,9 @@ fn answer(mut stream: &TcpStream, pages: &Pages) {
     let _ = stream.write_all(body);
 }
 
-#[test]
+#[jiffy_test(root)]
 fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
-    let test = "registry_builds::a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it";
-    let Some(project) = BuildProject::new(test) else {
-        return;
-    };
+    let project = BuildProject::new();
     let at = registry(&project.test_home.dir.path().join("registry"));
     let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];
     project.test_home.ok(&plain);
@@ -209,12 +204,9 @@ fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
     assert!(refused.stderr.contains("nothing"), "{refused:?}");
 }
 
-#[test]
+#[jiffy_test(root)]
 fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
-    let test = "an_image_on_demand_is_imported_once_and_removed_when_unused";
-    let Some(project) = BuildProject::new(test) else {
-        return;
-    };
+    let project = BuildProject::new();
     let test_home = &project.test_home;
     let at = registry(&test_home.dir.path().join("registry"));
     let pool = ["--warm-pool", "0"];

@@ -4,18 +4,16 @@
 use crate::support::remote::{Remote, from};
 use crate::support::test_home::TestHome;
 use crate::support::{Done, finish, read_until};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 
-#[test]
+#[jiffy_test]
 fn every_command_does_the_same_over_the_network_as_over_the_socket() {
-    let test = "every_command_does_the_same_over_the_network_as_over_the_socket";
-    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--warm-pool", "0"]);
     let made = remote.json(&["create", "-e", "GREETING=hello"]);
     let id = made["id"].as_str().unwrap();
     let short = &id[..6];
@@ -111,21 +109,15 @@ fn streams(remote: &Remote, calls: impl Fn(&[&str]) -> std::process::Command) {
     assert_eq!(run(&["rm", &id]).code, Some(0));
 }
 
-#[test]
+#[jiffy_test]
 fn streams_files_exit_codes_and_signals_pass_over_http() {
-    let test = "streams_files_exit_codes_and_signals_pass_over_http";
-    let Some(remote) = Remote::new(test, &[]) else {
-        return;
-    };
+    let remote = Remote::new(&[]);
     streams(&remote, |args| remote.command(args));
 }
 
-#[test]
+#[jiffy_test]
 fn https_needs_a_trusted_certificate_and_names_the_missing_authority() {
-    let test = "https_needs_a_trusted_certificate_and_names_the_missing_authority";
-    let Some(remote) = Remote::new(test, &["--tls"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--tls"]);
     assert!(remote.url.starts_with("https://"), "{}", remote.url);
     let distrusted = remote.call(&["ls"]);
     assert_eq!(distrusted.code, Some(1));
@@ -145,12 +137,9 @@ fn https_needs_a_trusted_certificate_and_names_the_missing_authority() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn invalid_keys_are_refused_with_a_sentence() {
-    let test = "invalid_keys_are_refused_with_a_sentence";
-    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--warm-pool", "0"]);
     let with = |key: &str, args: &[&str]| {
         let mut command = remote.command(args);
         finish(command.env("JIFFY_API_KEY", key).spawn().unwrap())
@@ -201,12 +190,9 @@ fn invalid_keys_are_refused_with_a_sentence() {
     says(remote.call(&["ls"]), &["cannot reach", &remote.url]);
 }
 
-#[test]
+#[jiffy_test]
 fn a_command_reports_that_its_daemon_ended() {
-    let test = "a_command_reports_that_its_daemon_ended";
-    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let remote = Remote::new(&["--warm-pool", "0"]);
     let id = remote.ok(&["create"]);
     let script = "echo ready; exec sleep 1000";
     let mut waiting = remote.command(&["exec", &id, "--", "sh", "-c", script]);
@@ -296,12 +282,9 @@ fn an_older_daemon_is_reported_with_its_remedy() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn the_socket_answers_what_the_address_answers_without_a_key() {
-    let test = "the_socket_answers_what_the_address_answers_without_a_key";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     test_home.ok(&["daemon", "start", "--no-listen"]);
     let socket = test_home.dir.path().join("run/jiffy.sock");
     let ask = |path: &str| {

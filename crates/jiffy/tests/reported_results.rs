@@ -4,6 +4,7 @@
 use crate::support::remote::Remote;
 use crate::support::test_home::TestHome;
 use crate::support::{finish, read_until, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
@@ -12,13 +13,9 @@ use std::io::{self, Read};
 use std::process::Child;
 
 /// One daemon for all: what takes long is its start.
-#[test]
+#[jiffy_test(engine = "each", root)]
 fn reported_results_match_the_guest() {
-    let Some(test_home) =
-        TestHome::with_templates("reported_results::reported_results_match_the_guest")
-    else {
-        return;
-    };
+    let test_home = TestHome::with_templates();
     let remote = Remote::of(test_home, &["--warm-pool", "0"]);
     let test_home = &remote.test_home;
     let id = test_home.ok(&["create", "--memory", "256"]);
@@ -31,8 +28,6 @@ fn reported_results_match_the_guest() {
     a_key_reported_without_sandboxes_has_none(&remote);
     data_reported_as_freed_is_gone(test_home);
 }
-
-on_gvisor! { reported_results_match_the_guest, }
 
 /// A command in a sandbox, and its process there.
 fn begin(

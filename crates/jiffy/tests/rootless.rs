@@ -3,9 +3,8 @@
 use crate::support::lab::{
     HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
 };
-use crate::support::{
-    Done, alive, engine, finish, guests, network_probe, programs, skip, wait_for,
-};
+use crate::support::{Done, alive, engine, finish, network_probe, programs, skip, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -35,8 +34,10 @@ struct User {
 
 /// A user that no other test has.
 fn new_uid() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(FIRST_USER);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Other processes run other tests of this file at the same time.
+    let of_process = FIRST_USER + std::process::id() % 10_000 * 4;
+    of_process + NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl User {
@@ -173,27 +174,21 @@ fn bind(from: &Path, to: &Path) {
 }
 
 /// Runs `work` in a lab where ordinary users may open the devices, as on other machines.
-fn with_users(test: &str, work: impl FnOnce() + Send) {
-    with_users_in(false, test, work);
+fn with_users(work: impl FnOnce() + Send) {
+    with_users_in(false, work);
 }
 
 /// The same in a lab with IPv6.
-fn with_users6(test: &str, work: impl FnOnce() + Send) {
-    with_users_in(true, test, work);
+fn with_users6(work: impl FnOnce() + Send) {
+    with_users_in(true, work);
 }
 
-fn with_users_in(ipv6: bool, test: &str, work: impl FnOnce() + Send) {
-    if !nix::unistd::geteuid().is_root() {
-        return skip(test, "makes users of its own, which takes root");
-    }
-    if !guests(test) {
-        return;
-    }
+fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
     let pasta = ["/usr/bin/pasta", "/usr/bin/slirp4netns"]
         .iter()
         .any(|p| Path::new(p).exists());
     if !pasta {
-        return skip(test, "there is neither pasta nor slirp4netns");
+        return skip("there is neither pasta nor slirp4netns");
     }
     let work = |_: &Lab| {
         own_run(MsFlags::MS_PRIVATE);
@@ -214,8 +209,8 @@ fn with_users_in(ipv6: bool, test: &str, work: impl FnOnce() + Send) {
         work();
     };
     match ipv6 {
-        true => with_lab6(test, work),
-        false => with_lab(test, work),
+        true => with_lab6(work),
+        false => with_lab(work),
     }
 }
 
@@ -250,54 +245,49 @@ fn subordinate(uid: u32) {
 }
 
 fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
-    with_users(
-        "a_command_of_an_ordinary_user_runs_and_leaves_nothing",
-        || {
-            let user = User::new(new_uid());
-            let done = user.call(&["run", "--", "sh", "-c", "echo hi; echo no >&2; exit 7"]);
-            assert_eq!((done.code, &done.stdout[..]), (Some(7), "hi\n"), "{done:?}");
-            assert!(
-                done.stderr.contains("without root: ") && done.stderr.ends_with("no\n"),
-                "{done:?}"
-            );
-            // It is said once.
-            let done = user.call(&["run", "--", "sh", "-c", "kill -9 $$"]);
-            assert_eq!(
-                (done.code, done.stderr.contains("without root")),
-                (Some(137), false),
-                "{done:?}"
-            );
-            user.is_gone();
-            let program = format!(
-                "{}\nprint(tcp({:?}), tcp({HOST:?}) == \"host\")",
-                network_probe::PRELUDE,
-                PUBLIC[1]
-            );
-            let run = ["run", "--network", "on", "--", "python3", "-c", &program];
-            assert_eq!(user.ok(&run), "internet False");
-            user.is_gone();
-            let mut run = user
-                .jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
-                .spawn()
-                .unwrap();
-            crate::support::read_until(run.stdout.as_mut().unwrap(), "up");
-            run.kill().unwrap();
-            run.wait().unwrap();
-            user.is_gone();
-        },
-    );
+    with_users(|| {
+        let user = User::new(new_uid());
+        let done = user.call(&["run", "--", "sh", "-c", "echo hi; echo no >&2; exit 7"]);
+        assert_eq!((done.code, &done.stdout[..]), (Some(7), "hi\n"), "{done:?}");
+        assert!(
+            done.stderr.contains("without root: ") && done.stderr.ends_with("no\n"),
+            "{done:?}"
+        );
+        // It is said once.
+        let done = user.call(&["run", "--", "sh", "-c", "kill -9 $$"]);
+        assert_eq!(
+            (done.code, done.stderr.contains("without root")),
+            (Some(137), false),
+            "{done:?}"
+        );
+        user.is_gone();
+        let program = format!(
+            "{}\nprint(tcp({:?}), tcp({HOST:?}) == \"host\")",
+            network_probe::PRELUDE,
+            PUBLIC[1]
+        );
+        let run = ["run", "--network", "on", "--", "python3", "-c", &program];
+        assert_eq!(user.ok(&run), "internet False");
+        user.is_gone();
+        let mut run = user
+            .jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
+            .spawn()
+            .unwrap();
+        crate::support::read_until(run.stdout.as_mut().unwrap(), "up");
+        run.kill().unwrap();
+        run.wait().unwrap();
+        user.is_gone();
+    });
 }
 
-#[test]
+#[jiffy_test(engine = "microvm", lab)]
 fn a_virtual_machine_of_an_ordinary_user_leaves_nothing() {
-    engine::want(Some("microvm".to_owned()));
     a_command_of_an_ordinary_user_runs_and_leaves_nothing();
-    engine::want(None);
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor", lab)]
 fn a_sandbox_on_gvisor_of_an_ordinary_user_leaves_nothing() {
-    engine::on_gvisor(a_command_of_an_ordinary_user_runs_and_leaves_nothing);
+    a_command_of_an_ordinary_user_runs_and_leaves_nothing();
 }
 
 /// The life of sandboxes with a network, the same for both engines.
@@ -350,76 +340,62 @@ fn sandboxes_live(user: &User) {
     user.is_gone();
 }
 
-#[test]
+#[jiffy_test(engine = "microvm", lab)]
 fn virtual_machines_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host() {
-    let test = "virtual_machines_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host";
-    engine::want(Some("microvm".to_owned()));
-    with_users(test, || {
+    with_users(|| {
         let uid = new_uid();
         subordinate(uid);
         sandboxes_live(&User::new(uid));
     });
-    engine::want(None);
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor", lab)]
 fn gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host() {
-    engine::on_gvisor(|| {
-        let test =
-            "gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host";
-        with_users(test, || {
-            let uid = new_uid();
-            subordinate(uid);
-            sandboxes_live(&User::new(uid));
-        });
+    with_users(|| {
+        let uid = new_uid();
+        subordinate(uid);
+        sandboxes_live(&User::new(uid));
     });
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor", lab)]
 fn two_users_of_one_machine_see_nothing_of_each_other() {
-    engine::on_gvisor(|| {
-        with_users("two_users_of_one_machine_see_nothing_of_each_other", || {
-            let (one, two) = (User::new(new_uid()), User::new(new_uid()));
-            let ids = [&one, &two].map(|user| user.ok(&["create"]));
-            for (user, (own, foreign)) in [(&one, (&ids[0], &ids[1])), (&two, (&ids[1], &ids[0]))] {
-                assert_eq!(user.reach(own, PUBLIC[1]), "internet");
-                assert!(!user.ok(&["ls", "--json"]).contains(foreign.as_str()));
-                assert_ne!(user.call(&["exec", foreign, "--", "true"]).code, Some(0));
-            }
-            one.ok(&["daemon", "stop", "--kill-sandboxes"]);
-            one.is_gone();
-            assert_eq!(two.reach(&ids[1], PUBLIC[1]), "internet");
-            // The way out is not needed for what is there, and comes back.
-            two.ok(&["daemon", "stop", "--kill-sandboxes"]);
-            two.is_gone();
-        });
+    with_users(|| {
+        let (one, two) = (User::new(new_uid()), User::new(new_uid()));
+        let ids = [&one, &two].map(|user| user.ok(&["create"]));
+        for (user, (own, foreign)) in [(&one, (&ids[0], &ids[1])), (&two, (&ids[1], &ids[0]))] {
+            assert_eq!(user.reach(own, PUBLIC[1]), "internet");
+            assert!(!user.ok(&["ls", "--json"]).contains(foreign.as_str()));
+            assert_ne!(user.call(&["exec", foreign, "--", "true"]).code, Some(0));
+        }
+        one.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        one.is_gone();
+        assert_eq!(two.reach(&ids[1], PUBLIC[1]), "internet");
+        // The way out is not needed for what is there, and comes back.
+        two.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        two.is_gone();
     });
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor", lab)]
 fn without_an_uplink_sandboxes_reach_nothing_and_the_reason_is_reported() {
-    engine::on_gvisor(|| {
-        with_users(
-            "without_an_uplink_sandboxes_reach_nothing_and_the_reason_is_reported",
-            || {
-                hide(&["pasta", "pasta.avx2", "slirp4netns"]);
-                let user = User::new(new_uid());
-                let done = user.call(&["serve", "--no-listen", "--network", "on"]);
-                assert!(
-                    done.code != Some(0) && done.stderr.contains("passt"),
-                    "{done:?}"
-                );
-                let id = user.ok(&["create"]);
-                assert_ne!(user.reach(&id, PUBLIC[1]), "internet");
-                let doctor = user.call(&["doctor"]);
-                assert!(
-                    doctor.stdout.contains("passt") && doctor.stdout.contains("uidmap"),
-                    "{doctor:?}"
-                );
-                user.ok(&["daemon", "stop", "--kill-sandboxes"]);
-                user.is_gone();
-            },
+    with_users(|| {
+        hide(&["pasta", "pasta.avx2", "slirp4netns"]);
+        let user = User::new(new_uid());
+        let done = user.call(&["serve", "--no-listen", "--network", "on"]);
+        assert!(
+            done.code != Some(0) && done.stderr.contains("passt"),
+            "{done:?}"
         );
+        let id = user.ok(&["create"]);
+        assert_ne!(user.reach(&id, PUBLIC[1]), "internet");
+        let doctor = user.call(&["doctor"]);
+        assert!(
+            doctor.stdout.contains("passt") && doctor.stdout.contains("uidmap"),
+            "{doctor:?}"
+        );
+        user.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        user.is_gone();
     });
 }
 
@@ -433,13 +409,12 @@ fn reached_by_a_run(user: &User, hosts: &[&str]) -> Vec<String> {
     user.ok(&run).lines().map(str::to_owned).collect()
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host() {
-    let test = "sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host";
     if !Path::new("/usr/bin/pasta").exists() {
-        return skip(test, "there is no pasta");
+        return skip("there is no pasta");
     }
-    with_users6(test, || {
+    with_users6(|| {
         let user = User::new(new_uid());
         let open = [PUBLIC6[0], PUBLIC6[1], PUBLIC[1]];
         assert_eq!(reached_by_a_run(&user, &open), ["internet"; 3]);
@@ -451,13 +426,12 @@ fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn slirp4netns_is_the_uplink_without_pasta() {
-    let test = "slirp4netns_is_the_uplink_without_pasta";
     if !Path::new("/usr/bin/slirp4netns").exists() {
-        return skip(test, "there is no slirp4netns");
+        return skip("there is no slirp4netns");
     }
-    with_users(test, || {
+    with_users(|| {
         hide(&["pasta", "pasta.avx2"]);
         let user = User::new(new_uid());
         let doctor = user.call(&["doctor"]).stdout;

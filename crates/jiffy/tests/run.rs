@@ -1,18 +1,14 @@
 //! `jiffy run` does what its users expect of `docker run`, `timeout` and a shell.
 
-use crate::support::{
-    call, call_with, children, finish, guests, gvisor, jiffy, programs, read_until, wait_for,
-};
+use crate::support::{call, call_with, children, finish, jiffy, programs, read_until, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-#[test]
+#[jiffy_test]
 fn a_python_program_sees_the_guests_own_kernel() {
-    if !guests("a_python_program_sees_the_guests_own_kernel") {
-        return;
-    }
     let done = call(&[
         "run",
         "--",
@@ -26,11 +22,8 @@ fn a_python_program_sees_the_guests_own_kernel() {
     assert_ne!(done.stdout.trim(), host.trim());
 }
 
-#[test]
+#[jiffy_test]
 fn output_streams_and_the_exit_code_are_the_commands() {
-    if !guests("output_streams_and_the_exit_code_are_the_commands") {
-        return;
-    }
     let done = call(&["run", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
     assert_eq!(
         (done.code, done.stdout.as_str()),
@@ -40,11 +33,8 @@ fn output_streams_and_the_exit_code_are_the_commands() {
     assert_eq!(done.stderr, "err\n");
 }
 
-#[test]
+#[jiffy_test]
 fn a_command_that_is_not_there_is_127_and_one_that_cannot_run_126() {
-    if !guests("a_command_that_is_not_there_is_127_and_one_that_cannot_run_126") {
-        return;
-    }
     let done = call(&["run", "--", "no-such-command"]);
     assert_eq!(done.code, Some(127), "{done:?}");
     assert!(
@@ -56,11 +46,8 @@ fn a_command_that_is_not_there_is_127_and_one_that_cannot_run_126() {
     assert!(done.stderr.contains("/etc/passwd"), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_command_killed_by_a_signal_is_128_and_its_number() {
-    if !guests("a_command_killed_by_a_signal_is_128_and_its_number") {
-        return;
-    }
     assert_eq!(
         call(&["run", "--", "sh", "-c", "kill -TERM $$"]).code,
         Some(143)
@@ -71,11 +58,8 @@ fn a_command_killed_by_a_signal_is_128_and_its_number() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn a_command_over_its_time_is_killed_and_124() {
-    if !guests("a_command_over_its_time_is_killed_and_124") {
-        return;
-    }
     let done = call(&[
         "run",
         "--timeout",
@@ -93,11 +77,8 @@ fn a_command_over_its_time_is_killed_and_124() {
     assert!(done.stderr.contains("timed out"), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_million_bytes_pass_through_standard_input_unharmed() {
-    if !guests("a_million_bytes_pass_through_standard_input_unharmed") {
-        return;
-    }
     let input: Vec<u8> = (0..1_000_000u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
@@ -122,11 +103,8 @@ fn sha256(bytes: &[u8]) -> String {
     text.split_whitespace().next().unwrap().to_owned()
 }
 
-#[test]
+#[jiffy_test]
 fn an_endless_input_ends_with_the_command() {
-    if !guests("an_endless_input_ends_with_the_command") {
-        return;
-    }
     let input = b"y\n".repeat(4 << 20);
     let done = call_with(&["run", "-i", "--", "head", "-c", "1000000"], &input);
     assert_eq!(
@@ -137,20 +115,14 @@ fn an_endless_input_ends_with_the_command() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn without_interactive_standard_input_is_empty() {
-    if !guests("without_interactive_standard_input_is_empty") {
-        return;
-    }
     let done = call_with(&["run", "--", "wc", "-c"], b"not for the guest");
     assert_eq!(done.stdout.trim(), "0", "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn environment_directory_and_user_are_as_requested() {
-    if !guests("environment_directory_and_user_are_as_requested") {
-        return;
-    }
     let script = "echo $A/$B; pwd; id -un";
     let done = call(&[
         "run", "-e", "A=1 2", "-e", "B=x=y", "-w", "/tmp", "-u", "root", "--", "sh", "-c", script,
@@ -169,11 +141,8 @@ fn environment_directory_and_user_are_as_requested() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn a_missing_directory_or_user_is_named() {
-    if !guests("a_missing_directory_or_user_is_named") {
-        return;
-    }
     let done = call(&["run", "-w", "/no/such/dir", "--", "true"]);
     assert!(
         done.code == Some(125) && done.stderr.contains("/no/such/dir"),
@@ -186,11 +155,8 @@ fn a_missing_directory_or_user_is_named() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn the_guest_has_the_requested_size() {
-    if !guests("the_guest_has_the_requested_size") {
-        return;
-    }
     let script = "nproc; awk '/MemTotal/{print int($2/1024)}' /proc/meminfo; df -m --output=size / | tail -1";
     let done = call(&[
         "run", "--cpus", "4", "--memory", "1GiB", "--disk", "2GiB", "--", "sh", "-c", script,
@@ -205,11 +171,8 @@ fn the_guest_has_the_requested_size() {
     assert!((1800..=2048).contains(&numbers[2]), "{done:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn writes_of_one_run_are_not_in_the_next() {
-    if !guests("writes_of_one_run_are_not_in_the_next") {
-        return;
-    }
     let script = "test -e /etc/mark && echo seen; echo x > /etc/mark; dd if=/dev/zero of=/big bs=1M count=64 2>/dev/null; sync; ls /big";
     for _ in 0..2 {
         let done = call(&["run", "-u", "root", "--", "sh", "-c", script]);
@@ -221,11 +184,8 @@ fn writes_of_one_run_are_not_in_the_next() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn two_guests_have_different_identities() {
-    if !guests("two_guests_have_different_identities") {
-        return;
-    }
     let script = "cat /etc/machine-id /proc/sys/kernel/random/boot_id; hostname; head -c 16 /dev/urandom | base64";
     let all: Vec<Vec<String>> = (0..2)
         .map(|_| {
@@ -242,11 +202,8 @@ fn two_guests_have_different_identities() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn the_guests_clock_is_the_hosts() {
-    if !guests("the_guests_clock_is_the_hosts") {
-        return;
-    }
     let now = || {
         std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
@@ -262,11 +219,8 @@ fn the_guests_clock_is_the_hosts() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn json_holds_everything_about_the_run() {
-    if !guests("json_holds_everything_about_the_run") {
-        return;
-    }
     let done = call(&[
         "run",
         "--json",
@@ -287,11 +241,8 @@ fn json_holds_everything_about_the_run() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn output_of_any_size_arrives_whole() {
-    if !guests("output_of_any_size_arrives_whole") {
-        return;
-    }
     for bytes in [0usize, 1, 32 * 1024, 65_537, 20_000_000] {
         let script = format!("head -c {bytes} /dev/zero | tr '\\0' x");
         let done = call(&["run", "--", "sh", "-c", &script]);
@@ -304,11 +255,8 @@ fn output_of_any_size_arrives_whole() {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn on_gvisor_streams_exit_code_and_boot_report_are_the_same() {
-    if !gvisor("on_gvisor_streams_exit_code_and_boot_report_are_the_same") {
-        return;
-    }
     let script = "uname -r; tr a-z A-Z; echo err >&2; exit 3";
     let words = ["run", "--engine", "gvisor", "-i", "--", "sh", "-c", script];
     let done = call_with(&words, b"input");
@@ -325,11 +273,8 @@ fn on_gvisor_streams_exit_code_and_boot_report_are_the_same() {
     assert!(report["boot_ms"].as_f64().unwrap() > 1.0, "{report}");
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn on_gvisor_a_command_not_found_and_one_over_its_time_have_their_codes() {
-    if !gvisor("on_gvisor_a_command_not_found_and_one_over_its_time_have_their_codes") {
-        return;
-    }
     let done = call(&["run", "--engine", "gvisor", "--", "no-such-command"]);
     assert_eq!(done.code, Some(127), "{done:?}");
     let words = ["run", "--engine", "gvisor", "--timeout", "1s", "--"];
@@ -370,11 +315,8 @@ fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
         .collect()
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
-    if !gvisor("a_run_on_gvisor_leaves_nothing_however_it_ends") {
-        return;
-    }
     // To its end, by a signal and killed; then killed before it is up.
     for (signal, up) in [
         (None, true),
@@ -424,11 +366,8 @@ fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn a_host_without_kvm_runs_commands_on_gvisor() {
-    if !gvisor("a_host_without_kvm_runs_commands_on_gvisor") {
-        return;
-    }
     // Something else in its place, for this command only.
     let hidden = "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm; exec \"$@\"";
     let run = |helper: PathBuf| {

@@ -4,6 +4,7 @@
 use crate::support::network_probe::call;
 use crate::support::test_home::TestHome;
 use crate::support::{engine, finish, jiffy, read_until, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -14,13 +15,6 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-on_gvisor! {
-    a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does,
-    a_run_that_is_killed_leaves_no_sandbox,
-    a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written,
-    logs_name_the_process_that_was_killed_for_memory,
-}
 
 /// A run in the background, its outputs piped.
 fn start(test_home: &TestHome, args: &[&str]) -> Child {
@@ -45,12 +39,9 @@ fn end(test_home: &TestHome, mut daemon: Child) {
     daemon.wait().unwrap();
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
-    let test = "a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "1"]);
     let report = wait_for("a run out of the pool", || {
         let done = test_home.call(&["run", "--json", "--", "sh", "-c", "echo out; exit 3"]);
@@ -152,12 +143,9 @@ fn faults(test_home: &TestHome, id: &str) -> u64 {
     fields.split_whitespace().nth(7).unwrap().parse().unwrap()
 }
 
-#[test]
+#[jiffy_test]
 fn a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory() {
-    let test = "a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "2"]);
     let first_command = |id: &str| {
         let before = faults(&test_home, id);
@@ -201,11 +189,9 @@ fn a_pooled_sandbox_keeps_nothing_of_its_warm_up_but_memory() {
     end(&test_home, daemon);
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_run_that_is_killed_leaves_no_sandbox() {
-    let Some(test_home) = TestHome::new("a_run_that_is_killed_leaves_no_sandbox") else {
-        return;
-    };
+    let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "0"]);
     let mut run = start(&test_home, &["--", "sh", "-c", "echo up; sleep 600"]);
     read_until(run.stdout.as_mut().unwrap(), "up");
@@ -228,12 +214,9 @@ fn a_run_that_is_killed_leaves_no_sandbox() {
     assert!(u128::from(deadline) <= now.as_millis() + 60_000, "{all}");
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written() {
-    let test = "a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "0"]);
     let dir = tempfile::tempdir().unwrap();
     let (work, outside) = (dir.path().join("work"), dir.path().join("outside"));
@@ -293,12 +276,9 @@ fn a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written() 
     end(&test_home, daemon);
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn logs_name_the_process_that_was_killed_for_memory() {
-    let test = "logs_name_the_process_that_was_killed_for_memory";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let daemon = test_home.serve(&["--warm-pool", "0"]);
     let id = test_home.ok(&["create", "--memory", "256MiB"]);
     let done = test_home.call(&["exec", &id, "--", "tail", "/dev/zero"]);

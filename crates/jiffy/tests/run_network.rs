@@ -4,21 +4,15 @@ use crate::support::lab::{PRIVATE, PUBLIC, output, with_lab6};
 use crate::support::network_probe::{PRELUDE, clean};
 use crate::support::test_home::TestHome;
 use crate::support::{children, jiffy, read_until, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::Stdio;
 
-on_gvisor! {
-    without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network,
-}
-
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network() {
-    let test = "without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network";
-    with_lab6(test, |_| {
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
+    with_lab6(|_| {
+        let test_home = TestHome::new();
         let reach = |options: &[&str]| {
             let (public, private) = (PUBLIC[1], PRIVATE[0]);
             let program = format!(

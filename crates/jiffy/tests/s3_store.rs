@@ -7,6 +7,7 @@ use crate::support::small_disk::SmallDisk;
 use crate::support::store::directory;
 use crate::support::test_home::TestHome;
 use crate::support::{finish, skip, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 use std::fs;
@@ -36,11 +37,11 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn new(test: &str) -> Option<Self> {
-        let there = TestHome::new(test)?;
+    fn new() -> Option<Self> {
+        let there = TestHome::new();
         let dir = tempfile::tempdir().unwrap();
         let Some(server) = S3Server::start(&dir.path().join("objects")) else {
-            skip(test, "versitygw is not built: run scripts/test-servers");
+            skip("versitygw is not built: run scripts/test-servers");
             return None;
         };
         let mut bucket = Self {
@@ -133,12 +134,12 @@ fn hold_bulk(request: &Request) -> Fault {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
-    let test = "a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways";
-    let Some((mut bucket, here)) = Bucket::new(test).zip(TestHome::new(test)) else {
+    let Some(mut bucket) = Bucket::new() else {
         return;
     };
+    let here = TestHome::new();
     bucket.serve(&here, "wrong", &[]);
     bucket.assert_refused(&here, "AWS_SECRET_ACCESS_KEY");
     here.ok(&["serve", "--stop"]);
@@ -205,15 +206,15 @@ fn assert_few_and_large(requests: &[Request]) {
     assert!(requests[..=last].len() <= 60, "{requests:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_away() {
-    let test = "a_wake_reads_its_working_set_in_few_requests_and_outlives_a_server_that_is_away";
     if fs::File::open("/dev/userfaultfd").is_err() {
-        return skip(test, "/dev/userfaultfd cannot be opened");
+        return skip("/dev/userfaultfd cannot be opened");
     }
-    let Some((mut bucket, here)) = Bucket::new(test).zip(TestHome::new(test)) else {
+    let Some(mut bucket) = Bucket::new() else {
         return;
     };
+    let here = TestHome::new();
     bucket.serve(&here, s3::SECRET, &[]);
     let id = bucket.create(&here);
     let mut requests = bucket.proxy.requests();
@@ -272,15 +273,12 @@ impl Drop for ReadOnly {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
-    let test = "a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later";
-    let Some((bucket, disk)) = Bucket::new(test).zip(SmallDisk::new(test, "1g")) else {
+    let Some((bucket, disk)) = Bucket::new().zip(SmallDisk::new("1g")) else {
         return;
     };
-    let Some(here) = TestHome::beneath(disk.path(), test) else {
-        return;
-    };
+    let here = TestHome::beneath(disk.path());
     // Admission would refuse before the disk does.
     let options = ["--reserve-disk", "1MiB"];
     bucket.serve(&here, s3::SECRET, &options);
@@ -309,9 +307,4 @@ fn a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later() {
     let id = bucket.create(&here);
     assert_sound(&here, &id);
     here.ok(&["serve", "--stop", "--kill-sandboxes"]);
-}
-
-on_gvisor! {
-    a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways,
-    a_fetch_that_is_killed_or_has_no_room_leaves_nothing_and_works_later,
 }

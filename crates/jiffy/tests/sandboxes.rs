@@ -3,6 +3,7 @@
 use crate::support::engine::is_gvisor;
 use crate::support::test_home::TestHome;
 use crate::support::{SetOnDrop, sandbox_http, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use serde_json::Value;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -12,12 +13,9 @@ use std::time::Duration;
 /// Longest silence of a connection to a guest that was put back.
 const CUT_OFF_LIMIT: Duration = Duration::from_secs(15);
 
-#[test]
+#[jiffy_test]
 fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
-    let test = "a_sandbox_stays_between_commands_and_takes_files_both_ways";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "-e", "GREETING=hello"]);
     let short = &id[..6];
     assert_eq!(
@@ -61,12 +59,9 @@ fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn a_sandbox_is_forked_rolled_back_paused_and_resumed() {
-    let test = "a_sandbox_is_forked_rolled_back_paused_and_resumed";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, "echo one > /tmp/state");
     let snapshot = test_home.ok(&["snapshot", &id, "--name", "first"]);
@@ -127,12 +122,9 @@ fn a_sandbox_is_forked_rolled_back_paused_and_resumed() {
     assert!(test_home.ok(&["snapshots"]).contains("first"));
 }
 
-#[test]
+#[jiffy_test]
 fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
-    let test = "a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     test_home.ok(&["create"]);
     let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid";
     let warm: Vec<(String, String)> = (0..2)
@@ -154,12 +146,9 @@ fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn requests_beside_rollbacks_are_answered_or_cut_off() {
-    let test = "requests_beside_rollbacks_are_answered_or_cut_off";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let serve = "cd /tmp; python3 -m http.server 8000 >/dev/null 2>&1 & \
                  until curl -s localhost:8000 >/dev/null; do sleep 0.1; done";
@@ -198,12 +187,9 @@ fn requests_beside_rollbacks_are_answered_or_cut_off() {
     assert!(all.is_some_and(|all| all > 0), "{answered:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it() {
-    let test = "a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, "echo kept > /tmp/state");
     test_home.ok(&["snapshot", &id, "--name", "kept"]);
@@ -224,12 +210,9 @@ fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_repairs_it() {
     assert_eq!(test_home.sh(&fresh, "hostname"), fresh);
 }
 
-#[test]
+#[jiffy_test]
 fn a_kept_snapshot_gets_checksums_that_find_a_flipped_byte() {
-    let test = "a_kept_snapshot_gets_checksums_that_find_a_flipped_byte";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let snapshot = test_home.ok(&["snapshot", &id, "--name", "precious"]);
     let verify = || test_home.call(&["snapshots", "--verify", "precious", "--json"]);
@@ -286,12 +269,9 @@ fn reclaim(directory: &std::path::Path) {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
-    let test = "a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--memory", "1GiB"]);
     test_home.sh(&id, "true");
     test_home.ok(&["pause", &id]);
@@ -305,7 +285,7 @@ fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
     test_home.sh(&id, "true");
     let vmm = *test_home.vmms().first().unwrap();
     let Ok(io) = std::fs::read_to_string(format!("/proc/{vmm}/io")) else {
-        crate::support::skip(test, "needs root, to see what a VMM reads");
+        crate::support::skip("needs root, to see what a VMM reads");
         return;
     };
     let read = io.lines().find_map(|l| l.strip_prefix("read_bytes: "));
@@ -314,12 +294,9 @@ fn a_sleeper_that_is_on_disk_only_is_read_ahead_and_not_fault_by_fault() {
     assert!(read < 24 << 20, "{read} bytes were read by the VMM");
 }
 
-#[test]
+#[jiffy_test]
 fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
-    let test = "restores_take_the_measured_policy_on_the_host_it_was_measured_on";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let table = test_home.ok(&["doctor", "--measure", "--rounds", "2"]);
     for policy in ["map", "working set", "read all"] {
         assert!(table.contains(policy), "{table}");
@@ -362,12 +339,9 @@ fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
     assert!(foreign * 2 < set, "{foreign}, {set} KiB");
 }
 
-#[test]
+#[jiffy_test]
 fn every_sandbox_names_its_engine_and_every_engine_its_capabilities() {
-    let test = "every_sandbox_names_its_engine_and_every_engine_its_capabilities";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let all = test_home.json(&["engines"]);
     let engine = &all[0];
     assert_eq!(engine["name"], "microvm");
@@ -401,12 +375,9 @@ fn guest_processes(test_home: &TestHome, id: &str, text: &str) -> String {
     test_home.sh(id, &format!("pgrep -f '{pattern}' || true"))
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone() {
-    let test = "a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     let words = ["exec", "--timeout", "1s", &id, "--"];
     let done = test_home.call(&[&words[..], &["sleep", "99"]].concat());
@@ -428,12 +399,9 @@ fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone()
     });
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
-    let test = "a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let id = test_home.ok(&["create"]);
     // The way of bubblewrap and rootless podman; the user has no rights.
     test_home.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
@@ -472,9 +440,4 @@ for path in \"/etc\", \"/usr\", \"/\":
         &id,
         "grep -q rchar /proc/self/io && zgrep -q CONFIG_NET=y /proc/config.gz && cat /proc/self/schedstat",
     );
-}
-
-on_gvisor! {
-    a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone,
-    a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts,
 }

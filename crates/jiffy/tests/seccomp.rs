@@ -4,6 +4,7 @@ use crate::support::lab::{PUBLIC, with_lab};
 use crate::support::network_probe::{clean, reach};
 use crate::support::test_home::TestHome;
 use crate::support::{children, finish, jiffy, programs, skip, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use jiffy_vmm::seccomp::ioctl::IoctlRequest;
 use jiffy_vmm::seccomp::{AllowedSyscall, DISK_SYSCALLS, MAIN_SYSCALLS, VCPU_SYSCALLS, ioctl};
 use nix::sys::signal::{Signal, kill};
@@ -194,20 +195,17 @@ fn children_of_vmms(test_home: &TestHome) -> BTreeSet<u32> {
     test_home.vmms().into_iter().flat_map(children).collect()
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
-    let test = "every_call_that_the_filter_allows_is_made_or_has_a_reason";
     if !Path::new(STRACE).exists() {
         assert!(std::env::var_os("CI").is_none(), "strace is not installed");
-        return skip(test, "strace is not installed");
+        return skip("strace is not installed");
     }
     let directory = tempfile::tempdir().unwrap();
     let traces = directory.path().join("traces");
     fs::create_dir(&traces).unwrap();
-    with_lab(test, |_| {
-        let Some(mut test_home) = TestHome::new(test) else {
-            return;
-        };
+    with_lab(|_| {
+        let mut test_home = TestHome::new();
         test_home.vmm = Some(traced(directory.path(), &traces));
         work(&test_home);
         drop(test_home);

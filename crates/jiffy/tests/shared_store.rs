@@ -4,6 +4,7 @@
 use crate::support::store::{TestStore, directory};
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -55,12 +56,9 @@ fn snapshot_files(home: &TestHome) -> BTreeSet<String> {
         .collect()
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_snapshot_of_another_host_is_restored_from_the_store() {
-    let test = "a_snapshot_of_another_host_is_restored_from_the_store";
-    let Some((there, here)) = TestHome::new(test).zip(TestHome::new(test)) else {
-        return;
-    };
+    let (there, here) = (TestHome::new(), TestHome::new());
     let store = TestStore::new();
     let (snapshot, counted) = pushed(there, &store);
     store.start(&here);
@@ -111,12 +109,9 @@ fn flip(dir: &Path) {
     layer.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
-    let test = "a_snapshot_that_is_damaged_on_its_host_is_fetched_anew";
-    let Some(home) = TestHome::new(test) else {
-        return;
-    };
+    let home = TestHome::new();
     let store = TestStore::new();
     store.start(&home);
     let id = home.ok(&["create"]);
@@ -152,9 +147,4 @@ fn a_snapshot_that_is_damaged_on_its_host_is_fetched_anew() {
     let refused = home.call(&["create", "--from", "precious"]);
     assert_ne!(refused.code, Some(0), "{refused:?}");
     assert!(refused.stderr.contains("restore snapshot"), "{refused:?}");
-}
-
-on_gvisor! {
-    a_snapshot_that_is_damaged_on_its_host_is_fetched_anew,
-    a_snapshot_of_another_host_is_restored_from_the_store,
 }

@@ -1,6 +1,7 @@
 //! Interrupts, broken pipes and terminals behave as with a local command.
 
-use crate::support::{alive, finish, guests, jiffy, read_until, vmm_of, wait_for};
+use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -23,11 +24,8 @@ fn begin(args: &[&str]) -> (Child, std::process::ChildStdout) {
     (child, stdout)
 }
 
-#[test]
+#[jiffy_test]
 fn the_first_interrupt_is_the_commands_to_handle() {
-    if !guests("the_first_interrupt_is_the_commands_to_handle") {
-        return;
-    }
     let script = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done";
     let (child, mut stdout) = begin(&["run", "--", "sh", "-c", script]);
     read_until(&mut stdout, "ready\n");
@@ -36,22 +34,16 @@ fn the_first_interrupt_is_the_commands_to_handle() {
     assert_eq!(finish(child).code, Some(5));
 }
 
-#[test]
+#[jiffy_test]
 fn an_unhandled_interrupt_ends_the_command_with_130() {
-    if !guests("an_unhandled_interrupt_ends_the_command_with_130") {
-        return;
-    }
     let (child, mut stdout) = begin(&["run", "--", "sh", "-c", "echo ready; exec sleep 600"]);
     read_until(&mut stdout, "ready\n");
     send(&child, Signal::SIGINT);
     assert_eq!(finish(child).code, Some(130));
 }
 
-#[test]
+#[jiffy_test]
 fn the_second_interrupt_ends_everything() {
-    if !guests("the_second_interrupt_ends_everything") {
-        return;
-    }
     let (child, mut stdout) = begin(&[
         "run",
         "--",
@@ -68,11 +60,8 @@ fn the_second_interrupt_ends_everything() {
     assert!(!alive(vmm));
 }
 
-#[test]
+#[jiffy_test]
 fn a_termination_request_reaches_the_command() {
-    if !guests("a_termination_request_reaches_the_command") {
-        return;
-    }
     let (child, mut stdout) = begin(&[
         "run",
         "--",
@@ -86,11 +75,8 @@ fn a_termination_request_reaches_the_command() {
     assert_eq!(finish(child).code, Some(0));
 }
 
-#[test]
+#[jiffy_test]
 fn a_reader_that_goes_away_ends_the_sandbox() {
-    if !guests("a_reader_that_goes_away_ends_the_sandbox") {
-        return;
-    }
     let (mut child, mut stdout) = begin(&["run", "--", "yes"]);
     read_until(&mut stdout, "y\n");
     let vmm = vmm_of(&child);
@@ -143,11 +129,8 @@ fn resize(master: &File, rows: u16, cols: u16) {
     assert_eq!(result, 0);
 }
 
-#[test]
+#[jiffy_test]
 fn a_shell_on_a_terminal_is_usable() {
-    if !guests("a_shell_on_a_terminal_is_usable") {
-        return;
-    }
     let (mut child, mut terminal) =
         on_terminal(&["run", "-t", "--", "bash", "--norc", "--noprofile"]);
     read_until(&mut terminal, "$ ");
@@ -183,11 +166,8 @@ fn a_shell_on_a_terminal_is_usable() {
     assert_eq!(code.code(), Some(9), "{}", String::from_utf8_lossy(&rest));
 }
 
-#[test]
+#[jiffy_test]
 fn the_terminal_is_as_before_after_the_command() {
-    if !guests("the_terminal_is_as_before_after_the_command") {
-        return;
-    }
     let (mut child, terminal) = on_terminal(&["run", "-t", "--", "true"]);
     let before = nix::sys::termios::tcgetattr(&terminal).unwrap();
     let code = wait_for("the end", || child.try_wait().unwrap());

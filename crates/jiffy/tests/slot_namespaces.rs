@@ -7,6 +7,7 @@ use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind, SlotLease};
+use jiffy_test_attributes::jiffy_test;
 use nix::mount::MsFlags;
 use std::fs;
 use std::path::Path;
@@ -98,9 +99,8 @@ fn config(home: &Path, card: NicKind) -> NetworkConfig {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn another_programs_namespaces_pin_no_slot() {
-    let test = "another_programs_namespaces_pin_no_slot";
     let of_run = |propagation: MsFlags| {
         own_run(propagation);
         let runtime = runtime();
@@ -135,14 +135,13 @@ fn another_programs_namespaces_pin_no_slot() {
         }
     };
     // As it is where nothing else is said, and under systemd.
-    with_lab(test, |_| of_run(MsFlags::MS_PRIVATE));
-    with_lab(test, |_| of_run(MsFlags::MS_SHARED));
+    with_lab(|_| of_run(MsFlags::MS_PRIVATE));
+    with_lab(|_| of_run(MsFlags::MS_SHARED));
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn remains_of_a_crash_are_removed_or_avoided() {
-    let test = "remains_of_a_crash_are_removed_or_avoided";
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
@@ -218,10 +217,9 @@ impl ElsewhereDaemon {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn daemons_with_other_mounts_leave_slots_of_this_one() {
-    let test = "daemons_with_other_mounts_leave_slots_of_this_one";
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -261,10 +259,9 @@ fn daemons_with_other_mounts_leave_slots_of_this_one() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn slots_whose_namespaces_were_removed_are_replaced() {
-    let test = "slots_whose_namespaces_were_removed_are_replaced";
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         for card in [NicKind::Tap, NicKind::Veth] {
@@ -301,10 +298,9 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
-    let test = "slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed";
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
@@ -355,14 +351,11 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn sandboxes_start_and_end_while_another_program_makes_namespaces() {
-    let test = "sandboxes_start_and_end_while_another_program_makes_namespaces";
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
+        let test_home = TestHome::new();
         let options = [
             "--network",
             "on",
@@ -387,8 +380,4 @@ fn sandboxes_start_and_end_while_another_program_makes_namespaces() {
         let _ = nix::mount::umount(FORMER);
         nothing_is_left();
     });
-}
-
-on_gvisor! {
-    sandboxes_start_and_end_while_another_program_makes_namespaces,
 }

@@ -4,8 +4,8 @@ use crate::support::lab::{output, own_run, with_lab};
 use crate::support::network_probe::clean;
 use crate::support::{skip, wait_for};
 use jiffy_network::{Network, NetworkConfig, NicKind};
+use jiffy_test_attributes::jiffy_test;
 use nix::mount::MsFlags;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Slots of a run; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
@@ -53,9 +53,6 @@ fn devices() -> usize {
     links.lines().filter(|line| line.starts_with("jf")).count()
 }
 
-/// Held while resources of this process and the host are counted.
-static SERIAL: Mutex<()> = Mutex::new(());
-
 /// Leaves nothing, however the test ends.
 struct Closing(Network);
 
@@ -65,14 +62,13 @@ impl Drop for Closing {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn the_maximum_of_slots_is_made_and_removed_without_remains() {
-    let test = "the_maximum_of_slots_is_made_and_removed_without_remains";
     let wanted = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
     // A tap and four sockets for each.
     let files = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
     if files.1 < u64::from(wanted) * 5 + 256 {
-        return skip(test, "this process may not have as many open files");
+        return skip("this process may not have as many open files");
     }
     nix::sys::resource::setrlimit(
         nix::sys::resource::Resource::RLIMIT_NOFILE,
@@ -80,8 +76,7 @@ fn the_maximum_of_slots_is_made_and_removed_without_remains() {
         files.1,
     )
     .unwrap();
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
@@ -124,11 +119,9 @@ fn the_maximum_of_slots_is_made_and_removed_without_remains() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn slots_that_are_given_back_while_their_network_closes_are_removed() {
-    let test = "slots_that_are_given_back_while_their_network_closes_are_removed";
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-    with_lab(test, |_| {
+    with_lab(|_| {
         own_run(MsFlags::MS_PRIVATE);
         let before = namespaces();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -172,10 +165,9 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
     });
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn a_second_burst_of_guests_finds_its_slots_made() {
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-    with_lab("a_second_burst_of_guests_finds_its_slots_made", |_| {
+    with_lab(|_| {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {
             ready: 2,

@@ -1,6 +1,6 @@
 //! Snapshots of sandboxes with their agent: what a restored sandbox is, keeps, and does not share.
 
-use crate::support::{guests, programs};
+use crate::support::programs;
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine_api::{BootMode, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate, Programs, SandboxSpec};
@@ -9,6 +9,7 @@ use jiffy_microvm_engine::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, SnapshotError, Store, VerifyResult};
+use jiffy_test_attributes::jiffy_test;
 use tempfile::TempDir;
 
 struct SnapshotFixture {
@@ -17,10 +18,7 @@ struct SnapshotFixture {
     _dir: TempDir,
 }
 
-fn fixture(test: &str) -> Option<SnapshotFixture> {
-    if !guests(test) {
-        return None;
-    }
+fn fixture() -> SnapshotFixture {
     let directory = programs();
     let programs = Programs {
         vmm: jiffy_microvm_engine::Vmm::new(
@@ -38,11 +36,11 @@ fn fixture(test: &str) -> Option<SnapshotFixture> {
         .prepare("base", &mut |_| ())
         .unwrap();
     let store = Store::open(dir.path()).unwrap();
-    Some(SnapshotFixture {
+    SnapshotFixture {
         prepared,
         store,
         _dir: dir,
-    })
+    }
 }
 
 fn spec() -> SandboxSpec {
@@ -94,10 +92,9 @@ impl SnapshotFixture {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[jiffy_test]
 async fn restored_sandboxes_keep_everything_but_their_identity() {
-    let test = "restored_sandboxes_keep_everything_but_their_identity";
-    let Some(fixture) = fixture(test) else { return };
+    let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
     sh(&vm, "echo precious > $HOME/file; (while :; do echo x >> /tmp/alive; sleep 0.02; done) >/dev/null 2>&1 &").await;
     let (snapshot, report) = vm
@@ -141,10 +138,9 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     fixture.store.remove("one").unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[jiffy_test]
 async fn repeated_snapshots_make_a_lineage_to_roll_back_in() {
-    let test = "repeated_snapshots_make_a_lineage_to_roll_back_in";
-    let Some(fixture) = fixture(test) else { return };
+    let fixture = fixture();
     let mut vm = fixture.prepared.boot(&spec()).await.unwrap();
     for generation in 0..6 {
         sh(&vm, &format!("echo {generation} > $HOME/generation")).await;
@@ -179,10 +175,9 @@ async fn repeated_snapshots_make_a_lineage_to_roll_back_in() {
     assert!(matches!(error, SnapshotError::HasChild { child, .. } if child == "g3"));
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[jiffy_test]
 async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
-    let test = "a_paused_sandbox_answers_again_after_it_is_resumed";
-    let Some(fixture) = fixture(test) else { return };
+    let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
     for _ in 0..10 {
         vm.pause().await.unwrap();
@@ -192,10 +187,9 @@ async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
     vm.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[jiffy_test]
 async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
-    let test = "connections_that_a_restore_cut_do_not_pile_up_in_the_agent";
-    let Some(fixture) = fixture(test) else { return };
+    let fixture = fixture();
     let mut vm = fixture.prepared.boot(&spec()).await.unwrap();
     let mut open = Vec::new();
     for generation in 0..5 {
@@ -214,10 +208,9 @@ async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
     vm.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[jiffy_test]
 async fn an_abandoned_snapshot_does_not_affect_the_next() {
-    let test = "an_abandoned_snapshot_does_not_affect_the_next";
-    let Some(fixture) = fixture(test) else { return };
+    let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
     // Dropped when it was just asked for, and at moments after that.
     for delay in [0, 1, 2, 4, 8, 16, 32] {
@@ -240,10 +233,9 @@ async fn an_abandoned_snapshot_does_not_affect_the_next() {
     vm.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[jiffy_test]
 async fn a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_it() {
-    let test = "a_snapshot_that_was_not_published_costs_nothing_and_the_next_builds_on_it";
-    let Some(fixture) = fixture(test) else { return };
+    let fixture = fixture();
     let vm = fixture.prepared.boot(&spec()).await.unwrap();
     for (then, id) in [(AfterSnapshot::Resume, "one"), (AfterSnapshot::Stop, "two")] {
         sh(&vm, &format!("echo {id} > $HOME/state")).await;

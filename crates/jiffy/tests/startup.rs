@@ -3,6 +3,7 @@
 
 use crate::support::page_faults;
 use crate::support::test_home::TestHome;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -36,13 +37,9 @@ fn derived(test_home: &TestHome, startup: &Value) -> &'static str {
     "derived"
 }
 
-#[test]
+#[jiffy_test]
 fn start_commands_run_in_every_sandbox_of_a_template() {
-    let Some(test_home) =
-        TestHome::new("startup::start_commands_run_in_every_sandbox_of_a_template")
-    else {
-        return;
-    };
+    let test_home = TestHome::new();
     let serve = "echo start >>/tmp/started; sleep 0.3; cd /usr/share; exec python3 -m http.server 8000 --bind 127.0.0.1";
     let template = derived(
         &test_home,
@@ -60,13 +57,9 @@ fn start_commands_run_in_every_sandbox_of_a_template() {
     assert_eq!(run, "1\n1\nroot");
 }
 
-#[test]
+#[jiffy_test]
 fn a_template_that_never_becomes_ready_is_refused_with_its_last_output() {
-    let Some(test_home) = TestHome::new(
-        "startup::a_template_that_never_becomes_ready_is_refused_with_its_last_output",
-    ) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let template = derived(
         &test_home,
         &json!({
@@ -88,12 +81,9 @@ fn a_template_that_never_becomes_ready_is_refused_with_its_last_output() {
     assert_eq!(test_home.ok(&["snapshots", "--json"]), "[]");
 }
 
-#[test]
+#[jiffy_test]
 fn a_failing_start_command_is_reported_at_once() {
-    let Some(test_home) = TestHome::new("startup::a_failing_start_command_is_reported_at_once")
-    else {
-        return;
-    };
+    let test_home = TestHome::new();
     let template = derived(
         &test_home,
         &json!({
@@ -121,13 +111,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()'"#;
 
-#[test]
+#[jiffy_test]
 fn what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used() {
-    let Some(test_home) = TestHome::new(
-        "startup::what_the_first_use_of_a_template_writes_to_is_ready_and_nothing_was_used",
-    ) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let template = derived(
         &test_home,
         &json!({

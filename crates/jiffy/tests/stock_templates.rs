@@ -3,42 +3,31 @@
 
 use crate::support::devtools::{self, Page};
 use crate::support::test_home::TestHome;
-use crate::support::{engine, skip, wait_for};
+use crate::support::{engine, requirements, skip, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One at a time: a browser that starts wants a processor for itself.
-static SERIAL: Mutex<()> = Mutex::new(());
-
-fn test_home(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, TestHome)> {
-    let turn = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-    let test_home = TestHome::new(test)?;
-    if !test_home
-        .dir
-        .path()
-        .join("templates")
-        .join(template)
-        .exists()
-    {
-        let why = format!("template {template} is not built (`jiffy template build {template}`)");
-        skip(test, &why);
-        return None;
-    }
+fn test_home() -> TestHome {
+    let test_home = TestHome::new();
     let domain = ["--domain", devtools::DOMAIN];
     test_home.ok(&[&["daemon", "start", "--no-listen"][..], &domain].concat());
-    Some((turn, test_home))
+    test_home
 }
 
-#[test]
+#[jiffy_test]
 fn all_stock_templates_share_the_image_of_base() {
     for template in ["node", "browser", "docker", "code-interpreter-v1"] {
-        let test = "stock_templates::all_stock_templates_share_the_image_of_base";
-        let Some((_turn, test_home)) = test_home(test, template) else {
-            return;
-        };
+        if !requirements::home()
+            .join("templates")
+            .join(template)
+            .exists()
+        {
+            return skip(&format!("template {template} is not built"));
+        }
+        let test_home = test_home();
         let images = |name: &str| {
             let shown = test_home.json(&["template", "inspect", name]);
             shown["images"].as_array().unwrap().clone()
@@ -49,12 +38,9 @@ fn all_stock_templates_share_the_image_of_base() {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn base_has_common_tools_that_work_for_the_user() {
-    let test = "stock_templates::base_has_common_tools_that_work_for_the_user";
-    let Some((_turn, test_home)) = test_home(&engine::name_of(test), "base") else {
-        return;
-    };
+    let test_home = test_home();
     let id = test_home.ok(&["create"]);
     let script = "set -e
         for tool in vi ssh scp ssh-keygen rsync unzip wget jq file ping less strace lsof; do
@@ -88,14 +74,9 @@ fn base_has_common_tools_that_work_for_the_user() {
     assert_eq!(said, "compiled\n42\n2\nhello.c\nhello.c\nhello.c");
 }
 
-on_gvisor!(base_has_common_tools_that_work_for_the_user,);
-
-#[test]
+#[jiffy_test(template = "node")]
 fn node_runs_code_and_npm_installs_packages_for_the_user() {
-    let test = "stock_templates::node_runs_code_and_npm_installs_packages_for_the_user";
-    let Some((_turn, test_home)) = test_home(test, "node") else {
-        return;
-    };
+    let test_home = test_home();
     let id = test_home.ok(&["create", "--template", "node"]);
     let code = "import('node:os').then(os => console.log(process.version.split('.')[0], 6 * 7, os.userInfo().username))";
     let said = test_home.ok(&["exec", &id, "--", "node", "-e", code]);
@@ -128,14 +109,11 @@ docker build -q -t served . >/dev/null
 docker run -d --name served -p 8080:80 served >/dev/null
 docker info --format '{{.Driver}}'"#;
 
-#[test]
+#[jiffy_test(template = "docker")]
 fn docker_builds_and_runs_images_whose_ports_are_reached() {
-    let test = "stock_templates::docker_builds_and_runs_images_whose_ports_are_reached";
-    let Some((_turn, test_home)) = test_home(test, "docker") else {
-        return;
-    };
+    let test_home = test_home();
     if engine::is_gvisor() {
-        return skip(test, "gVisor saves no bridge that is in use");
+        return skip("gVisor saves no bridge that is in use");
     }
     let id = test_home.ok(&["create", "--template", "docker"]);
     // The daemon runs already, and the user may ask it.
@@ -155,12 +133,9 @@ fn docker_builds_and_runs_images_whose_ports_are_reached() {
     assert_eq!(page(&id), "made by a build step");
 }
 
-#[test]
+#[jiffy_test(template = "browser")]
 fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
-    let test = "stock_templates::a_page_is_loaded_read_and_drawn_through_the_gateway";
-    let Some((_turn, test_home)) = test_home(test, "browser") else {
-        return;
-    };
+    let test_home = test_home();
     let id = test_home.ok(&["create", "--template", "browser"]);
     let (status, version) = devtools::get(&test_home, &id, "/json/version");
     assert_eq!(status, 200);
@@ -193,12 +168,9 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
     assert_eq!(drawn["result"]["value"], "1280,0,0,255,255", "{drawn}");
 }
 
-#[test]
+#[jiffy_test(template = "browser")]
 fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
-    let test = "stock_templates::sandboxes_of_one_snapshot_have_browsers_of_their_own";
-    let Some((_turn, test_home)) = test_home(test, "browser") else {
-        return;
-    };
+    let test_home = test_home();
     let ids = [(); 2].map(|()| test_home.ok(&["create", "--template", "browser"]));
     let mut pages = [0, 1].map(|i| Page::first(&test_home, &ids[i]));
     pages[0].load("data:text/html,<title>first</title>");
@@ -230,12 +202,9 @@ fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
     );
 }
 
-#[test]
+#[jiffy_test(template = "browser")]
 fn a_browser_trusts_the_authorities_of_its_sandbox_and_no_others() {
-    let test = "stock_templates::a_browser_trusts_the_authorities_of_its_sandbox_and_no_others";
-    let Some((_turn, test_home)) = test_home(test, "browser") else {
-        return;
-    };
+    let test_home = test_home();
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
@@ -283,12 +252,9 @@ fn a_browser_trusts_the_authorities_of_its_sandbox_and_no_others() {
     }
 }
 
-#[test]
+#[jiffy_test(template = "browser")]
 fn pages_are_confined_and_cannot_reach_the_devtools() {
-    let test = "stock_templates::pages_are_confined_and_cannot_reach_the_devtools";
-    let Some((_turn, test_home)) = test_home(test, "browser") else {
-        return;
-    };
+    let test_home = test_home();
     let id = test_home.ok(&["create", "--template", "browser"]);
     let confined = "pid=$(pgrep -f -- --type=renderer | head -n 1); grep Seccomp: /proc/$pid/status; \
         test \"$(readlink /proc/$pid/ns/user)\" != \"$(readlink /proc/1/ns/user 2>/dev/null || readlink /proc/self/ns/user)\" && echo apart; \
@@ -307,12 +273,9 @@ fn pages_are_confined_and_cannot_reach_the_devtools() {
     assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
 }
 
-#[test]
+#[jiffy_test(template = "browser")]
 fn a_closed_browser_is_restarted() {
-    let test = "stock_templates::a_closed_browser_is_restarted";
-    let Some((_turn, test_home)) = test_home(test, "browser") else {
-        return;
-    };
+    let test_home = test_home();
     let id = test_home.ok(&["create", "--template", "browser"]);
     let before = devtools::get(&test_home, &id, "/json/version").1;
     Page::first(&test_home, &id).call("Browser.close", &json!({}));

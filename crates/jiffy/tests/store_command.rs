@@ -6,6 +6,7 @@ use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     Attributes, EngineKind, LayerKind, PartSource, PushOptions, Selection, SnapshotSource,
 };
+use jiffy_test_attributes::jiffy_test;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -307,12 +308,12 @@ fn a_directory_is_collected_verified_repaired_and_measured() {
     run(life(&host));
 }
 
-#[test]
+#[jiffy_test(engine = "none")]
 fn a_bucket_is_collected_verified_repaired_and_measured() {
     let dir = tempfile::tempdir().unwrap();
     let objects = dir.path().join("objects");
     let Some(server) = S3Server::start(&objects) else {
-        return skip("a_bucket_is_collected", "versitygw is not built");
+        return skip("versitygw is not built");
     };
     let host = Host {
         url: "s3://bucket/some/prefix".to_owned(),

@@ -6,13 +6,14 @@ use crate::support::wait_for;
 use jiffy_image::{
     DerivedTemplate, DiskBudget, Template, TemplateManifest, Templates, UnpackLimits,
 };
+use jiffy_test_attributes::jiffy_test;
 use tar::{Builder, EntryType, Header};
 
 /// A data directory with templates of its own beside the stock one.
-fn prepared(test: &str) -> Option<(TestHome, Templates)> {
-    let test_home = TestHome::with_templates(test)?;
+fn prepared() -> (TestHome, Templates) {
+    let test_home = TestHome::with_templates();
     let templates = test_home.templates();
-    Some((test_home, templates))
+    (test_home, templates)
 }
 
 /// A layer of files, `path/` for a directory.
@@ -59,12 +60,9 @@ fn derived(
         .unwrap()
 }
 
-#[test]
+#[jiffy_test]
 fn deletions_and_replacements_of_upper_images_apply_in_the_guest() {
-    let test = "template_layers::deletions_and_replacements_of_upper_images_apply_in_the_guest";
-    let Some((test_home, templates)) = prepared(test) else {
-        return;
-    };
+    let (test_home, templates) = prepared();
     let base = templates.get("base").unwrap();
     let lower = derived(
         &templates,
@@ -131,12 +129,9 @@ fn deletions_and_replacements_of_upper_images_apply_in_the_guest() {
     );
 }
 
-#[test]
+#[jiffy_test]
 fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() {
-    let test = "template_layers::sandboxes_of_an_older_template_version_survive_its_replacement_and_removal";
-    let Some((test_home, templates)) = prepared(test) else {
-        return;
-    };
+    let (test_home, templates) = prepared();
     let base = templates.get("base").unwrap();
     let make = |content: &str| {
         let entries = [("opt/", ""), ("opt/version", content)];
@@ -185,15 +180,10 @@ fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() 
     assert!(opens(&first) && opens(&second));
 }
 
-#[test]
+#[jiffy_test]
 fn a_template_is_exported_tagged_listed_and_removed() {
-    let test = "template_layers::a_template_is_exported_tagged_listed_and_removed";
-    let Some((test_home, templates)) = prepared(test) else {
-        return;
-    };
-    let Some((other, _)) = prepared(test) else {
-        return;
-    };
+    let (test_home, templates) = prepared();
+    let (other, _) = prepared();
     let base = templates.get("base").unwrap();
     let entries = [("opt/", ""), ("opt/version", "one")];
     let app = derived(&templates, "app", &base.manifest, &entries);
@@ -243,13 +233,9 @@ fn a_template_is_exported_tagged_listed_and_removed() {
     });
 }
 
-#[test]
+#[jiffy_test]
 fn eight_stacked_builds_keep_the_changes_of_each() {
-    let Some((test_home, _)) =
-        prepared("template_layers::eight_stacked_builds_keep_the_changes_of_each")
-    else {
-        return;
-    };
+    let (test_home, _) = prepared();
     let context = test_home.dir.path().join("context");
     std::fs::create_dir(&context).unwrap();
     let steps = [

@@ -2,6 +2,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -42,12 +43,9 @@ fn state(home: &TestHome, id: &str) -> String {
     found["store_state"].as_str().unwrap_or_default().to_owned()
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn snapshots_and_paused_sandboxes_reach_the_store() {
-    let test = "snapshots_and_paused_sandboxes_reach_the_store";
-    let Some(home) = TestHome::new(test) else {
-        return;
-    };
+    let home = TestHome::new();
     let dir = tempfile::tempdir().unwrap();
     let bucket: PathBuf = dir.path().join("bucket");
     start(&home, &bucket, &[]);
@@ -92,12 +90,9 @@ fn snapshots_and_paused_sandboxes_reach_the_store() {
     assert!(!home.ok(&["snapshots"]).contains("STORE"));
 }
 
-#[test]
+#[jiffy_test]
 fn an_upload_goes_on_after_its_daemon_was_killed() {
-    let test = "an_upload_goes_on_after_its_daemon_was_killed";
-    let Some(home) = TestHome::new(test) else {
-        return;
-    };
+    let home = TestHome::new();
     let dir = tempfile::tempdir().unwrap();
     let bucket: PathBuf = dir.path().join("bucket");
     start(&home, &bucket, &["--store-upload-limit", "1MiB"]);
@@ -116,12 +111,9 @@ fn an_upload_goes_on_after_its_daemon_was_killed() {
     assert_eq!(objects(&bucket, "names").0, 1);
 }
 
-#[test]
+#[jiffy_test]
 fn a_template_reaches_another_data_directory_through_the_store() {
-    let test = "a_template_reaches_another_data_directory_through_the_store";
-    let Some(home) = TestHome::new(test) else {
-        return;
-    };
+    let home = TestHome::new();
     let dir = tempfile::tempdir().unwrap();
     let url = format!("file://{}/bucket", dir.path().display());
     let push = ["template", "push", "base", "--store", &url];
@@ -158,8 +150,4 @@ fn a_template_reaches_another_data_directory_through_the_store() {
         .join("versions")
         .join(format!("{version}.json"));
     assert!(kept.exists());
-}
-
-on_gvisor! {
-    snapshots_and_paused_sandboxes_reach_the_store,
 }

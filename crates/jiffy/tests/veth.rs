@@ -6,6 +6,7 @@ use crate::support::network_probe::clean;
 use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind, guest};
+use jiffy_test_attributes::jiffy_test;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream, UdpSocket};
@@ -84,10 +85,9 @@ fn echoes(host: &str) -> bool {
     heard == sent
 }
 
-#[test]
+#[jiffy_test(engine = "none", lab)]
 fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
-    let test = "a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine";
-    with_lab6(test, |_| {
+    with_lab6(|_| {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {
             ready: 1,

@@ -3,6 +3,7 @@
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, finish, jiffy, wait_for};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -19,13 +20,9 @@ fn snapshots(test_home: &TestHome) -> BTreeSet<String> {
     ids.map(|s| s["id"].as_str().unwrap().to_owned()).collect()
 }
 
-#[test]
+#[jiffy_test]
 fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_and_no_orphan() {
-    let test =
-        "a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_and_no_orphan";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let mut daemon = test_home.serve(&["--warm-pool", "0"]);
     let id = test_home.ok(&["create"]);
     test_home.sh(&id, FILL);

@@ -1,10 +1,11 @@
 //! The `jiffy-vmm` process as its controller sees it, spoken to in its own protocol.
 
-use crate::support::{guests, programs, wait_for};
+use crate::support::{programs, wait_for};
 use jiffy_image::{Home, Initrd, Kernel};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{DiskLimits, Event, FdIndex, Request, StopCause, VmConfig};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
@@ -94,11 +95,8 @@ fn config() -> VmConfig {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn a_vmm_ends_with_its_controller_unless_it_is_kept() {
-    if !guests("a_vmm_ends_with_its_controller_unless_it_is_kept") {
-        return;
-    }
     let parts = Parts::open();
     let mut vmm = Vmm::start();
     vmm.control
@@ -111,11 +109,8 @@ fn a_vmm_ends_with_its_controller_unless_it_is_kept() {
     assert!(status.success(), "{status:?}");
 }
 
-#[test]
+#[jiffy_test]
 fn a_vmm_that_is_kept_obeys_the_next_controller() {
-    if !guests("a_vmm_that_is_kept_obeys_the_next_controller") {
-        return;
-    }
     let parts = Parts::open();
     let directory = tempfile::tempdir().unwrap();
     let address = UnixAddr::new(&directory.path().join("control")).unwrap();
@@ -167,11 +162,8 @@ fn a_vmm_that_is_kept_obeys_the_next_controller() {
     assert!(vmm.child.wait().unwrap().success());
 }
 
-#[test]
+#[jiffy_test]
 fn a_bad_configuration_is_refused_with_the_reason() {
-    if !guests("a_bad_configuration_is_refused_with_the_reason") {
-        return;
-    }
     let parts = Parts::open();
     let cases: [(VmConfig, &str); 6] = [
         (

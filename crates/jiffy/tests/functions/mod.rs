@@ -13,6 +13,7 @@ mod source;
 use crate::support::remote::Remote;
 use crate::support::{alive, wait_for};
 use client::{FunctionClient, FunctionResponse};
+use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -103,13 +104,10 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 type Step = fn(&FunctionDaemon);
 
 /// One daemon for all of it, as its start takes longer than most of the steps.
-#[test]
+#[jiffy_test]
 fn functions_are_deployed_reached_managed_and_survive() {
-    let test = "functions_are_deployed_reached_managed_and_survive";
     let direct = direct::free_address();
-    let Some(remote) = Remote::new(test, &["--functions-listen", &direct]) else {
-        return;
-    };
+    let remote = Remote::new(&["--functions-listen", &direct]);
     let daemon = FunctionDaemon {
         remote,
         modules: tempfile::tempdir().unwrap(),

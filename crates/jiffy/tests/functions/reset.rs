@@ -2,6 +2,7 @@
 
 use super::FunctionDaemon;
 use crate::support::{Done, finish, programs, skip};
+use jiffy_test_attributes::jiffy_test;
 use std::process::{Command, Stdio};
 
 /// Module that looks for marks of earlier requests.
@@ -59,14 +60,11 @@ fn serve_without_page_scans(home: &std::path::Path) -> Option<Done> {
     allowed.then(|| finish(unshare(&serve).spawn().unwrap()))
 }
 
-#[test]
+#[jiffy_test]
 fn a_kernel_without_page_scans_is_refused_the_reset_that_needs_them() {
     let home = tempfile::tempdir().unwrap();
     let Some(done) = serve_without_page_scans(home.path()) else {
-        return skip(
-            "a_kernel_without_page_scans_is_refused_the_reset_that_needs_them",
-            "mount namespaces are not allowed here",
-        );
+        return skip("mount namespaces are not allowed here");
     };
     assert_eq!(done.code, Some(1), "{done:?}");
     for part in ["Linux 6.7", "--functions-reset strict"] {

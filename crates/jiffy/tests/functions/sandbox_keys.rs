@@ -5,6 +5,7 @@ use crate::support::lab::with_lab;
 use crate::support::network_probe::clean;
 use crate::support::remote::Remote;
 use crate::support::skip;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -67,12 +68,9 @@ fn call(remote: &Remote, key: &str, method: &str, path: &str, body: &Value) -> (
     (answer.status, answer.text())
 }
 
-#[test]
+#[jiffy_test]
 fn a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_host() {
-    let test = "a_function_reaches_the_control_plane_with_a_key_only_and_nothing_else_of_its_host";
-    let Some(remote) = Remote::new(test, &[]) else {
-        return;
-    };
+    let remote = Remote::new(&[]);
     let directory = tempfile::tempdir().unwrap();
     let module = component(directory.path());
     let module = module.to_str().unwrap();
@@ -196,14 +194,11 @@ fn python(remote: &Remote, id: &str, program: &str) -> Vec<String> {
     output.lines().map(str::to_owned).collect()
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn a_sandbox_calls_the_function_whose_key_it_was_given_and_nothing_else() {
-    let test = "a_sandbox_calls_the_function_whose_key_it_was_given_and_nothing_else";
-    with_lab(test, |_| {
+    with_lab(|_| {
         let options = ["--network", "on", "--warm-pool", "0"];
-        let Some(remote) = Remote::new(test, &options) else {
-            return;
-        };
+        let remote = Remote::new(&options);
         let directory = tempfile::tempdir().unwrap();
         let module = component(directory.path());
         let deploy = ["function", "deploy", "f", module.to_str().unwrap()];
@@ -304,10 +299,10 @@ for host in (NAME, "localhost"):
 }
 
 /// The example, built as its author would, if this machine has the tools.
-fn example(test: &str, directory: &Path) -> Option<PathBuf> {
+fn example(directory: &Path) -> Option<PathBuf> {
     let has_npm = Command::new("npm").arg("--version").output();
     if !has_npm.is_ok_and(|output| output.status.success()) {
-        skip(test, "npm is not installed");
+        skip("npm is not installed");
         return None;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/functions/agent");
@@ -328,18 +323,15 @@ fn example(test: &str, directory: &Path) -> Option<PathBuf> {
     Some(directory.join("function.wasm"))
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn the_example_runs_each_job_in_a_sandbox_that_calls_it_back_and_ends() {
-    let test = "the_example_runs_each_job_in_a_sandbox_that_calls_it_back_and_ends";
     let directory = tempfile::tempdir().unwrap();
-    let Some(module) = example(test, directory.path()) else {
+    let Some(module) = example(directory.path()) else {
         return;
     };
-    with_lab(test, |_| {
+    with_lab(|_| {
         let options = ["--network", "on", "--warm-pool", "0"];
-        let Some(remote) = Remote::new(test, &options) else {
-            return;
-        };
+        let remote = Remote::new(&options);
         jobs(&remote, &module);
         remote.test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         drop(remote);

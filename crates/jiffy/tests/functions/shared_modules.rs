@@ -5,6 +5,7 @@ use super::constant;
 use crate::support::remote::Remote;
 use crate::support::store::TestStore;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 
 const BOUNDARY: &str = "boundary";
 
@@ -24,15 +25,12 @@ fn deploy(host: &Remote, digest: &str) -> (u16, String) {
     answer.unwrap().refusal()
 }
 
-#[test]
+#[jiffy_test]
 fn a_module_is_deployed_by_its_digest_on_a_host_that_shares_the_store() {
-    let test = "a_module_is_deployed_by_its_digest_on_a_host_that_shares_the_store";
     let store = TestStore::new();
     let options = [&store.options()[..], &["--warm-pool", "0"]].concat();
-    let Some(one) = Remote::new(test, &options) else {
-        return;
-    };
-    let two = Remote::new(test, &options).unwrap();
+    let one = Remote::new(&options);
+    let two = Remote::new(&options);
     let file = store.dir.path().join("hello.wasm");
     std::fs::write(&file, constant("of one")).unwrap();
     // By the host's owner, who is the same on all hosts.

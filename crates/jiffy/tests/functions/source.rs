@@ -1,7 +1,7 @@
 //! Deployments from source: examples of each language, built in a sandbox of `functions-builder`.
 
 use crate::support::remote::Remote;
-use crate::support::skip;
+use jiffy_test_attributes::jiffy_test;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -43,18 +43,9 @@ fn new_function(remote: &Remote, within: &Path, language: &str) -> String {
 }
 
 /// One daemon for all of it, as the template's first sandbox takes longer than the others.
-#[test]
+#[jiffy_test(template = "functions-builder")]
 fn functions_are_deployed_from_source() {
-    let test = "functions_are_deployed_from_source";
-    let Some(remote) = Remote::new(test, &[]) else {
-        return;
-    };
-    let home = remote.test_home.dir.path();
-    if !home.join("templates/functions-builder").exists() {
-        let command = "jiffy template build functions-builder";
-        skip(test, &format!("its template is not built (`{command}`)"));
-        return;
-    }
+    let remote = Remote::new(&[]);
     let work = tempfile::tempdir().unwrap();
     failing_builds(&remote, work.path());
     each_language(&remote, work.path());

@@ -4,8 +4,9 @@
 mod network;
 use crate::support::lab::{Lab, with_lab};
 use crate::support::network_probe::clean;
+use crate::support::skip;
 use crate::support::test_home::TestHome;
-use crate::support::{engine, skip};
+use jiffy_test_attributes::jiffy_test;
 use network::{HELLO, PROXY, TestAuthority, serve_proxy};
 use std::fs;
 
@@ -53,11 +54,9 @@ impl Company {
     }
 }
 
-fn in_company(test: &str, work: impl FnOnce(&Company, &Lab) + Send) {
-    with_lab(test, |lab| {
-        let Some(test_home) = TestHome::with_templates(test) else {
-            return;
-        };
+fn in_company(work: impl FnOnce(&Company, &Lab) + Send) {
+    with_lab(|lab| {
+        let test_home = TestHome::with_templates();
         let (host, own) = (TestAuthority::new("Host CA"), TestAuthority::new("Own CA"));
         host.serve(lab, &["files.corp.test", "far.example"], 8443);
         own.serve(lab, &["own.corp.test"], 8444);
@@ -86,10 +85,9 @@ fn served(company: &Company, options: &[&str], work: impl FnOnce()) {
     daemon.wait().unwrap();
 }
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_carry_none() {
-    let test = "site_settings::programs_trust_the_authorities_of_the_host_and_of_the_sandbox";
-    in_company(&engine::name_of(test), |company, _| {
+    in_company(|company, _| {
         let test_home = &company.test_home;
         let mut kept = String::new();
         served(company, &["--guest-ca", &company.hosts], || {
@@ -160,10 +158,9 @@ fn build(company: &Company) {
         .ok(&["template", "build", context, "--name", "built"]);
 }
 
-#[test]
+#[jiffy_test(engine = "each", lab)]
 fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
-    let test = "site_settings::a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none";
-    in_company(&engine::name_of(test), |company, lab| {
+    in_company(|company, lab| {
         let test_home = &company.test_home;
         let seen = serve_proxy(lab);
         let asked = || std::mem::take(&mut *seen.lock().unwrap());
@@ -222,12 +219,9 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
     });
 }
 
-#[test]
+#[jiffy_test]
 fn invalid_authorities_and_proxies_are_refused_before_a_sandbox_is_made() {
-    let test = "site_settings::invalid_authorities_and_proxies_are_refused";
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let key = test_home.dir.path().join("key.pem");
     fs::write(
         &key,
@@ -250,12 +244,9 @@ fn invalid_authorities_and_proxies_are_refused_before_a_sandbox_is_made() {
     }
 }
 
-#[test]
+#[jiffy_test(engine = "each")]
 fn a_run_trusts_its_authorities() {
-    let test = "site_settings::a_run_trusts_its_authorities";
-    let Some(test_home) = TestHome::new(&engine::name_of(test)) else {
-        return;
-    };
+    let test_home = TestHome::new();
     let authority = TestAuthority::new("CA");
     let file = test_home.dir.path().join("ca.pem");
     fs::write(&file, &authority.pem).unwrap();
@@ -276,15 +267,14 @@ fn a_run_trusts_its_authorities() {
     assert_eq!(said, format!("{}\nhttp://p:1", end.join("\n")));
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn node_trusts_the_authorities_too() {
-    let test = "site_settings::node_trusts_the_authorities_too";
-    in_company(test, |company, _| {
+    in_company(|company, _| {
         if !company.test_home.dir.path().join("templates/node").exists() {
             let real = fs::read_link(company.test_home.dir.path().join("templates/base")).unwrap();
             let node = real.parent().unwrap().join("node");
             if !node.exists() {
-                return skip(test, "template node is not built");
+                return skip("template node is not built");
             }
             let here = company.test_home.dir.path().join("templates/node");
             std::os::unix::fs::symlink(node, here).unwrap();
@@ -296,9 +286,3 @@ fn node_trusts_the_authorities_too() {
         });
     });
 }
-
-on_gvisor!(
-    programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_carry_none,
-    a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none,
-    a_run_trusts_its_authorities,
-);

@@ -153,17 +153,15 @@ fn setting(name: &str) -> Option<u64> {
     Some(std::env::var(name).ok()?.parse().unwrap())
 }
 
-pub fn soak(test: &str) {
+pub fn soak() {
     let time = Duration::from_secs(setting("JIFFY_SOAK_SECONDS").unwrap_or(DEFAULT_SECONDS));
     let seed = setting("JIFFY_SOAK_SEED").unwrap_or_else(|| {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
         now.as_secs()
     });
     eprintln!("soak: JIFFY_SOAK_SEED={seed}, {} s", time.as_secs());
-    with_lab(test, |_| {
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
+    with_lab(|_| {
+        let test_home = TestHome::new();
         run(&test_home, seed, time);
         drop(test_home);
         crate::support::network_probe::clean();

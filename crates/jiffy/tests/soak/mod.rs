@@ -15,15 +15,8 @@ mod overlap;
 mod random;
 mod spawn;
 
-use std::sync::{Mutex, PoisonError};
-
-/// Guests of both engines at once would only share the processors of a small host.
-static SERIAL: Mutex<()> = Mutex::new(());
-
-#[test]
+use jiffy_test_attributes::jiffy_test;
+#[jiffy_test(engine = "each")]
 fn random_operations_lose_no_byte_of_memory_or_disk_and_leave_nothing() {
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-    kills::soak("random_operations_lose_no_byte_of_memory_or_disk_and_leave_nothing");
+    kills::soak();
 }
-
-on_gvisor!(random_operations_lose_no_byte_of_memory_or_disk_and_leave_nothing,);

@@ -14,11 +14,11 @@ pub struct BuildProject {
 }
 
 impl BuildProject {
-    pub fn new(test: &str) -> Option<Self> {
-        let test_home = TestHome::with_templates(test)?;
+    pub fn new() -> Self {
+        let test_home = TestHome::with_templates();
         let context = test_home.dir.path().join("context");
         fs::create_dir(&context).unwrap();
-        Some(Self { test_home, context })
+        Self { test_home, context }
     }
 
     pub fn file(&self, name: &str, content: &str) -> PathBuf {

@@ -24,56 +24,22 @@ pub fn is_gvisor() -> bool {
     wanted().is_some_and(|engine| engine == GVISOR)
 }
 
-/// Runs a test on gVisor.
-pub fn on_gvisor(test: fn()) {
-    want(Some(GVISOR.to_owned()));
-    test();
-    want(None);
-}
-
-/// A test's name, which is that of its engine, too, where it is run on several.
-pub fn name_of(test: &str) -> String {
-    match TEST_ENGINE.with_borrow(Clone::clone) {
-        Some(engine) => format!("{engine}::{test}"),
-        None => test.to_owned(),
-    }
-}
-
-/// Why there can be no sandboxes here; none: there can.
+/// Returns the reason why sandboxes are not possible here, or `None`.
 pub fn missing() -> Option<String> {
     match is_gvisor() {
-        true if !nix::unistd::geteuid().is_root() => {
-            Some("gVisor sandboxes are for root".to_owned())
-        }
-        true if !programs().join("jiffy-gvisor").exists() => {
-            Some("jiffy-gvisor was not built: there was no Go".to_owned())
-        }
-        true => None,
+        true => missing_gvisor(),
         false => Some(jiffy_microvm_engine::host_kvm::open().err()?.to_string()),
     }
 }
 
-/// The same tests once more, on gVisor. Those that cannot hold there are skipped by name, with the
-/// reason.
-#[macro_export]
-macro_rules! on_gvisor {
-    ($($test:ident $(cannot hold: $reason:literal)?,)*) => {
-        mod gvisor {
-            $( $crate::on_gvisor!(@one $test $($reason)?); )*
-        }
-    };
-    (@one $test:ident) => {
-        #[test]
-        fn $test() {
-            $crate::support::engine::on_gvisor(super::$test);
-        }
-    };
-    (@one $test:ident $reason:literal) => {
-        #[test]
-        fn $test() {
-            $crate::support::engine::on_gvisor(|| {
-                $crate::support::skip(stringify!($test), $reason);
-            });
-        }
-    };
+/// Returns the reason why sandboxes on gVisor are not possible here, or `None`.
+pub fn missing_gvisor() -> Option<String> {
+    match (
+        nix::unistd::geteuid().is_root(),
+        programs().join("jiffy-gvisor").exists(),
+    ) {
+        (false, _) => Some("gVisor needs root".to_owned()),
+        (true, false) => Some("jiffy-gvisor was not built: there was no Go".to_owned()),
+        (true, true) => None,
+    }
 }

@@ -1,7 +1,8 @@
 //! A host and an internet of their own, as network namespaces that are gone with the threads and
 //! processes in them. Nothing that a test sends leaves this machine.
 
-use super::{engine, skip};
+use super::engine;
+use super::requirements::{set_test_name, test_name};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::fs;
 use std::io::{self, Read, Write};
@@ -62,29 +63,27 @@ impl Lab {
     }
 }
 
-/// Runs `work` on a thread in the lab's host; what it starts is there, too. Counts `test` as
-/// skipped where that cannot be.
-pub fn with_lab(test: &str, work: impl FnOnce(&Lab) + Send) {
-    run(test, false, work);
+/// Runs `work` on a thread in the network namespace of the lab's host, which child processes
+/// inherit. The test must require `lab`.
+pub fn with_lab(work: impl FnOnce(&Lab) + Send) {
+    run(false, work);
 }
 
 /// The same, with IPv6.
-pub fn with_lab6(test: &str, work: impl FnOnce(&Lab) + Send) {
-    run(test, true, work);
+pub fn with_lab6(work: impl FnOnce(&Lab) + Send) {
+    run(true, work);
 }
 
-fn run(test: &str, ipv6: bool, work: impl FnOnce(&Lab) + Send) {
-    if let Some(why) = missing() {
-        return skip(test, &why);
-    }
+fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
     let (tell, datagrams) = mpsc::channel();
     let (ready, number) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
-    let engine = engine::wanted();
+    let (engine, test) = (engine::wanted(), test_name());
     thread::scope(|scope| {
         scope.spawn(move || internet(ipv6, &ready, tell, &left));
         let host = scope.spawn(move || {
             engine::want(engine);
+            set_test_name(test);
             let internet = number.recv().unwrap();
             host(internet);
             // The other side of the wire is up when it says so.
@@ -107,9 +106,10 @@ fn run(test: &str, ipv6: bool, work: impl FnOnce(&Lab) + Send) {
     });
 }
 
-fn missing() -> Option<String> {
+/// Returns the reason why a lab is not possible, or `None`.
+pub fn missing() -> Option<String> {
     if !nix::unistd::Uid::effective().is_root() {
-        return Some("network namespaces are for root".to_owned());
+        return Some("network namespaces need root".to_owned());
     }
     for program in ["ip", "nft"] {
         let found = Command::new(program).arg("-V").output();

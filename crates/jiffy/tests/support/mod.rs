@@ -1,20 +1,21 @@
-//! Calls of `jiffy` by tests, and the skip helper.
+//! Calls of `jiffy` by tests.
 
 pub mod build_project;
 pub mod devtools;
-#[macro_use]
 pub mod engine;
 pub mod forward;
 pub mod lab;
 pub mod network_probe;
 pub mod remote;
+pub mod requirements;
 pub mod s3;
 pub mod sandbox_http;
 pub mod small_disk;
 pub mod store;
 pub mod test_home;
 
-use std::fs::OpenOptions;
+pub use requirements::skip;
+
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -60,43 +61,6 @@ pub fn jiffy(args: &[&str]) -> Command {
         command.env("JIFFY_ENGINE", engine);
     }
     command
-}
-
-/// True if guests can run here; if not, the test is counted as skipped, with the reason.
-pub fn guests(test: &str) -> bool {
-    match engine::missing() {
-        None => true,
-        Some(why) => {
-            skip(test, &why);
-            false
-        }
-    }
-}
-
-/// True if sandboxes on gVisor can run here; if not, the test is counted as skipped, with the
-/// reason.
-pub fn gvisor(test: &str) -> bool {
-    let program = programs().join("jiffy-gvisor");
-    match (program.exists(), nix::unistd::geteuid().is_root()) {
-        (true, true) => return true,
-        (false, _) => skip(test, &format!("{} is not there", program.display())),
-        (true, false) => skip(test, "gVisor needs root"),
-    }
-    false
-}
-
-/// Counts `test` as skipped.
-pub fn skip(test: &str, reason: &str) {
-    let test = engine::name_of(test);
-    eprintln!("SKIPPED {test}: {reason}");
-    if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
-        let mut log = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(log)
-            .unwrap();
-        writeln!(log, "{test}: {reason}").unwrap();
-    }
 }
 
 /// Result of a finished call.

@@ -77,23 +77,17 @@ pub fn create(test_home: &TestHome, rules: Value) -> String {
 }
 
 /// Runs `work` with a data directory whose daemon is in a lab, started with `options`.
-pub fn networked(test: &str, options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
-    with_lab(test, |lab| {
-        in_lab(test, options, |test_home| work(test_home, lab))
-    });
+pub fn networked(options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
+    with_lab(|lab| in_lab(options, |test_home| work(test_home, lab)));
 }
 
 /// The same where the host has IPv6.
-pub fn networked6(test: &str, options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
-    with_lab6(test, |lab| {
-        in_lab(test, options, |test_home| work(test_home, lab))
-    });
+pub fn networked6(options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
+    with_lab6(|lab| in_lab(options, |test_home| work(test_home, lab)));
 }
 
-fn in_lab(test: &str, options: &[&str], work: impl FnOnce(&TestHome)) {
-    let Some(test_home) = TestHome::new(test) else {
-        return;
-    };
+fn in_lab(options: &[&str], work: impl FnOnce(&TestHome)) {
+    let test_home = TestHome::new();
     let mut daemon = test_home.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
     work(&test_home);
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);

@@ -1,6 +1,6 @@
 //! A data directory of a test's own, with a daemon of its own.
 
-use super::{Done, alive, finish, guests, jiffy, skip, wait_for};
+use super::{Done, alive, finish, jiffy, requirements, wait_for};
 use jiffy_image::{Home, Templates};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
@@ -24,19 +24,15 @@ pub struct TestHome {
 }
 
 impl TestHome {
-    pub fn new(test: &str) -> Option<Self> {
-        Self::beneath(&std::env::temp_dir(), test)
+    pub fn new() -> Self {
+        Self::beneath(&std::env::temp_dir())
     }
 
-    /// One whose templates are its own, beside the stock one. Making them takes root.
-    pub fn with_templates(test: &str) -> Option<Self> {
-        if !nix::unistd::Uid::effective().is_root() {
-            skip(test, "needs root, to make templates");
-            return None;
-        }
-        let test_home = Self::new(test)?;
+    /// Like `new`, with templates of its own beside the stock one. Building them needs root.
+    pub fn with_templates() -> Self {
+        let test_home = Self::new();
         test_home.own_templates();
-        Some(test_home)
+        test_home
     }
 
     /// From here on templates are made here, beside the stock one.
@@ -53,17 +49,9 @@ impl TestHome {
         Templates::new(&Home::at(self.dir.path()).unwrap())
     }
 
-    /// One in `directory`.
-    pub fn beneath(directory: &Path, test: &str) -> Option<Self> {
-        if !guests(test) {
-            return None;
-        }
-        let real = std::env::var_os("JIFFY_HOME")
-            .map_or_else(|| PathBuf::from("/var/lib/jiffy"), PathBuf::from);
-        if !real.join("templates/base").exists() {
-            skip(test, "template base is not built");
-            return None;
-        }
+    /// Creates a data directory in `directory`.
+    pub fn beneath(directory: &Path) -> Self {
+        let real = requirements::home();
         let dir = tempfile::tempdir_in(directory).unwrap();
         // Images one by one: those that a test makes are its own.
         let images = dir.path().join("images");
@@ -81,7 +69,7 @@ impl TestHome {
             let lock = Path::new("locks").join(name);
             symlink(real.join(&lock), dir.path().join(&lock)).unwrap();
         }
-        Some(Self { dir, vmm: None })
+        Self { dir, vmm: None }
     }
 
     pub fn call(&self, args: &[&str]) -> Done {

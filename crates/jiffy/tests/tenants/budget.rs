@@ -2,6 +2,7 @@
 
 use super::two_keys::TwoKeys;
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 
 /// A key made with these limits.
@@ -28,12 +29,9 @@ fn refused(answer: (u16, Value), status: u16, word: &str) {
     assert_eq!((got, &body["error_code"]), (status, &json!(word)), "{body}");
 }
 
-#[test]
+#[jiffy_test(root)]
 fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
-    let test = "a_key_keeps_no_more_than_its_budget_also_across_a_crash";
-    let Some(mut keys) = TwoKeys::with_templates(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let mut keys = TwoKeys::with_templates(&["--warm-pool", "0"]);
     let limits = [
         "--name=hoarder",
         "--max-sandboxes=1",
@@ -168,13 +166,10 @@ fn status(keys: &TwoKeys, key: &str, (template, build): &(String, String)) -> St
     status["status"].as_str().unwrap().to_owned()
 }
 
-#[test]
+#[jiffy_test(root)]
 fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
-    let test = "builds_of_one_key_that_sleep_do_not_stop_those_of_another";
     let options = ["--warm-pool", "0", "--builds", "2"];
-    let Some(keys) = TwoKeys::with_templates(test, &options) else {
-        return;
-    };
+    let keys = TwoKeys::with_templates(&options);
     let sleeping: Vec<_> = ["one", "two", "three"]
         .map(|name| {
             build(

@@ -1,14 +1,12 @@
 //! Sandboxes and snapshots of one key do not exist for another.
 
 use super::two_keys::TwoKeys;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 
-#[test]
+#[jiffy_test]
 fn a_tenant_cannot_reach_sandboxes_or_snapshots_of_another() {
-    let test = "a_tenant_cannot_reach_sandboxes_or_snapshots_of_another";
-    let Some(keys) = TwoKeys::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let keys = TwoKeys::new(&["--warm-pool", "0"]);
     let id = keys.ok(&keys.alice, &["create"]);
     let path = format!("/sandboxes/{id}/snapshots");
     let (status, snapshot) = keys.http(&keys.alice, "POST", &path, &json!({}));

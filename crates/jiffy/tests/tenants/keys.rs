@@ -1,6 +1,7 @@
 //! Remains of a key, and rights without one.
 
 use super::two_keys::TwoKeys;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -71,12 +72,9 @@ fn closed(mut stream: TcpStream) -> Duration {
     began.elapsed()
 }
 
-#[test]
+#[jiffy_test]
 fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
-    let test = "connections_of_a_key_end_with_it_and_its_sandboxes_on_request";
-    let Some(keys) = TwoKeys::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let keys = TwoKeys::new(&["--warm-pool", "0"]);
     let (alice, test_home) = (&keys.alice, &keys.remote.test_home);
     let id = keys.ok(alice, &["create"]);
     let paused = keys.ok(alice, &["create"]);
@@ -133,16 +131,13 @@ fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn a_key_opens_its_scope_only_and_no_key_opens_nothing() {
-    let test = "a_key_opens_its_scope_only_and_no_key_opens_nothing";
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let scraped = free.local_addr().unwrap().to_string();
     drop(free);
     let options = ["--warm-pool", "0", "--metrics-listen", &scraped];
-    let Some(keys) = TwoKeys::new(test, &options) else {
-        return;
-    };
+    let keys = TwoKeys::new(&options);
     let alice = &keys.alice;
     let reader = keys.key(&["--name", "reader", "--scope", "read"]);
 

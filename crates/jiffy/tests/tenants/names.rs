@@ -6,6 +6,7 @@ use jiffy_image::{
     DiskBudget, Import, ImportSource, ImportStart, Templates, UnpackLimits, Visibility,
     imported_image,
 };
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::fs;
 
@@ -109,12 +110,9 @@ fn hidden(templates: &Templates, build: &str) -> bool {
     all.iter().any(|m| m.name.ends_with(build))
 }
 
-#[test]
+#[jiffy_test(root)]
 fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
-    let test = "tenants::templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another";
-    let Some(keys) = TwoKeys::with_templates(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let keys = TwoKeys::with_templates(&["--warm-pool", "0"]);
     let (alice, mallory) = (&keys.alice, &keys.mallory);
     let (alice_id, mallory_id) = (keys.key_id("test"), keys.key_id("mallory"));
     let templates = keys.remote.test_home.templates();
@@ -274,12 +272,9 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     }
 }
 
-#[test]
+#[jiffy_test]
 fn builds_that_are_not_started_are_bounded_for_each_key() {
-    let test = "tenants::builds_that_are_not_started_are_bounded_for_each_key";
-    let Some(keys) = TwoKeys::new(test, &["--warm-pool", "0"]) else {
-        return;
-    };
+    let keys = TwoKeys::new(&["--warm-pool", "0"]);
     let mut entered = 0;
     for n in 0..400 {
         let body = json!({ "name": format!("name{n}"), "cpuCount": 1, "memoryMB": 512 });

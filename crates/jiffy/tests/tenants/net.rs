@@ -1,9 +1,9 @@
 //! Networks of two tenants: no address, frame or name leads from one's sandbox to the other's.
 
 use super::two_keys::TwoKeys;
-use crate::support::engine::on_gvisor;
 use crate::support::lab::{output, with_lab6};
 use crate::support::wait_for;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::json;
 
 /// Answers at TCP port 80 and hears at UDP port 7, at every address; notes who came.
@@ -81,12 +81,11 @@ for _ in range(24):
 print(*sorted(said))
 "#;
 
-fn attack(test: &str) {
-    with_lab6(test, |_| {
+#[jiffy_test(engine = "each", lab)]
+fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
+    with_lab6(|_| {
         let options = ["--network", "on", "--warm-pool", "0"];
-        let Some(keys) = TwoKeys::new(test, &options) else {
-            return;
-        };
+        let keys = TwoKeys::new(&options);
         let alice = keys.ok(&keys.alice, &["create"]);
         let mallory = keys.ok(&keys.mallory, &["create"]);
         let root = |key: &str, id: &str, program: &str| {
@@ -140,14 +139,4 @@ fn attack(test: &str) {
         assert_eq!(said, "HTTP/1.1 internet");
         assert_eq!(show("/tmp/heard"), heard);
     });
-}
-
-#[test]
-fn no_address_frame_or_name_leads_to_another_tenants_sandbox() {
-    attack("no_address_frame_or_name_leads_to_another_tenants_sandbox");
-}
-
-#[test]
-fn no_address_frame_or_name_leads_to_another_tenants_sandbox_on_gvisor() {
-    on_gvisor(|| attack("no_address_frame_or_name_leads_to_another_tenants_sandbox_on_gvisor"));
 }

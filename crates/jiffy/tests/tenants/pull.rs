@@ -7,6 +7,7 @@ use crate::support::network_probe::clean;
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use jiffy_proto::vm::jail::FIRST_UID;
+use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -21,12 +22,10 @@ use std::time::{Duration, Instant};
 const FAILURE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `work` with a daemon in a lab.
-fn tenants(test: &str, options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
-    with_lab(test, |lab| {
+fn tenants(options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
+    with_lab(|lab| {
         let networked = [&["--network", "on", "--warm-pool", "0"], options].concat();
-        let Some(keys) = TwoKeys::new(test, &networked) else {
-            return;
-        };
+        let keys = TwoKeys::new(&networked);
         keys.remote.test_home.own_templates();
         work(&keys, lab);
         // Also one that was killed: what it left of the network goes with the next.
@@ -119,9 +118,8 @@ fn public(
     lab.in_internet(move || serve(TcpListener::bind(("0.0.0.0", port)).unwrap(), answer))
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
-    let test = "pull::a_registry_of_a_key_reaches_the_public_internet_and_nothing_else";
     // Without TLS, so that only the network's rules are between them and what is asked for.
     let trap = [
         "9.9.9.9",
@@ -137,7 +135,7 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
         plain.chain(["8.8.8.8:5000", "localhost:5002", "127.0.0.1:5002"].map(str::to_owned));
     options.extend(plain.flat_map(|host| ["--plain-http".to_owned(), host]));
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    tenants(test, &options, |keys, lab| {
+    tenants(&options, |keys, lab| {
         let own = |request: &Request, stream: &mut dyn Write| {
             // `/v2/<kind>-<address>/…`
             let name = request.path.split('/').nth(2).unwrap_or_default();
@@ -216,12 +214,11 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
     });
 }
 
-#[test]
+#[jiffy_test(lab)]
 fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
-    let test = "pull::a_hostile_registry_delays_and_costs_its_callers_build_only";
     let options = [5000, 5001].map(|port| ["--plain-http".to_owned(), format!("9.9.9.9:{port}")]);
     let options: Vec<&str> = options.iter().flatten().map(String::as_str).collect();
-    tenants(test, &options, |keys, lab| {
+    tenants(&options, |keys, lab| {
         let daemon = keys.remote.test_home.daemon();
         let private = Image::of_file("secret", &b"of alice".repeat(1000));
         let pages = private.pages("app");
@@ -420,13 +417,9 @@ fn memory(process: u32, name: &str) -> u64 {
         .unwrap()
 }
 
-#[test]
+#[jiffy_test(root)]
 fn a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it() {
-    let test =
-        "pull::a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it";
-    let Some(test_home) = TestHome::with_templates(test) else {
-        return;
-    };
+    let test_home = TestHome::with_templates();
     let image = Image::of_file("file", &b"content".repeat(1000));
     let again = image.with_environment("A=b");
     let mut pages = image.pages("app");

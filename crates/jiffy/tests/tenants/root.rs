@@ -1,8 +1,8 @@
 //! Root in a sandbox on gVisor, and the process that isolates it, stay in their sandbox.
 
 use crate::support::children;
-use crate::support::engine::{on_gvisor, want};
 use crate::support::test_home::TestHome;
+use jiffy_test_attributes::jiffy_test;
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
@@ -40,45 +40,40 @@ fn can(user: u32, script: &str) -> bool {
     command.status().unwrap().success()
 }
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another() {
-    on_gvisor(|| {
-        let test = "the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another";
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
-        let ids = [test_home.ok(&["create"]), test_home.ok(&["create"])];
-        let helpers = children(test_home.daemon());
-        let helpers = helpers.iter().filter(|&&child| {
-            fs::read(format!("/proc/{child}/cmdline"))
-                .is_ok_and(|line| String::from_utf8_lossy(&line).contains("jiffy-gvisor\0serve\0"))
-        });
-        let helpers: Vec<&u32> = helpers.collect();
-        assert_eq!(helpers.len(), 1);
-        for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
-            let of = |pid| u64::from_str_radix(&status(pid, set), 16).unwrap();
-            assert_eq!(of(*helpers[0]), of(test_home.daemon()) & OF_HELPER, "{set}");
-        }
-        assert_eq!(status(*helpers[0], "NoNewPrivs:"), "1");
-        let sentries = test_home.vmms();
-        let users: BTreeSet<u32> = sentries.iter().map(|&pid| user(pid)).collect();
-        assert!(sentries.len() >= ids.len(), "{sentries:?}");
-        assert_eq!(users.len(), sentries.len(), "{users:?}");
-        assert!(users.iter().all(|u| USERS.contains(u)), "{users:?}");
-        for &own in &sentries {
-            assert!(can(user(own), &format!("kill -0 {own}")));
-            for &other in sentries.iter().filter(|&&other| other != own) {
-                for attempt in [
-                    format!("kill -0 {other}"),
-                    format!("head -c 1 /proc/{other}/environ"),
-                    format!("ls /proc/{other}/fd/"),
-                    format!("ls /proc/{other}/root/"),
-                ] {
-                    assert!(!can(user(own), &attempt), "{attempt}");
-                }
+    let test_home = TestHome::new();
+    let ids = [test_home.ok(&["create"]), test_home.ok(&["create"])];
+    let helpers = children(test_home.daemon());
+    let helpers = helpers.iter().filter(|&&child| {
+        fs::read(format!("/proc/{child}/cmdline"))
+            .is_ok_and(|line| String::from_utf8_lossy(&line).contains("jiffy-gvisor\0serve\0"))
+    });
+    let helpers: Vec<&u32> = helpers.collect();
+    assert_eq!(helpers.len(), 1);
+    for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
+        let of = |pid| u64::from_str_radix(&status(pid, set), 16).unwrap();
+        assert_eq!(of(*helpers[0]), of(test_home.daemon()) & OF_HELPER, "{set}");
+    }
+    assert_eq!(status(*helpers[0], "NoNewPrivs:"), "1");
+    let sentries = test_home.vmms();
+    let users: BTreeSet<u32> = sentries.iter().map(|&pid| user(pid)).collect();
+    assert!(sentries.len() >= ids.len(), "{sentries:?}");
+    assert_eq!(users.len(), sentries.len(), "{users:?}");
+    assert!(users.iter().all(|u| USERS.contains(u)), "{users:?}");
+    for &own in &sentries {
+        assert!(can(user(own), &format!("kill -0 {own}")));
+        for &other in sentries.iter().filter(|&&other| other != own) {
+            for attempt in [
+                format!("kill -0 {other}"),
+                format!("head -c 1 /proc/{other}/environ"),
+                format!("ls /proc/{other}/fd/"),
+                format!("ls /proc/{other}/root/"),
+            ] {
+                assert!(!can(user(own), &attempt), "{attempt}");
             }
         }
-    });
+    }
 }
 
 /// Ways of root to what the agent hears from the host. Prints those that lead somewhere.
@@ -134,24 +129,18 @@ for port in ports:
 print(os.getuid(), found)
 "#;
 
-#[test]
+#[jiffy_test(engine = "gvisor")]
 fn root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does() {
-    on_gvisor(|| {
-        let test = "root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does";
-        let Some(test_home) = TestHome::new(test) else {
-            return;
-        };
-        let id = test_home.ok(&["create"]);
-        let command = ["exec", "--user", "root"];
-        let program = ["--", "python3", "-c", IMPERSONATE_HOST];
-        let all = |id: &str| test_home.ok(&[&command[..], &[id], &program].concat());
-        assert_eq!(all(&id), "0 []");
-        // The same of one that was restored while the host was connected, and of the original
-        // beside it.
-        let clone = test_home.ok(&["fork", &id]);
-        let clone = clone.split_whitespace().next().unwrap();
-        assert_eq!(all(clone), "0 []");
-        assert_eq!(all(&id), "0 []");
-    });
-    want(None);
+    let test_home = TestHome::new();
+    let id = test_home.ok(&["create"]);
+    let command = ["exec", "--user", "root"];
+    let program = ["--", "python3", "-c", IMPERSONATE_HOST];
+    let all = |id: &str| test_home.ok(&[&command[..], &[id], &program].concat());
+    assert_eq!(all(&id), "0 []");
+    // The same of one that was restored while the host was connected, and of the original
+    // beside it.
+    let clone = test_home.ok(&["fork", &id]);
+    let clone = clone.split_whitespace().next().unwrap();
+    assert_eq!(all(clone), "0 []");
+    assert_eq!(all(&id), "0 []");
 }

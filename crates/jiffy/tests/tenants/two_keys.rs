@@ -20,15 +20,14 @@ pub struct TwoKeys {
 }
 
 impl TwoKeys {
-    /// A daemon with these further options; none if this machine runs no guests.
-    pub fn new(test: &str, options: &[&str]) -> Option<Self> {
-        Remote::new(test, options).map(Self::of)
+    /// Starts a daemon with these additional options.
+    pub fn new(options: &[&str]) -> Self {
+        Self::of(Remote::new(options))
     }
 
     /// The same with templates of its own, beside the stock one.
-    pub fn with_templates(test: &str, options: &[&str]) -> Option<Self> {
-        let test_home = TestHome::with_templates(test)?;
-        Some(Self::of(Remote::of(test_home, options)))
+    pub fn with_templates(options: &[&str]) -> Self {
+        Self::of(Remote::of(TestHome::with_templates(), options))
     }
 
     fn of(remote: Remote) -> Self {
