@@ -16,12 +16,8 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 export TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
-# Where the programs go, and words for cargo that choose their profile: .ci/run has others.
-RELEASE := $(TARGET_DIR)/$(or $(JIFFY_PROGRAMS),release)
-CARGO_WORDS := $(or $(JIFFY_CARGO_WORDS),--release)
-AGENT_TARGET := x86_64-unknown-linux-gnu
-# In a run of all tests scripts/ci-rustc makes it static.
-AGENT := $(TARGET_DIR)/$(if $(JIFFY_PROGRAMS),ci,$(AGENT_TARGET)/release)/jiffy-agent
+# Directory of the programs (PROGRAMS of scripts/lib).
+RELEASE := $(TARGET_DIR)/$(if $(CI),ci/programs,release)
 
 .PHONY: help
 help: ## list the targets
@@ -33,23 +29,7 @@ setup: ## install what is missing to build and run (Debian packages; checks Rust
 
 .PHONY: build
 build: ## build jiffy, jiffy-vmm, jiffy-functions, jiffy-gvisor and the guest's jiffy-agent
-# Those of a run of all tests come from one build, and go in place only if they have changed: tests
-# may be using them.
-	@if [ -n "$${JIFFY_PROGRAMS:-}" ]; then \
-	    scripts/step "building jiffy, jiffy-vmm, jiffy-functions and the guest agent" \
-	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-function-runtime -p jiffy-agent; \
-	    install -C -D -m 0755 -t $(RELEASE) \
-	        $(TARGET_DIR)/ci/jiffy $(TARGET_DIR)/ci/jiffy-vmm $(TARGET_DIR)/ci/jiffy-functions; \
-	else \
-	    RUSTFLAGS="-C target-feature=+crt-static" \
-	        scripts/step "building the guest agent (static: it runs before any library is there)" \
-	        cargo build --release -p jiffy-agent --target $(AGENT_TARGET); \
-	    scripts/step "building jiffy, jiffy-vmm and jiffy-functions" \
-	        cargo build $(CARGO_WORDS) -p jiffy -p jiffy-vmm -p jiffy-function-runtime; \
-	fi
-	@built=$(AGENT); [ $(RELEASE)/jiffy-agent -nt "$$built" ] || install -s -m 0755 "$$built" $(RELEASE)/jiffy-agent
-	@scripts/gvisor $(RELEASE)/jiffy-gvisor
-	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-functions $(RELEASE)/jiffy-agent $$(ls $(RELEASE)/jiffy-gvisor 2>/dev/null) | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
+	@scripts/build
 
 .PHONY: template
 template: setup build ## build the base template (a minute or two; once, until its recipe changes)

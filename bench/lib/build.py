@@ -9,7 +9,7 @@ class Build(Home):
 
     def __init__(self, work, name, tree, home=None):
         self.name, self.tree = name, pathlib.Path(tree).resolve()
-        program = self.tree / os.environ.get("TARGET_DIR", "target") / os.environ.get("JIFFY_PROGRAMS", "release") / "jiffy"
+        program = self.tree / os.environ.get("TARGET_DIR", "target") / ("ci/programs" if os.environ.get("CI") else "release") / "jiffy"
         self.samples, self.units = {}, {}
         super().__init__(pathlib.Path(work) / name, program, home)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line of each, and its totals to JIFFY_TOTALS."""
+"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line of each, and records its totals in JIFFY_RESULTS."""
 
 import os
 import queue
@@ -92,19 +92,19 @@ def main():
         if again is None:
             del failed[name]
             passed.append(name)
-            told("JIFFY_FLAKY", f"   flaky: workloads: {engine}::{name}\n")
+            record("flaky", f"   flaky: workloads: {engine}::{name}\n")
         else:
             print(f"   FAILED: workloads::{engine}::{name} ({took:.0f} s)\n{again}")
-            told("JIFFY_FAILURES", f"   FAILED: workloads::{engine}::{name}\n{again[-3000:]}\n")
-    told("JIFFY_TOTALS", f"{len(passed)} {len(failed)} 0\n")
+            record("failures", f"   FAILED: workloads::{engine}::{name}\n{again[-3000:]}\n")
+    record("totals", f"{len(passed)} {len(failed)} 0\n")
     print(f"   workloads on {engine}: {len(passed)} passed, {len(failed)} failed")
     sys.exit(1 if failed else 0)
 
 
-def told(place, text):
-    """Adds to what a whole run tells, if that is collected."""
-    if os.environ.get(place):
-        with open(os.environ[place], "a", encoding="utf-8") as file:
+def record(name, text):
+    """Appends to a file of JIFFY_RESULTS (see scripts/lib)."""
+    if os.environ.get("JIFFY_RESULTS"):
+        with open(os.path.join(os.environ["JIFFY_RESULTS"], name), "a", encoding="utf-8") as file:
             file.write(text)
 
 

@@ -1,7 +1,7 @@
 //! End-to-end tests: `jiffy` and its daemon with real guests.
 //!
 //! One program, because each test program is linked with the whole product. A file that is not
-//! listed here is not compiled; the first test finds it.
+//! listed here is not compiled; the test below reports it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
