@@ -1,36 +1,23 @@
 //! Whatever happens to a sandbox, the host is afterwards as it was before.
 
-use crate::support::{alive, call, finish, jiffy, read_until, vmm_of, wait_for};
+use crate::support::test_home::TestHome;
+use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};
 use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Stdio;
 
-/// Directories of the data directory that builds of templates write to, also of other tests.
-const OF_TEMPLATES: [&str; 6] = [
-    "templates",
-    "images",
-    "layers",
-    "versions",
-    "cache",
-    "locks",
-];
-
-/// Everything with a name that a sandbox could leave on the host.
-fn named_things() -> BTreeSet<String> {
+/// Everything with a name that a sandbox of the data directory could leave on the host.
+fn named_things(home: &Path) -> BTreeSet<String> {
     let mut things = BTreeSet::new();
-    let home = std::env::var_os("JIFFY_HOME")
-        .map_or_else(|| PathBuf::from("/var/lib/jiffy"), PathBuf::from);
     let ours = home.display().to_string();
-    let of_templates = OF_TEMPLATES.map(|name| home.join(name));
-    let mut folders = vec![home];
+    let mut folders = vec![home.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             things.insert(format!("file {}", entry.path().display()));
-            let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
-            if is_directory && !of_templates.contains(&entry.path()) {
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
                 folders.push(entry.path());
             }
         }
@@ -73,12 +60,18 @@ fn named_things() -> BTreeSet<String> {
 #[jiffy_test]
 fn nothing_is_left_behind_however_a_sandbox_ends() {
     // The first run makes the caches; what it leaves is not the sandbox's.
-    assert_eq!(call(&["run", "--", "true"]).code, Some(0));
-    let before = named_things();
+    let test_home = TestHome::new();
+    assert_eq!(test_home.call(&["run", "--", "true"]).code, Some(0));
+    let before = named_things(test_home.dir.path());
 
-    assert_eq!(call(&["run", "--", "sh", "-c", "exit 4"]).code, Some(4));
     assert_eq!(
-        call(&["run", "--timeout", "200ms", "--", "sleep", "60"]).code,
+        test_home.call(&["run", "--", "sh", "-c", "exit 4"]).code,
+        Some(4)
+    );
+    assert_eq!(
+        test_home
+            .call(&["run", "--timeout", "200ms", "--", "sleep", "60"])
+            .code,
         Some(124)
     );
 
@@ -91,6 +84,7 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
             "-c",
             "dd if=/dev/zero of=/tmp/x bs=1M count=8 2>/dev/null; echo up; cat",
         ])
+        .env("JIFFY_HOME", test_home.dir.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -111,7 +105,7 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
         wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
     }
     wait_for("the host to be as before", || {
-        let now = named_things();
+        let now = named_things(test_home.dir.path());
         // The network of the first run may have gone behind its answer meanwhile.
         let news: Vec<_> = now.difference(&before).collect();
         news.is_empty().then_some(()).or_else(|| {
