@@ -6,7 +6,6 @@ use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
-use jiffy_engine_api::Engine;
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_template_builder::Builder;
@@ -68,11 +67,11 @@ pub(crate) struct FunctionHooks {
 }
 
 /// State that the calls work on. Clones are the same.
-pub struct App<E: Engine> {
-    pub(crate) sandboxes: Sandboxes<E>,
+pub struct App {
+    pub(crate) sandboxes: Sandboxes,
     pub(crate) keys: Arc<Keys>,
     pub(crate) templates: Arc<dyn TemplateSource>,
-    pub(crate) builder: Option<Builder<E>>,
+    pub(crate) builder: Option<Builder>,
     pub(crate) config: Arc<Config>,
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
     pub(crate) ports: Option<Arc<dyn Ports>>,
@@ -85,7 +84,7 @@ pub struct App<E: Engine> {
     pub(crate) console_times: Arc<ConsoleTimes>,
 }
 
-impl<E: Engine> Clone for App<E> {
+impl Clone for App {
     fn clone(&self) -> Self {
         Self {
             sandboxes: self.sandboxes.clone(),
@@ -106,10 +105,10 @@ impl<E: Engine> Clone for App<E> {
     }
 }
 
-impl<E: Engine> App<E> {
+impl App {
     /// Calls on `sandboxes`, for the holders of `keys`.
     pub fn new(
-        sandboxes: Sandboxes<E>,
+        sandboxes: Sandboxes,
         keys: Arc<Keys>,
         templates: Arc<dyn TemplateSource>,
         config: Config,
@@ -134,7 +133,7 @@ impl<E: Engine> App<E> {
     }
 
     /// The same with a builder of templates; without, asking for one is refused.
-    pub fn with_builder(mut self, builder: Builder<E>) -> Self {
+    pub fn with_builder(mut self, builder: Builder) -> Self {
         self.quota.count_builder(&builder);
         self.builder = Some(builder);
         self

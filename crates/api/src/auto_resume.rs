@@ -2,7 +2,6 @@
 
 use crate::app::App;
 use crate::quota::{ExchangePermit, running};
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::{OperationError, QuotaRequest, SandboxState};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -13,12 +12,12 @@ use std::sync::Arc;
 type WakeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
 /// Wakes sandboxes for those who reach their ports. Clones are the same.
-pub struct AutoResume<E: Engine> {
-    app: App<E>,
+pub struct AutoResume {
+    app: App,
     wake_locks: Arc<WakeLocks>,
 }
 
-impl<E: Engine> Clone for AutoResume<E> {
+impl Clone for AutoResume {
     fn clone(&self) -> Self {
         Self {
             app: self.app.clone(),
@@ -38,9 +37,9 @@ pub enum WakeError {
     Operation(#[from] OperationError),
 }
 
-impl<E: Engine> AutoResume<E> {
+impl AutoResume {
     /// Those of the sandboxes of `app`, within the limits of its keys.
-    pub fn new(app: App<E>) -> Self {
+    pub fn new(app: App) -> Self {
         Self {
             app,
             wake_locks: Arc::default(),

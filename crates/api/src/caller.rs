@@ -12,7 +12,6 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine_api::Engine;
 use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -163,16 +162,16 @@ pub(crate) fn shown_key(headers: &HeaderMap) -> Option<&str> {
 
 /// Serves `router` to callers with a key in force only, or the host's owner. Handlers find the
 /// [`Caller`].
-pub fn guarded<E: Engine>(app: &App<E>, router: Router) -> Router {
+pub fn guarded(app: &App, router: Router) -> Router {
     router
-        .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
+        .route_layer(from_fn_with_state(app.clone(), authenticate))
         .layer(map_response(in_one_form))
 }
 
 /// Lets nobody pass who is not known, and nobody write who may only look. The answer tells the
 /// listener that its caller is known, by the [`Caller`] among its extensions.
-pub(crate) async fn authenticate<E: Engine>(
-    State(app): State<App<E>>,
+pub(crate) async fn authenticate(
+    State(app): State<App>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -203,7 +202,7 @@ pub(crate) async fn authenticate<E: Engine>(
 /// The holder of the key that a request shows. An address that showed too many wrong ones is told
 /// so without a look at the file of keys; keys in force pass also then, so that an address shared
 /// by many clients is not closed by one of them.
-pub(crate) fn known<E: Engine>(app: &App<E>, request: &Request) -> Result<Caller, ApiError> {
+pub(crate) fn known(app: &App, request: &Request) -> Result<Caller, ApiError> {
     let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
     let refused = |error: ApiError| {
         if let Some(ip) = from {

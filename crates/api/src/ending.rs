@@ -2,7 +2,6 @@
 
 use crate::app::App;
 use crate::error::ApiError;
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::OperationError;
 use jiffy_template_builder::BuildRecord;
 use std::collections::HashMap;
@@ -25,7 +24,7 @@ pub struct Ended {
     pub builds: usize,
 }
 
-impl<E: Engine> App<E> {
+impl App {
     /// Kills the sandboxes of a key. Returns their number, and an error if one is still there.
     pub(crate) async fn kill_all_of(&self, key: &str) -> Result<usize, ApiError> {
         let mut killed = 0;
@@ -99,7 +98,7 @@ impl<E: Engine> App<E> {
 
 /// Ends what keys have that were revoked with that intention, also by another process and before
 /// this daemon began. Never returns.
-pub async fn end_revoked<E: Engine>(app: App<E>) {
+pub async fn end_revoked(app: App) {
     let mut looks: HashMap<String, u32> = HashMap::new();
     loop {
         for key in app.keys.ended() {

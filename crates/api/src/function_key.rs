@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::keys::{Key, Scope, hash};
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
-use jiffy_engine_api::{Engine, IdentityError};
+use jiffy_engine_api::IdentityError;
 use jiffy_function_manager::{FunctionRecord, SandboxKey, SandboxKeyScope};
 use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn invoked(path: &str) -> Option<&str> {
     (rest == "invoke" || rest.starts_with("invoke/")).then_some(name)
 }
 
-impl<E: Engine> App<E> {
+impl App {
     /// Holder of the key that a request from inside shows.
     pub(crate) fn internal_caller(
         &self,

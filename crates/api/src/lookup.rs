@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
 use axum::http::StatusCode;
-use jiffy_engine_api::{Engine, is_id};
+use jiffy_engine_api::is_id;
 use jiffy_image::Reference;
 use jiffy_sandbox_manager::{
     FetchScope, HeldSnapshot, OperationError, SandboxRecord, SandboxState, SnapshotRecord,
@@ -39,7 +39,7 @@ pub(crate) enum Origin {
     Snapshot(Box<SnapshotRecord>),
 }
 
-impl<E: Engine> App<E> {
+impl App {
     /// A sandbox by its id or its name. The host's owner finds it also by the beginning of its id,
     /// and whatever its state is.
     pub(crate) fn sandbox(
@@ -220,7 +220,7 @@ impl<E: Engine> App<E> {
         &self,
         caller: &Caller,
         id: &str,
-    ) -> Result<(Origin, Option<HeldSnapshot<E>>), ApiError> {
+    ) -> Result<(Origin, Option<HeldSnapshot>), ApiError> {
         match self.origin(caller, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let held = self.fetched(caller, id).await?.ok_or(e)?;
@@ -238,7 +238,7 @@ impl<E: Engine> App<E> {
         caller: &Caller,
         sandbox: &SandboxRecord,
         id: &str,
-    ) -> Result<(SnapshotRecord, Option<HeldSnapshot<E>>), ApiError> {
+    ) -> Result<(SnapshotRecord, Option<HeldSnapshot>), ApiError> {
         match self.ancestor(caller, sandbox, id) {
             Err(e) if e.status == StatusCode::NOT_FOUND => {
                 let held = self.fetched(caller, id).await?.ok_or(e)?;
@@ -267,11 +267,7 @@ impl<E: Engine> App<E> {
     }
 
     /// Fetches a snapshot of the caller from the store; none: it has none of that id.
-    async fn fetched(
-        &self,
-        caller: &Caller,
-        id: &str,
-    ) -> Result<Option<HeldSnapshot<E>>, ApiError> {
+    async fn fetched(&self, caller: &Caller, id: &str) -> Result<Option<HeldSnapshot>, ApiError> {
         let (owner, scope) = (caller.owner_id(), scope(caller));
         let snapshots = self.sandboxes.snapshots();
         snapshots.expect_not_lost(owner.as_deref(), id, scope)?;

@@ -9,7 +9,7 @@ pub(crate) use usage::KeyUsage;
 
 use crate::error::ApiError;
 use crate::keys::{Key, Keys, Limits, Scope};
-use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{
     DiskLimit, OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal,
@@ -134,11 +134,7 @@ impl Drop for ExchangePermit {
 
 impl Quota {
     /// Budgets of `keys` for what is made of `sandboxes`.
-    pub fn new<E: Engine>(
-        sandboxes: &Sandboxes<E>,
-        keys: Arc<Keys>,
-        default_disk_mib: Option<u64>,
-    ) -> Arc<Self> {
+    pub fn new(sandboxes: &Sandboxes, keys: Arc<Keys>, default_disk_mib: Option<u64>) -> Arc<Self> {
         // They hold this, so this does not hold them.
         let weak = sandboxes.downgrade();
         let host = move |owner: &str| {
@@ -165,7 +161,7 @@ impl Quota {
     }
 
     /// Counts what `builder` keeps, and limits it.
-    pub fn count_builder<E: Engine>(self: &Arc<Self>, builder: &Builder<E>) {
+    pub fn count_builder(self: &Arc<Self>, builder: &Builder) {
         let weak = builder.downgrade();
         let source = move |owner: &str| match weak.upgrade() {
             Some(builder) => builder.usage_of(owner).map_err(|e| e.to_string()),

@@ -31,16 +31,15 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
-use jiffy_engine_api::Engine;
 use serde_json::json;
 
 /// A router that remembers what it serves.
-struct Calls<E: Engine> {
-    router: Router<App<E>>,
+struct Calls {
+    router: Router<App>,
     known: Vec<(Method, &'static str)>,
 }
 
-impl<E: Engine> Calls<E> {
+impl Calls {
     fn new() -> Self {
         Self {
             router: Router::new(),
@@ -50,7 +49,7 @@ impl<E: Engine> Calls<E> {
 
     fn add<H, T>(mut self, method: Method, path: &'static str, handler: H) -> Self
     where
-        H: Handler<T, App<E>>,
+        H: Handler<T, App>,
         T: 'static,
     {
         let filter = match method {
@@ -60,31 +59,31 @@ impl<E: Engine> Calls<E> {
             Method::DELETE => MethodFilter::DELETE,
             _ => MethodFilter::GET,
         };
-        let call: MethodRouter<App<E>> = on(filter, handler);
+        let call: MethodRouter<App> = on(filter, handler);
         self.router = self.router.route(path, call);
         self.known.push((method, path));
         self
     }
 
-    fn get<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    fn get<H: Handler<T, App>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.add(Method::GET, path, handler)
     }
 
-    fn post<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    fn post<H: Handler<T, App>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.add(Method::POST, path, handler)
     }
 
-    fn put<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    fn put<H: Handler<T, App>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.add(Method::PUT, path, handler)
     }
 
-    fn delete<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+    fn delete<H: Handler<T, App>, T: 'static>(self, path: &'static str, handler: H) -> Self {
         self.add(Method::DELETE, path, handler)
     }
 }
 
 /// Calls that need no key.
-fn open<E: Engine>() -> Calls<E> {
+fn open() -> Calls {
     Calls::new()
         .get("/health", async || Json(json!({ "status": "ok" })))
         .get("/openapi.json", async || Json(openapi::document()))
@@ -93,7 +92,7 @@ fn open<E: Engine>() -> Calls<E> {
 }
 
 /// Calls that need a key.
-fn closed<E: Engine>() -> Calls<E> {
+fn closed() -> Calls {
     Calls::new()
         .post("/v2/sandboxes", create::create_v2)
         .post("/sandboxes", create::create_v1)
@@ -177,17 +176,17 @@ fn closed<E: Engine>() -> Calls<E> {
 }
 
 /// Every call the router knows, as method and path.
-pub fn calls<E: Engine>() -> Vec<(Method, &'static str)> {
-    let (open, closed) = (open::<E>(), closed::<E>());
+pub fn calls() -> Vec<(Method, &'static str)> {
+    let (open, closed) = (open(), closed());
     open.known.into_iter().chain(closed.known).collect()
 }
 
 /// The control plane.
-pub fn router<E: Engine>(app: App<E>) -> Router {
-    let closed = closed::<E>().router.merge(functions::invoke::by_path());
+pub fn router(app: App) -> Router {
+    let closed = closed().router.merge(functions::invoke::by_path());
     closed
-        .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
-        .merge(open::<E>().router)
+        .route_layer(from_fn_with_state(app.clone(), authenticate))
+        .merge(open().router)
         // One of our own: the one there is without would lose to that of a router which this one is
         // merged with.
         .fallback(async || StatusCode::NOT_FOUND)

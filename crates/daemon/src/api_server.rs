@@ -13,7 +13,6 @@ use jiffy_api::{
     App, AutoResume, Caller, ClientAddress, Ending, FunctionHost, Keys, end_revoked, local_key,
 };
 use jiffy_client::{VERSION, VERSION_HEADER};
-use jiffy_engine_api::Engine;
 use jiffy_function_manager::Functions;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
@@ -44,11 +43,11 @@ const SIGNING_KEY_FILE: &str = "preview-key";
 
 /// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an
 /// address.
-pub struct ApiServer<E: Engine> {
-    app: App<E>,
-    gateway: Gateway<GatewaySandboxes<E>, ControlPlaneRouter>,
+pub struct ApiServer {
+    app: App,
+    gateway: Gateway<GatewaySandboxes, ControlPlaneRouter>,
     address: Option<ApiListener>,
-    direct: Option<DirectListener<E>>,
+    direct: Option<DirectListener>,
     metrics: Option<MetricsServer>,
 }
 
@@ -105,13 +104,13 @@ fn known_if_answered(mut answer: hyper::Response<Body>) -> hyper::Response<Body>
     answer
 }
 
-impl<E: Engine> ApiServer<E> {
+impl ApiServer {
     /// Listens as `options` say, and prints where. The daemon began at `began`; whoever may end it
     /// calls `stop`.
     pub async fn open(
         options: &ServeOptions,
         home: &Home,
-        sandboxes: Sandboxes<E>,
+        sandboxes: Sandboxes,
         functions: Functions,
         network: Option<Network>,
         began: Instant,

@@ -9,7 +9,6 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, RETRY_AFTER};
 use jiffy_api::{ApiError, AutoResume, ExchangePermit, KeyStatus, Keys};
-use jiffy_engine_api::Engine;
 use jiffy_function_manager::{
     BoxConnectionPermit, ConnectionPermit as DirectPermit, FunctionError, FunctionRecord, Functions,
 };
@@ -39,12 +38,12 @@ const MAX_DRAINED_BYTES: usize = 64 << 10;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Listener, and what decides about its connections.
-pub struct DirectListener<E: Engine> {
+pub struct DirectListener {
     pub listener: TcpListener,
     pub functions: Functions,
     pub keys: Arc<Keys>,
     /// Counts exchanges of keys.
-    pub exchanges: AutoResume<E>,
+    pub exchanges: AutoResume,
     /// Counts connections, together with those of the gateway.
     pub admission: Arc<ConnectionAdmission>,
     /// Its domains are those of functions.
@@ -54,17 +53,17 @@ pub struct DirectListener<E: Engine> {
 }
 
 /// Resources that a direct connection occupies.
-struct DirectUse<E: Engine> {
+struct DirectUse {
     _connection: ConnectionPermit,
     _place: DirectPlace,
     owner: Option<String>,
-    exchanges: AutoResume<E>,
+    exchanges: AutoResume,
     /// Exchange of the owner's key while a request is under way. `None` also if the key has none
     /// left for a request on a connection that was idle: the function's own limit bounds those.
     exchange: Option<ExchangePermit>,
 }
 
-impl<E: Engine> DirectPermit for DirectUse<E> {
+impl DirectPermit for DirectUse {
     fn set_busy(&mut self, is_busy: bool) {
         self.exchange = match (is_busy, &self.owner) {
             (true, Some(owner)) => self.exchange.take().or(self.exchanges.exchange(owner).ok()),
@@ -96,7 +95,7 @@ enum Refusal {
     Connections,
 }
 
-impl<E: Engine> DirectListener<E> {
+impl DirectListener {
     /// Serves until `stopping`.
     pub async fn serve(self, stopping: CancellationToken) {
         let shared = Arc::new(self);

@@ -1,29 +1,29 @@
 //! The host's sandboxes as the gateway sees them.
 
 use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeError};
-use jiffy_engine_api::{Engine, GuestStream};
+use jiffy_engine_api::GuestStream;
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use jiffy_sandbox_manager::{OperationError, SandboxState, Sandboxes};
 use std::sync::Arc;
 
 /// The sandboxes of a host, each of whose ports can be reached.
-pub struct GatewaySandboxes<E: Engine>(Sandboxes<E>, AutoResume<E>, Arc<Keys>);
+pub struct GatewaySandboxes(Sandboxes, AutoResume, Arc<Keys>);
 
-impl<E: Engine> GatewaySandboxes<E> {
+impl GatewaySandboxes {
     /// Those of `sandboxes`, which were made with `keys`, and which `auto_resume` wakes.
-    pub fn new(sandboxes: Sandboxes<E>, auto_resume: AutoResume<E>, keys: Arc<Keys>) -> Self {
+    pub fn new(sandboxes: Sandboxes, auto_resume: AutoResume, keys: Arc<Keys>) -> Self {
         Self(sandboxes, auto_resume, keys)
     }
 }
 
-impl<E: Engine> Clone for GatewaySandboxes<E> {
+impl Clone for GatewaySandboxes {
     fn clone(&self) -> Self {
         Self(self.0.clone(), self.1.clone(), self.2.clone())
     }
 }
 
-impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
+impl jiffy_gateway::Sandboxes for GatewaySandboxes {
     type Stream = GuestStream;
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
@@ -90,7 +90,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for GatewaySandboxes<E> {
     }
 }
 
-impl<E: Engine> GatewaySandboxes<E> {
+impl GatewaySandboxes {
     async fn try_open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
         match record.state {
@@ -114,7 +114,7 @@ impl<E: Engine> GatewaySandboxes<E> {
     }
 }
 
-impl<E: Engine> Ports for GatewaySandboxes<E> {
+impl Ports for GatewaySandboxes {
     fn open<'a>(&'a self, id: &'a str, port: u16) -> Opening<'a> {
         Box::pin(async move {
             let opened = jiffy_gateway::Sandboxes::open(self, id, port).await;

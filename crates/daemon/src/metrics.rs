@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use jiffy_api::{App, Caller};
-use jiffy_engine_api::Engine;
 use jiffy_gateway::{Gateway, GatewayConfig, GatewayCounters, OpenError, SandboxAccess};
 use jiffy_sandbox_manager::{Figure, Sandboxes};
 use std::net::SocketAddr;
@@ -19,7 +18,7 @@ const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; ch
 const MAX_SCRAPER_CONNECTIONS: usize = 64;
 
 /// Adds the gateway's counters to the host's metrics.
-pub fn add_gateway_counters<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<GatewayCounters>) {
+pub fn add_gateway_counters(sandboxes: &Sandboxes, counters: Arc<GatewayCounters>) {
     sandboxes.figures().show_also(move || {
         let counts = counters.totals();
         counts
@@ -36,7 +35,7 @@ pub fn add_gateway_counters<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<G
 
 /// `GET /metrics`, for callers with access to figures of the host. An address says nothing about a
 /// caller: behind a proxy of this host all have its.
-pub fn routes<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
+pub fn routes(app: &App, sandboxes: Sandboxes) -> Router {
     let show = move |Extension(caller): Extension<Caller>| {
         let shown = match caller.sees_host() {
             true => render(&sandboxes),
@@ -53,7 +52,7 @@ pub fn routes<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
     jiffy_api::guarded(app, Router::new().route("/metrics", get(show)))
 }
 
-fn render<E: Engine>(sandboxes: &Sandboxes<E>) -> Response {
+fn render(sandboxes: &Sandboxes) -> Response {
     let text = sandboxes.figures().render();
     ([(header::CONTENT_TYPE, OPEN_METRICS_TYPE)], text).into_response()
 }
@@ -66,10 +65,10 @@ pub struct MetricsServer {
 
 impl MetricsServer {
     /// Listens at `address`.
-    pub async fn open<E: Engine>(
+    pub async fn open(
         address: SocketAddr,
         allowed_hosts: &[String],
-        sandboxes: Sandboxes<E>,
+        sandboxes: Sandboxes,
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}: choose another with `--metrics-listen`")

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use jiffy_api::Ending;
 use jiffy_client::local_daemon;
 use jiffy_engine_api::EngineName;
-use jiffy_engines::{EngineChoice, Host, HostEngine};
+use jiffy_engines::{EngineChoice, Host, open_engines};
 use jiffy_image::{Home, Reference};
 use jiffy_network::Network;
 use jiffy_sandbox_manager::{DirectoryLock, HostOptions, OpenedJournal, OperationError, Sandboxes};
@@ -101,12 +101,12 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if jiffy_microvm_engine::host_kvm::open().is_ok() {
         host.keep_spare_vmms(options.spare_vmms);
     }
-    let engine = HostEngine::open(host, network.clone(), engine, lazy).await?;
+    let engines = open_engines(host, network.clone(), engine, lazy).await?;
     let journal = async {
         let read = journal.await;
         Ok(read.map_err(|e| OperationError::Lost(e.to_string()))??)
     };
-    let sandboxes = Sandboxes::open_read(engine, journal, host_options).await?;
+    let sandboxes = Sandboxes::open_read(engines, journal, host_options).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {
@@ -192,10 +192,10 @@ pub(crate) async fn open(
     host: Host,
     network: Option<Network>,
     engine: EngineName,
-) -> anyhow::Result<Sandboxes<HostEngine>> {
+) -> anyhow::Result<Sandboxes> {
     let journal = host.home().path().join("state.db");
-    let engine = HostEngine::open(host, network, engine, None).await?;
-    Ok(Sandboxes::open(engine, &journal, HostOptions::default()).await?)
+    let engines = open_engines(host, network, engine, None).await?;
+    Ok(Sandboxes::open(engines, &journal, HostOptions::default()).await?)
 }
 
 /// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call

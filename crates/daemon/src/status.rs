@@ -1,6 +1,5 @@
 //! Status of the daemon.
 
-use jiffy_engine_api::Engine;
 use jiffy_rootless::current;
 use jiffy_sandbox_manager::Sandboxes;
 use serde::{Deserialize, Serialize};
@@ -44,11 +43,7 @@ pub struct DaemonStatus {
 
 impl DaemonStatus {
     /// Of `sandboxes`, in a daemon that began at `began`.
-    pub fn now<E: Engine>(
-        sandboxes: &Sandboxes<E>,
-        began: Instant,
-        listen: Option<String>,
-    ) -> Self {
+    pub fn now(sandboxes: &Sandboxes, began: Instant, listen: Option<String>) -> Self {
         let promised = sandboxes.figures().promised();
         let (figures, limit) = sandboxes.figures().host();
         let states = sandboxes.figures().states().into_iter();

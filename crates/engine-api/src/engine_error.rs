@@ -60,7 +60,7 @@ impl EngineError {
     }
 }
 
-/// Failure of a rollback in place ([`crate::Engine::roll_back`]).
+/// Failure of a rollback in place ([`crate::Guest::roll_back`]).
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RollbackFailure {
     /// The guest is as before and runs on.

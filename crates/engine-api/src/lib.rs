@@ -6,11 +6,13 @@ mod capabilities;
 mod child_messages;
 mod clock;
 mod connections;
-mod contract;
+mod engine;
 mod engine_error;
 mod engine_name;
+mod engines;
 mod exit_reason;
 mod first_use;
+mod guest;
 mod guest_stream;
 mod guest_usage;
 mod identity;
@@ -19,6 +21,7 @@ mod network;
 mod process_instance;
 mod reserved_names;
 mod size;
+mod snapshot_files;
 mod snapshot_fold;
 mod snapshot_import;
 mod snapshot_parts;
@@ -34,13 +37,13 @@ pub use connections::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,
     RefusalReason,
 };
-pub use contract::{
-    Engine, Guest, GuestHandle, KeptGuest, SandboxIdentity, SnapshotWalk, UnassignedGuest,
-};
+pub use engine::{Engine, KeptGuest};
 pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};
+pub use engines::Engines;
 pub use exit_reason::ExitReason;
 pub use first_use::{FirstUse, FirstUseAction};
+pub use guest::{Guest, GuestHandle, RollbackCommit, SandboxIdentity, UnassignedGuest};
 pub use guest_stream::GuestStream;
 pub use guest_usage::GuestUsage;
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
@@ -52,6 +55,7 @@ pub use reserved_names::{
     is_reserved, is_unfinished_build,
 };
 pub use size::{SandboxSize, SizeError};
+pub use snapshot_files::{SnapshotFiles, SnapshotWalk};
 pub use snapshot_fold::{FoldPace, FoldPreparation, FoldResult, PreparedFold};
 pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
 pub use snapshot_parts::{PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};

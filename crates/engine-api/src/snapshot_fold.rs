@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 /// Called after each copied piece of a fold with its length in bytes; `Break` cancels the fold.
 pub type FoldPace<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
-/// Result of [`crate::Engine::prepare_fold`].
+/// Result of [`crate::SnapshotFiles::prepare_fold`].
 pub type FoldResult = Result<FoldPreparation, EngineError>;
 
 /// Outcome of the preparation of a fold.

@@ -3,20 +3,17 @@
 mod guest;
 mod import;
 mod parts;
-
-pub use guest::{GvisorGuest, UnassignedGvisorGuest};
-pub(crate) use guest::{end_unreachable, is_ours};
-pub(crate) use parts::parts;
+mod snapshot_files;
 
 use crate::guest_nic::{self};
 use crate::host::{Host, PreparedTemplate};
 use crate::template_cache::{TemplateCache, chain};
-use guest::GvisorHandle;
+use async_trait::async_trait;
+use guest::{GvisorGuest, GvisorHandle, UnassignedGvisorGuest, end_unreachable};
 use jiffy_engine_api::{
-    AfterSnapshot, Capabilities, CaptureNotice, Engine, EngineDescription, EngineError,
-    ExistingSnapshot, ExitReason, GVISOR, GuestHandle, ImportedFiles, KeptGuest, NetworkRules,
-    SandboxSize, SnapshotImport, SnapshotParts, SnapshotTimes, SnapshotWalk, Startup,
-    VerifiedSnapshot, new_id,
+    Capabilities, Engine, EngineDescription, EngineError, ExitReason, GVISOR, Guest, GuestHandle,
+    KeptGuest, NetworkRules, SandboxIdentity, SandboxSize, SnapshotFiles, Startup, UnassignedGuest,
+    new_id,
 };
 use jiffy_gvisor_engine::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -25,70 +22,103 @@ use jiffy_gvisor_engine::{
 use jiffy_microvm_engine::Cgroups;
 use jiffy_network::{Network, NicKind, SlotLease};
 use jiffy_proto::agent::SiteSettings;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Directory of the snapshots in the data directory.
-pub(crate) const SNAPSHOTS: &str = "gvisor";
+const SNAPSHOTS: &str = "gvisor";
 
 /// Directory of the sandboxes in that of running things.
 const SANDBOXES: &str = "gvisor";
 
-/// Sandboxes on gVisor, made from the templates and snapshots of one host.
+/// Sandboxes on gVisor, started from the templates and snapshots of one host.
 pub struct GvisorEngine {
     templates: Arc<TemplateCache>,
     store: SnapshotStore,
-    helper: Helper,
-    version: String,
-    /// None: sandboxes have no network card.
+    /// The message of the error is the reason that gVisor cannot be used on this host.
+    runtime: Result<Runtime, String>,
+    /// `None` if sandboxes have no network card.
     network: Option<Network>,
 }
 
-impl GvisorEngine {
-    /// The engine of the host of `shelf`. Fails if gVisor cannot be used.
-    pub(crate) async fn on(
-        templates: Arc<TemplateCache>,
-        store: SnapshotStore,
-        network: Option<Network>,
-    ) -> Result<Self, EngineError> {
-        let host = templates.host();
+/// gVisor's runtime of this process.
+struct Runtime {
+    helper: Helper,
+    version: String,
+}
+
+impl Runtime {
+    /// Starts the runtime of a daemon.
+    async fn start(host: &Host) -> Result<Self, EngineError> {
         let limited = host.programs().vmm.is_limited() && can_limit();
         let directory = host.home().run().join(SANDBOXES);
-        let helper = Helper::new(program(host)?, directory, limited);
-        let helper = helper.map_err(EngineError::failed)?;
-        Self::with(templates, store, helper, network).await
+        Self::with(Helper::new(program(host)?, directory, limited)).await
     }
 
-    /// An engine beside a daemon's, for sandboxes that end with this process. They are in
-    /// `directory`, which is theirs alone and goes with them, and so is `store`.
-    pub(crate) async fn ephemeral(
-        templates: Arc<TemplateCache>,
-        store: SnapshotStore,
-        directory: PathBuf,
-        network: Option<Network>,
-    ) -> Result<Self, EngineError> {
-        // A virtual machine has no more than its memory; here it takes a control group to see to
-        // that.
+    /// Starts a runtime whose sandboxes end with this process. They are in `directory`, which no
+    /// other process uses.
+    async fn start_ephemeral(host: &Host, directory: PathBuf) -> Result<Self, EngineError> {
+        // The memory of a virtual machine is limited by itself; gVisor needs a control group.
         let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
-        let helper = Helper::brief(program(templates.host())?, directory, limited);
-        let helper = helper.map_err(EngineError::failed)?;
-        Self::with(templates, store, helper, network).await
+        Self::with(Helper::brief(program(host)?, directory, limited)).await
     }
 
-    async fn with(
+    async fn with(helper: Result<Helper, GvisorError>) -> Result<Self, EngineError> {
+        let helper = helper.map_err(EngineError::failed)?;
+        let version = helper.version().await.map_err(EngineError::failed)?;
+        Ok(Self { helper, version })
+    }
+}
+
+impl GvisorEngine {
+    /// Opens the engine of a daemon.
+    pub(crate) async fn open(
         templates: Arc<TemplateCache>,
-        store: SnapshotStore,
-        helper: Helper,
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
-        let version = helper.version().await.map_err(EngineError::failed)?;
+        let store = templates.host().home().path().join(SNAPSHOTS);
+        let runtime = Runtime::start(templates.host()).await;
+        Self::with(templates, &store, runtime, network)
+    }
+
+    /// Opens an engine whose sandboxes end with this process. Sandboxes and snapshots are in
+    /// `directory`, which no other process uses and which is removed with the sandboxes.
+    pub(crate) async fn open_ephemeral(
+        templates: Arc<TemplateCache>,
+        directory: &Path,
+        network: Option<Network>,
+    ) -> Result<Self, EngineError> {
+        let runtime = Runtime::start_ephemeral(templates.host(), directory.to_owned()).await;
+        Self::with(templates, &directory.join("snapshots"), runtime, network)
+    }
+
+    fn with(
+        templates: Arc<TemplateCache>,
+        store: &Path,
+        runtime: Result<Runtime, EngineError>,
+        network: Option<Network>,
+    ) -> Result<Self, EngineError> {
         Ok(Self {
             templates,
-            store,
-            helper,
-            version,
+            store: SnapshotStore::open(store).map_err(EngineError::failed)?,
+            runtime: runtime.map_err(|e| e.to_string()),
             network,
         })
+    }
+
+    /// Returns the runtime.
+    ///
+    /// # Errors
+    /// Fails if gVisor cannot be used on this host.
+    fn runtime(&self) -> Result<&Runtime, EngineError> {
+        self.runtime.as_ref().map_err(|why| EngineError::Failed {
+            reason: format!("the engine gvisor cannot be used here: {why}"),
+        })
+    }
+
+    /// Checks that gVisor can be used on this host.
+    pub(crate) fn check_usable(&self) -> Result<(), EngineError> {
+        self.runtime().map(drop)
     }
 
     fn spec(
@@ -115,26 +145,27 @@ impl GvisorEngine {
 
     fn manifest(&self, id: &str) -> Result<GvisorManifest, EngineError> {
         let manifest = self.store.get(id).map_err(EngineError::failed)?;
-        match manifest.version == self.version {
+        let version = &self.runtime()?.version;
+        match manifest.version == *version {
             true => Ok(manifest),
             false => Err(EngineError::Failed {
                 reason: format!(
-                    "snapshot {id} was taken with gVisor {}, and this is {}, which may not read it; restore it with that version of jiffy",
-                    manifest.version, self.version
+                    "snapshot {id} was taken with gVisor {}, and this is {version}, which may not read it; restore it with that version of jiffy",
+                    manifest.version
                 ),
             }),
         }
     }
 }
 
-/// Tells if sandboxes can have control groups: gVisor makes them at the top, where only the host's
-/// root may. Without them the sandbox's kernel sees to its memory.
+/// Returns whether sandboxes can have control groups: gVisor creates them at the top, where only
+/// the root user of the host may. Without them the kernel of the sandbox limits its memory.
 fn can_limit() -> bool {
     jiffy_rootless::current().is_none()
 }
 
-/// The helper program, if sandboxes of it can be made here: namespaces isolate them, which root
-/// makes, or an ordinary user where the kernel lets him be root of one of his own.
+/// Returns the helper program if it can create sandboxes on this host: their namespaces are created
+/// by root, or by an ordinary user where the kernel permits user namespaces.
 pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
     let program = host.programs().gvisor.clone();
     let program = program.map_err(EngineError::failed)?;
@@ -152,7 +183,8 @@ pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
     }
 }
 
-fn ended(error: GvisorError, sandbox: &Sandbox) -> EngineError {
+/// Returns the error of an operation on `sandbox`, which may have failed because the sandbox ended.
+fn operation_error(error: GvisorError, sandbox: &Sandbox) -> EngineError {
     if let GvisorError::TooLarge { needed, most } = error {
         return EngineError::SnapshotTooLarge { needed, most };
     }
@@ -166,59 +198,52 @@ fn ended(error: GvisorError, sandbox: &Sandbox) -> EngineError {
     }
 }
 
-/// Describes the engine, and why it cannot be used here if so.
-pub(crate) fn describe(network: bool, why: Option<String>) -> EngineDescription {
-    EngineDescription {
-        name: GVISOR.to_owned(),
-        version: None,
-        usable: why.is_none(),
-        why,
-        default: false,
-        capabilities: Capabilities {
-            snapshot: true,
-            // It stands still while it is written.
-            live_snapshot: false,
-            incremental: false,
-            // A restore reads all of it.
-            fork_shares_memory: false,
-            rollback: true,
-            pause_frees_memory: true,
-            connections_survive_snapshot: true,
-            connections_survive_pause: false,
-            verify: false,
-            network,
-            disk_limits: false,
-            nested_kvm: false,
-            own_kernel: false,
-        },
-    }
-}
-
+#[async_trait]
 impl Engine for GvisorEngine {
-    type Guest = GvisorGuest;
-    type UnassignedGuest = UnassignedGvisorGuest;
-
-    fn engines(&self) -> Vec<EngineDescription> {
-        let network = self.network.is_some();
-        vec![EngineDescription {
-            version: Some(self.version.clone()),
-            default: true,
-            ..describe(network, None)
-        }]
+    fn name(&self) -> &'static str {
+        GVISOR
     }
 
-    async fn fingerprint(
-        &self,
-        _engine: Option<&str>,
-        template: &str,
-        size: SandboxSize,
-    ) -> Result<String, EngineError> {
+    fn description(&self) -> EngineDescription {
+        let why = self.runtime.as_ref().err().cloned();
+        EngineDescription {
+            name: GVISOR.to_owned(),
+            version: self.runtime.as_ref().ok().map(|r| r.version.clone()),
+            usable: why.is_none(),
+            why,
+            default: false,
+            capabilities: Capabilities {
+                snapshot: true,
+                // The guest is paused while its snapshot is written.
+                live_snapshot: false,
+                incremental: false,
+                // A restore reads all memory.
+                fork_shares_memory: false,
+                rollback: true,
+                pause_frees_memory: true,
+                connections_survive_snapshot: true,
+                connections_survive_pause: false,
+                verify: false,
+                network: self.network.is_some(),
+                disk_limits: false,
+                nested_kvm: false,
+                own_kernel: false,
+            },
+        }
+    }
+
+    fn snapshot_files(&self) -> &dyn SnapshotFiles {
+        self
+    }
+
+    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+        let version = &self.runtime()?.version;
         let prepared = self.templates.prepare(template).await?;
         Ok(format!(
             "{} {} gvisor {} {}c{}m{}d{}",
             prepared.template_version(),
             prepared.version(),
-            self.version,
+            version,
             size.vcpus,
             size.memory_mib,
             size.disk_mib,
@@ -245,10 +270,10 @@ impl Engine for GvisorEngine {
 
     async fn boot(
         &self,
-        _engine: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> Result<UnassignedGvisorGuest, EngineError> {
+    ) -> Result<Box<dyn UnassignedGuest>, EngineError> {
+        let helper = &self.runtime()?.helper;
         let prepared = self.templates.prepare(template).await?;
         let lease = match &self.network {
             Some(network) => {
@@ -258,19 +283,21 @@ impl Engine for GvisorEngine {
             None => None,
         };
         let spec = self.spec(&prepared, size, lease.as_ref())?;
-        let coming = UnassignedSandbox::boot(&self.helper, &spec).await;
-        Ok(UnassignedGvisorGuest {
-            coming: coming.map_err(EngineError::failed)?,
+        let unassigned = UnassignedSandbox::boot(helper, &spec).await;
+        Ok(Box::new(UnassignedGvisorGuest {
+            sandbox: unassigned.map_err(EngineError::failed)?,
+            store: self.store.clone(),
             prepared,
             lease,
-        })
+        }))
     }
 
     async fn restore(
         &self,
-        _template: &str,
         id: &str,
-    ) -> Result<UnassignedGvisorGuest, EngineError> {
+        _identity: Option<&SandboxIdentity>,
+    ) -> Result<Box<dyn UnassignedGuest>, EngineError> {
+        let helper = &self.runtime()?.helper;
         let manifest = self.manifest(id)?;
         let prepared = self.templates.prepare_version(&manifest.template).await?;
         let is_boot = self.store.is_boot(id);
@@ -279,38 +306,20 @@ impl Engine for GvisorEngine {
             false => None,
         };
         let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
-        // The very agent that it was started with.
+        // The agent image that it was started with.
         boot.base = PathBuf::from(&manifest.base);
-        let coming = if is_boot {
-            UnassignedSandbox::boot(&self.helper, &boot).await
+        let unassigned = if is_boot {
+            UnassignedSandbox::boot(helper, &boot).await
         } else {
             let spec = RestoreSpec { boot, manifest };
-            UnassignedSandbox::restore(&self.helper, &self.store, &spec).await
+            UnassignedSandbox::restore(helper, &self.store, &spec).await
         };
-        Ok(UnassignedGvisorGuest {
-            coming: coming.map_err(EngineError::failed)?,
+        Ok(Box::new(UnassignedGvisorGuest {
+            sandbox: unassigned.map_err(EngineError::failed)?,
+            store: self.store.clone(),
             prepared,
             lease,
-        })
-    }
-
-    async fn snapshot(
-        &self,
-        guest: &GvisorGuest,
-        id: &str,
-        _parent: Option<&str>,
-        then: AfterSnapshot,
-        max_bytes: Option<u64>,
-        _notice: Option<CaptureNotice>,
-    ) -> Result<SnapshotTimes, EngineError> {
-        let resume = then == AfterSnapshot::Resume;
-        let sandbox = &guest.sandbox;
-        let taken = sandbox.snapshot(&self.store, id, resume, max_bytes).await;
-        let (stopped_us, total_us) = taken.map_err(|e| ended(e, &guest.sandbox))?;
-        Ok(SnapshotTimes {
-            stopped_us,
-            total_us,
-        })
+        }))
     }
 
     async fn record_working_set(
@@ -327,37 +336,35 @@ impl Engine for GvisorEngine {
         }
     }
 
-    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
-        self.store.warm(id).map_err(EngineError::failed)
-    }
-
-    fn verify(&self, _id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
-        Err(EngineError::Unsupported {
-            engine: GVISOR,
-            what: "compare snapshots with checksums",
-            instead: Some("the engine microvm"),
-        })
-    }
-
-    async fn adopt(&self, orphan: &KeptGuest) -> Result<GvisorGuest, EngineError> {
+    async fn adopt(&self, orphan: &KeptGuest) -> Result<Arc<dyn Guest>, EngineError> {
+        let helper = &self.runtime()?.helper;
         let handle = GvisorHandle::read(&orphan.handle)?;
-        // Images that cannot be opened any more are still the sandbox's.
+        // The sandbox continues to use images that can no longer be opened.
         let prepared = self.templates.prepare_version(&handle.estate.boot.template);
         let prepared = prepared.await.ok();
-        let sandbox = Sandbox::adopt(&self.helper, handle.estate).await;
+        let sandbox = Sandbox::adopt(helper, handle.estate).await;
         let sandbox = sandbox.map_err(EngineError::failed)?;
         let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
-        Ok(GvisorGuest::new(sandbox, prepared, lease))
+        let store = self.store.clone();
+        Ok(Arc::new(GvisorGuest::new(sandbox, store, prepared, lease)))
     }
 
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
+        let Ok(Runtime { helper, .. }) = &self.runtime else {
+            let ended = known.iter().filter(|handle| end_unreachable(handle));
+            let ended = ended.count();
+            if let Some(network) = &self.network {
+                network.reclaim(NicKind::Veth, &[]);
+            }
+            return Ok(ended);
+        };
         let known: Vec<GvisorHandle> = known
             .iter()
             .filter_map(|handle| GvisorHandle::read(handle).ok())
             .collect();
         let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
         let ids: Vec<String> = known.into_iter().map(|w| w.estate.boot.id).collect();
-        let ended = Sandbox::end_unadopted(&self.helper, &ids).await;
+        let ended = Sandbox::end_unadopted(helper, &ids).await;
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Veth, &slots);
         }
@@ -365,53 +372,8 @@ impl Engine for GvisorEngine {
     }
 
     async fn close(&self) {
-        self.helper.close().await;
-    }
-
-    fn snapshots(&self) -> Result<Vec<String>, EngineError> {
-        self.store.ids().map_err(EngineError::failed)
-    }
-
-    fn damage(&self, id: &str) -> Option<String> {
-        self.store.find_damage(id)
-    }
-
-    fn is_independent(&self, _id: &str) -> bool {
-        true
-    }
-
-    fn walk_snapshots(&self) -> Result<SnapshotWalk, EngineError> {
-        let walk = self.store.walk().map_err(EngineError::failed)?;
-        Ok(Box::new(walk.map(|id| id.map_err(EngineError::failed))))
-    }
-
-    fn snapshot_size(&self, id: &str) -> Option<u64> {
-        self.store.size(id)
-    }
-
-    fn is_current(&self, template: &str, id: &str) -> bool {
-        let taken = self.store.get(id).map(|manifest| manifest.template);
-        self.templates.serves(template, taken.ok().as_deref())
-    }
-
-    async fn check_import(&self, import: &SnapshotImport) -> Result<(), EngineError> {
-        self.can_restore(import).await.map(drop)
-    }
-
-    async fn import_snapshot(
-        &self,
-        import: &SnapshotImport,
-        files: ImportedFiles,
-        existing: ExistingSnapshot,
-    ) -> Result<(), EngineError> {
-        self.take_in(import, files, existing).await
-    }
-
-    fn snapshot_parts(&self, id: &str) -> Result<SnapshotParts, EngineError> {
-        parts(&self.store, id)
-    }
-
-    fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
-        self.store.remove(id).map_err(EngineError::failed)
+        if let Ok(runtime) = &self.runtime {
+            runtime.helper.close().await;
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Engines of one host: `microvm` and `gvisor` with the programs, templates and snapshots of a data
-//! directory, each as a [`jiffy_engine_api::Engine`] and both as one ([`HostEngine`]).
+//! directory, each as a [`jiffy_engine_api::Engine`], and the registry of both ([`open_engines`]).
 
 mod agent_identity;
 mod cpu_level;
@@ -8,9 +8,9 @@ mod engine_choice;
 mod guest_nic;
 mod gvisor_engine;
 mod host;
-mod host_engine;
 mod imported_files;
 mod microvm_engine;
+mod open;
 mod programs;
 mod rehearsal;
 mod restore_policy;
@@ -19,10 +19,9 @@ mod vm_agent;
 
 pub use data_dir_gc::OLD_LOGS;
 pub use engine_choice::{EngineChoice, EngineFacts};
-pub use gvisor_engine::{GvisorEngine, GvisorGuest, UnassignedGvisorGuest};
 pub use host::{CreateError, Host, HostError, PreparedTemplate, SandboxSpec};
-pub use host_engine::{HostEngine, HostGuest, UnassignedHostGuest};
-pub use microvm_engine::{LazyStore, MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
+pub use microvm_engine::{LazyStore, MicroVmEngine};
+pub use open::{open_engines, open_ephemeral_engine};
 pub use programs::{ProgramError, Programs};
 pub use restore_policy::{
     EngineCost, HostFile, HostFingerprint, KeepError, Percentiles, PolicyCost, PolicyInForce,

@@ -5,7 +5,7 @@
 mod support;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine_api::{Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
+use jiffy_engine_api::{Engine, Engines, MICROVM, SandboxIdentity, SandboxSize};
 use jiffy_engines::{Host, MicroVmEngine};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time between two samples here.
@@ -44,15 +45,14 @@ impl Drop for Place {
     }
 }
 
-async fn open(dir: &Path) -> Sandboxes<MicroVmEngine> {
+async fn open(dir: &Path) -> Sandboxes {
     let options = HostOptions {
         sample: EVERY,
         ..HostOptions::default()
     };
     let journal = dir.join("state.db");
-    Sandboxes::open(engine(dir), &journal, options)
-        .await
-        .unwrap()
+    let engines = Engines::new(vec![Arc::new(engine(dir))], MICROVM).unwrap();
+    Sandboxes::open(engines, &journal, options).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,10 +136,7 @@ async fn a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds() {
     }
     let dir = tempfile::tempdir().unwrap();
     let engine = engine(dir.path());
-    let unassigned = engine
-        .boot(None, "base", SandboxSize::default())
-        .await
-        .unwrap();
+    let unassigned = engine.boot("base", SandboxSize::default()).await.unwrap();
     let guest = unassigned
         .assign_identity(&SandboxIdentity::default())
         .await

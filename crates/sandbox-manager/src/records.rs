@@ -220,9 +220,8 @@ pub struct SnapshotRecord {
     /// Resources a guest made from it has.
     #[serde(flatten)]
     pub size: SandboxSize,
-    /// Engine that took it and restores it; none: a version took it that did not write that down.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub engine: Option<String>,
+    /// Name of the engine that took the snapshot and restores it.
+    pub engine: String,
     /// Snapshot below it.
     pub parent: Option<String>,
     /// Stays though nothing descends from it.

@@ -33,6 +33,7 @@ mod recover;
 mod removal;
 mod restart;
 mod rollback;
+mod snapshot_engine;
 mod snapshot_fold;
 mod snapshot_index;
 mod snapshot_removal;
@@ -71,7 +72,7 @@ use capture::Captures;
 use entry::SandboxEntry;
 use entry_indexes::EntryIndexes;
 use gc::file_remover::{self, FileRemover};
-use jiffy_engine_api::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
+use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
 use pool::Pool;
@@ -88,10 +89,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
 use upload::Uploads;
 
-struct SandboxesInner<E: Engine> {
-    engine: E,
+struct SandboxesInner {
+    engines: Engines,
     journal: Journal,
-    entries: Mutex<BTreeMap<SmolStr, Arc<SandboxEntry<E::Guest>>>>,
+    entries: Mutex<BTreeMap<SmolStr, Arc<SandboxEntry>>>,
     /// Complete snapshots. Locked before `entries` where both are.
     snapshot_index: Mutex<SnapshotIndex>,
     /// Held from a change of snapshots' records in memory or in the journal to that in the other,
@@ -104,7 +105,7 @@ struct SandboxesInner<E: Engine> {
     file_remover: FileRemover,
     /// Snapshots that something is being made from.
     pins: Mutex<HashMap<String, usize>>,
-    pool: Pool<E::UnassignedGuest>,
+    pool: Pool,
     admission: Admission,
     start_pacer: StartPacer,
     metrics: Metrics,
@@ -140,54 +141,54 @@ struct SandboxesInner<E: Engine> {
 }
 
 /// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
-pub struct Sandboxes<E: Engine>(Arc<SandboxesInner<E>>);
+pub struct Sandboxes(Arc<SandboxesInner>);
 
-impl<E: Engine> Clone for Sandboxes<E> {
+impl Clone for Sandboxes {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
 /// The same sandboxes, for as long as another holds them.
-pub struct WeakSandboxes<E: Engine>(Weak<SandboxesInner<E>>);
+pub struct WeakSandboxes(Weak<SandboxesInner>);
 
-impl<E: Engine> WeakSandboxes<E> {
+impl WeakSandboxes {
     /// The sandboxes, if they are still there.
-    pub fn upgrade(&self) -> Option<Sandboxes<E>> {
+    pub fn upgrade(&self) -> Option<Sandboxes> {
         self.0.upgrade().map(Sandboxes)
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// A handle that does not keep them.
-    pub fn downgrade(&self) -> WeakSandboxes<E> {
+    pub fn downgrade(&self) -> WeakSandboxes {
         WeakSandboxes(Arc::downgrade(&self.0))
     }
 
     /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and
     /// takes over the guests that ran on.
     pub async fn open(
-        engine: E,
+        engines: Engines,
         file: &Path,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
         let left = OpenedJournal::read(file)?;
-        Self::open_read(engine, async { Ok(left) }, options).await
+        Self::open_read(engines, async { Ok(left) }, options).await
     }
 
     /// The same with a journal that is read while other things are prepared.
     pub async fn open_read(
-        engine: E,
+        engines: Engines,
         left: impl Future<Output = Result<OpenedJournal, OperationError>>,
         options: HostOptions,
     ) -> Result<Self, OperationError> {
-        let on_disk = recover::on_disk(&engine)?;
+        let on_disk = recover::on_disk(&engines)?;
         let left = left.await?;
         let reader = options.reader.unwrap_or_else(|| {
             let data = left.path.parent().unwrap_or(Path::new("/"));
             Arc::new(KernelReader::new(data))
         });
-        let recovered = recover::recover(&engine, on_disk, left, options.remote.is_some())?;
+        let recovered = recover::recover(&engines, on_disk, left, options.remote.is_some())?;
         let journal = recovered.journal;
         let (upkeep, orders) = SnapshotUpkeep::new();
         let (folder, folds) = SnapshotFolder::new();
@@ -202,7 +203,7 @@ impl<E: Engine> Sandboxes<E> {
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
         let this = Self(Arc::new(SandboxesInner {
-            engine,
+            engines,
             journal,
             entries: Mutex::new(entries),
             snapshot_index: Mutex::new(snapshots),
@@ -300,12 +301,12 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Describes the network of sandboxes on this host, in a few words.
     pub fn network(&self) -> String {
-        self.0.engine.network()
+        self.0.engines.default_engine().network()
     }
 
     /// The engines that sandboxes can have here.
     pub fn engines(&self) -> Vec<EngineDescription> {
-        self.0.engine.engines()
+        self.0.engines.descriptions()
     }
 
     /// A place for a guest of `size`. Those that only wait in the warm pool give way.
@@ -340,7 +341,7 @@ impl<E: Engine> Sandboxes<E> {
     /// when it is up: until then it is in memory only.
     fn commit(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
         record: SandboxRecord,
         more: &[JournalChange],
     ) -> Result<(), JournalError> {
@@ -354,7 +355,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// The same for what has happened.
-    fn record_write_behind(&self, entry: &SandboxEntry<E::Guest>, record: SandboxRecord) {
+    fn record_write_behind(&self, entry: &SandboxEntry, record: SandboxRecord) {
         self.0
             .journal
             .commit_write_behind(&[JournalChange::Sandbox(record.clone())]);
@@ -362,7 +363,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Marks the sandbox as broken when its guest ends by itself.
-    fn watch(&self, entry: &Arc<SandboxEntry<E::Guest>>, guest: &Arc<E::Guest>) {
+    fn watch(&self, entry: &Arc<SandboxEntry>, guest: &Arc<dyn Guest>) {
         entry.count_guest(|size| self.0.admission.count(size));
         observe::sample(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
@@ -389,7 +390,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> SandboxIndex<'_, E> {
+impl SandboxIndex<'_> {
     /// Ids of the sandboxes of a key that were not killed.
     pub fn of_owner(self, owner: &str) -> Vec<String> {
         let owners = self.0.indexes.owners.lock();
@@ -404,7 +405,7 @@ impl<E: Engine> SandboxIndex<'_, E> {
     }
 }
 
-impl<E: Engine> Observation<'_, E> {
+impl Observation<'_> {
     /// The process that isolates a running sandbox, and how often the processor left its guest for
     /// the host.
     pub async fn process(self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
@@ -434,14 +435,14 @@ impl<E: Engine> Observation<'_, E> {
     }
 }
 
-impl<E: Engine> WarmPool<'_, E> {
+impl WarmPool<'_> {
     /// Returns the count of restored sandboxes in the warm pool.
     pub fn waiting(self) -> usize {
         self.0.pool.len()
     }
 }
 
-impl<E: Engine> SandboxFigures<'_, E> {
+impl SandboxFigures<'_> {
     /// Returns what was promised to sandboxes and the warm pool, and what was refused.
     pub fn promised(self) -> PromisedResources {
         self.0.admission.promised()

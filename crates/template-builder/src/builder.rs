@@ -42,7 +42,6 @@ pub use uploads::{
 pub use usage::{BuildUsage, WeakBuilder};
 pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 
-use jiffy_engine_api::Engine;
 use jiffy_image::{Home, Templates, UnpackLimits};
 use jiffy_registry_pull::{PullQueue, Registries};
 use jiffy_sandbox_manager::{OwnerQuota, SandboxRecord, Sandboxes};
@@ -92,9 +91,9 @@ impl Default for BuilderSettings {
 }
 
 /// Template builder of a host. Clones share their state.
-pub struct Builder<E: Engine>(Arc<BuilderInner<E>>);
+pub struct Builder(Arc<BuilderInner>);
 
-impl<E: Engine> Clone for Builder<E> {
+impl Clone for Builder {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
@@ -108,8 +107,8 @@ struct RunningBuild {
     log: Arc<BuildLog>,
 }
 
-pub(crate) struct BuilderInner<E: Engine> {
-    sandboxes: Sandboxes<E>,
+pub(crate) struct BuilderInner {
+    sandboxes: Sandboxes,
     templates: Templates,
     records: Arc<BuildRecords>,
     uploads: UploadStore,
@@ -126,12 +125,12 @@ pub(crate) struct BuilderInner<E: Engine> {
     template_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Opens the builder of the data directory `home`. Fails builds that an earlier daemon left,
     /// and removes their sandboxes.
     pub async fn open(
         home: &Home,
-        sandboxes: Sandboxes<E>,
+        sandboxes: Sandboxes,
         settings: BuilderSettings,
     ) -> Result<Self, BuilderError> {
         let records = Arc::new(BuildRecords::open(home.path())?);

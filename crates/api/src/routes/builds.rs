@@ -15,7 +15,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
-use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use jiffy_image::TemplateError;
 use jiffy_sandbox_manager::QuotaRequest;
 use jiffy_template_builder::{
@@ -81,16 +81,16 @@ impl From<UploadError> for ApiError {
     }
 }
 
-impl<E: Engine> App<E> {
-    pub(crate) fn builder(&self) -> Result<&Builder<E>, ApiError> {
+impl App {
+    pub(crate) fn builder(&self) -> Result<&Builder, ApiError> {
         let none = || ApiError::unsupported("this host builds no templates");
         self.builder.as_ref().ok_or_else(none)
     }
 }
 
 /// `POST /v3/templates`: a build of a template, which is made if there is none of its name.
-pub(super) async fn request<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn request(
+    State(app): State<App>,
     caller: Caller,
     Required(new): Required<NewTemplate>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
@@ -131,8 +131,8 @@ fn usual_or(asked: WantedSize) -> SandboxSize {
 
 /// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent
 /// to. With `verified=true` only files count, and are accepted, whose content has this hash.
-pub(super) async fn files<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn files(
+    State(app): State<App>,
     caller: Caller,
     Path((id, hash)): Path<(String, String)>,
     headers: HeaderMap,
@@ -165,8 +165,8 @@ pub(super) async fn files<E: Engine>(
 }
 
 /// `PUT /templates/uploads/{word}`: files, from whoever was given the word.
-pub(super) async fn upload<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn upload(
+    State(app): State<App>,
     Path(word): Path<String>,
     body: Body,
 ) -> Result<StatusCode, ApiError> {
@@ -190,8 +190,8 @@ pub(super) async fn upload<E: Engine>(
 }
 
 /// `POST /v2/templates/{id}/builds/{build}`: begins to build.
-pub(super) async fn start<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn start(
+    State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
     Required(start): Required<BuildStart>,
@@ -219,8 +219,8 @@ pub(super) async fn start<E: Engine>(
 }
 
 /// `POST /templates/{id}/builds/{build}/cancel`: answers when the build has ended.
-pub(super) async fn cancel<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn cancel(
+    State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
@@ -232,8 +232,8 @@ pub(super) async fn cancel<E: Engine>(
 }
 
 /// Returns the status of a build of the builder; none if the template is not one of its.
-pub(super) fn status_of<E: Engine>(
-    app: &App<E>,
+pub(super) fn status_of(
+    app: &App,
     caller: &Caller,
     id: &str,
     build: &str,
@@ -264,8 +264,8 @@ pub(super) fn status_of<E: Engine>(
 }
 
 /// `GET /templates/{id}/builds/{build}/logs`.
-pub(super) async fn logs<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn logs(
+    State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
     query: Query,
@@ -299,8 +299,8 @@ pub(super) struct TagsBody {
 }
 
 /// `POST /templates/tags`: more tags for what a tag is at.
-pub(super) async fn add_tags<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn add_tags(
+    State(app): State<App>,
     caller: Caller,
     Required(body): Required<TagsBody>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
@@ -315,8 +315,8 @@ pub(super) async fn add_tags<E: Engine>(
 }
 
 /// `DELETE /templates/tags`.
-pub(super) async fn remove_tags<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn remove_tags(
+    State(app): State<App>,
     caller: Caller,
     Required(body): Required<TagsBody>,
 ) -> Result<StatusCode, ApiError> {
@@ -332,8 +332,8 @@ pub(super) struct TemplateChange {
 }
 
 /// `PATCH /v2/templates/{id}`: for everybody, or for its owner only.
-pub(super) async fn change<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn change(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(change): Required<TemplateChange>,
@@ -377,8 +377,8 @@ pub(super) struct PruneBody {
 
 /// `POST /templates/prune`: removes what only makes later builds faster, of the caller's own if the
 /// key is for its own.
-pub(super) async fn prune<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn prune(
+    State(app): State<App>,
     caller: Caller,
     Optional(body): Optional<PruneBody>,
 ) -> Result<Json<Value>, ApiError> {

@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
 use jiffy_sandbox_manager::{
     CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, Prefetch, SandboxSettings, SandboxSource,
@@ -91,8 +91,8 @@ enum WireOnTimeout {
     Pause,
 }
 
-pub(super) async fn create_v2<E: Engine>(
-    state: State<App<E>>,
+pub(super) async fn create_v2(
+    state: State<App>,
     caller: Caller,
     headers: HeaderMap,
     body: Raw,
@@ -100,8 +100,8 @@ pub(super) async fn create_v2<E: Engine>(
     create(state, caller, headers, body, Some(true)).await
 }
 
-pub(super) async fn create_v1<E: Engine>(
-    state: State<App<E>>,
+pub(super) async fn create_v1(
+    state: State<App>,
     caller: Caller,
     headers: HeaderMap,
     body: Raw,
@@ -109,8 +109,8 @@ pub(super) async fn create_v1<E: Engine>(
     create(state, caller, headers, body, None).await
 }
 
-async fn create<E: Engine>(
-    State(app): State<App<E>>,
+async fn create(
+    State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
     Raw(body): Raw,
@@ -126,8 +126,8 @@ async fn create<E: Engine>(
 }
 
 /// `secure` as the version of the call decides, or as asked.
-async fn make<E: Engine>(
-    app: &App<E>,
+async fn make(
+    app: &App,
     caller: &Caller,
     body: &Bytes,
     secure: Option<bool>,

@@ -9,7 +9,6 @@ use crate::wire::sandbox::{Sandbox, whole};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::{OperationError, SandboxRecord};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -45,8 +44,8 @@ pub(super) struct Promoted {
 }
 
 /// `POST /sandboxes/{id}/fork`: one entry per child, each with a sandbox or an error.
-pub(super) async fn fork<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn fork(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<ForkBody>,
@@ -69,8 +68,8 @@ pub(super) async fn fork<E: Engine>(
     Ok((StatusCode::CREATED, Json(forked)))
 }
 
-fn entry<E: Engine>(
-    app: &App<E>,
+fn entry(
+    app: &App,
     caller: &Caller,
     snapshot: &str,
     child: Result<SandboxRecord, OperationError>,
@@ -87,8 +86,8 @@ fn entry<E: Engine>(
 }
 
 /// `POST /sandboxes/{id}/promote`: this child stays, its siblings go.
-pub(super) async fn promote<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn promote(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Promoted>, ApiError> {

@@ -14,7 +14,6 @@ use crate::wire::function::{self, FunctionBase};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine_api::Engine;
 use jiffy_function_manager::{FunctionError, FunctionRecord, Functions};
 use jiffy_sandbox_manager::{QuotaRefusal, StoreState};
 use serde::Deserialize;
@@ -65,7 +64,7 @@ impl From<FunctionError> for ApiError {
     }
 }
 
-impl<E: Engine> App<E> {
+impl App {
     pub(crate) fn functions(&self) -> Result<&Functions, ApiError> {
         let functions = self.functions.as_ref().map(|f| &f.functions);
         let functions = functions.filter(|functions| functions.is_installed());
@@ -119,8 +118,8 @@ impl<E: Engine> App<E> {
 }
 
 /// `GET /functions`: the caller's own, or with `all` those of all keys.
-pub(super) async fn list<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn list(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Json<Vec<Value>>, ApiError> {
@@ -133,8 +132,8 @@ pub(super) async fn list<E: Engine>(
 }
 
 /// `GET /functions/{name}`.
-pub(super) async fn one<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn one(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -150,8 +149,8 @@ pub(super) async fn one<E: Engine>(
 }
 
 /// `GET /functions/{name}/versions`.
-pub(super) async fn versions<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn versions(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Vec<Value>>, ApiError> {
@@ -161,8 +160,8 @@ pub(super) async fn versions<E: Engine>(
 }
 
 /// `GET /functions/{name}/metrics`.
-pub(super) async fn metrics<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn metrics(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -173,8 +172,8 @@ pub(super) async fn metrics<E: Engine>(
 }
 
 /// `GET /functions/{name}/logs`: entries from `after` on; waits for `wait` seconds at most for one.
-pub(super) async fn logs<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn logs(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
     query: Query,
@@ -198,8 +197,8 @@ pub(super) struct RollbackBody {
 }
 
 /// `POST /functions/{name}/rollback`: an earlier version answers again.
-pub(super) async fn rollback<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn rollback(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
     Optional(body): Optional<RollbackBody>,
@@ -210,8 +209,8 @@ pub(super) async fn rollback<E: Engine>(
     Ok(Json(app.shown_function(&*changed.await?)))
 }
 
-async fn enable<E: Engine>(
-    app: &App<E>,
+async fn enable(
+    app: &App,
     caller: &Caller,
     name: &str,
     enabled: bool,
@@ -223,8 +222,8 @@ async fn enable<E: Engine>(
 }
 
 /// `POST /functions/{name}/enable`.
-pub(super) async fn enable_one<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn enable_one(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -232,8 +231,8 @@ pub(super) async fn enable_one<E: Engine>(
 }
 
 /// `POST /functions/{name}/disable`.
-pub(super) async fn disable_one<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn disable_one(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -241,8 +240,8 @@ pub(super) async fn disable_one<E: Engine>(
 }
 
 /// `DELETE /functions/{name}`.
-pub(super) async fn remove<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn remove(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {

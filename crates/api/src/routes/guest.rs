@@ -12,7 +12,7 @@ use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine_api::{ConnectionRecord, Engine};
+use jiffy_engine_api::ConnectionRecord;
 use jiffy_sandbox_manager::{SandboxSettings, SandboxState, UsageSample};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -29,8 +29,8 @@ pub(crate) const MAX_MOMENT: u64 = 253_402_300_799;
 const USUAL_LINK: u64 = 3600;
 
 /// `PUT /sandboxes/{id}/network`: replaces the rules.
-pub(super) async fn network<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn network(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(body): Required<NetworkUpdate>,
@@ -64,8 +64,8 @@ fn metric(sample: &UsageSample) -> Value {
 }
 
 /// `GET /sandboxes/{id}/metrics`: oldest first, as the host sees them.
-pub(super) async fn metrics<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn metrics(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
@@ -81,8 +81,8 @@ pub(super) async fn metrics<E: Engine>(
 }
 
 /// `GET /sandboxes/metrics`: the latest of each; with `now=true` what each uses at this moment.
-pub(super) async fn all_metrics<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn all_metrics(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Json<Value>, ApiError> {
@@ -152,11 +152,7 @@ impl ConsoleLine {
 }
 
 /// Returns the last lines of a sandbox's console, oldest first.
-fn console<E: Engine>(
-    app: &App<E>,
-    caller: &Caller,
-    id: &str,
-) -> Result<Vec<ConsoleLine>, ApiError> {
+fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, ApiError> {
     let record = app.sandbox(caller, id, Liveness::Mendable)?;
     let text = app
         .sandboxes
@@ -184,8 +180,8 @@ fn console<E: Engine>(
 }
 
 /// `GET /sandboxes/{id}/logs`: the last lines of its console, or the first since `start`.
-pub(super) async fn logs_v1<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn logs_v1(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
@@ -204,8 +200,8 @@ pub(super) async fn logs_v1<E: Engine>(
 
 /// `GET /v2/sandboxes/{id}/logs`: the same, searched. Lines are returned from `cursor` on, or back
 /// from there.
-pub(super) async fn logs_v2<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn logs_v2(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
@@ -264,8 +260,8 @@ fn connection(connection: &ConnectionRecord) -> Value {
 }
 
 /// `GET /sandboxes/{id}/connections`: what it reached, or tried to.
-pub(super) async fn connections<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn connections(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
@@ -284,8 +280,8 @@ pub(super) async fn connections<E: Engine>(
 }
 
 /// `GET /sandboxes/{id}/preview`: a link to a port that needs nothing else and holds for a while.
-pub(super) async fn preview<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn preview(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,

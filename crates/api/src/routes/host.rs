@@ -8,14 +8,11 @@ use crate::lookup::Liveness;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine_api::{Engine, EngineDescription};
+use jiffy_engine_api::EngineDescription;
 use serde_json::{Value, json};
 
 /// `GET /host`: which daemon this is, and what it has left.
-pub(super) async fn host<E: Engine>(
-    State(app): State<App<E>>,
-    caller: Caller,
-) -> Result<Json<Value>, ApiError> {
+pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<Value>, ApiError> {
     if !caller.only_reads() {
         caller.require_admin("looking at the host")?;
     }
@@ -44,8 +41,8 @@ pub(super) async fn host<E: Engine>(
 
 /// `GET /engines`: how sandboxes are isolated here. Why one cannot be used is about the host, and
 /// only its owner is told.
-pub(super) async fn engines<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn engines(
+    State(app): State<App>,
     caller: Caller,
 ) -> Json<Vec<EngineDescription>> {
     let mut all = app.sandboxes.engines();
@@ -57,8 +54,8 @@ pub(super) async fn engines<E: Engine>(
 
 /// `GET /sandboxes/{id}/process`: of its VMM, and how often KVM left the guest so far, if the
 /// kernel tells. A process id means something only to the host's owner.
-pub(super) async fn process<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn process(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -73,8 +70,8 @@ pub(super) async fn process<E: Engine>(
 }
 
 /// `POST /host/stop`: ends the daemon. Only the host's owner may.
-pub(super) async fn stop<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn stop(
+    State(app): State<App>,
     caller: Caller,
     Optional(how): Optional<Ending>,
 ) -> Result<StatusCode, ApiError> {
@@ -91,8 +88,8 @@ pub(super) async fn stop<E: Engine>(
 }
 
 /// `POST /snapshots/{id}/verify`: reads a snapshot and all below it again.
-pub(super) async fn verify<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn verify(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {

@@ -8,7 +8,6 @@ use crate::keys::{Key, KeyError};
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine_api::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -20,8 +19,8 @@ pub(super) struct RevokeBody {
 
 /// `POST /keys/{id}/revoke`: revokes a key; with `end`, ends everything it has, and answers when
 /// that is done. What is marked for its end does end, also if this call breaks off.
-pub(super) async fn revoke<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn revoke(
+    State(app): State<App>,
     caller: Caller,
     Path(which): Path<String>,
     Optional(body): Optional<RevokeBody>,

@@ -10,7 +10,6 @@ use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{StatusCode, Version};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::{OperationError, Sandboxes};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -26,8 +25,8 @@ const RENEWAL: Duration = Duration::from_secs(20);
 
 /// `POST /sandboxes/{id}/lease` with `Upgrade: lease`: the sandbox is removed when the connection
 /// ends, however that happens. Bytes of the client mean nothing; they keep proxies patient.
-pub(super) async fn lease<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn lease(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     mut request: Request,
@@ -72,7 +71,7 @@ async fn closed(mut stream: impl AsyncRead + Unpin) {
 }
 
 /// Extends the time of a sandbox until it is gone.
-async fn renew<E: Engine>(sandboxes: &Sandboxes<E>, id: &str) {
+async fn renew(sandboxes: &Sandboxes, id: &str) {
     let mut ticks = interval(RENEWAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first is now, and the sandbox was made a moment ago.

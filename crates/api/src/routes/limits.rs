@@ -9,7 +9,6 @@ use crate::query::Query;
 use crate::quota::KeyUsage;
 use axum::Json;
 use axum::extract::State;
-use jiffy_engine_api::Engine;
 use serde::Serialize;
 
 /// A key's budget.
@@ -112,7 +111,7 @@ impl From<KeyUsage> for UsedAmounts {
     }
 }
 
-fn budget<E: Engine>(app: &App<E>, key: &Key) -> Result<BudgetBody, ApiError> {
+fn budget(app: &App, key: &Key) -> Result<BudgetBody, ApiError> {
     let limits = app.quota.limits_of(key);
     Ok(BudgetBody {
         key_id: key.id.clone(),
@@ -123,8 +122,8 @@ fn budget<E: Engine>(app: &App<E>, key: &Key) -> Result<BudgetBody, ApiError> {
 }
 
 /// `GET /limits`: the caller's own, or those of `key` for whoever manages the host.
-pub(super) async fn limits<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn limits(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Json<BudgetBody>, ApiError> {

@@ -10,7 +10,6 @@ use crate::wire::sandbox::{ListedSandbox, SandboxDetail};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, SandboxRecord};
 use std::collections::BTreeMap;
 
@@ -49,8 +48,8 @@ impl Filter {
 }
 
 /// Sandboxes that exist for the caller and that the filter wants, `limit` of them at most.
-fn found<E: Engine>(
-    app: &App<E>,
+fn found(
+    app: &App,
     caller: &Caller,
     filter: &Filter,
     order: &ListOrder,
@@ -85,8 +84,8 @@ fn found<E: Engine>(
 }
 
 /// `GET /v2/sandboxes`: those that run or sleep, newest first, in pages.
-pub(super) async fn list_v2<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn list_v2(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Response, ApiError> {
@@ -112,8 +111,8 @@ pub(super) async fn list_v2<E: Engine>(
 }
 
 /// `GET /sandboxes`: those that run, all at once.
-pub(super) async fn list_v1<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn list_v1(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
@@ -124,8 +123,8 @@ pub(super) async fn list_v1<E: Engine>(
 }
 
 /// `GET /sandboxes/{id}`.
-pub(super) async fn one<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn one(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<SandboxDetail>, ApiError> {

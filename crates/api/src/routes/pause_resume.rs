@@ -13,7 +13,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
-use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
     AwakeTime, OnTimeout, OperationError, QuotaAmount, QuotaPermit, QuotaRequest, SandboxRecord,
@@ -42,7 +42,7 @@ pub(super) struct PauseBody {
     durable: Option<bool>,
 }
 
-impl<E: Engine> App<E> {
+impl App {
     /// Room for `count` new sandboxes; only keys have limits. Those that will be paused at their
     /// timeout have a place among the paused ones from the beginning.
     pub(crate) async fn room(
@@ -153,8 +153,8 @@ fn no_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
 }
 
 /// `POST /v2/sandboxes/{id}/connect`: 200 if it ran, 201 if it was woken. Never shortens its time.
-pub(super) async fn connect<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn connect(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<WakeBody>,
@@ -169,8 +169,8 @@ pub(super) async fn connect<E: Engine>(
 
 /// `POST /sandboxes/{id}/connect`: the same, and 200 also if it was woken. CubeSandbox's clients
 /// take nothing else here; E2B's take either.
-pub(super) async fn connect_v1<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn connect_v1(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<WakeBody>,
@@ -179,8 +179,8 @@ pub(super) async fn connect_v1<E: Engine>(
     Ok(Json(app.answer(&caller, &now)).into_response())
 }
 
-async fn make_run<E: Engine>(
-    app: &App<E>,
+async fn make_run(
+    app: &App,
     caller: &Caller,
     id: &str,
     body: &WakeBody,
@@ -194,8 +194,8 @@ async fn make_run<E: Engine>(
 
 /// `POST /sandboxes/{id}/resume`: as older clients wake a sandbox; 409 if it runs.
 /// One that was broken by missing memory starts again.
-pub(super) async fn resume<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn resume(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<WakeBody>,
@@ -233,8 +233,8 @@ pub(super) async fn resume<E: Engine>(
 
 /// `POST /sandboxes/{id}/pause`: 409 if it sleeps, 503 if it could not be put to sleep and runs on.
 /// With `durable` one that sleeps is waited for, too, and 503 says that the store lacks it.
-pub(super) async fn pause<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn pause(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<PauseBody>,
@@ -280,10 +280,7 @@ pub(super) async fn pause<E: Engine>(
 }
 
 /// Waits until the store has what a paused sandbox sleeps in.
-async fn until_stored<E: Engine>(
-    app: &App<E>,
-    record: &SandboxRecord,
-) -> Result<StatusCode, ApiError> {
+async fn until_stored(app: &App, record: &SandboxRecord) -> Result<StatusCode, ApiError> {
     let snapshot = record.snapshot.as_deref().unwrap_or_default();
     app.sandboxes.snapshots().wait_stored(snapshot).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -297,8 +294,8 @@ pub(super) struct ChangeBody {
 }
 
 /// `PATCH /sandboxes/{id}`: gives it another name.
-pub(super) async fn change<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn change(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(body): Required<ChangeBody>,
@@ -310,8 +307,8 @@ pub(super) async fn change<E: Engine>(
 
 /// `DELETE /sandboxes/{id}`. With `forget=true` also its record goes; otherwise that stays for an
 /// hour.
-pub(super) async fn delete<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn delete(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,

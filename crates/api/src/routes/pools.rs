@@ -6,7 +6,6 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::PoolSize;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -25,8 +24,8 @@ fn shown(pool: &PoolSize) -> Value {
 }
 
 /// `GET /pools`: how many sandboxes wait for their creator.
-pub(super) async fn list<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn list(
+    State(app): State<App>,
     caller: Caller,
 ) -> Result<Json<Vec<Value>>, ApiError> {
     if !caller.only_reads() {
@@ -38,8 +37,8 @@ pub(super) async fn list<E: Engine>(
 }
 
 /// `PUT /pools/{templateID}`: how many are to wait. They come up in the background.
-pub(super) async fn set<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn set(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(body): Required<PoolBody>,

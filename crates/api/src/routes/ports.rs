@@ -10,7 +10,6 @@ use axum::http::header::{CONNECTION, HeaderMap, UPGRADE};
 use axum::http::{StatusCode, Version};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
-use jiffy_engine_api::Engine;
 use jiffy_proto::agent::ENVD_PORT;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
@@ -24,8 +23,8 @@ const OPEN_LIMIT: Duration = Duration::from_secs(30);
 /// `GET /sandboxes/{id}/ports/{port}` with `Upgrade: tcp`: what follows are the bytes of a TCP
 /// connection to the port, also of a server that listens on the guest's loopback only. The stream
 /// ends with the key that opened it.
-pub(super) async fn stream<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn stream(
+    State(app): State<App>,
     caller: Caller,
     Path((id, port)): Path<(String, String)>,
     mut request: Request,

@@ -7,7 +7,6 @@ use crate::error::ApiError;
 use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
-use jiffy_engine_api::Engine;
 use jiffy_image::is_image_on_demand;
 use jiffy_sandbox_manager::{SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_template_builder::BuilderError;
@@ -82,11 +81,7 @@ impl PrunePlan {
     }
 
     /// Finds what nothing needs now. Reads the disk.
-    fn make<E: Engine>(
-        app: &App<E>,
-        of: Option<String>,
-        unused: Duration,
-    ) -> Result<Self, ApiError> {
+    fn make(app: &App, of: Option<String>, unused: Duration) -> Result<Self, ApiError> {
         let items = Vec::new();
         let mut plan = Self { of, unused, items };
         let all = app.sandboxes.list();
@@ -141,7 +136,7 @@ impl PrunePlan {
     }
 
     /// Adds what builds left, and images of templates that go or went.
-    fn add_builds<E: Engine>(&mut self, app: &App<E>) -> Result<(), ApiError> {
+    fn add_builds(&mut self, app: &App) -> Result<(), ApiError> {
         let Some(builder) = &app.builder else {
             return Ok(());
         };
@@ -189,7 +184,7 @@ impl PrunePlan {
     }
 
     /// Removes what was found. What came to be needed meanwhile stays, and is not told.
-    async fn carry_out<E: Engine>(mut self, app: &App<E>) -> Result<Self, ApiError> {
+    async fn carry_out(mut self, app: &App) -> Result<Self, ApiError> {
         let mut stayed = HashSet::new();
         for id in self.ids(PruneKind::Sandbox) {
             if app.sandboxes.remove(&id).await.is_err() {
@@ -228,7 +223,7 @@ impl PrunePlan {
     }
 
     /// The same without snapshots that are still there, once the files of the others are gone.
-    async fn without_what_stayed<E: Engine>(mut self, app: &App<E>) -> Result<Self, ApiError> {
+    async fn without_what_stayed(mut self, app: &App) -> Result<Self, ApiError> {
         let left = app.sandboxes.snapshots().list(None)?;
         let left: HashSet<String> = left.into_iter().map(|s| s.id).collect();
         self.items.retain(|item| match item.kind {
@@ -241,7 +236,7 @@ impl PrunePlan {
 }
 
 /// Removes a template that a build made, or one that was put there.
-async fn remove_template<E: Engine>(app: &App<E>, name: &str) -> Result<(), ApiError> {
+async fn remove_template(app: &App, name: &str) -> Result<(), ApiError> {
     if let Some(builder) = &app.builder {
         let (owner, own) = match name.split_once('/') {
             Some((owner, own)) => (Some(owner), own),
@@ -258,8 +253,8 @@ async fn remove_template<E: Engine>(app: &App<E>, name: &str) -> Result<(), ApiE
 }
 
 /// `POST /prune`: of a key that is for its own, its own; of whoever manages the host, everything.
-pub(super) async fn prune<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn prune(
+    State(app): State<App>,
     caller: Caller,
     Optional(body): Optional<PruneBody>,
 ) -> Result<Json<Value>, ApiError> {

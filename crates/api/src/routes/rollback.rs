@@ -8,7 +8,7 @@ use crate::lookup::Liveness;
 use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine_api::{Engine, new_id};
+use jiffy_engine_api::new_id;
 use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
 use serde::{Deserialize, Serialize};
 
@@ -35,8 +35,8 @@ pub(super) struct RolledBack {
 
 /// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it
 /// keeps its id. Its connections end.
-pub(super) async fn rollback<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn rollback(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(body): Required<RollbackBody>,

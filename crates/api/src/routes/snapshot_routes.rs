@@ -12,7 +12,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use jiffy_engine_api::{Engine, is_reserved};
+use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{ListOrder, ListedSnapshots, SnapshotRecord};
 use serde::Deserialize;
 
@@ -54,8 +54,8 @@ fn is_name(name: &str) -> bool {
 
 /// `POST /sandboxes/{id}/snapshots`: of one that runs, which runs on, or of one that sleeps. With
 /// `ack: captured` it is answered once the memory is frozen.
-pub(super) async fn take<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn take(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<SnapshotBody>,
@@ -94,11 +94,7 @@ pub(super) async fn take<E: Engine>(
 }
 
 /// Snapshots that were taken of a sandbox, and those it descends from. They outlive their sandbox.
-fn of_sandbox<E: Engine>(
-    app: &App<E>,
-    caller: &Caller,
-    id: &str,
-) -> Result<Vec<SnapshotRecord>, ApiError> {
+fn of_sandbox(app: &App, caller: &Caller, id: &str) -> Result<Vec<SnapshotRecord>, ApiError> {
     let snapshots = app.sandboxes.snapshots();
     match app.sandbox(caller, id, Liveness::Mendable) {
         Ok(sandbox) => Ok(snapshots.list(Some(&sandbox.id))?),
@@ -118,8 +114,8 @@ fn of_sandbox<E: Engine>(
 
 /// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all
 /// with `all=true`.
-pub(super) async fn list<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn list(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Response, ApiError> {
@@ -164,8 +160,8 @@ pub(super) async fn list<E: Engine>(
 }
 
 /// `GET /snapshots/{id}`.
-pub(super) async fn one<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn one(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {

@@ -14,7 +14,6 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use jiffy_engine_api::Engine;
 use jiffy_image::Visibility;
 use jiffy_proto::agent::TEAM_ID;
 use jiffy_template_builder::{BuildStatus, DEFAULT_TAG, TemplateRecord, is_visible};
@@ -29,10 +28,7 @@ fn failed(e: TemplateRefusal) -> ApiError {
 }
 
 /// Returns what the builder knows about a template, if it built it.
-fn record_of<E: Engine>(
-    app: &App<E>,
-    info: &TemplateInfo,
-) -> Result<Option<TemplateRecord>, ApiError> {
+fn record_of(app: &App, info: &TemplateInfo) -> Result<Option<TemplateRecord>, ApiError> {
     match &app.builder {
         Some(builder) => Ok(builder.template_named(info.owner.as_deref(), &info.name)?),
         None => Ok(None),
@@ -41,8 +37,8 @@ fn record_of<E: Engine>(
 
 /// Returns the id of the build that created a template. A template without a build on this host has
 /// an id that is derived from its version.
-fn build_of<E: Engine>(
-    app: &App<E>,
+fn build_of(
+    app: &App,
     info: &TemplateInfo,
     record: Option<&TemplateRecord>,
 ) -> Result<String, ApiError> {
@@ -59,8 +55,8 @@ fn build_of<E: Engine>(
 }
 
 /// `GET /templates`: those that are built, each with all its tags, by owner and name, in pages.
-pub(super) async fn list<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn list(
+    State(app): State<App>,
     caller: Caller,
     query: Query,
 ) -> Result<Response, ApiError> {
@@ -76,8 +72,8 @@ pub(super) async fn list<E: Engine>(
 }
 
 /// Templates of a page, and the token of the next. Looks at no more than that takes.
-fn list_page<E: Engine>(
-    app: &App<E>,
+fn list_page(
+    app: &App,
     caller: &Caller,
     page: &Page,
 ) -> Result<(Vec<Value>, Option<HeaderValue>), ApiError> {
@@ -130,8 +126,8 @@ fn list_page<E: Engine>(
 }
 
 /// A template with these tags as the caller sees it, and its name; none: it does not.
-fn entry_of<E: Engine>(
-    app: &App<E>,
+fn entry_of(
+    app: &App,
     caller: &Caller,
     tags: &[TemplateInfo],
 ) -> Result<Option<(String, Value)>, ApiError> {
@@ -154,7 +150,7 @@ fn entry_of<E: Engine>(
 }
 
 /// True if a template of this name (`owner/name`) can be listed.
-fn has_tags<E: Engine>(app: &App<E>, name: &str) -> bool {
+fn has_tags(app: &App, name: &str) -> bool {
     let mut found = false;
     let walked = app.templates.walk(Some(name), &mut |info| {
         let same = info.without_tag() == name;
@@ -168,8 +164,8 @@ fn has_tags<E: Engine>(app: &App<E>, name: &str) -> bool {
 }
 
 /// `GET /templates/{id}`: one with its builds.
-pub(super) async fn one<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn one(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -219,8 +215,8 @@ pub(super) async fn one<E: Engine>(
 
 /// `DELETE /templates/{id}`: a template, or a snapshot. A snapshot's data go when nothing needs
 /// them any more.
-pub(super) async fn delete<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn delete(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
@@ -260,8 +256,8 @@ pub(super) async fn delete<E: Engine>(
 }
 
 /// `GET /templates/aliases/{alias}`: whether there is one of that name.
-pub(super) async fn alias<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn alias(
+    State(app): State<App>,
     caller: Caller,
     Path(alias): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -281,8 +277,8 @@ pub(super) async fn alias<E: Engine>(
 }
 
 /// `GET /templates/{id}/tags`.
-pub(super) async fn tags<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn tags(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
@@ -324,8 +320,8 @@ pub(super) async fn tags<E: Engine>(
 
 /// `GET /templates/{id}/builds/{buildID}/status`: how far a build is; what was made in another way
 /// is ready.
-pub(super) async fn build_status<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn build_status(
+    State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
     query: Query,

@@ -7,7 +7,6 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine_api::Engine;
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -51,8 +50,8 @@ impl Config {
 }
 
 /// `POST /sandboxes/{id}/timeout`: from now, longer or shorter than before.
-pub(super) async fn timeout<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn timeout(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Required(body): Required<TimeoutBody>,
@@ -65,8 +64,8 @@ pub(super) async fn timeout<E: Engine>(
 }
 
 /// `POST /sandboxes/{id}/refreshes`: at least so long from now.
-pub(super) async fn refresh<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn refresh(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<RefreshBody>,

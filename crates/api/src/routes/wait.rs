@@ -9,7 +9,6 @@ use crate::query::Query;
 use crate::wire::sandbox::{Sandbox, whole};
 use axum::Json;
 use axum::extract::{Path, State};
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::{MAX_RESTART_GRACE, SandboxState};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -44,8 +43,8 @@ impl Awaited {
 
 /// `GET /sandboxes/{id}/wait`: answers when it is in the state that is waited for, when it has
 /// ended, or when the time is over, with what it is then.
-pub(super) async fn wait<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn wait(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
@@ -80,8 +79,8 @@ pub(super) struct RestartBody {
 }
 
 /// `POST /sandboxes/{id}/restart`: ends its processes and starts what its template starts.
-pub(super) async fn restart<E: Engine>(
-    State(app): State<App<E>>,
+pub(super) async fn restart(
+    State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<RestartBody>,

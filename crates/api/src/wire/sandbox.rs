@@ -3,7 +3,7 @@
 use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
-use jiffy_engine_api::{BootMode, Engine};
+use jiffy_engine_api::BootMode;
 use jiffy_proto::agent::{ENVD_VERSION, SiteSettings};
 use jiffy_sandbox_manager::{NetworkSettings, OnTimeout, SandboxRecord, SandboxState, StoreState};
 use serde::Serialize;
@@ -157,7 +157,7 @@ fn network(network: &NetworkSettings) -> Value {
     shown
 }
 
-impl<E: Engine> App<E> {
+impl App {
     fn ours(&self, caller: &Caller, record: &SandboxRecord) -> JiffyFields {
         let asleep = record.state == SandboxState::Paused;
         let asleep_in = record.snapshot.as_deref().filter(|_| asleep);

@@ -3,7 +3,6 @@
 use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
-use jiffy_engine_api::Engine;
 use jiffy_proto::agent::SiteSettings;
 use jiffy_sandbox_manager::{SnapshotPurpose, SnapshotRecord, StoreCopies, StoreState};
 use serde::Serialize;
@@ -42,7 +41,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    pub fn new<E: Engine>(app: &App<E>, caller: &Caller, record: &SnapshotRecord) -> Self {
+    pub fn new(app: &App, caller: &Caller, record: &SnapshotRecord) -> Self {
         let mut whole = record.clone();
         // Certificates are long, and a proxy's password is a secret.
         whole.site = SiteSettings::default();

@@ -25,7 +25,7 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
     assert_eq!(made.text("domain"), "sandboxes.example:3000");
     assert!(!made.id().contains('-'), "host names split at `-`");
     assert_eq!(made.body["bootMode"], "snapshot");
-    assert_eq!(made.body["engine"], "fake");
+    assert_eq!(made.body["engine"], "microvm");
     let record = &made.body["jiffy"];
     assert_eq!(record["id"], made.id().as_str());
     assert!(

@@ -5,13 +5,12 @@ use crate::support;
 use jiffy_api::{calls, openapi};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use support::fake::FakeEngine;
 use support::{Api, TestCaller};
 
 #[test]
 fn every_call_is_described_and_every_description_is_a_call() {
     let text = |(method, path): (axum::http::Method, &str)| format!("{method} {path}");
-    let served: BTreeSet<String> = calls::<FakeEngine>().into_iter().map(text).collect();
+    let served: BTreeSet<String> = calls().into_iter().map(text).collect();
     let described: BTreeSet<String> = openapi::described().into_iter().map(text).collect();
     assert_eq!(served, described);
 }
@@ -57,7 +56,7 @@ async fn the_document_and_health_need_no_key() {
 #[tokio::test]
 async fn every_other_call_needs_one() {
     let api = Api::new();
-    for (method, path) in calls::<FakeEngine>() {
+    for (method, path) in calls() {
         // An upload needs its link and no key.
         const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
         if OPEN.contains(&path) {

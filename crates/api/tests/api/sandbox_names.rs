@@ -156,7 +156,10 @@ async fn an_engine_can_be_chosen_and_a_missing_one_is_refused() {
     };
     let made = create(OTHER).await.expect(201);
     assert_eq!(made.text("engine"), OTHER);
-    assert_eq!(create("fake").await.expect(201).text("engine"), "fake");
+    assert_eq!(
+        create("microvm").await.expect(201).text("engine"),
+        "microvm"
+    );
     let refused = create("absent").await.expect(400);
     assert_eq!(refused.text("error_code"), "engine_unavailable");
     let message = refused.text("message");

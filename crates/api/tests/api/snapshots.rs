@@ -296,7 +296,7 @@ async fn engines_are_listed_for_all_and_obstacles_for_the_owner() {
     let engine = &told.items()[0];
     assert_eq!(
         (&engine["name"], &engine["usable"], &engine["default"]),
-        (&json!("fake"), &json!(false), &json!(true))
+        (&json!("microvm"), &json!(false), &json!(true))
     );
     assert_eq!(engine["capabilities"]["rollback"], true);
     assert_eq!(engine["capabilities"]["liveSnapshot"], false);
@@ -313,7 +313,7 @@ async fn unsupported_operations_are_refused_with_an_engine_that_supports_them() 
     let taken = snapshot(&api, &api.sandbox().await, Value::Null).await;
     let verify = format!("/snapshots/{taken}/verify");
     let refused = api.post(&verify, Value::Null).await.expect(501);
-    let sentence = "the engine fake cannot verify snapshots; use the engine microvm";
+    let sentence = "the engine microvm cannot verify snapshots; use the engine microvm";
     assert!(refused.text("message").ends_with(sentence), "{refused:?}");
     assert_eq!(refused.refused(501), "unsupported");
 }

@@ -310,7 +310,7 @@ fn snapshot_record(id: &str, sandbox: &str, at: usize) -> SnapshotRecord {
         template: TEMPLATE.to_owned(),
         fingerprint: "fabricated".to_owned(),
         size: SandboxSize::default(),
-        engine: Some(MICROVM.to_string()),
+        engine: MICROVM.to_string(),
         parent: None,
         kept: true,
         stopped_ms: 1.0,

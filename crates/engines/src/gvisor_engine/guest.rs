@@ -1,14 +1,16 @@
 //! Sandboxes on gVisor before and after they have an identity, and handles by which they are
 //! adopted.
 
+use super::operation_error;
 use crate::agent_identity::identity;
 use crate::guest_nic::GuestNic;
 use crate::host::PreparedTemplate;
+use async_trait::async_trait;
 use jiffy_engine_api::{
-    BootReport, ConnectionLog, EngineError, ExitReason, GVISOR, Guest, GuestHandle, GuestUsage,
-    NetworkRules, SandboxIdentity, UnassignedGuest,
+    AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, GVISOR,
+    Guest, GuestHandle, GuestUsage, NetworkRules, SandboxIdentity, SnapshotTimes, UnassignedGuest,
 };
-use jiffy_gvisor_engine::{AdoptSpec, Sandbox, UnassignedSandbox};
+use jiffy_gvisor_engine::{AdoptSpec, Sandbox, SnapshotStore, UnassignedSandbox};
 use jiffy_network::SlotLease;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -35,27 +37,24 @@ impl GvisorHandle {
     }
 }
 
-/// True if a handle is one of this engine's.
-pub(crate) fn is_ours(handle: &GuestHandle) -> bool {
-    GvisorHandle::read(handle).is_ok_and(|handle| handle.engine == GVISOR)
-}
-
-/// Ends a sandbox that ran on, where gVisor cannot be used: nobody could reach it. Whether there
-/// was one.
-pub(crate) fn end_unreachable(handle: &GuestHandle) -> bool {
+/// Ends a sandbox that continued to run, on a host where gVisor cannot be used: no process could
+/// reach the sandbox. Returns whether it was running.
+pub(super) fn end_unreachable(handle: &GuestHandle) -> bool {
     GvisorHandle::read(handle).is_ok_and(|handle| handle.estate.end())
 }
 
-/// A sandbox on its way.
-pub struct UnassignedGvisorGuest {
-    pub(super) coming: UnassignedSandbox,
+/// Sandbox whose agent waits for an identity.
+pub(super) struct UnassignedGvisorGuest {
+    pub(super) sandbox: UnassignedSandbox,
+    pub(super) store: SnapshotStore,
     pub(super) prepared: Arc<PreparedTemplate>,
     pub(super) lease: Option<SlotLease>,
 }
 
-/// A running sandbox.
-pub struct GvisorGuest {
+/// Running sandbox.
+pub(super) struct GvisorGuest {
     pub(super) sandbox: Sandbox,
+    pub(super) store: SnapshotStore,
     /// As long as it runs, its images stay.
     pub(super) _prepared: Option<Arc<PreparedTemplate>>,
     pub(super) nic: GuestNic,
@@ -64,11 +63,13 @@ pub struct GvisorGuest {
 impl GvisorGuest {
     pub(super) fn new(
         sandbox: Sandbox,
+        store: SnapshotStore,
         prepared: Option<Arc<PreparedTemplate>>,
         lease: Option<SlotLease>,
     ) -> Self {
         Self {
             sandbox,
+            store,
             _prepared: prepared,
             nic: GuestNic::new(lease),
         }
@@ -84,38 +85,40 @@ impl Drop for GvisorGuest {
     }
 }
 
+#[async_trait]
 impl UnassignedGuest for UnassignedGvisorGuest {
-    type Guest = GvisorGuest;
-
     fn is_waiting(&self) -> bool {
-        self.coming.is_waiting()
+        self.sandbox.is_waiting()
     }
 
     async fn assign_identity(
-        self,
+        self: Box<Self>,
         sandbox_identity: &SandboxIdentity,
-    ) -> Result<GvisorGuest, EngineError> {
+    ) -> Result<Arc<dyn Guest>, EngineError> {
         let Self {
-            coming,
+            sandbox,
+            store,
             prepared,
             lease,
-        } = self;
+        } = *self;
         let defaults = &prepared.template().manifest.defaults;
         let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
         if let Some(lease) = &lease {
             let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }
-        let sandbox = coming.assign_identity(&identity).await;
+        let sandbox = sandbox.assign_identity(&identity).await;
         let sandbox = sandbox.map_err(EngineError::failed)?;
-        // Only now: a clone has none of its parent's connections any more.
+        // Only now: the agent has closed the connections that a clone inherits from its parent.
         if let Some(lease) = &lease {
             lease.open().map_err(EngineError::failed)?;
         }
-        Ok(GvisorGuest::new(sandbox, Some(prepared), lease))
+        let prepared = Some(prepared);
+        Ok(Arc::new(GvisorGuest::new(sandbox, store, prepared, lease)))
     }
 }
 
+#[async_trait]
 impl Guest for GvisorGuest {
     fn engine(&self) -> &'static str {
         GVISOR
@@ -130,6 +133,24 @@ impl Guest for GvisorGuest {
         };
         let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
         Ok(GuestHandle(handle))
+    }
+
+    async fn take_snapshot(
+        &self,
+        id: &str,
+        _parent: Option<&str>,
+        then: AfterSnapshot,
+        max_bytes: Option<u64>,
+        _notice: Option<CaptureNotice>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        let resume = then == AfterSnapshot::Resume;
+        let taken = self.sandbox.snapshot(&self.store, id, resume, max_bytes);
+        let taken = taken.await;
+        let (stopped_us, total_us) = taken.map_err(|e| operation_error(e, &self.sandbox))?;
+        Ok(SnapshotTimes {
+            stopped_us,
+            total_us,
+        })
     }
 
     fn report(&self) -> BootReport {

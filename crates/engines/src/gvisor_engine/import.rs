@@ -29,10 +29,11 @@ impl GvisorEngine {
                 import.id
             )));
         }
-        if manifest.version != self.version {
+        let version = &self.runtime()?.version;
+        if manifest.version != *version {
             return Err(refuse(format!(
                 "snapshot {} needs gVisor {}, and this host has {}; use that version of jiffy",
-                import.id, manifest.version, self.version
+                import.id, manifest.version, version
             )));
         }
         if manifest.net && self.network.is_none() {

@@ -5,7 +5,7 @@ use jiffy_gvisor_engine::SnapshotStore;
 use std::sync::Arc;
 
 /// Opens the files of snapshot `id`.
-pub(crate) fn parts(store: &SnapshotStore, id: &str) -> Result<SnapshotParts, EngineError> {
+pub(super) fn parts(store: &SnapshotStore, id: &str) -> Result<SnapshotParts, EngineError> {
     let (manifest, files) = store.files(id).map_err(EngineError::failed)?;
     let files = files.into_iter().map(|(name, file)| SnapshotFile {
         name,

@@ -1,10 +1,13 @@
 //! Running microVMs, and handles by which they are adopted.
 
+use super::shared::Shared;
 use crate::guest_nic::GuestNic;
 use crate::rehearsal::{rehearse, report_free_memory};
+use async_trait::async_trait;
 use jiffy_engine_api::{
-    BootReport, ConnectionLog, EngineError, ExitReason, Guest, GuestHandle, GuestStream,
-    GuestUsage, MICROVM, NetworkRules, ProcessInstance,
+    AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, Guest,
+    GuestHandle, GuestStream, GuestUsage, MICROVM, NetworkRules, ProcessInstance, RollbackCommit,
+    RollbackFailure, SandboxIdentity, SnapshotTimes,
 };
 use jiffy_microvm_engine::MicroVm;
 use jiffy_proto::agent::{Hello, Identity};
@@ -32,7 +35,7 @@ pub(super) const LOG_FILE: &str = "vmm.log";
 
 /// Directory for control sockets and logs of guests that are kept.
 #[derive(Clone)]
-pub struct SocketDirectory {
+pub(super) struct SocketDirectory {
     pub(super) sockets: Arc<PathBuf>,
     pub(super) log: Arc<File>,
 }
@@ -83,13 +86,13 @@ impl MicroVmHandle {
     }
 }
 
-/// A running guest.
-pub struct MicroVmGuest {
+/// Running microVM.
+pub(super) struct MicroVmGuest {
     pub(super) vm: MicroVm,
     pub(super) image: String,
     /// Identity that it was given.
     pub(super) identity: Mutex<Identity>,
-    pub(super) socket_directory: SocketDirectory,
+    pub(super) shared: Arc<Shared>,
     pub(super) nic: GuestNic,
 }
 
@@ -133,22 +136,46 @@ impl Drop for MicroVmGuest {
     }
 }
 
+#[async_trait]
 impl Guest for MicroVmGuest {
     fn engine(&self) -> &'static str {
         MICROVM
     }
 
     async fn keep(&self) -> Result<GuestHandle, EngineError> {
-        let mark = self
-            .vm
-            .keep(&self.socket_directory.sockets, &self.socket_directory.log)
-            .await;
+        let directory = &self.shared.socket_directory;
+        let mark = self.vm.keep(&directory.sockets, &directory.log).await;
         self.handle_of(mark.map_err(EngineError::failed)?).await
     }
 
     async fn handle(&self) -> Result<GuestHandle, EngineError> {
         let mark = ProcessInstance::of(self.vm.vmm_pid()).map_err(EngineError::failed)?;
         self.handle_of(mark).await
+    }
+
+    async fn take_snapshot(
+        &self,
+        id: &str,
+        _parent: Option<&str>,
+        then: AfterSnapshot,
+        max_bytes: Option<u64>,
+        notice: Option<CaptureNotice>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        self.save(id, then, max_bytes, notice).await
+    }
+
+    async fn finish_captured(&self) -> Result<SnapshotTimes, EngineError> {
+        let saved = self.vm.finish_captured(&self.shared.store).await;
+        self.times(saved, None)
+    }
+
+    async fn roll_back(
+        &self,
+        id: &str,
+        identity: &SandboxIdentity,
+        commit: &mut RollbackCommit<'_>,
+    ) -> Result<(), RollbackFailure> {
+        self.roll_back_in_place(id, identity, commit).await
     }
 
     fn fold_layers(&self, layers: &FoldedLayers) {

@@ -22,7 +22,11 @@ impl MicroVmEngine {
                 }
             })?;
         }
-        let template = self.templates.prepare_version(&manifest.template).await;
+        let template = self
+            .shared
+            .templates
+            .prepare_version(&manifest.template)
+            .await;
         let template = template.map_err(|e| without_template(import, &manifest.template, &e))?;
         if let Some(sum) = &manifest.modules {
             template.has_modules(sum).map_err(|e| {
@@ -53,7 +57,7 @@ impl MicroVmEngine {
         existing: ExistingSnapshot,
     ) -> Result<(), EngineError> {
         manifest(import)?;
-        let (store, import) = (self.store.clone(), import.clone());
+        let (store, import) = (self.shared.store.clone(), import.clone());
         let mode = match existing {
             ExistingSnapshot::Keep => ImportMode::New,
             ExistingSnapshot::Replace => ImportMode::Replace,

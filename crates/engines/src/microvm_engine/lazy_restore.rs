@@ -165,7 +165,7 @@ impl MicroVmEngine {
     }
 
     pub(super) fn restores_lazily_here(&self) -> bool {
-        let works = |lazy: &LazyStore| lazy.works_with(self.store.root());
+        let works = |lazy: &LazyStore| lazy.works_with(self.shared.store.root());
         self.lazy.as_ref().is_some_and(works)
     }
 
@@ -182,14 +182,14 @@ impl MicroVmEngine {
     }
 
     pub(super) fn want_all_memory(&self, id: &str) -> Result<(), EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         let mut wanted = lineage.snapshots().iter().map(Snapshot::want_all);
         wanted.try_for_each(|wanted| wanted.map_err(EngineError::failed))
     }
 
     /// Fetches the missing memory of snapshot `id` and its ancestors.
     pub(super) async fn complete(&self, id: &str) -> Result<(), EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         match &self.lazy {
             _ if lineage.is_complete() => Ok(()),
             Some(lazy) => lazy.complete(lineage.snapshots()).await,
@@ -199,7 +199,7 @@ impl MicroVmEngine {
 
     /// Fetches the missing memory of snapshot `id`.
     pub(super) async fn complete_one(&self, id: &str) -> Result<(), EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         let newest = lineage.snapshots().split_last();
         match (&self.lazy, newest) {
             (Some(lazy), Some((newest, _))) => lazy.complete(std::slice::from_ref(newest)).await,
@@ -209,10 +209,10 @@ impl MicroVmEngine {
 
     /// Place of the missing memory of snapshot `id`; none: all of it is here.
     pub(super) fn missing_of(&self, id: &str) -> Result<Option<String>, EngineError> {
-        if !self.store.is_incomplete(id) {
+        if !self.shared.store.is_incomplete(id) {
             return Ok(None);
         }
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         let Some((lazy, newest)) = self.lazy.as_ref().zip(lineage.newest()) else {
             return Err(without_store(&lineage));
         };

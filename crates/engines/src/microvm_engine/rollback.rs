@@ -1,10 +1,9 @@
 //! Rollback of a running microVM to a snapshot, in its process and its network slot.
 
-use super::MicroVmEngine;
 use super::guest::MicroVmGuest;
 use super::unassigned::boot_error;
 use crate::agent_identity;
-use jiffy_engine_api::{RollbackFailure, SandboxIdentity};
+use jiffy_engine_api::{RollbackCommit, RollbackFailure, SandboxIdentity};
 use jiffy_microvm_engine::{RollbackError, RollbackSpec};
 
 fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
@@ -13,51 +12,58 @@ fn refused(reason: impl std::fmt::Display) -> RollbackFailure {
     }
 }
 
-impl MicroVmEngine {
+impl MicroVmGuest {
     pub(super) async fn roll_back_in_place(
         &self,
-        guest: &MicroVmGuest,
         id: &str,
         identity: &SandboxIdentity,
-        begin: impl FnOnce() -> bool + Send,
+        commit: &mut RollbackCommit<'_>,
     ) -> Result<(), RollbackFailure> {
-        let lineage = self.store.lineage(id).map_err(refused)?;
+        let lineage = self.shared.store.lineage(id).map_err(refused)?;
         let newest = lineage.newest();
         let newest = newest.ok_or_else(|| refused(format!("there is no snapshot {id}")))?;
         let manifest = newest.manifest();
-        if manifest.template != guest.image || manifest.modules != guest.vm.modules().await {
+        if manifest.template != self.image || manifest.modules != self.vm.modules().await {
             return Err(refused(
                 "the snapshot is of another version of the template",
             ));
         }
-        if manifest.net != guest.nic.is_connected() {
+        if manifest.net != self.nic.is_connected() {
             return Err(refused("the snapshot has another network card"));
         }
-        let prepared = self.templates.prepare_version(&manifest.template).await;
+        let prepared = self
+            .shared
+            .templates
+            .prepare_version(&manifest.template)
+            .await;
         let prepared = prepared.map_err(refused)?;
         let defaults = &prepared.template().manifest.defaults;
         let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
         let (populate, populate_later) = prepared.first_writes(&lineage);
         let spec = RollbackSpec {
-            overlay: self.overlays.take(&self.store).map_err(refused)?,
+            overlay: self
+                .shared
+                .overlays
+                .take(&self.shared.store)
+                .map_err(refused)?,
             identity: assigned.clone(),
-            memory: self.memory(&lineage),
+            memory: self.shared.memory(&lineage),
             populate,
             populate_later,
             lineage,
         };
-        let ruled = guest.nic.set_rules(&identity.network).await;
+        let ruled = self.nic.set_rules(&identity.network).await;
         ruled.map_err(refused)?;
-        if !begin() {
-            return Err(refused("the rollback could not be written down"));
+        if !commit() {
+            return Err(refused("the rollback could not be recorded in the journal"));
         }
-        let report = guest.vm.roll_back(spec, guest.nic.forget_connections());
+        let report = self.vm.roll_back(spec, self.nic.forget_connections());
         let report = report.await.map_err(|e| match e {
             RollbackError::Refused(reason) => RollbackFailure::Refused { reason },
             RollbackError::Lost(e) => RollbackFailure::Lost(boot_error(e)),
         })?;
-        tracing::debug!(?report, "a guest went back in place");
-        guest.set_identity(assigned);
+        tracing::debug!(?report, "rolled a guest back in place");
+        self.set_identity(assigned);
         Ok(())
     }
 }

@@ -1,16 +1,15 @@
 //! Snapshots of running guests.
 
-use super::{MicroVmEngine, MicroVmGuest};
+use super::guest::MicroVmGuest;
 use crate::restore_policy::RestorePolicy;
 use jiffy_engine_api::{AfterSnapshot, BootMode, CaptureNotice, EngineError, SnapshotTimes};
 use jiffy_microvm_engine::{SaveError, SnapshotSpec};
 use jiffy_proto::snapshot::{AfterSnapshot as Then, SnapshotReport};
 use jiffy_snapshot::{Durability, Snapshot};
 
-impl MicroVmEngine {
-    pub(super) async fn take_snapshot(
+impl MicroVmGuest {
+    pub(super) async fn save(
         &self,
-        guest: &MicroVmGuest,
         id: &str,
         then: AfterSnapshot,
         max_bytes: Option<u64>,
@@ -18,7 +17,7 @@ impl MicroVmEngine {
     ) -> Result<SnapshotTimes, EngineError> {
         let spec = SnapshotSpec {
             id: id.to_owned(),
-            template: guest.image.clone(),
+            template: self.image.clone(),
             then: match then {
                 AfterSnapshot::Resume => Then::Resume,
                 AfterSnapshot::Stop => Then::Stop,
@@ -26,30 +25,32 @@ impl MicroVmEngine {
             durability: Durability::PageCache,
             max_bytes,
             working_set: then == AfterSnapshot::Stop
-                && self.policy.policy == RestorePolicy::Map
-                && guest.vm.report().mode != BootMode::Cold,
+                && self.shared.policy.policy == RestorePolicy::Map
+                && self.vm.report().mode != BootMode::Cold,
         };
-        let saved = guest.vm.snapshot_with_notice(&self.store, &spec, notice);
+        let saved = self
+            .vm
+            .snapshot_with_notice(&self.shared.store, &spec, notice);
         let saved = saved.await;
-        times(guest, saved, max_bytes)
+        self.times(saved, max_bytes)
     }
-}
 
-pub(super) fn times(
-    guest: &MicroVmGuest,
-    saved: Result<(Snapshot, SnapshotReport), SaveError>,
-    max_bytes: Option<u64>,
-) -> Result<SnapshotTimes, EngineError> {
-    let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
-        (SaveError::Gone, Some(end)) => EngineError::Ended { end },
-        (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
-            needed,
-            most: max_bytes.unwrap_or(u64::MAX),
-        },
-        (e, _) => EngineError::failed(e),
-    })?;
-    Ok(SnapshotTimes {
-        stopped_us: report.stopped_us,
-        total_us: report.total_us,
-    })
+    pub(super) fn times(
+        &self,
+        saved: Result<(Snapshot, SnapshotReport), SaveError>,
+        max_bytes: Option<u64>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        let (_, report) = saved.map_err(|e| match (e, self.vm.end()) {
+            (SaveError::Gone, Some(end)) => EngineError::Ended { end },
+            (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
+                needed,
+                most: max_bytes.unwrap_or(u64::MAX),
+            },
+            (e, _) => EngineError::failed(e),
+        })?;
+        Ok(SnapshotTimes {
+            stopped_us: report.stopped_us,
+            total_us: report.total_us,
+        })
+    }
 }

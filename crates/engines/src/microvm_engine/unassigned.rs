@@ -1,11 +1,13 @@
 //! MicroVMs before they have an identity.
 
-use super::guest::{MicroVmGuest, SocketDirectory};
+use super::guest::MicroVmGuest;
+use super::shared::Shared;
 use crate::agent_identity::identity;
 use crate::guest_nic::GuestNic;
 use crate::host::PreparedTemplate;
 use crate::rehearsal::{self, rehearse};
-use jiffy_engine_api::{EngineError, SandboxIdentity, UnassignedGuest};
+use async_trait::async_trait;
+use jiffy_engine_api::{EngineError, Guest, SandboxIdentity, UnassignedGuest};
 use jiffy_microvm_engine::{BootError, BootSpec, MicroVm, UnassignedMicroVm};
 use jiffy_network::SlotLease;
 use jiffy_proto::agent::SiteSettings;
@@ -22,52 +24,31 @@ pub(super) fn boot_error(error: BootError) -> EngineError {
     }
 }
 
-/// A guest on its way.
-pub struct UnassignedMicroVmGuest {
-    pub(super) coming: BootStage,
+/// MicroVM whose agent waits for an identity, or that boots once it has one.
+pub(super) struct UnassignedMicroVmGuest {
+    pub(super) stage: BootStage,
     pub(super) prepared: Arc<PreparedTemplate>,
-    pub(super) socket_directory: SocketDirectory,
+    pub(super) shared: Arc<Shared>,
     pub(super) lease: Option<SlotLease>,
 }
 
 pub(super) enum BootStage {
-    /// Restored, and waiting.
+    /// Restored, waiting for its identity.
     Restored(Box<UnassignedMicroVm>),
-    /// To be booted when it is known who it is.
+    /// Boots when its identity is assigned.
     Bootable(Box<BootSpec>),
 }
 
-impl UnassignedGuest for UnassignedMicroVmGuest {
-    type Guest = MicroVmGuest;
-
-    fn is_waiting(&self) -> bool {
-        match &self.coming {
-            BootStage::Restored(waiting) => waiting.is_waiting(),
-            BootStage::Bootable(_) => true,
-        }
-    }
-
-    async fn rehearse(mut self, site: &SiteSettings) -> Result<Self, EngineError> {
-        let BootStage::Restored(waiting) = &mut self.coming else {
-            return Ok(self);
-        };
-        let defaults = &self.prepared.template().manifest.defaults;
-        let identity =
-            identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
-        // Its network stays closed until it is welcomed.
-        rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
-        waiting.wait_again().await.map_err(boot_error)?;
-        Ok(self)
-    }
-
-    async fn assign_identity(
+impl UnassignedMicroVmGuest {
+    /// Assigns the identity; returns when it is in effect.
+    pub(super) async fn assign(
         self,
         sandbox_identity: &SandboxIdentity,
     ) -> Result<MicroVmGuest, EngineError> {
         let Self {
-            coming,
+            stage,
             prepared,
-            socket_directory,
+            shared,
             lease,
         } = self;
         let defaults = &prepared.template().manifest.defaults;
@@ -76,7 +57,7 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
             let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }
-        let vm = match coming {
+        let vm = match stage {
             BootStage::Restored(waiting) => waiting.assign_identity(identity.clone()).await,
             BootStage::Bootable(mut spec) => {
                 spec.identity = identity.clone();
@@ -84,7 +65,7 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
             }
         };
         let vm = vm.map_err(boot_error)?;
-        // Only now: a clone has none of its parent's connections any more.
+        // Only now: the agent has closed the connections that a clone inherits from its parent.
         if let Some(lease) = &lease {
             lease.open().map_err(EngineError::failed)?;
         }
@@ -92,8 +73,37 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
             vm,
             image: prepared.image_name().to_owned(),
             identity: Mutex::new(identity),
-            socket_directory,
+            shared,
             nic: GuestNic::new(lease),
         })
+    }
+}
+
+#[async_trait]
+impl UnassignedGuest for UnassignedMicroVmGuest {
+    fn is_waiting(&self) -> bool {
+        match &self.stage {
+            BootStage::Restored(waiting) => waiting.is_waiting(),
+            BootStage::Bootable(_) => true,
+        }
+    }
+
+    async fn rehearse(&mut self, site: &SiteSettings) -> Result<(), EngineError> {
+        let BootStage::Restored(waiting) = &mut self.stage else {
+            return Ok(());
+        };
+        let defaults = &self.prepared.template().manifest.defaults;
+        let identity =
+            identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
+        // Its network stays closed until its identity is assigned.
+        rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
+        waiting.wait_again().await.map_err(boot_error)
+    }
+
+    async fn assign_identity(
+        self: Box<Self>,
+        sandbox_identity: &SandboxIdentity,
+    ) -> Result<Arc<dyn Guest>, EngineError> {
+        Ok(Arc::new(self.assign(sandbox_identity).await?))
     }
 }

@@ -2,8 +2,7 @@
 
 use super::MicroVmEngine;
 use crate::rehearsal::{rehearse, use_first};
-use crate::restore_policy::RestorePolicy;
-use jiffy_engine_api::{Engine, EngineError, FirstUse, Guest, SandboxIdentity, UnassignedGuest};
+use jiffy_engine_api::{Engine, EngineError, FirstUse, Guest, SandboxIdentity};
 use jiffy_microvm_engine::{MemoryPolicy, MicroVm, WorkingSet};
 use jiffy_proto::agent::SiteSettings;
 use jiffy_snapshot::{Lineage, Snapshot};
@@ -47,22 +46,6 @@ impl CachedWorkingSets {
 }
 
 impl MicroVmEngine {
-    /// Returns the source of the memory of a guest made from `lineage` on this host.
-    pub(super) fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
-        match self.policy.policy {
-            RestorePolicy::Map => MemoryPolicy::Map,
-            RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
-            RestorePolicy::CopyWorkingSet => match lineage.working_set() {
-                Ok(Some((_, file))) => MemoryPolicy::CopyWorkingSet(file),
-                Ok(None) => MemoryPolicy::Map,
-                Err(e) => {
-                    tracing::warn!("mapping memory instead of reading its working set: {e}");
-                    MemoryPolicy::Map
-                }
-            },
-        }
-    }
-
     /// Records what a guest of snapshot `id` touches up to the end of its first use.
     pub(super) async fn record_first_use(
         &self,
@@ -71,20 +54,22 @@ impl MicroVmEngine {
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
         // Mapped, so that what is present afterwards is what was touched.
-        let unassigned = self.arrive(id, |_| MemoryPolicy::Map, None).await?;
+        let unassigned = self
+            .restore_unassigned(id, |_| MemoryPolicy::Map, None)
+            .await?;
         let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
             site: site.clone(),
             ..SandboxIdentity::default()
         };
-        let guest = unassigned.assign_identity(&sandbox_identity).await?;
+        let guest = unassigned.assign(&sandbox_identity).await?;
         // Every template's first use is a command; one without any does with the greeting.
         rehearse(&guest.vm).await;
         let startup = self.startup(template).await?;
         let recorded = self.record(&guest.vm, startup.first_use.as_ref()).await;
         guest.stop().await;
         let (set, written) = recorded?;
-        let snapshot = self.store.get(id).map_err(EngineError::failed)?;
+        let snapshot = self.shared.store.get(id).map_err(EngineError::failed)?;
         tracing::debug!(template, id, set.chunks, "working set recorded");
         let put = || match written {
             None => snapshot.put_written_pages(&set.written),
@@ -106,7 +91,7 @@ impl MicroVmEngine {
         first_use: Option<&FirstUse>,
     ) -> Result<(WorkingSet, Option<File>), EngineError> {
         let now = async || {
-            vm.working_set(&self.store)
+            vm.working_set(&self.shared.store)
                 .await
                 .map_err(EngineError::failed)
         };

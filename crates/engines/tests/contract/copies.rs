@@ -1,7 +1,7 @@
 //! Snapshots and what is made of them.
 
 use crate::place::{Place, Running, TEMPLATE, gone, heard, name, somebody};
-use jiffy_engine_api::{AfterSnapshot, BootMode, Engine, ExitReason, Guest, SandboxIdentity};
+use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity};
 use std::collections::BTreeSet;
 
 pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
@@ -12,11 +12,11 @@ pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
         .await;
     running.count().await;
     let at = running.counted().await;
-    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = running.snapshot(AfterSnapshot::Resume).await;
     let id = id.unwrap();
     let at = running.counts_on(at).await;
     running.sh("echo later > /root/later").await;
-    assert!(engine.snapshots().unwrap().contains(&id));
+    assert!(engine.snapshot_files().ids().unwrap().contains(&id));
 
     let copy = place.restored(&engine, &id).await;
     assert_eq!(copy.guest.report().mode, BootMode::Snapshot);
@@ -46,7 +46,7 @@ pub async fn a_stream_stays_open_over_a_snapshot(place: &Place) {
         let sent = running.agent.send_stdin(pid, said.as_bytes());
         sent.await.unwrap();
         assert_eq!(heard(&mut process).await, answered);
-        let taken = running.snapshot(&engine, AfterSnapshot::Resume).await;
+        let taken = running.snapshot(AfterSnapshot::Resume).await;
         taken.unwrap();
     }
     running.agent.close_stdin(pid).await.unwrap();
@@ -61,7 +61,7 @@ pub async fn a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing(
     running.count().await;
     let at = running.counted().await;
     let pid = running.guest.pid().unwrap();
-    let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+    let id = running.snapshot(AfterSnapshot::Stop).await;
     let id = id.unwrap();
     gone(pid).await;
     assert_eq!(running.guest.ended().await, ExitReason::Requested);
@@ -76,7 +76,7 @@ pub async fn two_restores_of_one_snapshot_are_two_guests_with_the_same_files(pla
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.sh("echo same > /root/file").await;
-    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = running.snapshot(AfterSnapshot::Resume).await;
     let id = id.unwrap();
     let (one, other) = tokio::join!(place.restored(&engine, &id), place.restored(&engine, &id));
     let look = "hostname
@@ -111,15 +111,12 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
         env: [("WHO".to_owned(), "me".to_owned())].into(),
         ..somebody()
     };
-    let unassigned = engine
-        .boot(None, TEMPLATE, crate::place::size())
-        .await
-        .unwrap();
+    let unassigned = engine.boot(TEMPLATE, crate::place::size()).await.unwrap();
     let running = Running::assign_identity(unassigned, &sandbox_identity).await;
     running.sh("echo before > /root/file").await;
     running.count().await;
     let generation = running.sh("cat /run/jiffy/generation").await;
-    let taken = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let taken = running.snapshot(AfterSnapshot::Resume).await;
     let id = taken.unwrap();
     running
         .sh("echo after > /root/file; touch /root/more")
@@ -131,7 +128,7 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
         rewound: true,
         ..sandbox_identity.clone()
     };
-    let unassigned = engine.restore(TEMPLATE, &id).await.unwrap();
+    let unassigned = engine.restore(&id, None).await.unwrap();
     let running = Running::assign_identity(unassigned, &again).await;
     let look = "hostname; echo $WHO; cat /root/file; ls /root/more 2>&1 | grep -c cannot";
     let told = running.sh(look).await;
@@ -147,7 +144,7 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
 pub async fn a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assigned(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
-    let taken = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let taken = running.snapshot(AfterSnapshot::Resume).await;
     let id = taken.unwrap();
     running.stop().await;
 
@@ -158,7 +155,7 @@ pub async fn a_guest_that_was_told_while_it_started_is_the_one_that_it_is_assign
     };
     // The same one, one that was changed meanwhile, and another.
     for assigned in [told.clone(), same_id, somebody()] {
-        let unassigned = engine.restore_for(TEMPLATE, &id, &told).await.unwrap();
+        let unassigned = engine.restore(&id, Some(&told)).await.unwrap();
         let running = Running::assign_identity(unassigned, &assigned).await;
         let who = assigned.env.get("WHO").map_or("", String::as_str);
         let says = running.sh("hostname; echo $WHO").await;
@@ -175,18 +172,20 @@ pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
     let running = place.guest(&engine).await;
     running.count().await;
     let at = running.counted().await;
-    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = running.snapshot(AfterSnapshot::Resume).await;
     let id = id.unwrap();
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stop] {
         for taken in [&*id, "../up", "", "UPPER"] {
-            let refused = engine
-                .snapshot(&running.guest, taken, None, then, None, None)
-                .await;
+            let guest = &running.guest;
+            let refused = guest.take_snapshot(taken, None, then, None, None).await;
             assert!(refused.is_err(), "{taken:?} {then:?}");
             running.counts_on(running.counted().await).await;
         }
     }
-    assert_eq!(engine.snapshots().unwrap(), std::slice::from_ref(&id));
+    assert_eq!(
+        engine.snapshot_files().ids().unwrap(),
+        std::slice::from_ref(&id)
+    );
     // The one that there was is what it was.
     let copy = place.restored(&engine, &id).await;
     copy.counts_on(at).await;
@@ -198,27 +197,27 @@ pub async fn a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it(
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
-    let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+    let id = running.snapshot(AfterSnapshot::Stop).await;
     let id = id.unwrap();
     drop(running);
     let woken = place.restored(&engine, &id).await;
     // A snapshot that sandboxes share memory with stays as long as they need it.
-    let all = engine.engines();
+    let all = engine.engines.descriptions();
     let shared = all.iter().any(|e| e.default && e.capabilities.incremental);
-    let removed = engine.remove_snapshot(&id);
+    let removed = engine.snapshot_files().remove(&id);
     assert_eq!(removed.is_err(), shared, "{removed:?}");
     let at = woken.counts_on(woken.counted().await).await;
-    let next = woken.snapshot(&engine, AfterSnapshot::Stop).await.unwrap();
+    let next = woken.snapshot(AfterSnapshot::Stop).await.unwrap();
     drop(woken);
     let woken = place.restored(&engine, &next).await;
     woken.counts_on(at).await;
     woken.stop().await;
     for id in [&next, &id] {
         for _ in 0..2 {
-            engine.remove_snapshot(id).unwrap();
+            engine.snapshot_files().remove(id).unwrap();
         }
-        assert!(engine.restore(TEMPLATE, id).await.is_err());
+        assert!(engine.restore(id, None).await.is_err());
     }
-    engine.remove_snapshot(&name()).unwrap();
-    assert_eq!(engine.snapshots().unwrap(), [""; 0]);
+    engine.snapshot_files().remove(&name()).unwrap();
+    assert_eq!(engine.snapshot_files().ids().unwrap(), [""; 0]);
 }

@@ -1,24 +1,24 @@
 //! Ends of guests, and what is left of them.
 
 use crate::place::{Place, TEMPLATE, gone, size, within};
-use jiffy_engine_api::{AfterSnapshot, Engine, ExitReason, Guest, UnassignedGuest};
+use jiffy_engine_api::{AfterSnapshot, ExitReason};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub async fn what_is_dropped_leaves_nothing(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
-    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = running.snapshot(AfterSnapshot::Resume).await;
     let id = id.unwrap();
     let pid = running.guest.pid().unwrap();
-    drop(engine.boot(None, TEMPLATE, size()).await.unwrap());
-    let unassigned = engine.restore(TEMPLATE, &id).await.unwrap();
+    drop(engine.boot(TEMPLATE, size()).await.unwrap());
+    let unassigned = engine.restore(&id, None).await.unwrap();
     assert!(unassigned.is_waiting());
     drop((unassigned, running));
     gone(pid).await;
     place.is_empty_but_for_the_engine().await;
     // All at once.
-    let restored = (0..4).map(|_| engine.restore(TEMPLATE, &id));
+    let restored = (0..4).map(|_| engine.restore(&id, None));
     let mut unassigned_guests = Vec::new();
     for restored in restored {
         unassigned_guests.push(restored.await.unwrap());
@@ -38,9 +38,9 @@ pub async fn who_is_stopped_was_told_to(place: &Place) {
     assert_eq!(running.guest.ended().await, ExitReason::Requested);
     assert!(running.agent.health().await.is_err());
     // Nothing can be written down of one that is gone.
-    let late = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let late = running.snapshot(AfterSnapshot::Resume).await;
     assert!(late.is_err());
-    assert_eq!(engine.snapshots().unwrap(), [""; 0]);
+    assert_eq!(engine.snapshot_files().ids().unwrap(), [""; 0]);
 }
 
 pub async fn a_guest_that_shuts_itself_down_says_so(place: &Place) {
@@ -66,7 +66,7 @@ pub async fn a_guest_that_is_killed_from_outside_is_told_as_that(place: &Place) 
     for restored in [false, true] {
         let mut running = place.guest(&engine).await;
         if restored {
-            let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+            let id = running.snapshot(AfterSnapshot::Stop).await;
             running = place.restored(&engine, &id.unwrap()).await;
         }
         let pid = running.guest.pid().unwrap();

@@ -1,7 +1,7 @@
 //! Guests that outlive the process which made them.
 
 use crate::place::{Place, Running, gone, within};
-use jiffy_engine_api::{AfterSnapshot, Engine, ExitReason, Guest, GuestHandle, KeptGuest};
+use jiffy_engine_api::{AfterSnapshot, ExitReason, GuestHandle, KeptGuest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -35,7 +35,7 @@ pub async fn a_kept_guest_is_found_by_its_handle_and_goes_on(place: &Place) {
     }
     let engine = place.open().await;
     let running = Running::of(engine.adopt(&orphan(&handle)).await.unwrap());
-    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = running.snapshot(AfterSnapshot::Resume).await;
     let copy = place.restored(&engine, &id.unwrap()).await;
     copy.counts_on(at).await;
     copy.stop().await;

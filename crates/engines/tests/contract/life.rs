@@ -2,9 +2,7 @@
 
 use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
 use crate::support::{programs, skip, until};
-use jiffy_engine_api::{
-    AfterSnapshot, BootMode, Engine, EngineName, Guest, SandboxIdentity, UnassignedGuest,
-};
+use jiffy_engine_api::{AfterSnapshot, BootMode, EngineName, SandboxIdentity};
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
@@ -12,7 +10,7 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
     place: &Place,
 ) {
     let engine = place.open().await;
-    let unassigned = engine.boot(None, TEMPLATE, size()).await.unwrap();
+    let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
     assert!(unassigned.is_waiting());
     let token = "a-secret";
     let sandbox_identity = SandboxIdentity {
@@ -49,24 +47,22 @@ pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place
     // The other one is the default.
     let engine = place.open_with(other, programs()).await;
     let own = place.engine.to_string();
-    let word = engine.fingerprint(Some(&own), TEMPLATE, size()).await;
-    let usual = engine.fingerprint(None, TEMPLATE, size()).await;
+    let word = engine.fingerprint(TEMPLATE, size()).await;
+    let default = engine.engines.default_engine();
+    let usual = default.fingerprint(TEMPLATE, size()).await;
     assert_ne!(word.unwrap(), usual.unwrap());
-    let unassigned = engine.boot(Some(&own), TEMPLATE, size()).await.unwrap();
+    let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
     let running = Running::assign_identity(unassigned, &somebody()).await;
     assert_eq!(running.guest.engine(), own);
     running.count().await;
-    let id = running
-        .snapshot(&engine, AfterSnapshot::Stop)
-        .await
-        .unwrap();
+    let id = running.snapshot(AfterSnapshot::Stop).await.unwrap();
     drop(running);
     let woken = place.restored(&engine, &id).await;
     assert_eq!(woken.guest.engine(), own);
     woken.stop().await;
-    assert!(engine.boot(Some("nosuch"), TEMPLATE, size()).await.is_err());
+    assert!(engine.engines.get("nosuch").is_err());
     // The end of the guest that it was taken of is noticed behind the answer.
-    while engine.remove_snapshot(&id).is_err() {
+    while engine.snapshot_files().remove(&id).is_err() {
         tokio::task::yield_now().await;
     }
 }

@@ -3,15 +3,16 @@
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine_api::{
-    AfterSnapshot, Engine, EngineError, EngineName, Guest, SandboxIdentity, SandboxSize,
+    AfterSnapshot, Engine, EngineError, EngineName, Engines, Guest, SandboxIdentity, SandboxSize,
     UnassignedGuest, new_id,
 };
-use jiffy_engines::{Host, HostEngine, Programs};
+use jiffy_engines::{Host, Programs, open_engines};
 use jiffy_image::Home;
 use jiffy_microvm_engine::Cgroups;
 use jiffy_proto::agent::ENVD_PORT;
 use std::fs;
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -48,18 +49,20 @@ impl Place {
         Some(Self { dir, engine })
     }
 
-    /// A new instance of the engine, as each daemon has one.
-    pub async fn open(&self) -> impl Engine + use<> {
+    /// Opens the engines as a daemon does.
+    pub async fn open(&self) -> Opened {
         self.open_with(self.engine, programs()).await
     }
 
-    /// One of a daemon that has these programs, and takes `engine` for new sandboxes.
-    pub async fn open_with(&self, engine: EngineName, programs: Programs) -> impl Engine + use<> {
+    /// Opens the engines as a daemon with these programs does whose default engine is `default`.
+    pub async fn open_with(&self, default: EngineName, programs: Programs) -> Opened {
         let mut host = Host::new(Home::at(self.dir.path()).unwrap(), programs);
         if nix::unistd::geteuid().is_root() {
             host.limit_vmms(Cgroups::find().unwrap());
         }
-        HostEngine::open(host, None, engine, None).await.unwrap()
+        let engines = open_engines(host, None, default, None).await.unwrap();
+        let engine = engines.get(&self.engine.to_string()).unwrap().clone();
+        Opened { engine, engines }
     }
 
     /// Waits until nothing is left: no process, no control group, nothing in a directory.
@@ -83,15 +86,29 @@ impl Place {
     }
 
     /// A guest that was booted, as somebody new.
-    pub async fn guest<E: Engine>(&self, engine: &E) -> Running<E::Guest> {
-        let unassigned = engine.boot(None, TEMPLATE, size()).await.unwrap();
+    pub async fn guest(&self, engine: &Opened) -> Running {
+        let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
         Running::assign_identity(unassigned, &somebody()).await
     }
 
     /// A guest made from a snapshot, as somebody new.
-    pub async fn restored<E: Engine>(&self, engine: &E, id: &str) -> Running<E::Guest> {
-        let unassigned = engine.restore(TEMPLATE, id).await.unwrap();
+    pub async fn restored(&self, engine: &Opened, id: &str) -> Running {
+        let unassigned = engine.restore(id, None).await.unwrap();
         Running::assign_identity(unassigned, &somebody()).await
+    }
+}
+
+/// Engines of a daemon, and the engine under test.
+pub struct Opened {
+    engine: Arc<dyn Engine>,
+    pub engines: Engines,
+}
+
+impl Deref for Opened {
+    type Target = dyn Engine;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.engine
     }
 }
 
@@ -157,25 +174,24 @@ pub fn name() -> String {
 }
 
 /// A guest and a client of its agent.
-pub struct Running<G> {
-    pub guest: Arc<G>,
+pub struct Running {
+    pub guest: Arc<dyn Guest>,
     pub agent: AgentClient,
 }
 
-impl<G: Guest> Running<G> {
+impl Running {
     /// One that is told who it is.
     pub async fn assign_identity(
-        unassigned: impl UnassignedGuest<Guest = G>,
+        unassigned: Box<dyn UnassignedGuest>,
         sandbox_identity: &SandboxIdentity,
     ) -> Self {
         Self::of(unassigned.assign_identity(sandbox_identity).await.unwrap())
     }
 
     /// One that is there.
-    pub fn of(guest: G) -> Self {
-        let guest = Arc::new(guest);
+    pub fn of(guest: Arc<dyn Guest>) -> Self {
         // Dropping the guest drops all of it.
-        let way: Weak<G> = Arc::downgrade(&guest);
+        let way: Weak<dyn Guest> = Arc::downgrade(&guest);
         let agent = AgentClient::new(move || {
             let way = way.clone();
             async move {
@@ -238,15 +254,10 @@ for n in itertools.count():
     }
 
     /// Takes a snapshot and gives its name.
-    pub async fn snapshot<E: Engine<Guest = G>>(
-        &self,
-        engine: &E,
-        then: AfterSnapshot,
-    ) -> Result<String, EngineError> {
+    pub async fn snapshot(&self, then: AfterSnapshot) -> Result<String, EngineError> {
         let id = name();
-        engine
-            .snapshot(&self.guest, &id, None, then, None, None)
-            .await?;
+        let taken = self.guest.take_snapshot(&id, None, then, None, None);
+        taken.await?;
         Ok(id)
     }
 

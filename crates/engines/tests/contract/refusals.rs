@@ -2,13 +2,13 @@
 
 use crate::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};
-use jiffy_engine_api::{AfterSnapshot, Engine, EngineError, EngineName, Guest};
+use jiffy_engine_api::{AfterSnapshot, EngineError, EngineName};
 use jiffy_engines::ProgramError;
 
 pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place) {
     let engine = place.open().await;
     let name = place.engine.to_string();
-    let all = engine.engines();
+    let all = engine.engines.descriptions();
     let mut defaults = all.iter().filter(|e| e.default);
     let own = defaults.next().unwrap();
     assert_eq!((own.name.as_str(), own.usable), (name.as_str(), true));
@@ -20,12 +20,15 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
     assert!(!able.network && engine.network() == "off");
 
     let running = place.guest(&engine).await;
-    let first = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let first = running.snapshot(AfterSnapshot::Resume).await;
     let first = first.unwrap();
-    let second = running.snapshot(&engine, AfterSnapshot::Resume).await;
-    assert_eq!(!engine.is_independent(&second.unwrap()), able.incremental);
-    engine.write_checksums(&first).unwrap();
-    match engine.verify(&first) {
+    let second = running.snapshot(AfterSnapshot::Resume).await;
+    assert_eq!(
+        !engine.snapshot_files().is_independent(&second.unwrap()),
+        able.incremental
+    );
+    engine.snapshot_files().write_checksums(&first).unwrap();
+    match engine.snapshot_files().verify(&first) {
         Ok(verified) => {
             assert!(able.verify);
             assert!(verified.iter().all(|v| v.sealed && v.damaged.is_empty()));
@@ -37,7 +40,7 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
         }
         Err(other) => panic!("{other}"),
     }
-    engine.prefetch(&first).unwrap();
+    engine.snapshot_files().prefetch(&first).unwrap();
     engine
         .record_working_set(
             TEMPLATE,
@@ -55,7 +58,7 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
     running.count().await;
-    let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+    let id = running.snapshot(AfterSnapshot::Stop).await;
     let (id, other) = (
         id.unwrap(),
         match place.engine {
@@ -74,14 +77,17 @@ pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
         let mut programs = programs();
         programs.gvisor = Err(gone);
         let engine = place.open_with(EngineName::MicroVm, programs).await;
-        let refused = engine.restore(TEMPLATE, &id).await.err().unwrap();
+        let refused = engine.restore(&id, None).await.err().unwrap();
         let refused = refused.to_string();
         assert!(
             refused.contains("engine gvisor") && refused.contains("it was removed"),
             "{refused}"
         );
         // It is still there for one that can.
-        assert_eq!(engine.snapshots().unwrap(), std::slice::from_ref(&id));
+        assert_eq!(
+            engine.snapshot_files().ids().unwrap(),
+            std::slice::from_ref(&id)
+        );
     }
     if other == EngineName::Gvisor
         && let Some(why) = missing(other)
@@ -107,14 +113,14 @@ pub async fn names_that_are_none_are_refused(place: &Place) {
         ".draft-1-1",
         "a b",
     ] {
-        assert!(engine.restore(TEMPLATE, bad).await.is_err(), "{bad}");
-        assert!(engine.remove_snapshot(bad).is_err(), "{bad}");
+        assert!(engine.restore(bad, None).await.is_err(), "{bad}");
+        assert!(engine.snapshot_files().remove(bad).is_err(), "{bad}");
     }
-    let none = engine.restore(TEMPLATE, "nosuchsnapshot").await.err();
+    let none = engine.restore("nosuchsnapshot", None).await.err();
     assert!(none.unwrap().to_string().contains("nosuchsnapshot"));
     assert!(
         engine
-            .boot(None, "no-such-template", crate::place::size())
+            .boot("no-such-template", crate::place::size())
             .await
             .is_err()
     );

@@ -8,7 +8,7 @@ use crate::runtime;
 use crate::units::millis;
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine_api::{EngineName, Guest, SandboxSize};
-use jiffy_engines::{EngineFacts, Host, HostGuest};
+use jiffy_engines::{EngineFacts, Host};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,8 +63,7 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     found
 }
 
-async fn run_true(guest: HostGuest) -> anyhow::Result<String> {
-    let guest = Arc::new(guest);
+async fn run_true(guest: Arc<dyn Guest>) -> anyhow::Result<String> {
     let began = Instant::now();
     let process = agent(&guest)
         .start(&ProcessSpec::new("true", NO_ARGUMENTS))

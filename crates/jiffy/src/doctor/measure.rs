@@ -8,7 +8,7 @@ use crate::run::agent;
 use crate::run::ephemeral::EphemeralGuests;
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine_api::{EngineName, Guest, SandboxSize};
+use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_engines::{
     EngineCost, EngineFacts, Host, HostFile, HostFingerprint, Percentiles, PolicyCost,
     PreparedTemplate, RestorePolicy, SandboxSpec,
@@ -17,7 +17,6 @@ use jiffy_microvm_engine::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
 use std::fs;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CHECK_NAME: &str = "restores";
@@ -165,9 +164,9 @@ async fn measure_alternately(
         .collect();
     let mut on_gvisor = Samples::default();
     if let Some(apart) = gvisor {
-        let guest = Arc::new(apart.boot(SandboxSize::default()).await?);
+        let guest = apart.boot(SandboxSize::default()).await?;
         output(&agent(&guest), "true", &[]).await?;
-        apart.save(&guest, PLAIN_SNAPSHOT_ID).await?;
+        apart.save(&*guest, PLAIN_SNAPSHOT_ID).await?;
     }
     // In turn, so that whatever else this host does meets all of them.
     for round in 0..WARM_UP_ROUNDS + rounds {
@@ -181,7 +180,7 @@ async fn measure_alternately(
             }
         }
         if let Some(apart) = gvisor {
-            let coming = async { Ok(Arc::new(apart.restore(PLAIN_SNAPSHOT_ID).await?)) };
+            let coming = async { Ok(apart.restore(PLAIN_SNAPSHOT_ID).await?) };
             let (times, guest) = time_to_first_exec(coming, agent).await?;
             guest.stop().await;
             if round >= WARM_UP_ROUNDS {

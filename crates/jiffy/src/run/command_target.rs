@@ -5,7 +5,6 @@ use crate::sandbox::forward::{PortOpener, PortStream};
 use anyhow::Context;
 use jiffy_agent_client::AgentClient;
 use jiffy_engine_api::Guest;
-use jiffy_engines::HostGuest;
 use jiffy_gateway::tcp_handshake;
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use std::sync::Arc;
@@ -30,7 +29,7 @@ pub trait CommandTarget {
 }
 
 /// A client of the agent in `guest`.
-pub fn agent(guest: &Arc<HostGuest>) -> AgentClient {
+pub fn agent(guest: &Arc<dyn Guest>) -> AgentClient {
     let guest = guest.clone();
     AgentClient::new(move || {
         let guest = guest.clone();
@@ -40,13 +39,13 @@ pub fn agent(guest: &Arc<HostGuest>) -> AgentClient {
 
 /// A guest of our own as a place for commands.
 pub struct LocalGuest {
-    guest: Arc<HostGuest>,
+    guest: Arc<dyn Guest>,
     memory_mib: u32,
 }
 
 impl LocalGuest {
     /// The guest, which has so much memory.
-    pub fn new(guest: Arc<HostGuest>, memory_mib: u32) -> Self {
+    pub fn new(guest: Arc<dyn Guest>, memory_mib: u32) -> Self {
         Self { guest, memory_mib }
     }
 }

@@ -4,10 +4,9 @@ use crate::cli::FeatureSwitch;
 use anyhow::Context;
 use jiffy_daemon::nic_kind;
 use jiffy_engine_api::{
-    AfterSnapshot, Engine, EngineError, EngineName, SandboxIdentity, SandboxSize, UnassignedGuest,
-    new_id,
+    AfterSnapshot, Engine, EngineError, EngineName, Guest, SandboxIdentity, SandboxSize, new_id,
 };
-use jiffy_engines::{Host, HostEngine, HostGuest, PreparedTemplate};
+use jiffy_engines::{Host, PreparedTemplate, open_ephemeral_engine};
 use jiffy_image::Home;
 use jiffy_network::{Network, NetworkConfig};
 use jiffy_proto::agent::SiteSettings;
@@ -19,6 +18,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// First argument of the process that removes a network.
@@ -29,7 +29,7 @@ const DIRECTORY_PREFIX: &str = ".tmp-run-";
 
 /// Guests of one template, and their snapshots, in a directory of their own.
 pub struct EphemeralGuests {
-    engine: HostEngine,
+    engine: Arc<dyn Engine>,
     template: String,
     network: Option<EphemeralNetwork>,
     directory: EphemeralDirectory,
@@ -179,12 +179,9 @@ impl EphemeralGuests {
         let path = directory.directory.path();
         let network = open_network(path, engine, network).await?;
         let lent = network.as_ref().and_then(|own| own.network.clone());
-        let opened = HostEngine::ephemeral(host.clone(), lent, engine, path).await;
-        let held = opened.and_then(|engine| {
-            engine.hold(template, prepared)?;
-            Ok(engine)
-        });
-        match held {
+        let opened =
+            open_ephemeral_engine(host.clone(), lent, engine, path, template, prepared).await;
+        match opened {
             Ok(engine) => Ok(Self {
                 engine,
                 template: template.to_owned(),
@@ -202,22 +199,20 @@ impl EphemeralGuests {
     }
 
     /// Boots a guest and returns when its agent has answered.
-    pub async fn boot(&self, size: SandboxSize) -> Result<HostGuest, EngineError> {
-        let unassigned = self.engine.boot(None, &self.template, size).await?;
+    pub async fn boot(&self, size: SandboxSize) -> Result<Arc<dyn Guest>, EngineError> {
+        let unassigned = self.engine.boot(&self.template, size).await?;
         unassigned.assign_identity(&self.anonymous()?).await
     }
 
     /// Ends a guest and makes it snapshot `id`.
-    pub async fn save(&self, guest: &HostGuest, id: &str) -> Result<(), EngineError> {
-        let saved = self
-            .engine
-            .snapshot(guest, id, None, AfterSnapshot::Stop, None, None);
+    pub async fn save(&self, guest: &dyn Guest, id: &str) -> Result<(), EngineError> {
+        let saved = guest.take_snapshot(id, None, AfterSnapshot::Stop, None, None);
         saved.await.map(drop)
     }
 
     /// Makes a guest of a snapshot and returns when its agent has taken a new identity.
-    pub async fn restore(&self, id: &str) -> Result<HostGuest, EngineError> {
-        let unassigned = self.engine.restore(&self.template, id).await?;
+    pub async fn restore(&self, id: &str) -> Result<Arc<dyn Guest>, EngineError> {
+        let unassigned = self.engine.restore(id, None).await?;
         unassigned.assign_identity(&self.anonymous()?).await
     }
 

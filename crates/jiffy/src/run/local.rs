@@ -6,7 +6,7 @@ use super::outcome::{self, Outcome};
 use super::{PreparedCommand, Signals, prepare, size};
 use anyhow::Context;
 use jiffy_engine_api::{EngineError, Guest, SandboxSize, Startup};
-use jiffy_engines::{Host, HostGuest};
+use jiffy_engines::Host;
 use jiffy_sandbox_manager::start_up;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
@@ -51,7 +51,7 @@ impl LocalRun<'_> {
         mut signals: Signals,
     ) -> anyhow::Result<Outcome> {
         let guest = tokio::select! {
-            booted = guests.boot(self.size) => Arc::new(booted.map_err(boot_error)?),
+            booted = guests.boot(self.size) => booted.map_err(boot_error)?,
             // Nothing runs yet that could handle it: dropping the boot ends the guest.
             number = signals.next() => return Ok(Outcome::interrupted(number)),
         };
@@ -62,7 +62,7 @@ impl LocalRun<'_> {
 
     async fn session(
         self,
-        guest: &Arc<HostGuest>,
+        guest: &Arc<dyn Guest>,
         mut signals: Signals,
     ) -> anyhow::Result<Outcome> {
         if !self.startup.is_empty() {

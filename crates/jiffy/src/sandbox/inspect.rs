@@ -153,7 +153,7 @@ fn snapshot(lines: &mut DetailLines, s: &SnapshotRecord) {
     lines.add("taken", table::reason(s));
     lines.add("sandbox", &s.sandbox);
     lines.add("template", &s.template);
-    lines.add("engine", s.engine.as_deref().unwrap_or_default());
+    lines.add("engine", &s.engine);
     lines.add("parent", s.parent.as_deref().unwrap_or_default());
     lines.add("size", size(&s.size));
     lines.add("on disk", format!("{} of its own", Bytes(s.bytes)));

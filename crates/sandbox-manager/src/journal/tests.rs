@@ -41,7 +41,7 @@ fn snapshot(id: &str) -> SnapshotRecord {
         template: "base".into(),
         fingerprint: String::new(),
         size: SandboxSize::default(),
-        engine: None,
+        engine: "microvm".to_owned(),
         parent: Some("p".into()),
         kept: true,
         stopped_ms: 0.0,

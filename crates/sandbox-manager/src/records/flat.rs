@@ -6,7 +6,7 @@
 use super::{BrokenBy, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::sandbox_settings::SandboxSettings;
 use crate::store_copies::StoreCopies;
-use jiffy_engine_api::{BootMode, SandboxSize};
+use jiffy_engine_api::{BootMode, MICROVM, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -138,7 +138,8 @@ impl From<FlatSnapshot> for SnapshotRecord {
                 memory_mib: flat.memory_mib,
                 disk_mib: flat.disk_mib,
             },
-            engine: flat.engine,
+            // Versions that had only this engine did not write its name.
+            engine: flat.engine.unwrap_or_else(|| MICROVM.to_owned()),
             parent: flat.parent,
             kept: flat.kept,
             stopped_ms: flat.stopped_ms,

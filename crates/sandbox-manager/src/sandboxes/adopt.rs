@@ -1,37 +1,51 @@
 //! Guests that ran on while there was no daemon.
 
+use super::recover::Orphan;
 use super::{OperationError, SandboxFigures, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
-use jiffy_engine_api::{Engine, EngineError, Guest, KeptGuest};
+use jiffy_engine_api::{EngineError, Guest};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Takes over the guests of sandboxes that run, and ends all others that an earlier process
     /// kept. Snapshots that are `storing` are completed behind that.
     pub(super) async fn adopt(
         &self,
-        orphans: Vec<(String, KeptGuest)>,
+        orphans: Vec<Orphan>,
         storing: Vec<SnapshotRecord>,
     ) -> Result<(), OperationError> {
-        let known: Vec<_> = orphans.iter().map(|(_, o)| o.handle.clone()).collect();
-        match self.0.engine.end_unadopted(&known).await {
-            Ok(0) => {}
-            Ok(ended) => tracing::info!(ended, "guests that belonged to no sandbox were ended"),
-            Err(e) => tracing::error!("cannot look for guests that belong to no sandbox: {e}"),
+        for engine in self.0.engines.all() {
+            let own = orphans.iter().filter(|o| o.engine == engine.name());
+            let known: Vec<_> = own.map(|o| o.guest.handle.clone()).collect();
+            match engine.end_unadopted(&known).await {
+                Ok(0) => {}
+                Ok(count) => tracing::info!(count, "ended guests without a sandbox"),
+                Err(e) => tracing::error!(
+                    engine = engine.name(),
+                    "cannot find guests without a sandbox: {e}"
+                ),
+            }
         }
         let mut storing: HashMap<_, _> = storing
             .into_iter()
             .map(|record| (record.id.clone(), record))
             .collect();
         let mut work = JoinSet::new();
-        for (id, orphan) in orphans {
+        for orphan in orphans {
             let this = self.clone();
-            let captured = orphan.captured.as_ref().and_then(|id| storing.remove(id));
+            let captured = orphan
+                .guest
+                .captured
+                .as_ref()
+                .and_then(|id| storing.remove(id));
             work.spawn(async move {
-                let guest = this.0.engine.adopt(&orphan).await;
-                this.adopted(&id, guest, captured).await
+                let guest = match this.0.engines.get(&orphan.engine) {
+                    Ok(engine) => engine.adopt(&orphan.guest).await,
+                    Err(e) => Err(e),
+                };
+                this.adopted(&orphan.sandbox, guest, captured).await
             });
         }
         work.join_all().await.into_iter().collect()
@@ -40,14 +54,13 @@ impl<E: Engine> Sandboxes<E> {
     async fn adopted(
         &self,
         id: &str,
-        guest: Result<E::Guest, EngineError>,
+        guest: Result<Arc<dyn Guest>, EngineError>,
         captured: Option<SnapshotRecord>,
     ) -> Result<(), OperationError> {
         let entry = self.0.entry(id)?;
         match guest {
             Ok(guest) => {
-                let guest = Arc::new(guest);
-                // Records of earlier versions do not tell.
+                // Records of earlier versions have no engine.
                 entry.set_record(SandboxRecord {
                     engine: Some(guest.engine().to_owned()),
                     ..entry.record()
@@ -66,7 +79,7 @@ impl<E: Engine> Sandboxes<E> {
                 self.record_write_behind(&entry, record);
                 if let Some(captured) = captured {
                     self.snapshots().lose(&captured, &e.to_string());
-                    self.0.engine.discard_captured(&captured.id);
+                    self.discard_captured(&captured);
                 }
                 Ok(())
             }
@@ -76,11 +89,11 @@ impl<E: Engine> Sandboxes<E> {
     /// Ends what waits to be somebody, and returns when nothing is left of it.
     pub async fn close(&self) {
         self.0.pool.clear();
-        self.0.engine.close().await;
+        self.0.engines.close().await;
     }
 }
 
-impl<E: Engine> SandboxFigures<'_, E> {
+impl SandboxFigures<'_> {
     /// Returns the count of guests that run on when this process ends, for the next daemon to find.
     pub fn kept(self) -> usize {
         let running = self.0.indexes.running.lock().clone();

@@ -6,11 +6,11 @@ use super::{BuildSteps, OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SnapshotPurpose, SnapshotRecord};
 use jiffy_agent_client::AgentClient;
-use jiffy_engine_api::{AfterSnapshot, Engine};
+use jiffy_engine_api::AfterSnapshot;
 use jiffy_proto::agent::ENVD_PORT;
 use std::io;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// A client of the agent in a sandbox, with its token.
     pub fn agent(&self, id: &str) -> Result<AgentClient, OperationError> {
         let record = self.get(id)?;
@@ -26,7 +26,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> BuildSteps<'_, E> {
+impl BuildSteps<'_> {
     /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it
     /// is released.
     pub async fn snapshot(self, id: &str, key: &str) -> Result<SnapshotRecord, OperationError> {
@@ -43,12 +43,12 @@ impl<E: Engine> BuildSteps<'_, E> {
                     kept: true,
                     ..this
                         .snapshots()
-                        .draft(&sandbox, SnapshotPurpose::Step, None)?
+                        .draft(&sandbox, &*guest, SnapshotPurpose::Step, None)?
                 };
                 let permit = this.budgets().reserve_snapshot(&draft, &sandbox).await?;
                 let snapshot = this
                     .snapshots()
-                    .take(&guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
+                    .take(&*guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
                         vec![JournalChange::Sandbox(descended(&entry, snapshot))]
                     })
                     .await?;

@@ -9,7 +9,7 @@ use super::take_snapshot::descended;
 use super::{FetchScope, OperationError, Sandboxes, SandboxesInner, Snapshots};
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
-use jiffy_engine_api::Engine;
+use jiffy_engine_api::Guest;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,19 +35,19 @@ struct LostCapture {
 }
 
 /// Guard: the snapshot is being stored.
-pub(super) struct StoringGuard<E: Engine> {
-    inner: Arc<SandboxesInner<E>>,
+pub(super) struct StoringGuard {
+    inner: Arc<SandboxesInner>,
     id: String,
     _storing: watch::Sender<()>,
 }
 
-impl<E: Engine> Drop for StoringGuard<E> {
+impl Drop for StoringGuard {
     fn drop(&mut self) {
         self.inner.captures.under_way.lock().remove(&self.id);
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Waits until the engine has captured `draft`, writes that down and tells it; none: it is not
     /// captured, or that cannot be written down.
     pub(super) async fn acknowledge(
@@ -55,7 +55,7 @@ impl<E: Engine> Snapshots<'_, E> {
         draft: &SnapshotRecord,
         frozen: oneshot::Receiver<u64>,
         acknowledgement: Acknowledgement,
-    ) -> Option<StoringGuard<E>> {
+    ) -> Option<StoringGuard> {
         let stopped_us = frozen.await.ok()?;
         let record = SnapshotRecord {
             storing: true,
@@ -79,7 +79,7 @@ impl<E: Engine> Snapshots<'_, E> {
         Some(guard)
     }
 
-    fn begin_storing(self, id: &str) -> StoringGuard<E> {
+    fn begin_storing(self, id: &str) -> StoringGuard {
         let (storing, wait) = watch::channel(());
         self.0.captures.under_way.lock().insert(id.to_owned(), wait);
         StoringGuard {
@@ -149,13 +149,13 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Completes, behind this call, the captured snapshot `record` with which the guest of `entry`
     /// was adopted. Nothing else begins with the sandbox before that.
     pub(super) async fn finish_captured(
         &self,
-        entry: Arc<SandboxEntry<E::Guest>>,
-        guest: Arc<E::Guest>,
+        entry: Arc<SandboxEntry>,
+        guest: Arc<dyn Guest>,
         record: SnapshotRecord,
     ) {
         let storing = self.snapshots().begin_storing(&record.id);
@@ -166,7 +166,7 @@ impl<E: Engine> Sandboxes<E> {
         tokio::spawn(async move {
             let _op_guard = entry.op_lock().lock().await;
             let _ = begun.send(());
-            let taken = this.0.engine.finish_captured(&guest).await;
+            let taken = guest.finish_captured().await;
             let snapshots = this.snapshots();
             match taken {
                 Ok(times) => {
@@ -178,12 +178,20 @@ impl<E: Engine> Sandboxes<E> {
                 Err(e) => {
                     snapshots.lose(&record, &e.to_string());
                     // The process may have given it up while there was no daemon.
-                    this.0.engine.discard_captured(&record.id);
+                    this.discard_captured(&record);
                 }
             }
             drop((storing, under_way));
         });
         // A task that is lost holds no turn.
         let _ = has_turn.await;
+    }
+
+    /// Removes the files of a captured snapshot whose guest is lost. Blocks.
+    pub(super) fn discard_captured(&self, record: &SnapshotRecord) {
+        match self.0.engines.snapshot_files(&record.engine) {
+            Ok(files) => files.discard_captured(&record.id),
+            Err(e) => tracing::warn!(id = record.id, "cannot discard a captured snapshot: {e}"),
+        }
     }
 }

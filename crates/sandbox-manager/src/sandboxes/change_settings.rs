@@ -3,9 +3,9 @@
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_engine_api::{Engine, Guest, new_token};
+use jiffy_engine_api::new_token;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Changes the settings of a sandbox by `change`, which sees those in force. Its timeout is
     /// not changed by this.
     pub async fn change_settings(
@@ -33,7 +33,8 @@ impl<E: Engine> Sandboxes<E> {
             }
             let rules = record.settings.rules();
             this.0
-                .engine
+                .engines
+                .default_engine()
                 .check_network(&rules)
                 .map_err(OperationError::Network)?;
             let guest = entry.guest().filter(|_| rules != before);

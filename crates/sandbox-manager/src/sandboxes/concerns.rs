@@ -1,26 +1,25 @@
 //! Concerns of sandboxes beside their life, each a handle to the same sandboxes.
 
 use super::{Sandboxes, SandboxesInner};
-use jiffy_engine_api::Engine;
 use std::sync::Arc;
 
 /// A handle, and the method of [`Sandboxes`] that returns it.
 macro_rules! concern {
     ($(#[$about:meta])* $name:ident, $method:ident) => {
         $(#[$about])*
-        pub struct $name<'a, E: Engine>(pub(super) &'a Arc<SandboxesInner<E>>);
+        pub struct $name<'a>(pub(super) &'a Arc<SandboxesInner>);
 
-        impl<E: Engine> Clone for $name<'_, E> {
+        impl Clone for $name<'_> {
             fn clone(&self) -> Self {
                 *self
             }
         }
 
-        impl<E: Engine> Copy for $name<'_, E> {}
+        impl Copy for $name<'_> {}
 
-        impl<E: Engine> Sandboxes<E> {
+        impl Sandboxes {
             $(#[$about])*
-            pub fn $method(&self) -> $name<'_, E> {
+            pub fn $method(&self) -> $name<'_> {
                 $name(&self.0)
             }
         }

@@ -2,10 +2,10 @@
 
 use super::{OperationError, Sandboxes};
 use crate::records::SandboxOperation;
-use jiffy_engine_api::{Engine, Guest, GuestStream};
+use jiffy_engine_api::GuestStream;
 use tokio::net::UnixStream;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Opens a stream to `port` in a sandbox.
     pub async fn connect(&self, id: &str, port: u32) -> Result<UnixStream, OperationError> {
         let entry = self.0.entry(id)?;

@@ -1,7 +1,7 @@
 //! Connections of sandboxes, also those from before they last slept.
 
 use super::{Observation, OperationError};
-use jiffy_engine_api::{ConnectionLog, ConnectionRecords, Engine};
+use jiffy_engine_api::{ConnectionLog, ConnectionRecords};
 use std::sync::Arc;
 
 /// Connections of earlier guests of a sandbox.
@@ -31,7 +31,7 @@ impl ConnectionHistory {
     }
 }
 
-impl<E: Engine> Observation<'_, E> {
+impl Observation<'_> {
     /// Returns the connections that a sandbox made or tried while this daemon has had it: the
     /// newest, oldest first.
     pub async fn connections(self, id: &str) -> Result<ConnectionRecords, OperationError> {

@@ -10,8 +10,7 @@ use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::SandboxSettings;
 use crate::site;
 use jiffy_engine_api::{
-    BootMode, Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token,
-    now_ms,
+    BootMode, Engine, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token, now_ms,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -75,8 +74,8 @@ pub(super) struct NewSandboxEntry {
 }
 
 /// Origin of a new guest.
-pub(super) struct GuestOrigin<A> {
-    pub unassigned: A,
+pub(super) struct GuestOrigin {
+    pub unassigned: Box<dyn UnassignedGuest>,
     pub mode: BootMode,
     /// Snapshot it was restored from.
     pub snapshot: Option<String>,
@@ -84,7 +83,7 @@ pub(super) struct GuestOrigin<A> {
     pub revive_reason: Option<ReviveReason>,
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Makes a sandbox and returns when its agent has answered.
     pub async fn create(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
         let this = self.clone();
@@ -102,13 +101,11 @@ impl<E: Engine> Sandboxes<E> {
         let asked = Instant::now();
         let rules = spec.settings.rules();
         self.0
-            .engine
+            .engines
+            .default_engine()
             .check_network(&rules)
             .map_err(OperationError::Network)?;
-        let engine = match &spec.engine {
-            Some(name) => self.named_engine(name)?,
-            None => None,
-        };
+        let engine = self.engine_of_new(spec.engine.as_deref())?;
         match spec.source {
             SandboxSource::Template(template) => {
                 let size = match spec.size {
@@ -136,12 +133,10 @@ impl<E: Engine> Sandboxes<E> {
             SandboxSource::Snapshot(id) => {
                 let owner = spec.settings.owner.as_deref();
                 let (snapshot, _pin) = self.snapshots().pin_or_fetch(owner, &id).await?;
-                if let (Some(wanted), Some(own)) = (spec.engine, &snapshot.engine)
-                    && wanted != *own
-                {
+                if spec.engine.is_some_and(|wanted| wanted != snapshot.engine) {
                     return Err(OperationError::FixedEngine {
                         snapshot: snapshot.id,
-                        own: own.clone(),
+                        own: snapshot.engine,
                     });
                 }
                 let reservation = self.admit(snapshot.size)?;
@@ -164,30 +159,35 @@ impl<E: Engine> Sandboxes<E> {
                 };
                 let new = self.enter(reservation, new)?;
                 if spec.prefetch == Prefetch::All {
-                    let wanted = self.0.engine.want_all(&snapshot.id);
-                    wanted.map_err(OperationError::engine("fetch all memory"))?;
+                    let files = self.0.files_of(&snapshot.id);
+                    let requested = files.and_then(|files| files.request_memory(&snapshot.id));
+                    requested.map_err(OperationError::engine("fetch all memory"))?;
                 }
                 let identity = self.identity_of(new.record(), false);
                 let mode = BootMode::Snapshot;
-                let origin = self
-                    .snapshots()
-                    .origin(&snapshot.template, &snapshot.id, mode, &identity)
-                    .await;
+                let origin = self.snapshots().origin(&snapshot.id, mode, &identity).await;
                 self.bring_up(new, asked, origin).await
             }
         }
     }
 
-    /// The engine of this name as the engines are asked for it: none for the default. Refuses one
-    /// that makes no sandboxes here.
-    fn named_engine<'a>(&self, name: &'a str) -> Result<Option<&'a str>, OperationError> {
-        let all = self.0.engine.engines();
-        match all.iter().find(|engine| engine.name == name) {
-            Some(found) if found.default => Ok(None),
-            Some(found) if found.usable => Ok(Some(name)),
+    /// Returns the engine of a new sandbox: the default, or the engine `name`.
+    ///
+    /// # Errors
+    /// Fails if the engine `name` creates no sandboxes on this host.
+    fn engine_of_new(&self, name: Option<&str>) -> Result<&Arc<dyn Engine>, OperationError> {
+        let engines = &self.0.engines;
+        let Some(name) = name else {
+            return Ok(engines.default_engine());
+        };
+        let all = engines.descriptions();
+        let described = all.iter().find(|engine| engine.name == name);
+        let is_offered = described.is_some_and(|engine| engine.default || engine.usable);
+        match engines.get(name) {
+            Ok(engine) if is_offered => Ok(engine),
             found => Err(OperationError::NoEngine {
                 wanted: name.to_owned(),
-                known: found.is_some(),
+                known: found.is_ok(),
                 usable: all
                     .into_iter()
                     .filter(|e| e.usable)
@@ -198,7 +198,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     async fn default_size(&self, template: &str) -> Result<SandboxSize, OperationError> {
-        let size = self.0.engine.default_size(template).await;
+        let size = self.0.engines.default_engine().default_size(template).await;
         size.map_err(OperationError::engine(format!("use template `{template}`")))
     }
 
@@ -208,7 +208,7 @@ impl<E: Engine> Sandboxes<E> {
         &self,
         reservation: Reservation,
         new: NewSandboxEntry,
-    ) -> Result<Arc<SandboxEntry<E::Guest>>, OperationError> {
+    ) -> Result<Arc<SandboxEntry>, OperationError> {
         let now = now_ms();
         let secret = |wanted: bool| wanted.then(new_token).transpose();
         let record = SandboxRecord {
@@ -248,9 +248,9 @@ impl<E: Engine> Sandboxes<E> {
     /// Makes a sandbox that was entered into one that runs, or into none.
     pub(super) async fn bring_up(
         &self,
-        entry: Arc<SandboxEntry<E::Guest>>,
+        entry: Arc<SandboxEntry>,
         asked: Instant,
-        origin: Result<GuestOrigin<E::UnassignedGuest>, OperationError>,
+        origin: Result<GuestOrigin, OperationError>,
     ) -> Result<SandboxRecord, OperationError> {
         let _op_guard = entry.op_lock().lock().await;
         if entry.record().state != SandboxState::Creating {
@@ -276,9 +276,8 @@ impl<E: Engine> Sandboxes<E> {
     /// none before, it needs no place. Needs the turn.
     pub(super) async fn revive(
         &self,
-        entry: &Arc<SandboxEntry<E::Guest>>,
+        entry: &Arc<SandboxEntry>,
         asked: Instant,
-        template: &str,
         snapshot: &str,
         revive_reason: ReviveReason,
     ) -> Result<SandboxRecord, OperationError> {
@@ -293,9 +292,7 @@ impl<E: Engine> Sandboxes<E> {
                     let rewound = is_rewound(&before, Some(&revive_reason));
                     let identity = self.identity_of(before, rewound);
                     let snapshots = self.snapshots();
-                    let origin = snapshots
-                        .origin(template, snapshot, mode, &identity)
-                        .await?;
+                    let origin = snapshots.origin(snapshot, mode, &identity).await?;
                     let origin = GuestOrigin {
                         revive_reason: Some(revive_reason),
                         ..origin
@@ -335,9 +332,9 @@ impl<E: Engine> Sandboxes<E> {
     /// which ends. Needs the turn.
     pub(super) async fn install(
         &self,
-        entry: &Arc<SandboxEntry<E::Guest>>,
+        entry: &Arc<SandboxEntry>,
         asked: Instant,
-        origin: GuestOrigin<E::UnassignedGuest>,
+        origin: GuestOrigin,
     ) -> Result<SandboxRecord, OperationError> {
         let before = entry.record();
         let rewound = is_rewound(&before, origin.revive_reason.as_ref());
@@ -345,7 +342,6 @@ impl<E: Engine> Sandboxes<E> {
         let id = &sandbox_identity.id;
         let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;
-        let guest = Arc::new(guest);
         if origin.mode == BootMode::Cold {
             let started = self
                 .templates()
@@ -407,31 +403,30 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     async fn restore(
         self,
-        template: &str,
         id: &str,
         identity: &SandboxIdentity,
-    ) -> Result<E::UnassignedGuest, OperationError> {
+    ) -> Result<Box<dyn UnassignedGuest>, OperationError> {
         self.shorten_lineage(id).await?;
-        let restored = self.0.engine.restore_for(template, id, identity).await;
-        restored.map_err(OperationError::engine(format!("restore snapshot {id}")))
+        let failed = || OperationError::engine(format!("restore snapshot {id}"));
+        let engine = self.0.engine_of(id).map_err(failed())?;
+        engine.restore(id, Some(identity)).await.map_err(failed())
     }
 
     /// A guest of snapshot `id` that waits to be assigned `identity`, which it may have been told.
     pub(super) async fn origin(
         self,
-        template: &str,
         id: &str,
         mode: BootMode,
         identity: &SandboxIdentity,
-    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
-        let unassigned = match self.restore(template, id, identity).await {
+    ) -> Result<GuestOrigin, OperationError> {
+        let unassigned = match self.restore(id, identity).await {
             // Damaged files are fetched anew, once.
             Err(e) => {
                 Box::pin(self.mend_after(id, e)).await?;
-                self.restore(template, id, identity).await?
+                self.restore(id, identity).await?
             }
             Ok(unassigned) => unassigned,
         };

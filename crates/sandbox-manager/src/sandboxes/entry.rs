@@ -17,17 +17,17 @@ use tokio::sync::watch;
 const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
 
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
-pub(crate) struct SandboxEntry<G> {
+pub(crate) struct SandboxEntry {
     id: SmolStr,
     record: Mutex<Box<SandboxRecord>>,
     indexes: Arc<EntryIndexes>,
     /// Made when something is done with it first: most of many sleep and are left alone.
-    activity: OnceLock<Box<Activity<G>>>,
+    activity: OnceLock<Box<Activity>>,
 }
 
 /// Guest, history and locks of a sandbox.
-struct Activity<G> {
-    guest: Mutex<Option<Arc<G>>>,
+struct Activity {
+    guest: Mutex<Option<Arc<dyn Guest>>>,
     /// Resources that it takes of the host, from before its guest comes up until that is gone.
     reservation: Mutex<Option<Reservation>>,
     /// Resources that it used over time.
@@ -46,7 +46,7 @@ struct Activity<G> {
     op_lock: tokio::sync::Mutex<()>,
 }
 
-impl<G> Default for Activity<G> {
+impl Default for Activity {
     fn default() -> Self {
         Self {
             guest: Mutex::default(),
@@ -62,13 +62,13 @@ impl<G> Default for Activity<G> {
     }
 }
 
-impl<G> Drop for SandboxEntry<G> {
+impl Drop for SandboxEntry {
     fn drop(&mut self) {
         self.indexes.remove(&self.id, self.record.get_mut());
     }
 }
 
-impl<G: Guest> SandboxEntry<G> {
+impl SandboxEntry {
     /// A sandbox that has its name, if it has one.
     pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
         let id = SmolStr::new(&*record.id);
@@ -86,7 +86,7 @@ impl<G: Guest> SandboxEntry<G> {
         }
     }
 
-    fn activity(&self) -> &Activity<G> {
+    fn activity(&self) -> &Activity {
         self.activity.get_or_init(Box::default)
     }
 
@@ -230,12 +230,12 @@ impl<G: Guest> SandboxEntry<G> {
         }
     }
 
-    pub fn guest(&self) -> Option<Arc<G>> {
+    pub fn guest(&self) -> Option<Arc<dyn Guest>> {
         self.activity.get()?.guest.lock().clone()
     }
 
     /// Puts another guest, or none, in place and returns the one before.
-    pub fn replace_guest(&self, guest: Option<Arc<G>>) -> Option<Arc<G>> {
+    pub fn replace_guest(&self, guest: Option<Arc<dyn Guest>>) -> Option<Arc<dyn Guest>> {
         let before = std::mem::replace(&mut *self.activity().guest.lock(), guest);
         if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
             self.reached().add(log);
@@ -265,7 +265,7 @@ impl<G: Guest> SandboxEntry<G> {
         self.guest()?.connections()
     }
 
-    pub fn is_guest(&self, guest: &Arc<G>) -> bool {
+    pub fn is_guest(&self, guest: &Arc<dyn Guest>) -> bool {
         self.guest().is_some_and(|g| Arc::ptr_eq(&g, guest))
     }
 
@@ -296,7 +296,7 @@ impl<G: Guest> SandboxEntry<G> {
         &self,
         operation: SandboxOperation,
         verb: &'static str,
-    ) -> Result<Arc<G>, OperationError> {
+    ) -> Result<Arc<dyn Guest>, OperationError> {
         self.allow(operation, verb)?;
         self.guest().ok_or_else(|| self.refuse(verb))
     }

@@ -3,13 +3,14 @@
 mod mend;
 
 use super::lookup::SnapshotPin;
+use super::snapshot_engine::SnapshotOnDisk;
 use super::{OperationError, OwnerBudgets, Sandboxes, SandboxesInner, Snapshots};
 use crate::admission::Shortage;
 use crate::journal::JournalChange;
 use crate::quota::{QuotaAmount, QuotaRequest};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
-use jiffy_engine_api::{Engine, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
+use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
 use jiffy_remote::{
     FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,
     SHARED_TENANT, first_chunks,
@@ -19,12 +20,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Snapshot that is here and stays here while this exists.
-pub struct HeldSnapshot<E: Engine> {
+pub struct HeldSnapshot {
     record: SnapshotRecord,
-    pin: SnapshotPin<E>,
+    pin: SnapshotPin,
 }
 
-impl<E: Engine> HeldSnapshot<E> {
+impl HeldSnapshot {
     /// Its record.
     pub fn record(&self) -> &SnapshotRecord {
         &self.record
@@ -74,7 +75,7 @@ impl ImportedFile for Pulled {
     }
 }
 
-impl<E: Engine> SandboxesInner<E> {
+impl SandboxesInner {
     /// Lock of what is being fetched under `key`. Each key has one as long as it is in use.
     fn fetch_lock(&self, key: String) -> Arc<tokio::sync::Mutex<()>> {
         let mut fetching = self.fetching.lock();
@@ -88,7 +89,7 @@ impl<E: Engine> SandboxesInner<E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Finds snapshot `id` of `owner` here, or fetches it with its ancestors from the store; none:
     /// neither has it. Callers that ask for one snapshot share one fetch, which goes on if they go
     /// away.
@@ -97,7 +98,7 @@ impl<E: Engine> Snapshots<'_, E> {
         owner: Option<&str>,
         id: &str,
         scope: FetchScope,
-    ) -> Result<Option<HeldSnapshot<E>>, OperationError> {
+    ) -> Result<Option<HeldSnapshot>, OperationError> {
         let Some(remote) = self.0.uploads.remote.clone().filter(|_| is_id(id)) else {
             return Ok(None);
         };
@@ -130,7 +131,7 @@ impl<E: Engine> Snapshots<'_, E> {
         let Some(remote) = self.0.uploads.remote.clone().filter(|_| is_id(id)) else {
             return Ok(None);
         };
-        let failed = Fetch::<E>::store_error(id);
+        let failed = Fetch::store_error(id);
         let fetch = Fetch {
             this: Sandboxes(self.0.clone()),
             remote,
@@ -150,7 +151,7 @@ impl<E: Engine> Snapshots<'_, E> {
         self,
         owner: Option<&str>,
         id: &str,
-    ) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+    ) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
         match self.pin_stored(id).await {
             Err(unknown @ OperationError::Unknown { .. }) => {
                 self.expect_not_lost(owner, id, FetchScope::of(owner))?;
@@ -165,8 +166,8 @@ impl<E: Engine> Snapshots<'_, E> {
 }
 
 /// One fetch.
-struct Fetch<E: Engine> {
-    this: Sandboxes<E>,
+struct Fetch {
+    this: Sandboxes,
     remote: Arc<RemoteStore>,
     owner: Option<String>,
 }
@@ -180,7 +181,7 @@ struct Missing {
     memory: Option<Vec<u64>>,
 }
 
-impl<E: Engine> Fetch<E> {
+impl Fetch {
     fn store_error(id: &str) -> impl FnOnce(jiffy_remote::RemoteError) -> OperationError + '_ {
         |source| OperationError::Store {
             id: id.to_owned(),
@@ -188,7 +189,7 @@ impl<E: Engine> Fetch<E> {
         }
     }
 
-    fn here(&self, id: &str) -> Option<HeldSnapshot<E>> {
+    fn here(&self, id: &str) -> Option<HeldSnapshot> {
         let snapshots = self.this.0.snapshot_index.lock();
         let record = snapshots.get(id)?.clone();
         let pin = self.this.snapshots().hold(id);
@@ -199,8 +200,8 @@ impl<E: Engine> Fetch<E> {
         &self,
         id: &str,
         scope: FetchScope,
-    ) -> Result<Option<HeldSnapshot<E>>, OperationError> {
-        let own = |held: HeldSnapshot<E>| (held.record.owner == self.owner).then_some(held);
+    ) -> Result<Option<HeldSnapshot>, OperationError> {
+        let own = |held: HeldSnapshot| (held.record.owner == self.owner).then_some(held);
         let here = self.here(id);
         if let Some(held) = here
             && (scope == FetchScope::All || held.record.kept || !scope.has(&held.record))
@@ -215,9 +216,10 @@ impl<E: Engine> Fetch<E> {
         let pins = found
             .iter()
             .map(|found| self.this.snapshots().hold(&found.id));
-        let _pins: Vec<SnapshotPin<E>> = pins.collect();
+        let _pins: Vec<SnapshotPin> = pins.collect();
         let engine = found.first().map_or("", FoundSnapshot::engine);
-        let lazily = self.this.0.engine.restores_lazily(engine);
+        let files = self.this.0.engines.snapshot_files(engine);
+        let lazily = files.is_ok_and(|files| files.restores_lazily());
         let mut first = match lazily {
             true => first_chunks(&found).map(Vec::into_iter),
             false => None,
@@ -287,7 +289,12 @@ impl<E: Engine> Fetch<E> {
         if !newest {
             self.check_ancestor(&record)?;
         }
-        let checked = self.this.0.engine.check_import(&import).await;
+        let checked = match self.this.0.engines.snapshot_files(&import.engine) {
+            Ok(files) => files.check_import(&import).await,
+            Err(e) => Err(EngineError::Incompatible {
+                reason: format!("snapshot {} cannot be restored: {e}", import.id),
+            }),
+        };
         checked.map_err(OperationError::engine("fetch the snapshot"))?;
         Ok(Missing {
             found,
@@ -322,7 +329,7 @@ impl<E: Engine> Fetch<E> {
                 false => record.owner.filter(|_| !found.shared),
             },
             parent: found.parent.clone(),
-            engine: (record.engine.as_ref()).map(|_| found.engine().to_owned()),
+            engine: found.engine().to_owned(),
             store: StoreCopies {
                 revision: record.store.revision,
                 uploading: None,
@@ -418,17 +425,23 @@ impl<E: Engine> Fetch<E> {
         if self.here(&id).is_some() {
             return Ok(());
         }
-        let engine = &self.this.0.engine;
-        let failed = || OperationError::engine(format!("take in snapshot {id}"));
+        let failed = || OperationError::engine(format!("store the fetched snapshot {id}"));
+        let engine = &missing.import.engine;
+        let stored = self
+            .this
+            .0
+            .engines
+            .snapshot_files(engine)
+            .map_err(failed())?;
         // Files without a record, which a daemon that was killed left.
-        engine.remove_snapshot(&id).map_err(failed())?;
+        stored.remove(&id).map_err(failed())?;
         let files = files.into_iter().map(|file| Arc::new(Pulled(file)) as _);
-        engine
-            .import_snapshot(&missing.import, files.collect(), ExistingSnapshot::Keep)
+        stored
+            .import(&missing.import, files.collect(), ExistingSnapshot::Keep)
             .await
             .map_err(failed())?;
         let record = SnapshotRecord {
-            bytes: engine.snapshot_size(&id).unwrap_or(0),
+            bytes: stored.size(&id).unwrap_or(0),
             ..missing.record
         };
         let order = self.this.0.snapshot_changes.lock();
@@ -439,7 +452,11 @@ impl<E: Engine> Fetch<E> {
             .commit(&[JournalChange::Snapshot(record.clone())]);
         if let Err(e) = written {
             drop(order);
-            self.this.0.file_remover.remove(vec![id]);
+            let engine = record.engine;
+            self.this
+                .0
+                .file_remover
+                .remove(vec![SnapshotOnDisk { id, engine }]);
             return Err(e.into());
         }
         self.this.0.snapshot_index.lock().insert(record.clone());
@@ -456,7 +473,5 @@ impl<E: Engine> Fetch<E> {
 
 fn incompatible(id: &str, reason: &str) -> OperationError {
     let reason = format!("snapshot {id} in the store is damaged: {reason}");
-    OperationError::engine("fetch the snapshot")(jiffy_engine_api::EngineError::Incompatible {
-        reason,
-    })
+    OperationError::engine("fetch the snapshot")(EngineError::Incompatible { reason })
 }

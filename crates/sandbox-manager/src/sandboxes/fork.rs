@@ -3,7 +3,7 @@
 use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
-use jiffy_engine_api::{BootMode, Engine};
+use jiffy_engine_api::BootMode;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::Instrument;
@@ -23,7 +23,7 @@ pub struct ForkReport {
     pub children: Vec<ForkChild>,
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only
     /// if there is no snapshot; each child succeeds or fails for itself. Children have their
     /// parent's settings, tokens of their own, and the same time from now on that the parent was
@@ -85,11 +85,10 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
         let asked = Instant::now();
-        let template = &parent.template;
         let settings = parent.settings.clone();
         let reservation = self.admit(parent.size)?;
         let new = NewSandboxEntry {
-            template: template.clone(),
+            template: parent.template.clone(),
             size: parent.size,
             env: parent.env.clone(),
             settings,
@@ -101,7 +100,7 @@ impl<E: Engine> Sandboxes<E> {
         let start = async {
             let (snapshots, mode) = (self.snapshots(), BootMode::Fork);
             let identity = self.identity_of(new.record(), false);
-            let origin = snapshots.origin(template, snapshot, mode, &identity).await;
+            let origin = snapshots.origin(snapshot, mode, &identity).await;
             self.bring_up(new, asked, origin).await
         };
         let owner = parent.settings.owner.as_deref();

@@ -5,13 +5,12 @@
 //! of the next ([`periodic`]), which runs while that one serves.
 
 use super::Snapshots;
-use jiffy_engine_api::Engine;
 
 pub(super) mod file_remover;
 mod periodic;
 mod unneeded;
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Waits until the files of all snapshots that were removed are gone; two seconds for those
     /// that something still holds.
     pub async fn removed_files(self) {

@@ -2,7 +2,7 @@
 
 use super::{OperationError, OwnerBudgets, Snapshots};
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
-use jiffy_engine_api::{Engine, LineageLimits};
+use jiffy_engine_api::LineageLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const ASLEEP_LIMITS: LineageLimits = LineageLimits {
 /// Time for the sandbox to be woken again before its snapshot is merged.
 const ASLEEP_DELAY: Duration = Duration::from_secs(1);
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Merges a snapshot with the nearest of a long lineage, so that it is restored fast, if its
     /// owner's budget has room for how much larger that makes it. Without room it is restored as it
     /// is.
@@ -60,8 +60,10 @@ impl<E: Engine> Snapshots<'_, E> {
         if !self.may_be_longer(limits, id) {
             return Ok(());
         }
-        let engine = &self.0.engine;
-        let Some(growth) = engine.merge_growth(id, limits) else {
+        let Ok(files) = self.0.files_of(id) else {
+            return Ok(());
+        };
+        let Some(growth) = files.merge_growth(id, limits) else {
             return Ok(());
         };
         let owner = self
@@ -88,7 +90,7 @@ impl<E: Engine> Snapshots<'_, E> {
                 return Ok(());
             }
         };
-        let merged = engine.merge(id, limits).await;
+        let merged = files.merge(id, limits).await;
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
         self.measure(id);
         // The snapshot below may have no owner now.

@@ -2,7 +2,6 @@
 
 use super::{SandboxIndex, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
-use jiffy_engine_api::Engine;
 use smol_str::SmolStr;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -66,7 +65,7 @@ pub enum ListedSnapshots<'a> {
     AskedBy(&'a str),
 }
 
-impl<E: Engine> SandboxIndex<'_, E> {
+impl SandboxIndex<'_> {
     /// The first `limit` sandboxes that are `wanted`. Looks at no more than that takes, or at all
     /// that run, and copies only what it returns.
     pub fn in_order(
@@ -119,7 +118,7 @@ impl<E: Engine> SandboxIndex<'_, E> {
     }
 }
 
-impl<E: Engine> SandboxIndex<'_, E> {
+impl SandboxIndex<'_> {
     /// All sandboxes that are `wanted`, in no order. Looks at every one, and copies only what it
     /// returns.
     pub fn all(self, wanted: impl Fn(&SandboxRecord) -> bool) -> Vec<SandboxRecord> {
@@ -130,7 +129,7 @@ impl<E: Engine> SandboxIndex<'_, E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// The first `limit` snapshots that are `wanted`. Looks at no more than that takes, and copies
     /// only what it returns.
     pub fn in_order(

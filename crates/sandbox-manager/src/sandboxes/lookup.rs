@@ -4,7 +4,6 @@ use super::entry::SandboxEntry;
 use super::list_order::{ListOrder, ListedSnapshots};
 use super::{OperationError, SandboxesInner, Snapshots};
 use crate::records::{SandboxRecord, SnapshotRecord};
-use jiffy_engine_api::Engine;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -14,12 +13,12 @@ use std::sync::Arc;
 const MAX_CANDIDATES: usize = 100;
 
 /// As long as it lives, the snapshot is not collected.
-pub(crate) struct SnapshotPin<E: Engine> {
-    inner: Arc<SandboxesInner<E>>,
+pub(crate) struct SnapshotPin {
+    inner: Arc<SandboxesInner>,
     id: String,
 }
 
-impl<E: Engine> Drop for SnapshotPin<E> {
+impl Drop for SnapshotPin {
     fn drop(&mut self) {
         let mut pins = self.inner.pins.lock();
         if let Some(count) = pins.get_mut(&self.id) {
@@ -73,9 +72,9 @@ fn beginning_with<'a, T>(
     keys.take_while(move |key| key.starts_with(prefix))
 }
 
-impl<E: Engine> SandboxesInner<E> {
+impl SandboxesInner {
     /// One sandbox by its id or the beginning of it.
-    pub(super) fn entry(&self, id: &str) -> Result<Arc<SandboxEntry<E::Guest>>, OperationError> {
+    pub(super) fn entry(&self, id: &str) -> Result<Arc<SandboxEntry>, OperationError> {
         let entries = self.entries.lock();
         if let Some(entry) = entries.get(id) {
             return Ok(entry.clone());
@@ -98,7 +97,7 @@ impl<E: Engine> SandboxesInner<E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
     /// from, at a cost of their number.
     pub fn list(self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
@@ -152,7 +151,7 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 
     /// A snapshot by its id, the beginning of it, or its name, held on to.
-    pub(super) fn pin(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+    pub(super) fn pin(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
         const LIST: &str = "jiffy snapshots";
         let snapshots = self.0.snapshot_index.lock();
         // An id first: a name that somebody made like another one's id does not stand in for it.
@@ -188,7 +187,7 @@ impl<E: Engine> Snapshots<'_, E> {
     pub(super) async fn pin_stored(
         self,
         id: &str,
-    ) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+    ) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
         match record.storing {
             true => Ok((self.stored(&record.id).await?, pin)),
@@ -198,7 +197,7 @@ impl<E: Engine> Snapshots<'_, E> {
 
     /// Holds on to a snapshot, also to one that is only being taken: between its completion and the
     /// record of the sandbox that it is of, nothing else says that it is needed.
-    pub(super) fn hold(self, id: &str) -> SnapshotPin<E> {
+    pub(super) fn hold(self, id: &str) -> SnapshotPin {
         *self.0.pins.lock().entry(id.to_owned()).or_insert(0) += 1;
         SnapshotPin {
             inner: self.0.clone(),

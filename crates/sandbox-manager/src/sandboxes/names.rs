@@ -4,7 +4,7 @@ use super::id_groups::sort_by_text;
 use super::{OperationError, SandboxIndex, Sandboxes};
 use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
-use jiffy_engine_api::{Engine, is_reserved};
+use jiffy_engine_api::is_reserved;
 use parking_lot::Mutex;
 use smol_str::SmolStr;
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ fn check(name: &str) -> Result<(), OperationError> {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Gives `name` to a sandbox that is being made, or to none of `owner` if another has it.
     pub(super) fn claim_name(
         &self,
@@ -133,7 +133,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> SandboxIndex<'_, E> {
+impl SandboxIndex<'_> {
     /// Sandboxes with this name that are not killed, at most one of each owner.
     pub fn named(self, name: &str) -> Vec<SandboxRecord> {
         let ids = self.0.indexes.names.ids(name);

@@ -10,7 +10,7 @@ use crate::operation_error::ErrorKind;
 use crate::records::SandboxState;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
-use jiffy_engine_api::{Engine, Guest, now_ms};
+use jiffy_engine_api::now_ms;
 use jiffy_proto::agent::ENVD_PORT;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -32,15 +32,15 @@ pub(super) type FigureSource = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
 pub(super) type FamilySource = Box<dyn Fn() -> Vec<FigureFamily> + Send + Sync>;
 
 /// An operation that is under way.
-pub(super) struct OperationGuard<E: Engine>(Arc<SandboxesInner<E>>);
+pub(super) struct OperationGuard(Arc<SandboxesInner>);
 
-impl<E: Engine> Drop for OperationGuard<E> {
+impl Drop for OperationGuard {
     fn drop(&mut self) {
         self.0.under_way.send_modify(|n| *n -= 1);
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Runs an operation to its end even if nobody waits for it any more, counts it, and says in
     /// the log how it went. Its errors and ids are logged, never what it was given: environments
     /// and tokens are nobody's business.
@@ -107,13 +107,13 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Counts something that a daemon about to end waits for.
-    pub(super) fn count_operation(&self) -> OperationGuard<E> {
+    pub(super) fn count_operation(&self) -> OperationGuard {
         self.0.under_way.send_modify(|n| *n += 1);
         OperationGuard(self.0.clone())
     }
 
     /// Counts something that is about to begin, unless the daemon is about to end.
-    pub(super) fn begin(&self) -> Result<OperationGuard<E>, OperationError> {
+    pub(super) fn begin(&self) -> Result<OperationGuard, OperationError> {
         // Counted first: whoever closes afterwards waits for it.
         let under_way = self.count_operation();
         if self.0.closing.load(Ordering::SeqCst) {
@@ -152,7 +152,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> Observation<'_, E> {
+impl Observation<'_> {
     /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the
     /// host saw it, oldest first.
     pub fn history(
@@ -210,7 +210,7 @@ impl<E: Engine> Observation<'_, E> {
     }
 }
 
-impl<E: Engine> SandboxFigures<'_, E> {
+impl SandboxFigures<'_> {
     /// Returns the durations of boots, by mode.
     pub fn boot_times(self) -> Vec<BootTimes> {
         self.0.metrics.boots()
@@ -322,7 +322,7 @@ impl<E: Engine> SandboxFigures<'_, E> {
 }
 
 /// None when the sandboxes are gone.
-async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
+async fn sample_all(inner: &Weak<SandboxesInner>) -> Option<()> {
     let inner = inner.upgrade()?;
     let ids: Vec<_> = inner.indexes.running.lock().iter().cloned().collect();
     let entries = {
@@ -340,7 +340,7 @@ async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
 }
 
 /// Adds to the history what the sandbox uses now, if it runs.
-pub(super) fn sample<G: Guest>(entry: &SandboxEntry<G>) {
+pub(super) fn sample(entry: &SandboxEntry) {
     if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
         entry.history().add(now_ms(), entry.size(), usage);
     }

@@ -4,7 +4,7 @@ use super::{OperationError, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshot
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::sandbox_settings::OnTimeout;
-use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn most_bytes(size: SandboxSize) -> u64 {
     guest + guest / 512 + SNAPSHOT_OVERHEAD
 }
 
-impl<E: Engine> OwnerBudgets<'_, E> {
+impl OwnerBudgets<'_> {
     /// Limits what is made for owners by their budgets from now on.
     pub fn limit(self, quota: Arc<dyn OwnerQuota>) {
         *self.0.quota.lock() = Some(quota);
@@ -129,7 +129,7 @@ impl<E: Engine> OwnerBudgets<'_, E> {
     }
 }
 
-impl<E: Engine> SandboxFigures<'_, E> {
+impl SandboxFigures<'_> {
     /// Bytes that may be written to the data directory's disk beside what guests were promised;
     /// none: the host does not tell.
     pub fn disk_to_write(self) -> Option<u64> {
@@ -138,11 +138,12 @@ impl<E: Engine> SandboxFigures<'_, E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Notes how large a snapshot has become.
     pub(super) fn measure(self, id: &str) {
         let known = self.0.snapshot_index.lock().get(id).map(|s| s.bytes);
-        let (Some(bytes), Some(known)) = (self.0.engine.snapshot_size(id), known) else {
+        let size = self.0.files_of(id).ok().and_then(|files| files.size(id));
+        let (Some(bytes), Some(known)) = (size, known) else {
             return;
         };
         if bytes != known {

@@ -5,11 +5,11 @@ use super::wake_options::{AwakeTime, ReviveReason, WakeOptions};
 use super::{OperationError, Sandboxes, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose};
-use jiffy_engine_api::{AfterSnapshot, Engine};
+use jiffy_engine_api::AfterSnapshot;
 use std::sync::Arc;
 use std::time::Instant;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory
     /// is free afterwards.
     pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
@@ -24,13 +24,13 @@ impl<E: Engine> Sandboxes<E> {
     /// The same for whoever has the turn.
     pub(super) async fn pause_held(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
     ) -> Result<SandboxRecord, OperationError> {
         let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
         let draft = self
             .snapshots()
-            .draft(&sandbox, SnapshotPurpose::Pause, None)?;
+            .draft(&sandbox, &*guest, SnapshotPurpose::Pause, None)?;
         let left = draft.parent.clone();
         // Held until it counts as paused.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
@@ -40,7 +40,7 @@ impl<E: Engine> Sandboxes<E> {
             ..entry.record_in(SandboxState::Paused)
         };
         self.snapshots()
-            .take(&guest, draft, AfterSnapshot::Stop, &permit, |_| {
+            .take(&*guest, draft, AfterSnapshot::Stop, &permit, |_| {
                 vec![JournalChange::Sandbox(paused.clone())]
             })
             .await?;
@@ -118,25 +118,19 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn resume_held(
         &self,
-        entry: &Arc<SandboxEntry<E::Guest>>,
+        entry: &Arc<SandboxEntry>,
         options: WakeOptions,
     ) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         entry.set_reservation(Some(self.admit(record.size)?));
-        self.revive(
-            entry,
-            asked,
-            &record.template,
-            snapshot,
-            ReviveReason::Wake(options),
-        )
-        .await
+        self.revive(entry, asked, snapshot, ReviveReason::Wake(options))
+            .await
     }
 }
 
-impl<E: Engine> Timeouts<'_, E> {
+impl Timeouts<'_> {
     /// Gives a running sandbox its time; none if it does not run.
     pub async fn renew(
         self,

@@ -6,7 +6,7 @@
 use super::{OperationError, Sandboxes, WarmPool, detached};
 use crate::admission::{Occupant, Reservation};
 use crate::site;
-use jiffy_engine_api::{Engine, EngineError, SandboxSize, UnassignedGuest};
+use jiffy_engine_api::{EngineError, SandboxSize, UnassignedGuest};
 use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -29,24 +29,24 @@ pub struct PoolSize {
     pub waiting: usize,
 }
 
-struct PoolBucket<A> {
+struct PoolBucket {
     template: String,
     snapshot: String,
-    waiting: Vec<(A, Reservation)>,
+    waiting: Vec<(Box<dyn UnassignedGuest>, Reservation)>,
     /// Counts takes, so that a refill sees whether it is quiet.
     takes: u64,
     refilling: bool,
 }
 
 /// Arrivals by fingerprint.
-pub(super) struct Pool<A> {
+pub(super) struct Pool {
     /// For templates that nobody chose another number for.
     usual: usize,
     chosen: Mutex<BTreeMap<String, usize>>,
-    buckets: Mutex<HashMap<String, PoolBucket<A>>>,
+    buckets: Mutex<HashMap<String, PoolBucket>>,
 }
 
-impl<A: UnassignedGuest> Pool<A> {
+impl Pool {
     pub fn new(wanted: usize) -> Self {
         Self {
             usual: wanted,
@@ -99,7 +99,7 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     /// One that still waits, and the snapshot it was restored from.
-    pub fn take(&self, fingerprint: &str) -> Option<(A, String)> {
+    pub fn take(&self, fingerprint: &str) -> Option<(Box<dyn UnassignedGuest>, String)> {
         let mut buckets = self.buckets.lock();
         let bucket = buckets.get_mut(fingerprint)?;
         bucket.takes += 1;
@@ -167,7 +167,7 @@ impl<A: UnassignedGuest> Pool<A> {
         fingerprint: &str,
         template: &str,
         snapshot: &str,
-        (unassigned, mut reservation): (A, Reservation),
+        (unassigned, mut reservation): (Box<dyn UnassignedGuest>, Reservation),
     ) -> bool {
         reservation.set_up();
         let wanted = self.wanted(template);
@@ -199,7 +199,7 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 }
 
-impl<E: Engine> WarmPool<'_, E> {
+impl WarmPool<'_> {
     /// Returns the counts of sandboxes, for each template that has a pool.
     pub fn sizes(self) -> Vec<PoolSize> {
         self.0.pool.sizes()
@@ -234,15 +234,15 @@ impl<E: Engine> WarmPool<'_, E> {
         .await
     }
 
-    /// A guest of a template's snapshot that has been used once, and waits.
+    /// Restores a guest of a template's snapshot that has been used once and waits for an identity.
     async fn restore_to_wait(
         self,
-        template: &str,
         snapshot: &str,
-    ) -> Result<E::UnassignedGuest, EngineError> {
-        let unassigned = self.0.engine.restore(template, snapshot).await?;
+    ) -> Result<Box<dyn UnassignedGuest>, EngineError> {
+        let mut unassigned = self.0.engine_of(snapshot)?.restore(snapshot, None).await?;
         let site = site::joined(&self.0.site, &SiteSettings::default());
-        unassigned.rehearse(&site).await
+        unassigned.rehearse(&site).await?;
+        Ok(unassigned)
     }
 
     /// Fills the shelf in the background, once it is quiet.
@@ -270,7 +270,7 @@ impl<E: Engine> WarmPool<'_, E> {
                 let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
-                let more = match this.pool().restore_to_wait(&template, &snapshot).await {
+                let more = match this.pool().restore_to_wait(&snapshot).await {
                     Ok(unassigned) => {
                         let unassigned = (unassigned, reservation);
                         this.0

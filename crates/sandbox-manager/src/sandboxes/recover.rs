@@ -6,10 +6,11 @@ use super::OperationError;
 use super::entry::SandboxEntry;
 use super::entry_indexes::EntryIndexes;
 use super::id_groups::sort_by_text;
+use super::snapshot_engine::SnapshotOnDisk;
 use super::snapshot_index::SnapshotIndex;
 use crate::journal::{Journal, JournalChange, OpenedJournal};
 use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
-use jiffy_engine_api::{Engine, Guest, KeptGuest, now_ms};
+use jiffy_engine_api::{Engines, KeptGuest, MICROVM, now_ms};
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::resume_unwind;
@@ -24,22 +25,31 @@ pub(super) struct RecoveredState {
     pub journal: Journal,
     pub sandboxes: BoxedRecords<SandboxRecord>,
     pub snapshots: BoxedRecords<SnapshotRecord>,
-    /// Guests that ran on, by sandbox.
-    pub orphans: Vec<(String, KeptGuest)>,
-    /// Ids of snapshots on the disk that have no record.
-    pub unknown: Vec<String>,
+    /// Guests that continued to run.
+    pub orphans: Vec<Orphan>,
+    /// Snapshots on the disk that have no record.
+    pub unknown: Vec<SnapshotOnDisk>,
     /// Captured snapshots that the processes of these guests may still hold.
     pub storing: Vec<SnapshotRecord>,
 }
 
+/// Guest that continued to run while no daemon was running.
+pub(super) struct Orphan {
+    /// Id of its sandbox.
+    pub sandbox: String,
+    /// Name of its engine.
+    pub engine: String,
+    pub guest: KeptGuest,
+}
+
 /// Sandboxes by id.
-type Entries<G> = BTreeMap<SmolStr, Arc<SandboxEntry<G>>>;
+type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
 
 /// Entries of these sandboxes and their indexes, and the index of these snapshots.
-pub(super) fn index<G: Guest>(
+pub(super) fn index(
     sandboxes: BoxedRecords<SandboxRecord>,
     snapshots: BoxedRecords<SnapshotRecord>,
-) -> (Entries<G>, Arc<EntryIndexes>, SnapshotIndex) {
+) -> (Entries, Arc<EntryIndexes>, SnapshotIndex) {
     thread::scope(|threads| {
         let snapshots = threads.spawn(|| snapshots.into_iter().collect());
         let ids: Vec<SmolStr> = sandboxes.iter().map(|r| SmolStr::new(&*r.id)).collect();
@@ -60,20 +70,34 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Snapshots on the disk by id, and whether they have a record.
-pub(super) type SnapshotsOnDisk = HashMap<SmolStr, bool>;
+/// Snapshots on the disk by id.
+pub(super) type SnapshotsOnDisk = HashMap<SmolStr, FoundSnapshot>;
 
-/// Reads the names of snapshots on the disk.
-pub(super) fn on_disk<E: Engine>(engine: &E) -> Result<SnapshotsOnDisk, OperationError> {
-    let ids = engine.snapshots();
-    let ids = ids.map_err(OperationError::engine("read the snapshots of this host"))?;
-    Ok(ids.into_iter().map(|id| (id.into(), false)).collect())
+/// Snapshot on the disk.
+pub(super) struct FoundSnapshot {
+    engine: &'static str,
+    has_record: bool,
+}
+
+/// Reads the ids of snapshots on the disk.
+pub(super) fn on_disk(engines: &Engines) -> Result<SnapshotsOnDisk, OperationError> {
+    let mut all = SnapshotsOnDisk::new();
+    for engine in engines.all() {
+        let ids = engine.snapshot_files().ids();
+        let ids = ids.map_err(OperationError::engine("read the snapshots of this host"))?;
+        let found = || FoundSnapshot {
+            engine: engine.name(),
+            has_record: false,
+        };
+        all.extend(ids.into_iter().map(|id| (id.into(), found())));
+    }
+    Ok(all)
 }
 
 /// Decides for everything that was under way whether it happened or not, and has the journal say
 /// what the disk does. Files that belong to nothing are left to gc, which needs time.
-pub(super) fn recover<E: Engine>(
-    engine: &E,
+pub(super) fn recover(
+    engines: &Engines,
     mut on_disk: SnapshotsOnDisk,
     left: OpenedJournal,
     has_store: bool,
@@ -89,8 +113,8 @@ pub(super) fn recover<E: Engine>(
     for found in journalled {
         let mut record = found.record;
         let there = match on_disk.get_mut(&*record.id) {
-            Some(known) if found.complete => {
-                *known = true;
+            Some(on_disk) if found.complete => {
+                on_disk.has_record = true;
                 snapshots.push(record);
                 continue;
             }
@@ -116,12 +140,12 @@ pub(super) fn recover<E: Engine>(
                 }
                 changes.push(JournalChange::Sandbox((**sandbox).clone()));
                 changes.push(JournalChange::Snapshot((*record).clone()));
-                on_disk.insert(SmolStr::new(&*record.id), true);
+                note_record(&mut on_disk, &record.id);
                 snapshots.push(record);
             }
             None if is_kept => {
                 changes.push(JournalChange::Snapshot((*record).clone()));
-                on_disk.insert(SmolStr::new(&*record.id), true);
+                note_record(&mut on_disk, &record.id);
                 snapshots.push(record);
             }
             None => changes.push(JournalChange::NoSnapshot(record.id)),
@@ -130,7 +154,9 @@ pub(super) fn recover<E: Engine>(
     // Records of earlier versions, and of those whose last word was lacking, have no size. The
     // sizes of others are compared with the disk later: that takes time, which nobody has now.
     for record in snapshots.iter_mut().filter(|s| s.bytes == 0) {
-        if let Some(bytes) = engine.snapshot_size(&record.id).filter(|bytes| *bytes != 0) {
+        let files = engines.snapshot_files(&record.engine);
+        let size = files.ok().and_then(|files| files.size(&record.id));
+        if let Some(bytes) = size.filter(|bytes| *bytes != 0) {
             record.bytes = bytes;
             changes.push(JournalChange::Snapshot((**record).clone()));
         }
@@ -138,7 +164,7 @@ pub(super) fn recover<E: Engine>(
     let mut guests = journal.guests()?;
     let (mut orphans, mut storing) = (Vec::new(), Vec::new());
     for sandbox in &mut sandboxes {
-        let there = |id: &String| on_disk.get(id.as_str()).copied() == Some(true);
+        let there = |id: &String| on_disk.get(id.as_str()).is_some_and(|s| s.has_record);
         let there = sandbox.snapshot.as_ref().is_some_and(there);
         let cause = match sandbox.state {
             SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
@@ -148,15 +174,17 @@ pub(super) fn recover<E: Engine>(
                 let capture = of_it.map(|at| captured.swap_remove(at));
                 let captured = capture.as_ref().map(|s| s.id.clone());
                 storing.extend(capture.map(|s| *s));
-                orphans.push((
-                    sandbox.id.clone(),
-                    KeptGuest {
+                orphans.push(Orphan {
+                    sandbox: sandbox.id.clone(),
+                    // Records of versions that had only this engine do not name it.
+                    engine: sandbox.engine.clone().unwrap_or_else(|| MICROVM.to_owned()),
+                    guest: KeptGuest {
                         handle,
                         snapshot,
                         network: sandbox.settings.rules(),
                         captured,
                     },
-                ));
+                });
                 continue;
             }
             SandboxState::Creating | SandboxState::Running => DAEMON_STOPPED,
@@ -170,12 +198,18 @@ pub(super) fn recover<E: Engine>(
     }
     for lost in captured {
         tracing::error!(id = lost.id, "a captured snapshot was lost with its guest");
-        engine.discard_captured(&lost.id);
+        if let Ok(files) = engines.snapshot_files(&lost.engine) {
+            files.discard_captured(&lost.id);
+        }
         changes.push(JournalChange::NoSnapshot(lost.id));
     }
     journal.commit_write_behind(&changes);
-    let unknown = on_disk.into_iter().filter(|(_, known)| !known);
-    let unknown = unknown.map(|(id, _)| id.into()).collect();
+    let unknown = on_disk.into_iter().filter(|(_, found)| !found.has_record);
+    let unknown = unknown.map(|(id, found)| SnapshotOnDisk {
+        id: id.into(),
+        engine: found.engine.to_owned(),
+    });
+    let unknown = unknown.collect();
     Ok(RecoveredState {
         unknown,
         journal,
@@ -184,4 +218,10 @@ pub(super) fn recover<E: Engine>(
         orphans,
         storing,
     })
+}
+
+fn note_record(on_disk: &mut SnapshotsOnDisk, id: &str) {
+    if let Some(found) = on_disk.get_mut(id) {
+        found.has_record = true;
+    }
 }

@@ -4,14 +4,14 @@ use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
-use jiffy_engine_api::{Engine, Guest};
+use jiffy_engine_api::Guest;
 use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Most guests that are ending behind answers; further ones are waited for.
 pub(super) const MAX_ENDING_GUESTS: usize = 64;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
     /// twice is no error.
     pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
@@ -38,7 +38,7 @@ impl<E: Engine> Sandboxes<E> {
     /// The same for whoever has the turn.
     pub(super) async fn kill_held(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
     ) -> Result<SandboxRecord, OperationError> {
         if let Some(guest) = entry.replace_guest(None) {
             self.end_guest(guest).await;
@@ -65,7 +65,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Ends a guest: it runs no more when this returns. What is left of it (process, memory,
     /// network slot) goes behind that, [`MAX_ENDING_GUESTS`] at a time; a daemon that stops waits
     /// for it, and the one after a daemon that was killed removes it.
-    pub(super) async fn end_guest(&self, guest: Arc<E::Guest>) {
+    pub(super) async fn end_guest(&self, guest: Arc<dyn Guest>) {
         guest.halt().await;
         // The semaphore is never closed.
         let permit = self.0.endings.clone().acquire_owned().await;

@@ -3,7 +3,6 @@
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxOperation, SandboxRecord};
 use jiffy_agent_client::AgentClient;
-use jiffy_engine_api::{Engine, Guest};
 use jiffy_proto::agent::ENVD_PORT;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ pub const MAX_RESTART_GRACE: Duration = Duration::from_secs(60);
 /// Time the agent has beyond that to end them.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Ends all processes of a running sandbox, which have `grace` to do so by themselves, and
     /// starts what its template starts. Kernel, disk, id and network stay.
     pub async fn restart(

@@ -4,13 +4,13 @@ use super::entry::SandboxEntry;
 use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
-use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
-use jiffy_engine_api::{BootMode, Engine, Guest, RollbackFailure};
+use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotRecord};
+use jiffy_engine_api::{BootMode, Guest, RollbackFailure};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template
     /// and size. It keeps its id. Its guest goes back in its place if it can; otherwise it runs
     /// until another, restored guest has answered, and is then gone.
@@ -37,7 +37,7 @@ impl<E: Engine> Sandboxes<E> {
                 });
             }
             let left = record.snapshot.clone();
-            let in_place = this.roll_back_in_place(&entry, asked, &snapshot.id);
+            let in_place = this.roll_back_in_place(&entry, asked, &snapshot);
             let record = match in_place.await? {
                 Some(record) => record,
                 None => this.exchange(&entry, asked, &snapshot.id).await?,
@@ -51,7 +51,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Puts a restored guest in the place of the sandbox's, if it has one.
     async fn exchange(
         &self,
-        entry: &Arc<SandboxEntry<E::Guest>>,
+        entry: &Arc<SandboxEntry>,
         asked: Instant,
         snapshot: &str,
     ) -> Result<SandboxRecord, OperationError> {
@@ -63,21 +63,24 @@ impl<E: Engine> Sandboxes<E> {
             entry.set_reservation(Some(self.admit(record.size)?));
         }
         let reason = ReviveReason::Rollback;
-        self.revive(entry, asked, &record.template, snapshot, reason)
-            .await
+        self.revive(entry, asked, snapshot, reason).await
     }
 
     /// Has the guest of a running sandbox go back in its place; none: it has not, and everything is
     /// as it was. A guest that is lost on the way is replaced by a restored one.
     async fn roll_back_in_place(
         &self,
-        entry: &Arc<SandboxEntry<E::Guest>>,
+        entry: &Arc<SandboxEntry>,
         asked: Instant,
-        snapshot: &str,
+        snapshot: &SnapshotRecord,
     ) -> Result<Option<SandboxRecord>, OperationError> {
         let before = entry.record();
         let (SandboxState::Running, Some(guest)) = (&before.state, entry.guest()) else {
             return Ok(None);
+        };
+        let snapshot = match snapshot.engine == guest.engine() {
+            true => &*snapshot.id,
+            false => return Ok(None),
         };
         self.snapshots().shorten_lineage(snapshot).await?;
         let identity = self.identity_of(before.clone(), true);
@@ -88,14 +91,13 @@ impl<E: Engine> Sandboxes<E> {
             ..entry.record_in(SandboxState::Paused)
         };
         let begun = AtomicBool::new(false);
-        let begin = || {
+        let mut commit = || {
             let changes = [JournalChange::Sandbox(asleep.clone())];
             let written = self.0.journal.commit(&changes).is_ok();
             begun.store(written, Ordering::Release);
             written
         };
-        let engine = &self.0.engine;
-        match engine.roll_back(&guest, snapshot, &identity, begin).await {
+        match guest.roll_back(snapshot, &identity, &mut commit).await {
             Ok(()) => {
                 let took = asked.elapsed().as_secs_f64() * 1000.0;
                 let record = SandboxRecord {
@@ -104,8 +106,8 @@ impl<E: Engine> Sandboxes<E> {
                     boot_ms: Some(took),
                     ..entry.record_in(SandboxState::Running)
                 };
-                if !self.write_back(&record, &guest).await {
-                    return self.replace_lost(entry, &guest, asked, asleep).await;
+                if !self.write_back(&record, &*guest).await {
+                    return self.replace_lost(entry, &*guest, asked, asleep).await;
                 }
                 entry.set_record(record.clone());
                 self.0.metrics.boot(BootMode::Snapshot, took);
@@ -113,21 +115,21 @@ impl<E: Engine> Sandboxes<E> {
             }
             Err(RollbackFailure::Refused { reason }) => {
                 tracing::debug!(sandbox = before.id, reason, "no rollback in place");
-                if begun.load(Ordering::Acquire) && !self.write_back(&before, &guest).await {
-                    return self.replace_lost(entry, &guest, asked, asleep).await;
+                if begun.load(Ordering::Acquire) && !self.write_back(&before, &*guest).await {
+                    return self.replace_lost(entry, &*guest, asked, asleep).await;
                 }
                 Ok(None)
             }
             Err(RollbackFailure::Lost(e)) => {
                 tracing::warn!(sandbox = before.id, "a guest was lost on its way back: {e}");
-                self.replace_lost(entry, &guest, asked, asleep).await
+                self.replace_lost(entry, &*guest, asked, asleep).await
             }
         }
     }
 
     /// Writes down that a sandbox runs, with the guest as it is now. Without it a later daemon
     /// would end the guest.
-    async fn write_back(&self, record: &SandboxRecord, guest: &E::Guest) -> bool {
+    async fn write_back(&self, record: &SandboxRecord, guest: &dyn Guest) -> bool {
         let Ok(handle) = guest.handle().await else {
             return false;
         };
@@ -143,8 +145,8 @@ impl<E: Engine> Sandboxes<E> {
     /// sleeps in the snapshot, as `asleep` says.
     async fn replace_lost(
         &self,
-        entry: &Arc<SandboxEntry<E::Guest>>,
-        guest: &E::Guest,
+        entry: &Arc<SandboxEntry>,
+        guest: &dyn Guest,
         asked: Instant,
         asleep: SandboxRecord,
     ) -> Result<Option<SandboxRecord>, OperationError> {
@@ -152,9 +154,7 @@ impl<E: Engine> Sandboxes<E> {
         guest.stop().await;
         let snapshot = asleep.snapshot.clone().unwrap_or_default();
         let reason = ReviveReason::Rollback;
-        let revived = self
-            .revive(entry, asked, &asleep.template, &snapshot, reason)
-            .await;
+        let revived = self.revive(entry, asked, &snapshot, reason).await;
         if revived.is_err() {
             entry.set_record(asleep);
         }

@@ -11,7 +11,7 @@
 //! preempted for long while it holds a directory lock that operations wait for.
 
 use super::{SandboxesInner, Snapshots};
-use jiffy_engine_api::{Engine, FoldPreparation, Guest};
+use jiffy_engine_api::FoldPreparation;
 use jiffy_proto::snapshot::FoldedLayers;
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -73,11 +73,7 @@ struct Delays {
 }
 
 /// Starts the thread. No delay of a fold is longer than `max_delay`.
-pub(super) fn begin<E: Engine>(
-    inner: Weak<SandboxesInner<E>>,
-    queue: FoldQueue,
-    max_delay: Duration,
-) {
+pub(super) fn begin(inner: Weak<SandboxesInner>, queue: FoldQueue, max_delay: Duration) {
     let delays = Delays {
         fold: FOLD_DELAY.min(max_delay),
         late: LATE_DELAY.min(max_delay),
@@ -88,7 +84,7 @@ pub(super) fn begin<E: Engine>(
     }
 }
 
-fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, queue: &FoldQueue, delays: Delays) {
+fn serve(inner: &Weak<SandboxesInner>, queue: &FoldQueue, delays: Delays) {
     let mut refused = Refused::default();
     loop {
         let first = match refused.next_late() {
@@ -177,7 +173,7 @@ impl Pace<'_> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Sorts snapshots, newest first, so that content that a newer one supersedes is never copied.
     fn newest_first(self, ids: BTreeSet<String>) -> Vec<String> {
         let snapshots = self.0.snapshot_index.lock();
@@ -196,7 +192,10 @@ impl<E: Engine> Snapshots<'_, E> {
             piece_began: began,
         };
         let mut folds = 0;
-        while let Some(parent) = self.0.engine.parent_on_disk(id) {
+        let Ok(files) = self.0.files_of(id) else {
+            return;
+        };
+        while let Some(parent) = files.parent(id) {
             if refused.contains(id, &parent, max_copy) || !self.is_foldable(&parent, id) {
                 break;
             }
@@ -204,10 +203,7 @@ impl<E: Engine> Snapshots<'_, E> {
             if max_copy == MAX_LATE_COPY && self.is_superseded(id) {
                 break;
             }
-            let fold = self
-                .0
-                .engine
-                .prepare_fold(id, max_copy, &mut |bytes| pace.pause(bytes));
+            let fold = files.prepare_fold(id, max_copy, &mut |bytes| pace.pause(bytes));
             let fold = match fold {
                 Ok(FoldPreparation::Ready(fold)) => fold,
                 Ok(FoldPreparation::Refused) => {

@@ -217,7 +217,7 @@ mod tests {
             template: "base".to_owned(),
             fingerprint: "f".to_owned(),
             size: SandboxSize::default(),
-            engine: None,
+            engine: "microvm".to_owned(),
             parent: parent.map(str::to_owned),
             kept: true,
             stopped_ms: 0.0,

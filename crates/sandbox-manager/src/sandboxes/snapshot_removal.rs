@@ -3,12 +3,11 @@
 use super::lookup::SnapshotPin;
 use super::{OperationError, Snapshots};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
-use jiffy_engine_api::Engine;
 
 /// Maximum number of users that an error names.
 const MAX_NAMED_USERS: usize = 5;
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Removes a snapshot. If a caller requested it and sandboxes or other snapshots still need its
     /// files, the snapshot loses its name, is treated as an automatic one, and disappears with its
     /// last user.
@@ -37,7 +36,7 @@ impl<E: Engine> Snapshots<'_, E> {
         Ok(record)
     }
 
-    fn pin_removable(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
+    fn pin_removable(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
         let (record, pin) = self.pin(id)?;
         match record.storing {
             true => Err(OperationError::InUse {

@@ -5,7 +5,7 @@
 
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, detached};
 use crate::START_DELAY;
-use jiffy_engine_api::{Engine, VerifiedSnapshot};
+use jiffy_engine_api::{EngineError, VerifiedSnapshot};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -45,11 +45,7 @@ impl SnapshotUpkeep {
 }
 
 /// Begins the thread. `tend` is the time between two rounds to the warm pool's snapshots.
-pub(super) fn begin<E: Engine>(
-    inner: Weak<SandboxesInner<E>>,
-    orders: UpkeepQueue,
-    tend: Duration,
-) {
+pub(super) fn begin(inner: Weak<SandboxesInner>, orders: UpkeepQueue, tend: Duration) {
     let work = move || serve(&inner, &orders, tend);
     let thread = std::thread::Builder::new().name("caretaker".to_owned());
     if let Err(e) = thread.spawn(work) {
@@ -57,7 +53,7 @@ pub(super) fn begin<E: Engine>(
     }
 }
 
-fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend: Duration) {
+fn serve(inner: &Weak<SandboxesInner>, orders: &UpkeepQueue, tend: Duration) {
     lower_priority();
     let mut next = Instant::now() + tend;
     // Position among the snapshots that were there at the start.
@@ -71,7 +67,10 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
                 std::thread::sleep(START_DELAY.min(tend));
                 let Some(inner) = inner.upgrade() else { return };
                 // One that was removed meanwhile is no failure.
-                if let Err(e) = inner.engine.write_checksums(&id) {
+                if let Err(e) = inner
+                    .files_of(&id)
+                    .and_then(|files| files.write_checksums(&id))
+                {
                     tracing::debug!(id, "a snapshot was not sealed: {e}");
                 }
             }
@@ -95,7 +94,7 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend:
 }
 
 /// Looks at the snapshots behind `after`. Returns the last of them; none: there are no more.
-fn look_at_some<E: Engine>(inner: &Weak<SandboxesInner<E>>, after: &str) -> Option<String> {
+fn look_at_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     let inner = inner.upgrade()?;
     let ids = inner.snapshot_index.lock().following(after, LOOKS);
     for id in &ids {
@@ -104,25 +103,35 @@ fn look_at_some<E: Engine>(inner: &Weak<SandboxesInner<E>>, after: &str) -> Opti
         // An earlier daemon may not have folded all that it removed.
         inner.folder.enqueue(id);
         // Checksums that are there stay as they are.
-        if kept && let Err(e) = inner.engine.write_checksums(id) {
+        if kept
+            && let Err(e) = inner
+                .files_of(id)
+                .and_then(|files| files.write_checksums(id))
+        {
             tracing::debug!(id, "a snapshot was not sealed: {e}");
         }
     }
     ids.into_iter().next_back()
 }
 
-fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
+fn tend_pool(sandboxes: &Sandboxes) {
     for id in sandboxes.0.pool.snapshots() {
         // Held on to, or it could be removed under our hands.
         let Ok((snapshot, _pin)) = sandboxes.snapshots().pin(&id) else {
             continue;
         };
-        if let Err(e) = sandboxes.0.engine.prefetch(&snapshot.id) {
+        if let Err(e) = sandboxes.prefetch(&snapshot.id) {
             tracing::warn!(
                 id,
                 "the warm pool's snapshot could not be kept in memory: {e}"
             );
         }
+    }
+}
+
+impl Sandboxes {
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
+        self.0.files_of(id)?.prefetch(id)
     }
 }
 
@@ -137,7 +146,7 @@ fn lower_priority() {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Compares a snapshot, and all it needs, with their seals. Reads all of it. Those that are
     /// damaged are fetched anew if the store has them.
     pub async fn verify(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
@@ -175,7 +184,10 @@ impl<E: Engine> Snapshots<'_, E> {
     async fn seal_now(self, id: &str) {
         let (inner, id) = (self.0.clone(), id.to_owned());
         let sealing = tokio::task::spawn_blocking(move || {
-            if let Err(e) = inner.engine.write_checksums(&id) {
+            if let Err(e) = inner
+                .files_of(&id)
+                .and_then(|files| files.write_checksums(&id))
+            {
                 tracing::warn!(id, "a snapshot that was fetched anew was not sealed: {e}");
             }
         });
@@ -185,7 +197,7 @@ impl<E: Engine> Snapshots<'_, E> {
 
     async fn verify_files(self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
         let (inner, owned) = (self.0.clone(), id.to_owned());
-        let work = tokio::task::spawn_blocking(move || inner.engine.verify(&owned));
+        let work = tokio::task::spawn_blocking(move || inner.files_of(&owned)?.verify(&owned));
         let done = work
             .await
             .map_err(|e| OperationError::Lost(e.to_string()))?;

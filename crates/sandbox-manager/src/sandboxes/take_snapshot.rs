@@ -9,10 +9,10 @@ use crate::records::{
     SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord,
 };
 use futures_util::future::OptionFuture;
-use jiffy_engine_api::{AfterSnapshot, Engine, EngineError, Guest, SnapshotTimes, new_id, now_ms};
+use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms};
 use tokio::sync::oneshot;
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.
     pub async fn snapshot(
         &self,
@@ -58,7 +58,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a running sandbox or finds that of a paused one. Needs the turn.
     pub(super) async fn snapshot_for(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
         purpose: SnapshotPurpose,
         name: Option<String>,
         verb: &'static str,
@@ -73,13 +73,13 @@ impl<E: Engine> Sandboxes<E> {
             return self.snapshot_of_sleeper(&sandbox, purpose, name).await;
         }
         let guest = entry.running(operation, verb)?;
-        let record = self.snapshots().draft(&sandbox, purpose, name)?;
+        let record = self.snapshots().draft(&sandbox, &*guest, purpose, name)?;
         let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
         let _pin = self.snapshots().hold(&record.id);
         let snapshot = self
             .snapshots()
             .take_acknowledged(
-                &guest,
+                &*guest,
                 record,
                 AfterSnapshot::Resume,
                 &permit,
@@ -143,7 +143,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Changes what is known of a snapshot, in the journal and in memory; none: it is gone, or not
     /// stored yet.
     pub(super) fn update(
@@ -163,10 +163,11 @@ impl<E: Engine> Snapshots<'_, E> {
         Some(record)
     }
 
-    /// A snapshot of `sandbox` to be.
+    /// Returns the record of a new snapshot of `sandbox`, which runs as `guest`.
     pub(super) fn draft(
         self,
         sandbox: &SandboxRecord,
+        guest: &dyn Guest,
         purpose: SnapshotPurpose,
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
@@ -181,7 +182,7 @@ impl<E: Engine> Snapshots<'_, E> {
             template: sandbox.template.clone(),
             fingerprint: String::new(),
             size: sandbox.size,
-            engine: None,
+            engine: guest.engine().to_owned(),
             parent: sandbox.snapshot.clone(),
             kept: purpose == SnapshotPurpose::Asked,
             stopped_ms: 0.0,
@@ -197,7 +198,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// with its completion.
     pub(super) async fn take(
         self,
-        guest: &E::Guest,
+        guest: &dyn Guest,
         draft: SnapshotRecord,
         then: AfterSnapshot,
         permit: &QuotaPermit,
@@ -210,7 +211,7 @@ impl<E: Engine> Snapshots<'_, E> {
     /// The same; `acknowledgement` is told once it is captured, where the engine does that.
     pub(super) async fn take_acknowledged(
         self,
-        guest: &E::Guest,
+        guest: &dyn Guest,
         draft: SnapshotRecord,
         then: AfterSnapshot,
         permit: &QuotaPermit,
@@ -230,10 +231,7 @@ impl<E: Engine> Snapshots<'_, E> {
                 (notice, self.acknowledge(&draft, frozen, acknowledgement))
             })
             .unzip();
-        let taking = self
-            .0
-            .engine
-            .snapshot(guest, id, parent, then, most, notice);
+        let taking = guest.take_snapshot(id, parent, then, most, notice);
         let acknowledging = OptionFuture::from(acknowledging);
         let (taken, storing) = tokio::join!(taking, acknowledging);
         // Waiters for the snapshot go on when this returns.
@@ -267,19 +265,21 @@ impl<E: Engine> Snapshots<'_, E> {
     /// Writes down that the engine has written `draft`, together with `with`.
     pub(super) fn complete(
         self,
-        guest: &E::Guest,
+        guest: &dyn Guest,
         draft: SnapshotRecord,
         times: SnapshotTimes,
         with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
     ) -> SnapshotRecord {
-        let snapshot = SnapshotRecord {
+        let mut snapshot = SnapshotRecord {
             storing: false,
             stopped_ms: times.stopped_us as f64 / 1000.0,
             total_ms: times.total_us as f64 / 1000.0,
-            bytes: self.0.engine.snapshot_size(&draft.id).unwrap_or(0),
-            engine: Some(guest.engine().to_owned()),
+            engine: guest.engine().to_owned(),
             ..draft
         };
+        let files = self.0.engines.snapshot_files(&snapshot.engine);
+        let size = files.ok().and_then(|files| files.size(&snapshot.id));
+        snapshot.bytes = size.unwrap_or(0);
         let mut changes = vec![JournalChange::Snapshot(snapshot.clone())];
         changes.extend(with(&snapshot));
         let order = self.0.snapshot_changes.lock();
@@ -295,10 +295,7 @@ impl<E: Engine> Snapshots<'_, E> {
 }
 
 /// The sandbox after `snapshot` was taken of it. One that is being killed is killed.
-pub(super) fn descended<G: Guest>(
-    entry: &SandboxEntry<G>,
-    snapshot: &SnapshotRecord,
-) -> SandboxRecord {
+pub(super) fn descended(entry: &SandboxEntry, snapshot: &SnapshotRecord) -> SandboxRecord {
     let record = match entry.is_ending() {
         true => entry.record_in(SandboxState::Killed),
         false => entry.record(),

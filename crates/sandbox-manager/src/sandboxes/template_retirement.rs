@@ -2,14 +2,14 @@
 
 use super::{Snapshots, TemplateSnapshots};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
-use jiffy_engine_api::{Engine, now_ms};
+use jiffy_engine_api::now_ms;
 use std::time::{Duration, Instant};
 
 /// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
 /// takes disk space that no key is charged for.
 const MAX_SIZES_PER_TEMPLATE: usize = 8;
 
-impl<E: Engine> TemplateSnapshots<'_, E> {
+impl TemplateSnapshots<'_> {
     /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
     /// either, and hold what the templates were. Looks at those of `ids`.
     pub(super) fn retire_outdated(self, ids: &[String]) {
@@ -19,7 +19,11 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
         let kept = kept.filter(of_template);
         let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
         drop(snapshots);
-        let serves = |id: &str, template: &str| self.0.engine.is_current(template, id);
+        // A snapshot is retained if its engine cannot be determined.
+        let serves = |id: &str, template: &str| {
+            let files = self.0.files_of(id);
+            files.map_or(true, |files| files.is_current(template, id))
+        };
         let unused = kept
             .into_iter()
             .filter(|(id, template)| !serves(id, template));
@@ -31,9 +35,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     pub(super) fn retire_older(self, newest: &SnapshotRecord) {
         let older = |s: &SnapshotRecord| {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
-            // Records of earlier versions do not tell: they are of another agent or kernel.
-            let other_engine = s.engine.is_some() && s.engine != newest.engine;
-            s.id != newest.id && same && !other_engine
+            s.id != newest.id && same && s.engine == newest.engine
         };
         self.let_go(self.kept(older));
     }

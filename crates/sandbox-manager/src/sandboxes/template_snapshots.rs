@@ -7,8 +7,8 @@ use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::site;
 use crate::startup::start_up;
 use jiffy_engine_api::{
-    AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
-    UnassignedGuest, new_id, now_ms,
+    AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, new_id,
+    now_ms,
 };
 use jiffy_proto::agent::SiteSettings;
 use sha1::{Digest, Sha1};
@@ -27,7 +27,7 @@ pub(super) fn site_mark(site: &SiteSettings) -> String {
     format!(" site {hash}")
 }
 
-impl<E: Engine> TemplateSnapshots<'_, E> {
+impl TemplateSnapshots<'_> {
     /// Returns a fingerprint of what everything made from `template` in this size depends on:
     /// image, kernel, agent, VMM.
     pub async fn fingerprint(
@@ -35,7 +35,8 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<String, OperationError> {
-        let word = self.0.engine.fingerprint(None, template, size).await;
+        let engine = self.0.engines.default_engine();
+        let word = engine.fingerprint(template, size).await;
         word.map_err(OperationError::engine(format!("use template `{template}`")))
     }
 
@@ -46,8 +47,9 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<SnapshotRecord, OperationError> {
-        let fingerprint = self.snapshot_key(None, template, size).await?;
-        let id = self.snapshot(None, template, size, &fingerprint);
+        let engine = self.0.engines.default_engine();
+        let fingerprint = self.snapshot_key(engine, template, size).await?;
+        let id = self.snapshot(engine, template, size, &fingerprint);
         let id = id.await?;
         Ok(Snapshots(self.0).pin(&id)?.0)
     }
@@ -57,14 +59,13 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     /// waits to be assigned `identity`, which it may have been told.
     pub(super) async fn origin(
         self,
-        engine_name: Option<&str>,
+        engine: &Arc<dyn Engine>,
         template: &str,
         size: SandboxSize,
         identity: &SandboxIdentity,
-    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
-        let engine = &self.0.engine;
+    ) -> Result<GuestOrigin, OperationError> {
         let failed = || OperationError::engine(format!("use template `{template}`"));
-        let fingerprint = self.snapshot_key(engine_name, template, size).await?;
+        let fingerprint = self.snapshot_key(engine, template, size).await?;
         if let Some((unassigned, snapshot)) = self.0.pool.take(&fingerprint) {
             self.note_use(&snapshot);
             WarmPool(self.0).refill(&fingerprint, template, &snapshot);
@@ -75,15 +76,15 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
                 revive_reason: None,
             });
         }
-        let found = self.snapshot(engine_name, template, size, &fingerprint);
+        let found = self.snapshot(engine, template, size, &fingerprint);
         match found.await {
             Ok(snapshot) => {
                 self.note_use(&snapshot);
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
                 let origin = Snapshots(self.0)
-                    .origin(template, &snapshot, BootMode::Snapshot, identity)
+                    .origin(&snapshot, BootMode::Snapshot, identity)
                     .await?;
-                if engine_name.is_none() {
+                if Arc::ptr_eq(engine, self.0.engines.default_engine()) {
                     WarmPool(self.0).refill(&fingerprint, template, &snapshot);
                 }
                 Ok(origin)
@@ -92,10 +93,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
                 source: EngineError::Unsupported { .. },
                 ..
             }) => Ok(GuestOrigin {
-                unassigned: engine
-                    .boot(engine_name, template, size)
-                    .await
-                    .map_err(failed())?,
+                unassigned: engine.boot(template, size).await.map_err(failed())?,
                 mode: BootMode::Cold,
                 snapshot: None,
                 revive_reason: None,
@@ -110,8 +108,9 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<(), OperationError> {
-        let fingerprint = self.snapshot_key(None, template, size).await?;
-        let snapshot = self.snapshot(None, template, size, &fingerprint);
+        let engine = self.0.engines.default_engine();
+        let fingerprint = self.snapshot_key(engine, template, size).await?;
+        let snapshot = self.snapshot(engine, template, size, &fingerprint);
         let snapshot = snapshot.await?;
         WarmPool(self.0).refill(&fingerprint, template, &snapshot);
         Ok(())
@@ -120,11 +119,11 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     /// Returns a fingerprint of what the snapshot of a booted template depends on.
     pub(super) async fn snapshot_key(
         self,
-        engine_name: Option<&str>,
+        engine: &Arc<dyn Engine>,
         template: &str,
         size: SandboxSize,
     ) -> Result<String, OperationError> {
-        let fingerprint = self.0.engine.fingerprint(engine_name, template, size).await;
+        let fingerprint = engine.fingerprint(template, size).await;
         let fingerprint =
             fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
         Ok(fingerprint + &self.0.site_mark)
@@ -140,7 +139,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     /// wait.
     pub(super) async fn snapshot(
         self,
-        engine_name: Option<&str>,
+        engine: &Arc<dyn Engine>,
         template: &str,
         size: SandboxSize,
         fingerprint: &str,
@@ -160,7 +159,6 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             return Ok(id);
         }
         let failed = || OperationError::engine(format!("boot template `{template}`"));
-        let engine = &self.0.engine;
         let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
             // Site settings that every sandbox gets are there when it is restored, also for running
@@ -168,14 +166,10 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             site: site::joined(&self.0.site, &SiteSettings::default()),
             ..SandboxIdentity::default()
         };
-        let unassigned = engine.boot(engine_name, template, size).await;
+        let unassigned = engine.boot(template, size).await;
         let unassigned = unassigned.map_err(failed())?;
-        let guest = Arc::new(
-            unassigned
-                .assign_identity(&sandbox_identity)
-                .await
-                .map_err(failed())?,
-        );
+        let guest = unassigned.assign_identity(&sandbox_identity).await;
+        let guest = guest.map_err(failed())?;
         if let Err(e) = self.start_up(template, &guest).await {
             guest.stop().await;
             return Err(e);
@@ -192,7 +186,7 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             template: template.to_owned(),
             fingerprint: fingerprint.to_owned(),
             size,
-            engine: None,
+            engine: engine.name().to_owned(),
             parent: None,
             kept: true,
             stopped_ms: 0.0,
@@ -203,8 +197,9 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
             store: Default::default(),
         };
         let permit = QuotaPermit::unlimited();
-        let taken =
-            Snapshots(self.0).take(&guest, record, AfterSnapshot::Stop, &permit, |_| Vec::new());
+        let taken = Snapshots(self.0).take(&*guest, record, AfterSnapshot::Stop, &permit, |_| {
+            Vec::new()
+        });
         let taken = taken.await;
         guest.stop().await;
         let snapshot = taken?;
@@ -227,10 +222,11 @@ impl<E: Engine> TemplateSnapshots<'_, E> {
     pub(super) async fn start_up(
         self,
         template: &str,
-        guest: &Arc<E::Guest>,
+        guest: &Arc<dyn Guest>,
     ) -> Result<(), OperationError> {
         let failed = || OperationError::engine(format!("boot template `{template}`"));
-        let startup = self.0.engine.startup(template).await.map_err(failed())?;
+        let engine = self.0.engines.get(guest.engine()).map_err(failed())?;
+        let startup = engine.startup(template).await.map_err(failed())?;
         if startup.is_empty() {
             return Ok(());
         }

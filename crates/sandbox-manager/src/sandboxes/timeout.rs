@@ -7,7 +7,7 @@ use super::{OperationError, Sandboxes, SandboxesInner, Timeouts};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::OnTimeout;
-use jiffy_engine_api::{Engine, now_ms};
+use jiffy_engine_api::now_ms;
 use smol_str::SmolStr;
 use std::ops::Bound;
 use std::sync::{Arc, Weak};
@@ -27,11 +27,11 @@ pub(super) fn deadline_in(timeout: Duration) -> u64 {
     now_ms().saturating_add(ms)
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Gives a running sandbox its time. Needs the turn.
     pub(super) fn give_time(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
         time: AwakeTime,
     ) -> Result<SandboxRecord, OperationError> {
         match time {
@@ -47,7 +47,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Moves the deadline of a running sandbox, never to an earlier time. Needs the turn.
     fn extend(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
         time: Duration,
     ) -> Result<SandboxRecord, OperationError> {
         let record = entry.record();
@@ -60,7 +60,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Ends a sandbox's time `timeout` from now, or never. Needs the turn.
     fn limit(
         &self,
-        entry: &SandboxEntry<E::Guest>,
+        entry: &SandboxEntry,
         timeout: Option<Duration>,
     ) -> Result<SandboxRecord, OperationError> {
         let mut record = entry.record();
@@ -123,7 +123,7 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    async fn expire(&self, entry: &Arc<SandboxEntry<E::Guest>>) {
+    async fn expire(&self, entry: &Arc<SandboxEntry>) {
         let _op_guard = entry.op_lock().lock().await;
         // An operation that was ahead may have given it more time.
         let record = entry.record();
@@ -167,7 +167,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> Timeouts<'_, E> {
+impl Timeouts<'_> {
     /// Ends a sandbox's time `timeout` from now, or never. What happens then is in its settings.
     pub async fn set(
         self,
@@ -213,7 +213,7 @@ impl<E: Engine> Timeouts<'_, E> {
     }
 }
 
-async fn keep<E: Engine>(inner: Weak<SandboxesInner<E>>, changed: Arc<Notify>) {
+async fn keep(inner: Weak<SandboxesInner>, changed: Arc<Notify>) {
     let mut forgotten: Option<Instant> = None;
     loop {
         let nap = {

@@ -16,7 +16,6 @@ use crate::journal::JournalChange;
 use crate::metrics::CurrentFigures;
 use crate::records::{SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::store_copies::{StorePlace, StoreState};
-use jiffy_engine_api::Engine;
 use jiffy_remote::{LOCAL_TENANT, RemoteStore, SHARED_TENANT};
 use push::UploadError;
 use queue::{UploadEnd, retry_delay};
@@ -36,7 +35,7 @@ fn is_named(record: &SnapshotRecord) -> bool {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Begins to upload what an earlier daemon did not come to, and everything from now on.
     pub(super) fn begin_uploads(&self) {
         let Some(remote) = self.0.uploads.remote.clone() else {
@@ -122,8 +121,8 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-async fn serve<E: Engine>(
-    inner: Weak<SandboxesInner<E>>,
+async fn serve(
+    inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
     wake: Arc<tokio::sync::Notify>,
 ) {
@@ -160,8 +159,8 @@ async fn serve<E: Engine>(
 }
 
 /// Removes copies from the store, one after the other.
-async fn retract<E: Engine>(
-    inner: Weak<SandboxesInner<E>>,
+async fn retract(
+    inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
     wake: Arc<tokio::sync::Notify>,
 ) {
@@ -202,7 +201,7 @@ async fn retract<E: Engine>(
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Place of a snapshot's own copy in the store, if there is a store.
     fn place(self, record: &SnapshotRecord) -> Option<StorePlace> {
         let remote = self.0.uploads.remote.as_ref()?;

@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_engine_api::SandboxSize;
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, HostFigures, HostLimits, HostOptions, HostReader, OperationError,
@@ -29,11 +29,7 @@ impl Dial {
     }
 }
 
-async fn open(
-    bench: &Bench,
-    warm: usize,
-    limits: HostLimits,
-) -> (Sandboxes<FakeEngine>, Arc<Dial>) {
+async fn open(bench: &Bench, warm: usize, limits: HostLimits) -> (Sandboxes, Arc<Dial>) {
     let dial = Arc::new(Dial::default());
     let options = HostOptions {
         warm,

@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSource, SandboxState, Sandboxes,
     SnapshotRecord,
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use tokio::task::JoinHandle;
 
 /// A sandbox with the text `captured`, a snapshot of it that is not stored, and then other text.
-async fn capture(bench: &Bench, host: &Sandboxes<FakeEngine>) -> (String, SnapshotRecord) {
+async fn capture(bench: &Bench, host: &Sandboxes) -> (String, SnapshotRecord) {
     let id = host.create(base()).await.unwrap().id;
     bench.world.write(&id, "captured");
     bench.world.storing_waits.send_replace(true);
@@ -28,15 +28,12 @@ fn of(snapshot: &SnapshotRecord) -> CreateSpec {
     }
 }
 
-fn create(
-    host: &Sandboxes<FakeEngine>,
-    spec: CreateSpec,
-) -> JoinHandle<Result<String, OperationError>> {
+fn create(host: &Sandboxes, spec: CreateSpec) -> JoinHandle<Result<String, OperationError>> {
     let host = host.clone();
     tokio::spawn(async move { Ok(host.create(spec).await?.id) })
 }
 
-fn shown(host: &Sandboxes<FakeEngine>, id: &str) -> Option<SnapshotRecord> {
+fn shown(host: &Sandboxes, id: &str) -> Option<SnapshotRecord> {
     let mut found = host.snapshots().like(id);
     found.pop()
 }

@@ -3,7 +3,7 @@
 use crate::fake;
 use crate::uploads::{TestStore, figure, noise, stored};
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, FetchScope, OperationError, SandboxSettings, SandboxSource,
     SandboxState, Sandboxes,
@@ -48,7 +48,7 @@ fn memory(bench: &Bench, id: &str) -> String {
 }
 
 /// Nothing of a snapshot is on the host, whatever was begun.
-fn assert_nothing_is_left(bench: &Bench, host: &Sandboxes<FakeEngine>) {
+fn assert_nothing_is_left(bench: &Bench, host: &Sandboxes) {
     assert!(bench.file_names().is_empty(), "{:?}", bench.file_names());
     assert!(host.snapshots().list(None).unwrap().is_empty());
     assert!(host.list().is_empty());
@@ -154,7 +154,7 @@ fn a_daemon_that_is_killed_in_a_fetch_leaves_nothing_that_counts() {
         *snapshot.lock().unwrap() = pushed(&store, None, &text).await;
     });
     let snapshot = snapshot.into_inner().unwrap();
-    let is_unknown = |host: &Sandboxes<FakeEngine>| {
+    let is_unknown = |host: &Sandboxes| {
         host.list().is_empty() && host.snapshots().list(None).unwrap().is_empty()
     };
     // Before anything has arrived, and when all has and a part of it is in place.

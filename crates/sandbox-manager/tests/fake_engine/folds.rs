@@ -2,12 +2,12 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-async fn open(bench: &Bench) -> Sandboxes<FakeEngine> {
+async fn open(bench: &Bench) -> Sandboxes {
     bench.world.folds_snapshots.store(true, Ordering::Relaxed);
     let options = HostOptions {
         tend: Duration::from_millis(5),
@@ -18,7 +18,7 @@ async fn open(bench: &Bench) -> Sandboxes<FakeEngine> {
 }
 
 /// A sandbox and its snapshots, the oldest first.
-async fn sandbox(host: &Sandboxes<FakeEngine>, snapshots: usize) -> (String, Vec<String>) {
+async fn sandbox(host: &Sandboxes, snapshots: usize) -> (String, Vec<String>) {
     let id = host.create(base()).await.unwrap().id;
     let mut ids = Vec::new();
     for _ in 0..snapshots {

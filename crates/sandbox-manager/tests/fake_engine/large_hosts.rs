@@ -38,7 +38,7 @@ fn snapshot(at: u64) -> SnapshotRecord {
         template: "base".to_owned(),
         fingerprint: String::new(),
         size: SandboxSize::default(),
-        engine: None,
+        engine: "microvm".to_owned(),
         parent: None,
         kept: true,
         stopped_ms: 0.0,

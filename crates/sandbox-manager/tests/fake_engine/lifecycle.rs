@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, Dice, FakeEngine, base, until};
+use fake::{Bench, Dice, base, until};
 use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState, Sandboxes};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const CLIENTS: usize = 20;
 const DEATHS: usize = 5;
 
 /// One random call; the errors it may meet are refusals, since nothing in this world fails.
-async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), OperationError> {
+async fn call(host: &Sandboxes, dice: &mut Dice) -> Result<(), OperationError> {
     let alive = |r: &&jiffy_sandbox_manager::SandboxRecord| r.state != SandboxState::Killed;
     let ids: Vec<_> = host
         .list()
@@ -110,7 +110,7 @@ async fn all_is_well(bench: &Bench) {
     let host = bench.open().await;
     // Neither lost nor left over: those that run have one guest each, and no guest is nobody's.
     let running = |state: &SandboxState| *state == SandboxState::Running;
-    let ids = |host: &Sandboxes<FakeEngine>| -> HashSet<String> {
+    let ids = |host: &Sandboxes| -> HashSet<String> {
         let all = host.list().into_iter().filter(|r| running(&r.state));
         all.map(|r| r.id).collect()
     };

@@ -1,6 +1,6 @@
 //! Snapshots whose files are damaged on their host, and whole in the store.
 
-use crate::fake::{Bench, DAMAGED, FakeEngine, base};
+use crate::fake::{Bench, DAMAGED, base};
 use crate::uploads::{TestStore, figure, noise, stored};
 use jiffy_sandbox_manager::{CreateSpec, ErrorKind, SandboxSource, SandboxState, Sandboxes};
 use std::fs;
@@ -16,7 +16,7 @@ fn from(snapshot: &str) -> CreateSpec {
 }
 
 /// A sandbox with `text` in its memory, and a snapshot of it.
-async fn taken(bench: &Bench, host: &Sandboxes<FakeEngine>, text: &str) -> (String, String) {
+async fn taken(bench: &Bench, host: &Sandboxes, text: &str) -> (String, String) {
     let id = host.create(base()).await.unwrap().id;
     bench.world.write(&id, text);
     let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap().id;

@@ -1,9 +1,9 @@
 //! Sandboxes whose guests were lost because their memory did not arrive from the store.
 
-use crate::fake::{Bench, FakeEngine, base, until};
+use crate::fake::{Bench, base, until};
 use jiffy_sandbox_manager::{ErrorKind, SandboxState, Sandboxes};
 
-async fn broken(host: &Sandboxes<FakeEngine>, id: &str) {
+async fn broken(host: &Sandboxes, id: &str) {
     until("the end to be noticed", || {
         matches!(host.get(id).unwrap().state, SandboxState::Broken { .. })
     })

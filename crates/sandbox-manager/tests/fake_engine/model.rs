@@ -3,7 +3,7 @@
 
 use crate::fake;
 
-use fake::{Bench, Dice, FakeEngine, base};
+use fake::{Bench, Dice, base};
 use jiffy_sandbox_manager::{
     AwakeTime, CreateSpec, ErrorKind, OnTimeout, OperationError, SandboxSettings, SandboxState,
     Sandboxes, WakeOptions,
@@ -175,7 +175,7 @@ impl Model {
     }
 }
 
-async fn ask(host: &Sandboxes<FakeEngine>, id: &str, snapshot: &str, call: Call) -> Reply {
+async fn ask(host: &Sandboxes, id: &str, snapshot: &str, call: Call) -> Reply {
     let done = |result: Result<_, OperationError>| match result {
         Ok(_) => Reply::Done,
         Err(e) => {
@@ -235,14 +235,14 @@ fn some_call(dice: &mut Dice) -> Call {
 }
 
 /// Lets everything go on that can: nothing in this world waits for a clock.
-async fn quiet(host: &Sandboxes<FakeEngine>, id: &str) {
+async fn quiet(host: &Sandboxes, id: &str) {
     for _ in 0..400 {
         tokio::task::yield_now().await;
     }
     host.wait_decided(id).await;
 }
 
-fn compare(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, model: &Model) -> bool {
+fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
     let record = host.get(id).unwrap();
     let life = match record.state {
         SandboxState::Running => Life::Running,

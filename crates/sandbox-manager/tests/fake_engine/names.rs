@@ -106,9 +106,9 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
         ..HostOptions::default()
     };
     let host = bench.open_with(warm).await;
-    let usual = host.create(on("fake")).await.unwrap();
+    let usual = host.create(on("microvm")).await.unwrap();
     let other = host.create(on(OTHER)).await.unwrap();
-    assert_eq!(usual.engine.as_deref(), Some("fake"));
+    assert_eq!(usual.engine.as_deref(), Some("microvm"));
     assert_eq!(other.engine.as_deref(), Some(OTHER));
     until("the pool to fill", || host.pool().waiting() == 1).await;
     // Both booted templates stay, and only the default engine's has a pool.
@@ -118,7 +118,7 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     until("the pool to fill again", || host.pool().waiting() == 1).await;
 
     let snapshot = host.snapshot(&other.id, None).await.unwrap();
-    assert_eq!(snapshot.engine.as_deref(), Some(OTHER));
+    assert_eq!(snapshot.engine, OTHER);
     let from = |engine: Option<&str>| CreateSpec {
         source: SandboxSource::Snapshot(snapshot.id.clone()),
         engine: engine.map(str::to_owned),
@@ -127,7 +127,7 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     let copy = host.create(from(None)).await.unwrap();
     assert_eq!(copy.engine.as_deref(), Some(OTHER));
     host.create(from(Some(OTHER))).await.unwrap();
-    let refused = host.create(from(Some("fake"))).await.unwrap_err();
+    let refused = host.create(from(Some("microvm"))).await.unwrap_err();
     assert!(refused.to_string().contains(OTHER), "{refused}");
     let fork = host.fork(&other.id, 1, None).await.unwrap();
     let child = fork.children.into_iter().next().unwrap().unwrap();

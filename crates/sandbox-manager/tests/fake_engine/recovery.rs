@@ -3,11 +3,11 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes};
 use std::sync::{Arc, Mutex};
 
-type Work = fn(Sandboxes<FakeEngine>, String) -> futures::Boxed;
+type Work = fn(Sandboxes, String) -> futures::Boxed;
 
 mod futures {
     pub type Boxed = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -15,7 +15,7 @@ mod futures {
 
 /// Makes a sandbox with text `old`, begins `work` on it, dies when `step` is reached, and opens
 /// again.
-fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes<FakeEngine>, String) {
+fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes, String) {
     let bench = Bench::new();
     let id = Arc::new(Mutex::new(String::new()));
     bench.doomed(async {
@@ -42,7 +42,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes<FakeEngine>, S
 }
 
 /// The next daemon.
-fn again(bench: &Bench) -> Sandboxes<FakeEngine> {
+fn again(bench: &Bench) -> Sandboxes {
     let host = Arc::new(Mutex::new(None));
     bench.doomed(async {
         let opened = bench.open().await;
@@ -52,7 +52,7 @@ fn again(bench: &Bench) -> Sandboxes<FakeEngine> {
 }
 
 /// The sandbox goes on as before, alone, and everything can be done with it.
-fn runs_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
+fn runs_on(bench: &Bench, host: &Sandboxes, id: &str) {
     assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), "old");
@@ -71,7 +71,7 @@ fn runs_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
     });
 }
 
-fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
+fn whole(bench: &Bench, host: &Sandboxes) {
     let known: Vec<String> = host
         .snapshots()
         .list(None)
@@ -86,7 +86,7 @@ fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
     assert_eq!(files, known, "files and journal tell the same");
 }
 
-fn cause(host: &Sandboxes<FakeEngine>, id: &str) -> String {
+fn cause(host: &Sandboxes, id: &str) -> String {
     match host.get(id).unwrap().state {
         SandboxState::Broken { cause, .. } => cause,
         other => panic!("{other:?}"),

@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_sandbox_manager::{
     Journal, JournalChange, OperationError, SandboxState, Sandboxes, SnapshotPurpose,
     SnapshotRecord,
@@ -25,7 +25,7 @@ fn fabricate(bench: &Bench, number: usize) {
         template: "base".to_owned(),
         fingerprint: String::new(),
         size: jiffy_engine_api::SandboxSize::default(),
-        engine: None,
+        engine: "microvm".to_owned(),
         parent: (n > 0).then(|| "made0000".to_owned()),
         kept: true,
         stopped_ms: 0.0,
@@ -142,7 +142,7 @@ async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_th
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
     host.snapshots().remove(&first).unwrap();
-    let parent = |host: &Sandboxes<FakeEngine>| {
+    let parent = |host: &Sandboxes| {
         let found = host.snapshots().like(&second);
         found[0].parent.clone()
     };

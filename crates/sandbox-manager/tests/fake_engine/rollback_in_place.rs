@@ -2,13 +2,13 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, base, until};
 use jiffy_sandbox_manager::{SandboxState, Sandboxes};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// A sandbox with text `later` whose snapshot, returned with its id, has the text `old`.
-async fn sandbox(bench: &Bench, host: &Sandboxes<FakeEngine>) -> (String, String) {
+async fn sandbox(bench: &Bench, host: &Sandboxes) -> (String, String) {
     bench.world.goes_back.store(true, Ordering::Relaxed);
     let id = host.create(base()).await.unwrap().id;
     bench.world.write(&id, "old");
@@ -19,7 +19,7 @@ async fn sandbox(bench: &Bench, host: &Sandboxes<FakeEngine>) -> (String, String
 }
 
 /// Snapshots, naps and rollbacks go on from `text`.
-async fn goes_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, text: &str) {
+async fn goes_on(bench: &Bench, host: &Sandboxes, id: &str, text: &str) {
     assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), text);

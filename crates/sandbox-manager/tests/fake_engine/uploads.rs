@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, Dice, FakeEngine, base, until};
+use fake::{Bench, Dice, base, until};
 use jiffy_remote::{LOCAL_TENANT, RemoteSettings, RemoteStore};
 use jiffy_sandbox_manager::{
     HostOptions, OperationError, SandboxSettings, Sandboxes, SnapshotRecord, StoreState,
@@ -103,18 +103,18 @@ pub fn noise(seed: u64, bytes: usize) -> String {
     letters.take(bytes).collect()
 }
 
-pub async fn stored(host: &Sandboxes<FakeEngine>, id: &str) -> SnapshotRecord {
+pub async fn stored(host: &Sandboxes, id: &str) -> SnapshotRecord {
     let waiting = host.snapshots().wait_stored(id);
     let limit = std::time::Duration::from_secs(60);
     tokio::time::timeout(limit, waiting).await.unwrap().unwrap()
 }
 
-fn state(host: &Sandboxes<FakeEngine>, id: &str) -> Option<StoreState> {
+fn state(host: &Sandboxes, id: &str) -> Option<StoreState> {
     host.snapshots().store_state_of(id)
 }
 
 /// Value of a metric.
-pub fn figure(host: &Sandboxes<FakeEngine>, name: &str) -> f64 {
+pub fn figure(host: &Sandboxes, name: &str) -> f64 {
     let text = host.figures().render();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
@@ -245,7 +245,7 @@ async fn a_store_that_was_gone_gets_everything_when_it_is_back() {
     assert!(store.find(LOCAL_TENANT, &wanted).await.is_some());
 }
 
-async fn gone(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
+async fn gone(bench: &Bench, host: &Sandboxes, id: &str) {
     until("the snapshot to be gone", || {
         host.snapshots().like(id).is_empty() && !bench.file_names().contains(id)
     })

@@ -3,14 +3,14 @@
 use super::names::{StoredTemplate, resolve};
 use super::{BuilderError, BuilderInner, printable};
 use jiffy_build_spec::spec::ImageSource;
-use jiffy_engine_api::{Engine, is_id};
+use jiffy_engine_api::is_id;
 use jiffy_image::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, Progress, Reference,
     RegistryAccess, Template, TemplateManifest, Visibility, imported_image,
 };
 use jiffy_registry_pull::Cancel;
 
-impl<E: Engine> BuilderInner<E> {
+impl BuilderInner {
     /// Resolves `which` (an id or name, optionally with a tag) for `owner`; none: the host's owner.
     pub(super) fn resolve_for(
         &self,

@@ -14,7 +14,6 @@ use super::{BUILD_METADATA_KEY, BuilderInner};
 use build_sandboxes::BuildSandboxes;
 use jiffy_agent_client::AgentClient;
 use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep};
-use jiffy_engine_api::Engine;
 use jiffy_image::TemplateError;
 use jiffy_sandbox_manager::{
     CreateSpec, OnTimeout, Prefetch, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
@@ -31,14 +30,14 @@ const MAX_SHOWN_CHARS: usize = 120;
 const SANDBOX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// A running build.
-pub struct BuildJob<E: Engine> {
-    inner: Arc<BuilderInner<E>>,
+pub struct BuildJob {
+    inner: Arc<BuilderInner>,
     template: TemplateRecord,
     build: BuildRecord,
     spec: BuildSpec,
     log: Arc<BuildLog>,
     /// Sandboxes of the build.
-    sandboxes: BuildSandboxes<E>,
+    sandboxes: BuildSandboxes,
     /// Held while the image is written, which continues after a cancellation.
     writing: Arc<tokio::sync::Mutex<()>>,
 }
@@ -49,9 +48,9 @@ pub struct BuildOutcome {
     pub steps: Vec<String>,
 }
 
-impl<E: Engine> BuildJob<E> {
+impl BuildJob {
     pub fn new(
-        inner: Arc<BuilderInner<E>>,
+        inner: Arc<BuilderInner>,
         template: TemplateRecord,
         build: BuildRecord,
         spec: BuildSpec,

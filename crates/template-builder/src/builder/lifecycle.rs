@@ -7,7 +7,6 @@ use super::pending_ends::BuildEnd;
 use super::records::{BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::{Builder, BuilderError, RunningBuild};
 use jiffy_build_spec::spec::{BuildSpec, StageBase};
-use jiffy_engine_api::Engine;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +20,7 @@ const E2B_IMAGES: [(&str, &str); 4] = [
     ("e2bdev/code-interpreter:latest", "code-interpreter-v1"),
 ];
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Starts a build in the background.
     pub fn start(
         &self,
@@ -75,7 +74,7 @@ impl<E: Engine> Builder<E> {
         &self,
         template: &TemplateRecord,
         id: &str,
-        job: &BuildJob<E>,
+        job: &BuildJob,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
         let turn = self

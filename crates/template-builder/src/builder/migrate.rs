@@ -2,7 +2,7 @@
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
-use jiffy_engine_api::{Engine, is_id};
+use jiffy_engine_api::is_id;
 use jiffy_image::{TemplateError, Visibility};
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ impl BuildRecords {
     }
 }
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Moves every template of the image store to the owner in the database, once. Templates of
     /// keys that act for the host's owner become the host's. Idempotent: it may be repeated after a
     /// crash. Nothing is served before.

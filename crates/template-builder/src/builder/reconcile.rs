@@ -3,10 +3,9 @@
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::{Builder, BuilderError};
-use jiffy_engine_api::Engine;
 use jiffy_image::TemplateError;
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Record of the template `name` in the namespace of `owner`; none: of the host's owner.
     /// Deletes tags that were removed without the builder, and with the last one the record.
     pub fn template_named(

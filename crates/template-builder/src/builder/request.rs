@@ -2,7 +2,7 @@
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize};
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, printable};
-use jiffy_engine_api::{Engine, IdentityError, is_id, is_reserved, new_id, new_token, now_ms};
+use jiffy_engine_api::{IdentityError, is_id, is_reserved, new_id, new_token, now_ms};
 use jiffy_image::Reference;
 use jiffy_sandbox_manager::{QuotaAmount, QuotaRequest};
 
@@ -17,7 +17,7 @@ pub struct BuildRequest {
     pub size: WantedSize,
 }
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Template with this id or name that `owner` may change; none: the host's owner, who may
     /// change all.
     pub fn owned_template(

@@ -2,7 +2,7 @@
 
 use super::records::{BuildRecords, RecordError, from_sql, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine_api::{Engine, is_imported_image, now_ms};
+use jiffy_engine_api::{is_imported_image, now_ms};
 use jiffy_image::{PrunedImages, TemplateManifest};
 use jiffy_sandbox_manager::{START_DELAY, SnapshotRecord};
 use rusqlite::params;
@@ -77,7 +77,7 @@ impl BuildRecords {
     }
 }
 
-impl<E: Engine> BuilderInner<E> {
+impl BuilderInner {
     /// Records that a build created or restored a step.
     pub(super) fn touch_step(&self, key: &str) {
         if let Err(e) = self.records.touch_step(key, now_ms()) {
@@ -164,7 +164,7 @@ impl<E: Engine> BuilderInner<E> {
     }
 }
 
-impl<E: Engine> BuilderInner<E> {
+impl BuilderInner {
     /// Removes templates imported from registries before `oldest_ms`, unless a build is running.
     fn gc_imported_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
         // No build starts while this is held.
@@ -176,7 +176,7 @@ impl<E: Engine> BuilderInner<E> {
     }
 }
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Returns the result of [`Self::prune`] without removing anything.
     pub fn prunable(
         &self,
@@ -209,7 +209,7 @@ impl<E: Engine> Builder<E> {
     pub(super) fn spawn_prune(&self, unused_for: Duration) {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
-            let round = move |builder: Weak<BuilderInner<E>>| {
+            let round = move |builder: Weak<BuilderInner>| {
                 builder.upgrade().map(|b| b.prune(unused_for, None))
             };
             // A removal reads the names of all templates.

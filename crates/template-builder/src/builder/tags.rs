@@ -3,10 +3,9 @@
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::request::check_name;
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, printable};
-use jiffy_engine_api::Engine;
 use jiffy_image::{TemplateError, Visibility};
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Adds tags to the build that `target` (a template, optionally with a tag) refers to; returns
     /// its id.
     pub async fn tag(

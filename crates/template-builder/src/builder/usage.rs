@@ -2,7 +2,6 @@
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine_api::Engine;
 use jiffy_image::{DiskBudget, Templates, Visibility};
 use jiffy_sandbox_manager::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRefusal, QuotaRequest};
 use parking_lot::Mutex;
@@ -90,7 +89,7 @@ impl BuildRecords {
     }
 }
 
-impl<E: Engine> BuilderInner<E> {
+impl BuilderInner {
     /// Number of tags and bytes of images of `owner`. Reads the directory again when it has
     /// changed.
     fn templates_of(&self, owner: &str) -> Result<(u64, u64), BuilderError> {
@@ -172,7 +171,7 @@ impl<E: Engine> BuilderInner<E> {
     }
 }
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Applies quotas of owners from now on.
     pub fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
         self.0.uploads.limit_owners(quota.clone());
@@ -193,17 +192,17 @@ impl<E: Engine> Builder<E> {
     }
 
     /// Weak reference to the builder.
-    pub fn downgrade(&self) -> WeakBuilder<E> {
+    pub fn downgrade(&self) -> WeakBuilder {
         WeakBuilder(Arc::downgrade(&self.0))
     }
 }
 
 /// Weak reference to a builder.
-pub struct WeakBuilder<E: Engine>(Weak<BuilderInner<E>>);
+pub struct WeakBuilder(Weak<BuilderInner>);
 
-impl<E: Engine> WeakBuilder<E> {
+impl WeakBuilder {
     /// The builder, if it still exists.
-    pub fn upgrade(&self) -> Option<Builder<E>> {
+    pub fn upgrade(&self) -> Option<Builder> {
         self.0.upgrade().map(Builder)
     }
 }

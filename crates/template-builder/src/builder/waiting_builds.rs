@@ -2,7 +2,6 @@
 
 use super::records::{BuildRecords, FailureReason, RecordError, to_sql};
 use super::{Builder, BuilderError, BuilderInner};
-use jiffy_engine_api::Engine;
 use jiffy_engine_api::now_ms;
 use rusqlite::params;
 use std::time::Duration;
@@ -52,7 +51,7 @@ impl BuildRecords {
     }
 }
 
-impl<E: Engine> BuilderInner<E> {
+impl BuilderInner {
     /// Fails if too many builds of `caller` wait for their start. The caller holds `names_lock`.
     pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
         self.fail_waiting(WAITING_BUILD_TIMEOUT)?;
@@ -88,7 +87,7 @@ impl<E: Engine> BuilderInner<E> {
     }
 }
 
-impl<E: Engine> Builder<E> {
+impl Builder {
     /// Fails expired builds periodically, while the builder exists.
     pub(super) fn spawn_waiting_gc(&self) {
         let builder = std::sync::Arc::downgrade(&self.0);

@@ -9,7 +9,6 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
-use jiffy_engine_api::Engine;
 use jiffy_function_manager::owner::is_name;
 use jiffy_function_manager::{
     BoxError, DeployChanges, DeployRoom, DiskRoom, FunctionError, ModuleUpload,
@@ -26,8 +25,8 @@ const GROWTH_BYTES: u64 = 4 << 20;
 
 /// `POST /functions/{name}`: a form with `settings` (JSON, may be absent) and `module`, which is
 /// absent if the settings name it by its digest.
-pub(in crate::routes) async fn deploy<E: Engine>(
-    State(app): State<App<E>>,
+pub(in crate::routes) async fn deploy(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
     request: Request,
@@ -99,11 +98,7 @@ fn content_length(request: &Request) -> Option<u64> {
 
 /// Reserves space for a module of `bytes` bytes and its machine code in the budget of the caller.
 /// Both may come to need more, which is reserved before it is written.
-async fn module_room<E: Engine>(
-    app: &App<E>,
-    caller: &Caller,
-    bytes: u64,
-) -> Result<DeployRoom, ApiError> {
+async fn module_room(app: &App, caller: &Caller, bytes: u64) -> Result<DeployRoom, ApiError> {
     let Some(key) = caller.key().filter(|_| caller.bounds().is_some()) else {
         return Ok(DeployRoom::default());
     };

@@ -11,7 +11,6 @@ use axum::http::{StatusCode, Uri};
 use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::any;
-use jiffy_engine_api::Engine;
 use jiffy_function_manager::{FunctionError, FunctionRecord};
 use std::sync::Arc;
 
@@ -20,23 +19,23 @@ use std::sync::Arc;
 pub struct FunctionHost(pub String);
 
 /// Requests by path: `/functions/{name}/invoke/...`.
-pub(in crate::routes) fn by_path<E: Engine>() -> Router<App<E>> {
+pub(in crate::routes) fn by_path() -> Router<App> {
     Router::new()
-        .route("/functions/{name}/invoke", any(invoke_by_path::<E>))
-        .route("/functions/{name}/invoke/", any(invoke_by_path::<E>))
-        .route("/functions/{name}/invoke/{*rest}", any(invoke_below::<E>))
+        .route("/functions/{name}/invoke", any(invoke_by_path))
+        .route("/functions/{name}/invoke/", any(invoke_by_path))
+        .route("/functions/{name}/invoke/{*rest}", any(invoke_below))
 }
 
 /// Requests whose [`FunctionHost`] is known, whatever their path is.
-pub fn function_router<E: Engine>(app: App<E>) -> Router {
+pub fn function_router(app: App) -> Router {
     Router::new()
-        .fallback(invoke_by_host::<E>)
+        .fallback(invoke_by_host)
         .layer(map_response(in_one_form))
         .with_state(app)
 }
 
-async fn invoke_below<E: Engine>(
-    state: State<App<E>>,
+async fn invoke_below(
+    state: State<App>,
     caller: Caller,
     Path((name, _)): Path<(String, String)>,
     request: Request,
@@ -44,8 +43,8 @@ async fn invoke_below<E: Engine>(
     invoke_by_path(state, caller, Path(name), request).await
 }
 
-async fn invoke_by_path<E: Engine>(
-    State(app): State<App<E>>,
+async fn invoke_by_path(
+    State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
     mut request: Request,
@@ -69,10 +68,7 @@ async fn invoke_by_path<E: Engine>(
     app.invoke(record, Some(prefix), request).await
 }
 
-async fn invoke_by_host<E: Engine>(
-    State(app): State<App<E>>,
-    request: Request,
-) -> Result<Response, ApiError> {
+async fn invoke_by_host(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let label = request.extensions().get::<FunctionHost>().cloned();
     let label = label.map(|FunctionHost(label)| label).unwrap_or_default();
     let functions = app.functions()?;
@@ -104,7 +100,7 @@ fn may_invoke(caller: &Caller) -> Result<(), ApiError> {
     }
 }
 
-impl<E: Engine> App<E> {
+impl App {
     async fn invoke(
         &self,
         record: Arc<FunctionRecord>,

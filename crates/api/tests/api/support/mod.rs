@@ -9,7 +9,7 @@ pub mod schema;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use fake::{Bench, FakeEngine};
+use fake::Bench;
 use jiffy_api::{
     App, Caller, Config, FunctionInvoker, Keys, Limits, NewKey, Scope, TemplateInfo,
     TemplateRefusal, TemplateSource, openapi, router,
@@ -153,7 +153,7 @@ fn base_templates() -> FakeTemplates {
 /// A control plane.
 pub struct Api {
     pub bench: Bench,
-    pub host: Sandboxes<FakeEngine>,
+    pub host: Sandboxes,
     pub keys: Arc<Keys>,
     pub router: Router,
     /// Of an admin.
@@ -165,7 +165,7 @@ impl Api {
         Self::with(|app| app)
     }
 
-    pub fn with(change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
+    pub fn with(change: impl FnOnce(App) -> App) -> Self {
         Self::over(HostOptions::default(), change)
     }
 
@@ -189,7 +189,7 @@ impl Api {
     }
 
     /// The same with another builder.
-    pub fn reopened(self, builder: Builder<FakeEngine>) -> Self {
+    pub fn reopened(self, builder: Builder) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let templates = Arc::new(Templates::new(&self.home()));
         let app = App::new(host, keys, templates, Config::default()).with_builder(builder);
@@ -223,10 +223,7 @@ impl Api {
         Home::at(self.bench.dir.path().join("home")).unwrap()
     }
 
-    pub fn over(
-        options: HostOptions,
-        change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>,
-    ) -> Self {
+    pub fn over(options: HostOptions, change: impl FnOnce(App) -> App) -> Self {
         let bench = Bench::new();
         let host = bench.open_first(options);
         let keys = Arc::new(Keys::open(bench.dir.path()).unwrap());

@@ -4,7 +4,7 @@ use super::{Fetch, Missing, Pulled};
 use crate::operation_error::{ErrorKind, OperationError};
 use crate::records::SnapshotRecord;
 use crate::sandboxes::{Sandboxes, Snapshots};
-use jiffy_engine_api::{Engine, ExistingSnapshot};
+use jiffy_engine_api::ExistingSnapshot;
 use jiffy_remote::PulledFile;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 /// Damage of snapshots by their ids.
 type Damages = BTreeMap<String, String>;
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Fetches those snapshots of the lineage of `id` anew whose files are damaged: those of
     /// `known`, and those that show it without being read. Guests that run from them keep the files
     /// that they have. Returns the damage of those that were replaced; empty: nothing is damaged,
@@ -90,18 +90,21 @@ impl<E: Engine> Snapshots<'_, E> {
 
     /// Damage in the lineage of `id` that shows without reading layers.
     async fn find_damages(self, id: &str) -> Result<Damages, OperationError> {
+        // Snapshots of a lineage have one engine.
+        let Ok(engine) = self.0.engine_of(id).cloned() else {
+            return Ok(Damages::new());
+        };
         let mut lineage = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next.filter(|id| !lineage.contains(id)) {
-            let based = !self.0.engine.is_independent(&id);
+            let based = !engine.snapshot_files().is_independent(&id);
             next = self.known(&id).and_then(|record| record.parent);
             next = next.filter(|_| based);
             lineage.push(id);
         }
-        let inner = self.0.clone();
         let looking = tokio::task::spawn_blocking(move || {
             let found = lineage.into_iter().filter_map(|id| {
-                let damage = inner.engine.damage(&id)?;
+                let damage = engine.snapshot_files().find_damage(&id)?;
                 Some((id, damage))
             });
             found.collect()
@@ -121,7 +124,7 @@ impl<E: Engine> Snapshots<'_, E> {
     }
 }
 
-impl<E: Engine> Fetch<E> {
+impl Fetch {
     /// Fetches the snapshots of `damaged` in the lineage of `id`, and those below them that are not
     /// here. Returns false if the store lacks one of them.
     async fn renew(&self, id: &str, damaged: &Damages) -> Result<bool, OperationError> {
@@ -180,15 +183,20 @@ impl<E: Engine> Fetch<E> {
         let id = &record.id;
         let lock = self.this.0.fetch_lock(id.clone());
         let _one = lock.lock().await;
-        let engine = &self.this.0.engine;
+        let failed = || OperationError::engine(format!("replace damaged snapshot {id}"));
+        let engine = &missing.import.engine;
+        let stored = self
+            .this
+            .0
+            .engines
+            .snapshot_files(engine)
+            .map_err(failed())?;
         let files = files.into_iter().map(|file| Arc::new(Pulled(file)) as _);
-        engine
-            .import_snapshot(&missing.import, files.collect(), ExistingSnapshot::Replace)
+        stored
+            .import(&missing.import, files.collect(), ExistingSnapshot::Replace)
             .await
-            .map_err(OperationError::engine(format!(
-                "replace damaged snapshot {id}"
-            )))?;
-        let bytes = engine.snapshot_size(id).unwrap_or(record.bytes);
+            .map_err(failed())?;
+        let bytes = stored.size(id).unwrap_or(record.bytes);
         self.this.snapshots().update(id, |record| {
             record.bytes = bytes;
             record.parent = missing.import.parent;

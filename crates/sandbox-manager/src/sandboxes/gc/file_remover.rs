@@ -1,7 +1,7 @@
 //! The thread that removes files of snapshots, so that no caller and no lock waits for them.
 
 use super::super::SandboxesInner;
-use jiffy_engine_api::Engine;
+use super::super::snapshot_engine::SnapshotOnDisk;
 use parking_lot::Mutex;
 use std::iter;
 use std::sync::Weak;
@@ -23,7 +23,7 @@ pub(in super::super) struct FileRemover(Mutex<Sender<Order>>);
 /// Request to the thread.
 pub(in super::super) enum Order {
     /// Removal of the files of these snapshots.
-    Files(Vec<String>),
+    Files(Vec<SnapshotOnDisk>),
     /// A word when what was ordered before is done, or `MAX_WAIT` is over.
     Done(oneshot::Sender<()>),
 }
@@ -37,10 +37,10 @@ impl FileRemover {
         (Self(Mutex::new(orders)), taken)
     }
 
-    /// Has the files of snapshots removed that have no record any more.
-    pub fn remove(&self, ids: Vec<String>) {
-        // Without the thread periodic gc removes them.
-        let _ = self.0.lock().send(Order::Files(ids));
+    /// Queues the removal of the files of snapshots that have no record.
+    pub fn remove(&self, snapshots: Vec<SnapshotOnDisk>) {
+        // Ignore the error: without the thread periodic garbage collection removes the files.
+        let _ = self.0.lock().send(Order::Files(snapshots));
     }
 
     /// Waits until all that was ordered is removed, for a while if it cannot be removed yet.
@@ -53,14 +53,14 @@ impl FileRemover {
 }
 
 /// Begins the thread.
-pub(in super::super) fn begin<E: Engine>(inner: Weak<SandboxesInner<E>>, orders: RemovalQueue) {
+pub(in super::super) fn begin(inner: Weak<SandboxesInner>, orders: RemovalQueue) {
     let thread = std::thread::Builder::new().name("remover".to_owned());
     if let Err(e) = thread.spawn(move || serve(&inner, &orders)) {
         tracing::warn!("files of removed snapshots go with the next gc only: no thread: {e}");
     }
 }
 
-fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
+fn serve(inner: &Weak<SandboxesInner>, orders: &RemovalQueue) {
     // At the priority of all others: it holds locks of directories that they wait for.
     let mut left = Vec::new();
     let mut wait = FIRST_RETRY_DELAY;
@@ -79,7 +79,7 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
             Ok(order) => {
                 for order in iter::once(order).chain(orders.try_iter()) {
                     match order {
-                        Order::Files(ids) => left.extend(ids),
+                        Order::Files(snapshots) => left.extend(snapshots),
                         Order::Done(tell) => waiting.push((Instant::now(), tell)),
                     }
                 }
@@ -89,7 +89,7 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
             Err(RecvTimeoutError::Disconnected) => return,
         };
         let Some(inner) = inner.upgrade() else { return };
-        remove_files(&inner.engine, &mut left);
+        remove_files(&inner, &mut left);
         for (_, tell) in waiting.extract_if(.., |(since, _)| {
             left.is_empty() || since.elapsed() >= MAX_WAIT
         }) {
@@ -102,22 +102,23 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
     }
 }
 
-/// Removes files of snapshots, in whichever order the engine lets them go. What stays is left in
-/// `ids`.
-pub(super) fn remove_files<E: Engine>(engine: &E, ids: &mut Vec<String>) {
+/// Removes files of snapshots in the order in which the engines permit it. Snapshots whose files
+/// cannot be removed yet remain in `snapshots`.
+pub(super) fn remove_files(inner: &SandboxesInner, snapshots: &mut Vec<SnapshotOnDisk>) {
     loop {
-        let before = ids.len();
-        ids.retain(|id| match engine.remove_snapshot(id) {
+        let before = snapshots.len();
+        snapshots.retain(|snapshot| match inner.remove_files(snapshot) {
             Ok(()) => false,
             Err(e) => {
-                tracing::debug!(id, "a snapshot's files stay for now: {e}");
+                let id = &snapshot.id;
+                tracing::debug!(id, "cannot remove the files of a snapshot yet: {e}");
                 true
             }
         });
-        if ids.is_empty() || ids.len() == before {
+        if snapshots.is_empty() || snapshots.len() == before {
             return;
         }
         // A parent that came before its children comes after them now.
-        ids.reverse();
+        snapshots.reverse();
     }
 }

@@ -4,11 +4,11 @@
 //! host with many. After the start rounds follow each other until all was looked at once, for what
 //! an earlier daemon left; later there is one in each interval.
 
+use super::super::snapshot_engine::{DiskWalk, SnapshotOnDisk};
 use super::super::{OperationError, Sandboxes};
 use super::file_remover::remove_files;
 use crate::records::SnapshotPurpose;
 use crate::{DirectoryLock, START_DELAY};
-use jiffy_engine_api::{Engine, SnapshotWalk};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(in super::super) struct GcPosition {
     /// Snapshot that was looked at last; empty: none.
     snapshot: String,
     /// Files that were not looked at yet; none: all were.
-    files: Option<SnapshotWalk>,
+    files: Option<DiskWalk>,
     /// True once every snapshot was looked at.
     snapshots_seen: bool,
     /// True once every file was looked at.
@@ -36,7 +36,7 @@ impl GcPosition {
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Collects garbage every `every`, for as long as the sandboxes are there and the directory is
     /// theirs.
     pub(in super::super) fn spawn_gc(&self, every: Duration, lock: Option<Arc<DirectoryLock>>) {
@@ -66,7 +66,7 @@ impl<E: Engine> Sandboxes<E> {
                 let goes_on = position.is_first_pass() && collected.is_ok();
                 match collected {
                     Ok(0) => {}
-                    Ok(removed) => tracing::info!(removed, "removed what belonged to nobody"),
+                    Ok(removed) => tracing::info!(removed, "removed orphaned files"),
                     Err(e) => tracing::warn!("cannot collect garbage: {e}"),
                 }
                 let pause = match goes_on {
@@ -85,12 +85,12 @@ impl<E: Engine> Sandboxes<E> {
         let templates = self.templates();
         templates.retire_outdated(&templates.kept(|_| true));
         self.snapshots().gc_all();
-        let mut walk = self.walk()?;
+        let mut walk = self.0.walk_disk()?;
         let mut removed = self.gc_engine()?;
         loop {
             let (mut unknown, ended) = self.unknown(&mut walk)?;
             let found = unknown.len();
-            remove_files(&self.0.engine, &mut unknown);
+            remove_files(&self.0, &mut unknown);
             removed += found - unknown.len();
             if ended {
                 return Ok(removed);
@@ -126,7 +126,7 @@ impl<E: Engine> Sandboxes<E> {
         };
         let mut walk = match position.files.take() {
             Some(walk) => walk,
-            None => self.walk()?,
+            None => self.0.walk_disk()?,
         };
         let (unknown, ended) = self.unknown(&mut walk)?;
         removed += unknown.len();
@@ -141,26 +141,25 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     fn gc_engine(&self) -> Result<usize, OperationError> {
-        let failed = OperationError::engine("look for what belongs to nobody");
-        self.0.engine.gc().map_err(failed)
-    }
-
-    fn walk(&self) -> Result<SnapshotWalk, OperationError> {
-        let failed = OperationError::engine("read the snapshots of this host");
-        self.0.engine.walk_snapshots().map_err(failed)
+        let mut removed = 0;
+        for engine in self.0.engines.all() {
+            let collected = engine.snapshot_files().gc();
+            removed += collected.map_err(OperationError::engine("remove orphaned files"))?;
+        }
+        Ok(removed)
     }
 
     /// Those of the next snapshots on the disk that have no record, and true if there are no
     /// further ones.
-    fn unknown(&self, walk: &mut SnapshotWalk) -> Result<(Vec<String>, bool), OperationError> {
-        let next: Result<Vec<String>, _> = walk.by_ref().take(MAX_PER_ROUND).collect();
+    fn unknown(&self, walk: &mut DiskWalk) -> Result<(Vec<SnapshotOnDisk>, bool), OperationError> {
+        let next: Result<Vec<SnapshotOnDisk>, _> = walk.by_ref().take(MAX_PER_ROUND).collect();
         let failed = OperationError::engine("read the snapshots of this host");
         let mut unknown = next.map_err(failed)?;
         let ended = unknown.len() < MAX_PER_ROUND;
         // In this order: a snapshot is held from before its first byte is on the disk until it has
         // its record.
-        unknown.retain(|id| !self.0.pins.lock().contains_key(id));
-        unknown.retain(|id| self.0.snapshot_index.lock().get(id).is_none());
+        unknown.retain(|s| !self.0.pins.lock().contains_key(&s.id));
+        unknown.retain(|s| self.0.snapshot_index.lock().get(&s.id).is_none());
         Ok((unknown, ended))
     }
 }

@@ -1,11 +1,12 @@
 //! Snapshots that nothing needs any more.
 
 use super::super::Snapshots;
+use super::super::snapshot_engine::SnapshotOnDisk;
 use super::super::snapshot_index::SnapshotIndex;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
 use crate::store_copies::StoreRetraction;
-use jiffy_engine_api::{Engine, EngineError, PreparedFold};
+use jiffy_engine_api::{EngineError, PreparedFold};
 use jiffy_proto::snapshot::FoldedLayers;
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,14 +25,14 @@ struct UnneededSnapshots {
     /// Snapshots that lie on files that nothing else needs: those files can be folded into theirs.
     foldable: Vec<String>,
     /// Children before their parents.
-    gone: Vec<String>,
+    gone: Vec<SnapshotOnDisk>,
     /// Their children, which have another parent now.
     moved: BTreeMap<String, SnapshotRecord>,
     /// Their copies in stores.
     copies: Vec<StoreRetraction>,
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
     /// else needed. The cost depends on the number of removed snapshots only. A removed snapshot
     /// whose files one other snapshot needs is queued for a fold.
@@ -94,8 +95,11 @@ impl<E: Engine> Snapshots<'_, E> {
         // No operation waits for the disk: nothing can use the parent from here on.
         drop(order);
         let folded = fold.commit();
-        if folded.is_ok() && !collected.gone.contains(&parent) {
-            collected.gone.push(parent);
+        if folded.is_ok()
+            && let Some(engine) = self.known(child).map(|record| record.engine)
+            && collected.gone.iter().all(|removed| removed.id != parent)
+        {
+            collected.gone.push(SnapshotOnDisk { id: parent, engine });
         }
         self.removed(collected);
         Some(folded)
@@ -107,8 +111,8 @@ impl<E: Engine> Snapshots<'_, E> {
         if collected.gone.is_empty() {
             return;
         }
-        let gone = collected.gone.iter().cloned();
-        let gone = gone.map(JournalChange::NoSnapshot);
+        let gone = collected.gone.iter();
+        let gone = gone.map(|snapshot| JournalChange::NoSnapshot(snapshot.id.clone()));
         let moved = collected.moved.values().cloned();
         let moved = moved.map(JournalChange::Snapshot);
         let copies = collected.copies.iter().cloned();
@@ -165,7 +169,10 @@ impl<E: Engine> Snapshots<'_, E> {
             }
             collected.copies.extend(record.store.all_retractions(&id));
             collected.moved.remove(&id);
-            collected.gone.push(id);
+            collected.gone.push(SnapshotOnDisk {
+                id,
+                engine: record.engine,
+            });
             queue.extend(record.parent);
         }
         collected
@@ -179,14 +186,21 @@ impl<E: Engine> Snapshots<'_, E> {
         id: &str,
         except: Option<&str>,
     ) -> Need {
-        let lies_on_it = |child: &str| except != Some(child) && self.0.engine.lies_on(child, id);
+        let depends_on_it = |child: &str| {
+            // Snapshots of an engine that this host lacks are retained.
+            let files = snapshots
+                .get(child)
+                .map(|s| self.0.engines.snapshot_files(&s.engine));
+            let files = files.and_then(Result::ok);
+            except != Some(child) && files.is_none_or(|files| files.depends_on(child, id))
+        };
         if snapshots.get(id).is_some_and(|s| s.kept)
             || pins.contains_key(id)
             || self.0.indexes.users.has_any(id)
         {
             return Need::Used;
         }
-        match snapshots.children(id).any(lies_on_it) {
+        match snapshots.children(id).any(depends_on_it) {
             true => Need::LainOn,
             false => Need::None,
         }

@@ -6,7 +6,7 @@ use super::is_named;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
 use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
-use jiffy_engine_api::{Engine, SnapshotParts};
+use jiffy_engine_api::SnapshotParts;
 use jiffy_remote::{
     LOCAL_TENANT, MAX_LINEAGE, PushRequest, Pushed, RemoteError, RemoteStore, SHARED_TENANT,
 };
@@ -38,20 +38,20 @@ pub(super) enum UploadError {
 }
 
 /// Snapshot that the store lacks, with its files open and held.
-struct Link<E: Engine> {
+struct Link {
     place: StorePlace,
     parts: SnapshotParts,
-    _pin: SnapshotPin<E>,
+    _pin: SnapshotPin,
 }
 
 /// Snapshots that the store lacks, the newest first, and the one below them that it has.
-struct Chain<E: Engine> {
-    links: Vec<Link<E>>,
+struct Chain {
+    links: Vec<Link>,
     base: Option<(String, StorePlace, String)>,
-    _pins: Vec<SnapshotPin<E>>,
+    _pins: Vec<SnapshotPin>,
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Uploads snapshot `id`.
     pub(super) async fn upload(
         &self,
@@ -89,7 +89,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Opens snapshot `id` and those below it that the store at `url` lacks. Blocks.
-    fn open_chain(&self, url: &str, id: &str) -> Result<Chain<E>, UploadError> {
+    fn open_chain(&self, url: &str, id: &str) -> Result<Chain, UploadError> {
         let record = self.snapshots().known(id).ok_or(UploadError::Removed)?;
         let tenant = record.owner.unwrap_or_else(|| LOCAL_TENANT.to_owned());
         let mut chain = Chain {
@@ -121,12 +121,12 @@ impl<E: Engine> Sandboxes<E> {
                 chain._pins.push(pin);
                 break;
             }
-            let missing = self.0.engine.missing_memory(&id);
+            let missing = self.snapshots().missing_memory(&id);
             let failed = OperationError::engine("look for its memory");
             if missing.map_err(failed)?.is_some() {
                 return Err(UploadError::MissingMemory(id));
             }
-            let parts = match self.0.engine.snapshot_parts(&id) {
+            let parts = match self.0.files_of(&id).and_then(|files| files.parts(&id)) {
                 Ok(parts) => parts,
                 // Merged with the one above it since that was looked at.
                 Err(_) if self.snapshots().known(&id).is_none() => return Err(gone()),
@@ -145,7 +145,7 @@ impl<E: Engine> Sandboxes<E> {
     async fn push_chain(
         &self,
         remote: &Arc<RemoteStore>,
-        chain: &Chain<E>,
+        chain: &Chain,
         cancelled: &watch::Receiver<bool>,
     ) -> Result<(), UploadError> {
         let mut lineage = Vec::new();
@@ -189,7 +189,7 @@ impl<E: Engine> Sandboxes<E> {
     async fn push(
         &self,
         remote: &RemoteStore,
-        link: &Link<E>,
+        link: &Link,
         record: SnapshotRecord,
         lineage: Vec<jiffy_remote::SnapshotName>,
         cancelled: &watch::Receiver<bool>,
@@ -240,7 +240,7 @@ impl<E: Engine> Sandboxes<E> {
 
     fn note_copy(
         &self,
-        link: &Link<E>,
+        link: &Link,
         pushed: &Pushed,
         revision: u32,
         named: bool,
@@ -290,7 +290,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
     /// Record of the snapshot with this whole id.
     pub(in crate::sandboxes) fn known(self, id: &str) -> Option<SnapshotRecord> {
         self.0.snapshot_index.lock().get(id).cloned()

@@ -1,7 +1,7 @@
 //! Needs of this host: snapshots whose memory has not all arrived stay in the store.
 
 use super::super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
-use jiffy_engine_api::Engine;
+use jiffy_engine_api::EngineError;
 use jiffy_remote::{LayerOrigin, RemoteStore};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,8 +13,8 @@ const RETRY_DELAY: Duration = Duration::from_secs(600);
 const EVENT_DELAY: Duration = Duration::from_secs(1);
 
 /// Tells the store what this host needs, at once and whenever that may have changed.
-pub(super) async fn keep<E: Engine>(
-    inner: Weak<SandboxesInner<E>>,
+pub(super) async fn keep(
+    inner: Weak<SandboxesInner>,
     remote: Arc<RemoteStore>,
     wake: Arc<tokio::sync::Notify>,
 ) {
@@ -39,25 +39,31 @@ pub(super) async fn keep<E: Engine>(
     }
 }
 
-impl<E: Engine> Sandboxes<E> {
+impl Sandboxes {
     /// Fetches the memory that snapshot `id` lacks: it is to go to the store anew.
     pub(super) async fn complete_memory(&self, id: &str) -> Result<(), OperationError> {
         tracing::info!(
             id,
             "the store is to have a snapshot anew: its memory is fetched"
         );
-        let completed = self.0.engine.complete_memory(id).await;
-        completed.map_err(OperationError::engine("fetch its memory"))?;
+        let failed = || OperationError::engine("fetch its memory");
+        let files = self.0.files_of(id).map_err(failed())?;
+        files.complete_memory(id).await.map_err(failed())?;
         self.0.uploads.wake_readers.notify_one();
         Ok(())
     }
 }
 
-impl<E: Engine> Snapshots<'_, E> {
+impl Snapshots<'_> {
+    /// Returns the source of the memory that snapshot `id` lacks. Blocks.
+    pub(super) fn missing_memory(self, id: &str) -> Result<Option<String>, EngineError> {
+        self.0.files_of(id)?.missing_memory(id)
+    }
+
     /// Layers in the store that snapshots of this host lack chunks of. Blocks.
     fn missing_layers(self) -> Vec<LayerOrigin> {
         let ids = self.ids_of(|_| true).into_iter();
-        let origin = |id: String| match self.0.engine.missing_memory(&id) {
+        let origin = |id: String| match self.missing_memory(&id) {
             Ok(None) => None,
             Ok(Some(origin)) => LayerOrigin::decode(&origin).ok(),
             Err(e) => {

@@ -8,7 +8,7 @@ use jiffy_sandbox_manager::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// A host that is never short of anything.
 #[derive(Debug)]
@@ -39,12 +39,12 @@ impl Bench {
         }
     }
 
-    pub async fn open(&self) -> Sandboxes<FakeEngine> {
+    pub async fn open(&self) -> Sandboxes {
         self.open_with(HostOptions::default()).await
     }
 
     /// The first time, when there is nothing to wait for.
-    pub fn open_first(&self, options: HostOptions) -> Sandboxes<FakeEngine> {
+    pub fn open_first(&self, options: HostOptions) -> Sandboxes {
         let opening = std::pin::pin!(self.open_with(options));
         let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
         match opening.poll(&mut nobody) {
@@ -53,16 +53,12 @@ impl Bench {
         }
     }
 
-    pub async fn open_with(&self, mut options: HostOptions) -> Sandboxes<FakeEngine> {
+    pub async fn open_with(&self, mut options: HostOptions) -> Sandboxes {
         // Nothing here depends on what this machine is busy with.
         options.reader.get_or_insert_with(|| Arc::new(Plenty));
-        let engine = FakeEngine {
-            world: self.world.clone(),
-            dir: self.files(),
-            writing: Mutex::default(),
-        };
+        let engines = FakeEngine::all(&self.world, &self.files());
         let journal = self.dir.path().join("state.db");
-        Sandboxes::open(engine, &journal, options).await.unwrap()
+        Sandboxes::open(engines, &journal, options).await.unwrap()
     }
 
     pub fn files(&self) -> PathBuf {

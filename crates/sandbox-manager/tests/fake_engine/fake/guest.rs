@@ -1,22 +1,27 @@
 //! Guests that are a line of text.
 
-use super::world::{Body, World};
+use super::OTHER;
+use super::files::FakeFiles;
+use super::world::Body;
+use async_trait::async_trait;
 use jiffy_engine_api::{
-    BootMode, BootReport, ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords,
-    EngineError, ExitReason, Guest, GuestHandle, GuestUsage, SandboxIdentity, UnassignedGuest,
+    AfterSnapshot, BootMode, BootReport, CaptureNotice, ConnectionLog, ConnectionProtocol,
+    ConnectionRecord, ConnectionRecords, EngineError, ExitReason, Guest, GuestHandle, GuestUsage,
+    RollbackCommit, RollbackFailure, SandboxIdentity, SnapshotTimes, UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
 use jiffy_proto::snapshot::FoldedLayers;
 use jiffy_sandbox_manager::HostReader;
+use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-pub struct UnassignedFakeGuest(pub(super) Arc<World>, pub(super) Option<Arc<Body>>);
+pub struct UnassignedFakeGuest(pub(super) Arc<FakeFiles>, pub(super) Option<Arc<Body>>);
 
-pub struct FakeGuest(pub(super) Arc<Body>, pub(super) Arc<World>);
+pub struct FakeGuest(pub(super) Arc<Body>, pub(super) Arc<FakeFiles>);
 
 impl Drop for UnassignedFakeGuest {
     fn drop(&mut self) {
@@ -34,51 +39,146 @@ impl Drop for FakeGuest {
     }
 }
 
+#[async_trait]
 impl UnassignedGuest for UnassignedFakeGuest {
-    type Guest = FakeGuest;
-
     fn is_waiting(&self) -> bool {
         self.1.as_ref().is_some_and(|b| b.end.borrow().is_none())
     }
 
-    async fn rehearse(self, _: &SiteSettings) -> Result<Self, EngineError> {
-        *self.0.rehearsed.lock().unwrap() += 1;
-        self.0.step("rehearse").await?;
-        Ok(self)
+    async fn rehearse(&mut self, _: &SiteSettings) -> Result<(), EngineError> {
+        *self.0.world.rehearsed.lock().unwrap() += 1;
+        self.0.world.step("rehearse").await
     }
 
     async fn assign_identity(
-        mut self,
+        mut self: Box<Self>,
         sandbox_identity: &SandboxIdentity,
-    ) -> Result<FakeGuest, EngineError> {
-        self.0.step("welcome").await?;
+    ) -> Result<Arc<dyn Guest>, EngineError> {
+        self.0.world.step("welcome").await?;
         let body = self.1.take().unwrap();
         *body.sandbox_identity.lock().unwrap() = sandbox_identity.clone();
-        Ok(FakeGuest(body, self.0.clone()))
+        Ok(Arc::new(FakeGuest(body, self.0.clone())))
     }
 }
 
+impl FakeGuest {
+    async fn store(
+        &self,
+        id: &str,
+        memory: String,
+        then: AfterSnapshot,
+    ) -> Result<SnapshotTimes, EngineError> {
+        fs::write(self.1.dir.join(id), memory).map_err(EngineError::failed)?;
+        if self.0.engine == OTHER {
+            self.1.world.of_other.lock().unwrap().insert(id.to_owned());
+        }
+        // Of an earlier daemon it may have been collected.
+        let _ = fs::remove_file(self.1.dir.join(format!(".{id}")));
+        self.1.world.step("snapshot-named").await?;
+        *self.0.undecided.lock().unwrap() = None;
+        let below = self.0.parent.lock().unwrap().replace(id.to_owned());
+        if let Some(below) = below {
+            let mut parents = self.1.world.parents.lock().unwrap();
+            parents.insert(id.to_owned(), below);
+        }
+        if then == AfterSnapshot::Stop {
+            self.halt().await;
+        }
+        self.1.world.step("snapshot-complete").await?;
+        Ok(SnapshotTimes::default())
+    }
+}
+
+#[async_trait]
 impl Guest for FakeGuest {
     fn engine(&self) -> &'static str {
         self.0.engine
     }
 
     async fn keep(&self) -> Result<GuestHandle, EngineError> {
-        self.1.step("keep").await?;
+        self.1.world.step("keep").await?;
         self.0.kept.store(true, Ordering::Relaxed);
-        self.1.step("kept").await?;
+        self.1.world.step("kept").await?;
         self.handle().await
     }
 
     async fn handle(&self) -> Result<GuestHandle, EngineError> {
-        let guests = self.1.guests.lock().unwrap();
+        let guests = self.1.world.guests.lock().unwrap();
         let at = guests.iter().position(|b| Arc::ptr_eq(b, &self.0)).unwrap();
         Ok(GuestHandle(at.to_string()))
     }
 
+    async fn take_snapshot(
+        &self,
+        id: &str,
+        parent: Option<&str>,
+        then: AfterSnapshot,
+        max_bytes: Option<u64>,
+        notice: Option<CaptureNotice>,
+    ) -> Result<SnapshotTimes, EngineError> {
+        if let Some(parent) = parent {
+            assert!(self.1.dir.join(parent).exists(), "parent {parent} is gone");
+        }
+        assert_eq!(self.0.parent.lock().unwrap().as_deref(), parent);
+        let half = format!(".{id}");
+        self.1.writing.lock().unwrap().insert(half.clone());
+        fs::write(self.1.dir.join(half), "half").map_err(EngineError::failed)?;
+        *self.0.undecided.lock().unwrap() = Some(id.to_owned());
+        self.1.world.step("snapshot").await?;
+        let memory = self.0.memory.lock().unwrap().clone();
+        let needed = memory.len() as u64;
+        if let Some(most) = max_bytes.filter(|most| needed > *most) {
+            fs::remove_file(self.1.dir.join(format!(".{id}"))).unwrap();
+            *self.0.undecided.lock().unwrap() = None;
+            return Err(EngineError::SnapshotTooLarge { needed, most });
+        }
+        if let Some(notice) = notice {
+            *self.0.captured.lock().unwrap() = Some((id.to_owned(), memory));
+            notice.send(7_000).unwrap();
+            return self.finish_captured().await;
+        }
+        self.store(id, memory, then).await
+    }
+
+    async fn finish_captured(&self) -> Result<SnapshotTimes, EngineError> {
+        let mut storing = self.1.world.storing_waits.subscribe();
+        storing.wait_for(|waits| !waits).await.unwrap();
+        self.1.world.step("store").await?;
+        let captured = self.0.captured.lock().unwrap().take();
+        let (id, memory) = captured.ok_or_else(|| EngineError::failed("it has none"))?;
+        self.store(&id, memory, AfterSnapshot::Resume).await
+    }
+
+    async fn roll_back(
+        &self,
+        id: &str,
+        identity: &SandboxIdentity,
+        commit: &mut RollbackCommit<'_>,
+    ) -> Result<(), RollbackFailure> {
+        let refused = |reason: &str| RollbackFailure::Refused {
+            reason: reason.to_owned(),
+        };
+        if !self.1.world.goes_back.load(Ordering::Relaxed) {
+            return Err(refused("it cannot"));
+        }
+        if !commit() {
+            return Err(refused("it was not written down"));
+        }
+        self.1.world.began.store(true, Ordering::Relaxed);
+        let may = self.1.world.step("go-back").await;
+        may.map_err(|e| refused(&e.to_string()))?;
+        let memory = fs::read_to_string(self.1.dir.join(id));
+        *self.0.memory.lock().unwrap() = memory.map_err(|e| refused(&e.to_string()))?;
+        *self.0.parent.lock().unwrap() = Some(id.to_owned());
+        let went = self.1.world.step("going-back").await;
+        went.map_err(RollbackFailure::Lost)?;
+        *self.0.sandbox_identity.lock().unwrap() = identity.clone();
+        Ok(())
+    }
+
     fn fold_layers(&self, _: &FoldedLayers) {
         let text = self.0.memory.lock().unwrap().clone();
-        self.1.told_folds.lock().unwrap().push(text);
+        self.1.world.told_folds.lock().unwrap().push(text);
     }
 
     fn report(&self) -> BootReport {
@@ -109,7 +209,7 @@ impl Guest for FakeGuest {
     /// Listens and answers 204 to whatever it is sent, unless `answer` fails: then it hangs up.
     async fn connect(&self, _: u32) -> io::Result<UnixStream> {
         let (near, mut far) = UnixStream::pair()?;
-        if self.1.step("answer").await.is_ok() {
+        if self.1.world.step("answer").await.is_ok() {
             tokio::spawn(async move {
                 let mut request = [0; 1024];
                 let _ = far.read(&mut request).await;
@@ -136,12 +236,12 @@ impl Guest for FakeGuest {
     async fn stop(&self) {
         self.0.stop();
         // It is gone; what it left is not.
-        let _ = self.1.step("stop").await;
+        let _ = self.1.world.step("stop").await;
     }
 
     async fn halt(&self) {
         self.0.stop();
-        let _ = self.1.step("halt").await;
+        let _ = self.1.world.step("halt").await;
     }
 }
 

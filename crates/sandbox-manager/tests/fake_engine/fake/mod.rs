@@ -4,6 +4,7 @@
 
 mod bench;
 mod engine;
+mod files;
 mod guest;
 mod world;
 

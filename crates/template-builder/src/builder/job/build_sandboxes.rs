@@ -1,6 +1,5 @@
 //! Sandboxes of one build.
 
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, OperationError, QuotaPermit, SandboxRecord, Sandboxes,
 };
@@ -13,8 +12,8 @@ use tokio_util::task::TaskTracker;
 const CREATION_LIMIT: Duration = Duration::from_secs(60);
 
 /// Sandboxes of one build, including those that are being created.
-pub(super) struct BuildSandboxes<E: Engine> {
-    host: Sandboxes<E>,
+pub(super) struct BuildSandboxes {
+    host: Sandboxes,
     state: Arc<Mutex<State>>,
     /// Tasks that create sandboxes. They outlive a cancelled build, since the host completes a
     /// creation that its caller abandoned.
@@ -28,8 +27,8 @@ struct State {
     ended: bool,
 }
 
-impl<E: Engine> BuildSandboxes<E> {
-    pub(super) fn new(host: &Sandboxes<E>) -> Self {
+impl BuildSandboxes {
+    pub(super) fn new(host: &Sandboxes) -> Self {
         Self {
             host: host.clone(),
             state: Arc::default(),
@@ -97,7 +96,7 @@ impl<E: Engine> BuildSandboxes<E> {
 }
 
 /// Removes a sandbox, unless there is none.
-async fn remove<E: Engine>(host: &Sandboxes<E>, id: &str) -> Result<(), OperationError> {
+async fn remove(host: &Sandboxes, id: &str) -> Result<(), OperationError> {
     match host.remove(id).await {
         Err(e) if e.kind() != ErrorKind::Unknown => Err(e),
         _ => Ok(()),

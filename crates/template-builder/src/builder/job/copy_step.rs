@@ -7,7 +7,6 @@ use super::BuildJob;
 use super::stage::StageState;
 use jiffy_agent_client::AgentClient;
 use jiffy_build_spec::spec::{BuildStep, CopyAction, CopySource, StepAction};
-use jiffy_engine_api::Engine;
 
 /// Files of a step.
 pub(super) enum CopiedFiles {
@@ -33,7 +32,7 @@ impl CopiedFiles {
     }
 }
 
-impl<E: Engine> BuildJob<E> {
+impl BuildJob {
     /// Finds the files that a step copies.
     pub(super) fn copied_files(
         &self,

@@ -5,7 +5,7 @@ use super::super::{DEFAULT_TAG, step_key, transfer};
 use super::stage::StageState;
 use super::{BuildJob, BuildOutcome};
 use jiffy_build_spec::spec::{BuildStage, BuildStep, StepAction};
-use jiffy_engine_api::{Engine, StartCommand, Startup};
+use jiffy_engine_api::{StartCommand, Startup};
 use jiffy_image::{
     Defaults, DerivedTemplate, DiskBudget, Progress, TemplateManifest, Visibility, unfinished_build,
 };
@@ -15,7 +15,7 @@ use jiffy_sandbox_manager::Bytes;
 const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \
      begins with has a CMD or an ENTRYPOINT; name one with --start";
 
-impl<E: Engine> BuildJob<E> {
+impl BuildJob {
     /// Publishes the result of the last stage as a template.
     pub(super) async fn publish(&self, mut at: StageState) -> Result<BuildOutcome, BuildFailure> {
         let startup = self.startup(&at)?;

@@ -7,7 +7,7 @@ use super::{BuildJob, abbreviate, is_generated};
 use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
 };
-use jiffy_engine_api::{Engine, SandboxSize};
+use jiffy_engine_api::SandboxSize;
 use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest};
 use jiffy_registry_pull::Cancel;
 use jiffy_sandbox_manager::SandboxSource;
@@ -47,7 +47,7 @@ pub(super) struct StepCounter {
     pub(super) total: usize,
 }
 
-impl<E: Engine> BuildJob<E> {
+impl BuildJob {
     pub(super) async fn run_stage(
         &self,
         stage: &BuildStage,

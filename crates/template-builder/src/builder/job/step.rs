@@ -9,13 +9,12 @@ use super::stage::StageState;
 use super::{BuildJob, is_generated};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
 use jiffy_build_spec::spec::{BuildStep, StepAction, StepCommand};
-use jiffy_engine_api::Engine;
 use jiffy_sandbox_manager::SandboxSource;
 use std::time::Instant;
 
 const BASH_PATH: &str = "/bin/bash";
 
-impl<E: Engine> BuildJob<E> {
+impl BuildJob {
     /// Runs a step, or restores the result of an equal earlier step.
     pub(super) async fn run_step(
         &self,

@@ -1,4 +1,4 @@
-//! Guests that come out of snapshots.
+//! Restores of guests up to the greeting of their agent.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
@@ -10,30 +10,33 @@ use jiffy_network::NicKind;
 use jiffy_snapshot::Lineage;
 
 impl MicroVmEngine {
-    /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory`
-    /// says. It is told while it starts if that is known already.
-    pub(super) async fn arrive(
+    /// Restores snapshot `id` up to the agent's greeting. `memory` selects the source of the
+    /// guest's memory. The guest may take the identity `known` while it starts.
+    pub(super) async fn restore_unassigned(
         &self,
         id: &str,
         memory: impl Fn(&Lineage) -> MemoryPolicy,
         known: Option<&SandboxIdentity>,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
-        let mut lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let mut lineage = self.shared.store.lineage(id).map_err(EngineError::failed)?;
         loop {
-            let failure = match self.arrive_from(lineage.clone(), id, &memory, known).await {
+            let failure = match self
+                .restore_lineage(lineage.clone(), id, &memory, known)
+                .await
+            {
                 Ok(unassigned) => return Ok(unassigned),
                 Err(failure) => failure,
             };
-            // A merge in the background may have replaced layers before they were opened, and gc
-            // removed those that nobody needs any more.
-            match self.store.lineage(id) {
+            // A concurrent merge may have replaced layers before they were opened, and garbage
+            // collection may have removed the old ones.
+            match self.shared.store.lineage(id) {
                 Ok(now) if !now.is_same(&lineage) => lineage = now,
                 _ => return Err(failure),
             }
         }
     }
 
-    async fn arrive_from(
+    async fn restore_lineage(
         &self,
         lineage: Lineage,
         id: &str,
@@ -45,11 +48,16 @@ impl MicroVmEngine {
             reason: format!("there is no snapshot {id}"),
         })?;
         let manifest = newest.manifest();
-        let prepared = self.templates.prepare_version(&manifest.template).await?;
+        let prepared = self
+            .shared
+            .templates
+            .prepare_version(&manifest.template)
+            .await?;
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
         let overlay = self
+            .shared
             .overlays
-            .take(&self.store)
+            .take(&self.shared.store)
             .map_err(EngineError::failed)?;
         let mut lease = match manifest.net {
             true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
@@ -68,11 +76,10 @@ impl MicroVmEngine {
         let waiting = MicroVm::restore_unassigned(spec, known)
             .await
             .map_err(boot_error)?;
-        let socket_directory = self.socket_directory.clone();
         Ok(UnassignedMicroVmGuest {
-            coming: BootStage::Restored(Box::new(waiting)),
+            stage: BootStage::Restored(Box::new(waiting)),
             prepared,
-            socket_directory,
+            shared: self.shared.clone(),
             lease,
         })
     }

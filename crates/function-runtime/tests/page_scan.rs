@@ -1,5 +1,4 @@
-//! Pages that are swapped out when a request ends, and pages that the reset `fast` retains.
-#![cfg(feature = "fast-reset")]
+//! Pages that are swapped out when a request ends, and those that the reset `fast` keeps.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/skip.rs"]

@@ -1,0 +1,55 @@
+//! Opens the engines of a host.
+
+use crate::gvisor_engine::GvisorEngine;
+use crate::host::{Host, PreparedTemplate};
+use crate::microvm_engine::{LazyStore, MicroVmEngine};
+use crate::template_cache::TemplateCache;
+use jiffy_engine_api::{Engine, EngineError, EngineName, Engines};
+use jiffy_network::Network;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens the engines of a daemon on `host`. `default` must be usable if it is gVisor. Memory of
+/// snapshots that has not arrived comes from `lazy`. Must be called inside a tokio runtime.
+pub async fn open_engines(
+    host: Host,
+    network: Option<Network>,
+    default: EngineName,
+    lazy: Option<LazyStore>,
+) -> Result<Engines, EngineError> {
+    let templates = Arc::new(TemplateCache::new(host));
+    let microvm = MicroVmEngine::open(templates.clone())?
+        .with_network(network.clone())
+        .with_lazy_store(lazy);
+    let gvisor = GvisorEngine::open(templates, network).await?;
+    if default == EngineName::Gvisor {
+        gvisor.check_usable()?;
+    }
+    let all: Vec<Arc<dyn Engine>> = vec![Arc::new(microvm), Arc::new(gvisor)];
+    Engines::new(all, &default.to_string())
+}
+
+/// Opens one engine for guests that end with this process. Guests and snapshots of gVisor are in
+/// `directory`. `prepared` is `template`, which was opened already.
+pub async fn open_ephemeral_engine(
+    host: Host,
+    network: Option<Network>,
+    engine: EngineName,
+    directory: &Path,
+    template: &str,
+    prepared: PreparedTemplate,
+) -> Result<Arc<dyn Engine>, EngineError> {
+    let templates = Arc::new(TemplateCache::new(host));
+    templates.hold(template, Arc::new(prepared))?;
+    match engine {
+        EngineName::MicroVm => {
+            let engine = MicroVmEngine::open(templates)?;
+            Ok(Arc::new(engine.with_network(network)))
+        }
+        EngineName::Gvisor => {
+            let engine = GvisorEngine::open_ephemeral(templates, directory, network).await?;
+            engine.check_usable()?;
+            Ok(Arc::new(engine))
+        }
+    }
+}

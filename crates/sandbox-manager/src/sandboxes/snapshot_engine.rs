@@ -1,0 +1,62 @@
+//! Engines of snapshots: the record of a snapshot names the engine that has its files.
+
+use super::{OperationError, SandboxesInner};
+use jiffy_engine_api::{Engine, EngineError, SnapshotFiles};
+use std::sync::Arc;
+
+/// Snapshot whose files are on the disk, whether it has a record or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SnapshotOnDisk {
+    pub id: String,
+    /// Name of the engine that has its files.
+    pub engine: String,
+}
+
+/// Snapshots on the disk, read lazily.
+pub(super) type DiskWalk = Box<dyn Iterator<Item = Result<SnapshotOnDisk, EngineError>> + Send>;
+
+impl SandboxesInner {
+    /// Returns the engine of snapshot `id`. Locks the snapshot index.
+    ///
+    /// # Errors
+    /// Fails if the snapshot has no record or if this host lacks its engine.
+    pub(super) fn engine_of(&self, id: &str) -> Result<&Arc<dyn Engine>, EngineError> {
+        let name = self.snapshot_index.lock().get(id).map(|s| s.engine.clone());
+        let name = name.ok_or_else(|| EngineError::Failed {
+            reason: format!("there is no snapshot {id}"),
+        })?;
+        self.engines.get(&name)
+    }
+
+    /// Returns the files of the engine of snapshot `id`. Locks the snapshot index.
+    ///
+    /// # Errors
+    /// Fails like [`Self::engine_of`].
+    pub(super) fn files_of(&self, id: &str) -> Result<&dyn SnapshotFiles, EngineError> {
+        Ok(self.engine_of(id)?.snapshot_files())
+    }
+
+    /// Removes the files of a snapshot. Blocks.
+    pub(super) fn remove_files(&self, snapshot: &SnapshotOnDisk) -> Result<(), EngineError> {
+        let files = self.engines.snapshot_files(&snapshot.engine)?;
+        files.remove(&snapshot.id)
+    }
+
+    /// Walks the snapshots of all engines.
+    pub(super) fn walk_disk(&self) -> Result<DiskWalk, OperationError> {
+        let mut all: DiskWalk = Box::new(std::iter::empty());
+        for engine in self.engines.all() {
+            let walk = engine.snapshot_files().walk();
+            let walk = walk.map_err(OperationError::engine("read the snapshots of this host"))?;
+            let engine = engine.name();
+            let walk = walk.map(move |id| {
+                Ok(SnapshotOnDisk {
+                    id: id?,
+                    engine: engine.to_owned(),
+                })
+            });
+            all = Box::new(all.chain(walk));
+        }
+        Ok(all)
+    }
+}
