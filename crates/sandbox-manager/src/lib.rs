@@ -35,9 +35,9 @@ pub use records::{
 };
 pub use sandbox_settings::{NetworkSettings, OnTimeout, SandboxSettings};
 pub use sandboxes::{
-    AwakeTime, CreateSpec, FetchScope, ForkChild, ForkReport, HeldSnapshot, HostOptions, ListOrder,
-    ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE, OwnerUsage, PoolSize,
-    Prefetch, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
+    AwakeTime, BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HeldSnapshot,
+    HostOptions, ListOrder, ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE,
+    OwnerUsage, PoolSize, Prefetch, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
 };
 pub use site::{
     MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL, SiteError,

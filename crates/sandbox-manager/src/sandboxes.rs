@@ -9,7 +9,6 @@ mod adopt;
 mod build_steps;
 mod capture;
 mod change_settings;
-mod concerns;
 mod connect;
 mod connection_history;
 mod create;
@@ -25,14 +24,17 @@ mod list_order;
 mod lookup;
 mod names;
 mod observe;
+mod operations;
 mod owner_ages;
 mod owner_usage;
 mod pause_resume;
 mod pool;
+mod ranked_lock;
 mod recover;
 mod removal;
 mod restart;
 mod rollback;
+mod snapshot_catalog;
 mod snapshot_engine;
 mod snapshot_fold;
 mod snapshot_index;
@@ -46,18 +48,22 @@ mod timeout;
 mod upload;
 mod wake_options;
 
-pub use concerns::{
-    BuildSteps, Observation, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshots,
-    TemplateSnapshots, Timeouts, WarmPool,
-};
+pub use build_steps::BuildSteps;
 pub use create::{CreateSpec, Prefetch, SandboxSource};
 pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
 pub use host_options::HostOptions;
 pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
+pub use lookup::Snapshots;
+pub use names::SandboxIndex;
+pub use observe::{Observation, SandboxFigures};
+pub use owner_usage::OwnerBudgets;
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
+pub use pool::WarmPool;
 pub use restart::MAX_RESTART_GRACE;
+pub use template_snapshots::TemplateSnapshots;
+pub use timeout::Timeouts;
 pub use wake_options::{AwakeTime, WakeOptions};
 
 use crate::admission::{
@@ -71,61 +77,49 @@ use crate::records::{SandboxRecord, SandboxState};
 use capture::Captures;
 use entry::SandboxEntry;
 use entry_indexes::EntryIndexes;
+use fetch_snapshot::FetchLocks;
 use gc::file_remover::{self, FileRemover};
 use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
+use observe::FigureSources;
+use operations::{Operations, detached};
 use parking_lot::Mutex;
 use pool::Pool;
+use ranked_lock::{LockRank, RankedMutex};
 use smol_str::SmolStr;
+use snapshot_catalog::SnapshotCatalog;
 use snapshot_fold::SnapshotFolder;
-use snapshot_index::SnapshotIndex;
 use snapshot_upkeep::SnapshotUpkeep;
 use start_pacer::StartPacer;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore, watch};
+use std::time::Duration;
+use template_snapshots::TemplateSnapshotState;
+use tokio::sync::{Notify, Semaphore};
 use upload::Uploads;
 
 struct SandboxesInner {
     engines: Engines,
-    journal: Journal,
-    entries: Mutex<BTreeMap<SmolStr, Arc<SandboxEntry>>>,
-    /// Complete snapshots. Locked before `entries` where both are.
-    snapshot_index: Mutex<SnapshotIndex>,
-    /// Held from a change of snapshots' records in memory or in the journal to that in the other,
-    /// so that both see changes in one order, and no reader waits for the disk. Locked before
-    /// `snapshots`.
-    snapshot_changes: Mutex<()>,
+    journal: Arc<Journal>,
+    entries: RankedMutex<BTreeMap<SmolStr, Arc<SandboxEntry>>>,
+    catalog: SnapshotCatalog,
     /// Indexes over the records of sandboxes.
     indexes: Arc<EntryIndexes>,
     /// Removes files of snapshots.
     file_remover: FileRemover,
-    /// Snapshots that something is being made from.
-    pins: Mutex<HashMap<String, usize>>,
     pool: Pool,
     admission: Admission,
     start_pacer: StartPacer,
     metrics: Metrics,
-    /// Further figures for the scrape.
-    sources: Mutex<Vec<observe::FigureSource>>,
-    families: Mutex<Vec<observe::FamilySource>>,
-    /// Operations that have begun and not ended.
-    under_way: watch::Sender<usize>,
+    figure_sources: FigureSources,
+    operations: Operations,
     /// Guests that run no more and are not gone yet.
     endings: Arc<Semaphore>,
-    /// Nothing is begun any more.
-    closing: AtomicBool,
     /// Told when a deadline may have changed.
     deadlines: Arc<Notify>,
-    /// One lock per template snapshot that is being made.
-    making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Locks of snapshots that are being fetched.
-    fetching: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
-    /// Last use of template snapshots, by id.
-    template_uses: Mutex<HashMap<String, Instant>>,
+    template_snapshots: TemplateSnapshotState,
+    fetch_locks: FetchLocks,
     upkeep: SnapshotUpkeep,
     /// Reclaims the disk space of removed snapshots that others lie on.
     folder: SnapshotFolder,
@@ -136,8 +130,6 @@ struct SandboxesInner {
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
     site: SiteSettings,
-    /// Mark that tells template snapshots with other site settings apart; empty: there are none.
-    site_mark: String,
 }
 
 /// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
@@ -189,7 +181,7 @@ impl Sandboxes {
             Arc::new(KernelReader::new(data))
         });
         let recovered = recover::recover(&engines, on_disk, left, options.remote.is_some())?;
-        let journal = recovered.journal;
+        let journal = Arc::new(recovered.journal);
         let (upkeep, orders) = SnapshotUpkeep::new();
         let (folder, folds) = SnapshotFolder::new();
         let uploads = Uploads::new(
@@ -202,34 +194,29 @@ impl Sandboxes {
         let unkept: Vec<String> = unkept.map(|s| s.id.clone()).collect();
         let (entries, indexes, snapshots) =
             recover::index(recovered.sandboxes, recovered.snapshots);
+        let catalog = SnapshotCatalog::new(snapshots, journal.clone());
         let this = Self(Arc::new(SandboxesInner {
             engines,
             journal,
-            entries: Mutex::new(entries),
-            snapshot_index: Mutex::new(snapshots),
-            snapshot_changes: Mutex::default(),
+            entries: RankedMutex::new(LockRank::Entries, entries),
+            catalog,
             indexes,
             file_remover,
-            pins: Mutex::default(),
             pool: Pool::new(options.warm),
             admission: Admission::new(options.limits, reader),
             start_pacer: StartPacer::new(),
             metrics: Metrics::new(),
-            sources: Mutex::default(),
-            families: Mutex::default(),
-            under_way: watch::Sender::default(),
+            figure_sources: FigureSources::default(),
+            operations: Operations::default(),
+            template_snapshots: TemplateSnapshotState::new(&options.site),
+            fetch_locks: FetchLocks::default(),
             endings: Arc::new(Semaphore::new(removal::MAX_ENDING_GUESTS)),
-            closing: AtomicBool::default(),
             deadlines: Arc::default(),
-            making: Mutex::default(),
-            fetching: Mutex::default(),
-            template_uses: Mutex::default(),
             upkeep,
             folder,
             captures: Captures::default(),
             uploads,
             quota: Mutex::default(),
-            site_mark: template_snapshots::site_mark(&options.site),
             site: options.site,
         }));
         file_remover::begin(Arc::downgrade(&this.0), removals);
@@ -452,15 +439,5 @@ impl SandboxFigures<'_> {
     pub fn host(self) -> (HostFigures, Option<u64>) {
         let figures = self.0.admission.figures();
         (figures, self.0.admission.memory_limit_mib(&figures))
-    }
-}
-
-/// Runs `work` to its end even if nobody waits for it any more.
-async fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T, OperationError>> + Send + 'static,
-) -> Result<T, OperationError> {
-    match tokio::spawn(work).await {
-        Ok(result) => result,
-        Err(e) => Err(OperationError::Lost(e.to_string())),
     }
 }

@@ -2,13 +2,25 @@
 //! be used.
 
 use super::take_snapshot::descended;
-use super::{BuildSteps, OperationError, Sandboxes};
+use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SnapshotPurpose, SnapshotRecord};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine_api::AfterSnapshot;
 use jiffy_proto::agent::ENVD_PORT;
 use std::io;
+use std::sync::Arc;
+
+/// Snapshots at the end of the steps of template builds.
+#[derive(Clone, Copy)]
+pub struct BuildSteps<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Snapshots at the end of the steps of template builds.
+    pub fn build_steps(&self) -> BuildSteps<'_> {
+        BuildSteps(&self.0)
+    }
+}
 
 impl Sandboxes {
     /// A client of the agent in a sandbox, with its token.
@@ -60,14 +72,14 @@ impl BuildSteps<'_> {
 
     /// The newest snapshot of the step `key`.
     pub fn newest(self, key: &str) -> Option<SnapshotRecord> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let kept = snapshots.kept_for(SnapshotPurpose::Step, key);
         kept.max_by_key(|s| s.created_ms).cloned()
     }
 
     /// All snapshots of steps, the oldest first.
     pub fn list(self) -> Vec<SnapshotRecord> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let steps = snapshots.all_kept_for(SnapshotPurpose::Step);
         let mut steps: Vec<_> = steps.cloned().collect();
         steps.sort_by_key(|s| s.created_ms);

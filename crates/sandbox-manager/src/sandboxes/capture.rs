@@ -63,17 +63,14 @@ impl Snapshots<'_> {
             ..draft.clone()
         };
         let guard = self.begin_storing(&record.id);
-        let order = self.0.snapshot_changes.lock();
-        let intent = JournalChange::Intent(record.clone());
-        if let Err(e) = self.0.journal.commit(&[intent]) {
+        let committed = self.0.catalog.change().commit_intent(record.clone());
+        if let Err(e) = committed {
             tracing::warn!(
                 id = record.id,
                 "a snapshot is not captured, only stored: {e}"
             );
             return None;
         }
-        self.0.snapshot_index.lock().insert(record.clone());
-        drop(order);
         // The client may be gone.
         let _ = acknowledgement.send(record);
         Some(guard)
@@ -96,7 +93,7 @@ impl Snapshots<'_> {
             // Nothing is ever sent: it ends when the sender is gone.
             let _ = storing.changed().await;
         }
-        let found = self.0.snapshot_index.lock().get(id).cloned();
+        let found = self.0.catalog.get(id);
         found.ok_or_else(|| {
             self.loss(|record| record.id == id)
                 .unwrap_or_else(|| OperationError::Unknown {
@@ -118,11 +115,7 @@ impl Snapshots<'_> {
             reason: reason.to_owned(),
         });
         drop(lost);
-        let order = self.0.snapshot_changes.lock();
-        let gone = JournalChange::NoSnapshot(record.id.clone());
-        self.0.journal.commit_write_behind(&[gone]);
-        self.0.snapshot_index.lock().remove(&record.id);
-        drop(order);
+        self.0.catalog.change().remove(&record.id);
     }
 
     fn loss(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Option<OperationError> {
@@ -159,8 +152,8 @@ impl Sandboxes {
         record: SnapshotRecord,
     ) {
         let storing = self.snapshots().begin_storing(&record.id);
-        self.0.snapshot_index.lock().insert(record.clone());
-        let under_way = self.count_operation();
+        self.0.catalog.change().index().insert(record.clone());
+        let operation = self.0.operations.count();
         let (begun, has_turn) = oneshot::channel();
         let this = self.clone();
         tokio::spawn(async move {
@@ -181,7 +174,7 @@ impl Sandboxes {
                     this.discard_captured(&record);
                 }
             }
-            drop((storing, under_way));
+            drop((storing, operation));
         });
         // A task that is lost holds no turn.
         let _ = has_turn.await;

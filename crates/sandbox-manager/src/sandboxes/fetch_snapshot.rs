@@ -2,11 +2,10 @@
 
 mod mend;
 
-use super::lookup::SnapshotPin;
+use super::snapshot_catalog::SnapshotPin;
 use super::snapshot_engine::SnapshotOnDisk;
-use super::{OperationError, OwnerBudgets, Sandboxes, SandboxesInner, Snapshots};
+use super::{OperationError, OwnerBudgets, Sandboxes, Snapshots};
 use crate::admission::Shortage;
-use crate::journal::JournalChange;
 use crate::quota::{QuotaAmount, QuotaRequest};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
@@ -15,9 +14,11 @@ use jiffy_remote::{
     FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,
     SHARED_TENANT, first_chunks,
 };
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Snapshot that is here and stays here while this exists.
 pub struct HeldSnapshot {
@@ -75,16 +76,20 @@ impl ImportedFile for Pulled {
     }
 }
 
-impl SandboxesInner {
-    /// Lock of what is being fetched under `key`. Each key has one as long as it is in use.
-    fn fetch_lock(&self, key: String) -> Arc<tokio::sync::Mutex<()>> {
-        let mut fetching = self.fetching.lock();
-        fetching.retain(|_, lock| lock.strong_count() > 0);
-        if let Some(lock) = fetching.get(&key).and_then(std::sync::Weak::upgrade) {
+/// Locks of snapshots that are being fetched, by a key of the fetch.
+#[derive(Default)]
+pub(super) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+impl FetchLocks {
+    /// Returns the lock of `key`, which exists while a fetch uses it.
+    fn get(&self, key: String) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.0.lock();
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
             return lock;
         }
         let lock = Arc::<tokio::sync::Mutex<()>>::default();
-        fetching.insert(key, Arc::downgrade(&lock));
+        locks.insert(key, Arc::downgrade(&lock));
         lock
     }
 }
@@ -106,7 +111,7 @@ impl Snapshots<'_> {
         let owner = owner.map(str::to_owned);
         let work = async move {
             let key = format!("{}/{id}", owner.as_deref().unwrap_or_default());
-            let lock = this.0.fetch_lock(key);
+            let lock = this.0.fetch_locks.get(key);
             let _one = lock.lock().await;
             let fetch = Fetch {
                 this: this.clone(),
@@ -190,9 +195,9 @@ impl Fetch {
     }
 
     fn here(&self, id: &str) -> Option<HeldSnapshot> {
-        let snapshots = self.this.0.snapshot_index.lock();
+        let snapshots = self.this.0.catalog.read();
         let record = snapshots.get(id)?.clone();
-        let pin = self.this.snapshots().hold(id);
+        let pin = self.this.0.catalog.pin(id);
         Some(HeldSnapshot { record, pin })
     }
 
@@ -213,9 +218,7 @@ impl Fetch {
             return Ok(None);
         };
         // Held before the first of their bytes is on the disk, so that they are not collected.
-        let pins = found
-            .iter()
-            .map(|found| self.this.snapshots().hold(&found.id));
+        let pins = found.iter().map(|found| self.this.0.catalog.pin(&found.id));
         let _pins: Vec<SnapshotPin> = pins.collect();
         let engine = found.first().map_or("", FoundSnapshot::engine);
         let files = self.this.0.engines.snapshot_files(engine);
@@ -248,9 +251,7 @@ impl Fetch {
         };
         // It came as an ancestor of another one before.
         if scope == FetchScope::Asked && !held.record.kept {
-            self.this
-                .snapshots()
-                .update(id, |record| record.kept = true);
+            self.this.0.catalog.update(id, |record| record.kept = true);
         }
         Ok(self.here(id))
     }
@@ -420,7 +421,7 @@ impl Fetch {
     /// Puts one snapshot in place, whose parent is here, unless another fetch was faster.
     async fn bring(&self, missing: Missing, files: Vec<PulledFile>) -> Result<(), OperationError> {
         let id = missing.found.id.clone();
-        let lock = self.this.0.fetch_lock(id.clone());
+        let lock = self.this.0.fetch_locks.get(id.clone());
         let _one = lock.lock().await;
         if self.here(&id).is_some() {
             return Ok(());
@@ -444,14 +445,13 @@ impl Fetch {
             bytes: stored.size(&id).unwrap_or(0),
             ..missing.record
         };
-        let order = self.this.0.snapshot_changes.lock();
-        let written = self
+        let committed = self
             .this
             .0
-            .journal
-            .commit(&[JournalChange::Snapshot(record.clone())]);
-        if let Err(e) = written {
-            drop(order);
+            .catalog
+            .change()
+            .commit(record.clone(), Vec::new());
+        if let Err(e) = committed {
             let engine = record.engine;
             self.this
                 .0
@@ -459,8 +459,6 @@ impl Fetch {
                 .remove(vec![SnapshotOnDisk { id, engine }]);
             return Err(e.into());
         }
-        self.this.0.snapshot_index.lock().insert(record.clone());
-        drop(order);
         if record.kept {
             self.this.0.upkeep.seal(&record.id);
         }

@@ -66,12 +66,7 @@ impl Snapshots<'_> {
         let Some(growth) = files.merge_growth(id, limits) else {
             return Ok(());
         };
-        let owner = self
-            .0
-            .snapshot_index
-            .lock()
-            .get(id)
-            .and_then(|s| s.owner.clone());
+        let owner = self.0.catalog.read().get(id).and_then(|s| s.owner.clone());
         let request = QuotaRequest {
             amount: QuotaAmount {
                 disk_bytes: growth,
@@ -94,12 +89,7 @@ impl Snapshots<'_> {
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
         self.measure(id);
         // The snapshot below may have no owner now.
-        let parent = self
-            .0
-            .snapshot_index
-            .lock()
-            .get(id)
-            .and_then(|s| s.parent.clone());
+        let parent = self.0.catalog.read().get(id).and_then(|s| s.parent.clone());
         self.gc(parent);
         Ok(())
     }

@@ -139,7 +139,7 @@ impl Snapshots<'_> {
         limit: usize,
         wanted: impl Fn(&SnapshotRecord) -> bool,
     ) -> Vec<SnapshotRecord> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let found = snapshots.in_order(listed, order).filter(|s| wanted(s));
         found.take(limit).cloned().collect()
     }

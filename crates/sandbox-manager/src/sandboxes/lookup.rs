@@ -2,33 +2,27 @@
 
 use super::entry::SandboxEntry;
 use super::list_order::{ListOrder, ListedSnapshots};
-use super::{OperationError, SandboxesInner, Snapshots};
+use super::snapshot_catalog::SnapshotPin;
+use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::records::{SandboxRecord, SnapshotRecord};
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Most ids that a refusal of an ambiguous one names.
-const MAX_CANDIDATES: usize = 100;
+/// Snapshots of sandboxes: listing, removal, verification.
+#[derive(Clone, Copy)]
+pub struct Snapshots<'a>(pub(super) &'a Arc<SandboxesInner>);
 
-/// As long as it lives, the snapshot is not collected.
-pub(crate) struct SnapshotPin {
-    inner: Arc<SandboxesInner>,
-    id: String,
-}
-
-impl Drop for SnapshotPin {
-    fn drop(&mut self) {
-        let mut pins = self.inner.pins.lock();
-        if let Some(count) = pins.get_mut(&self.id) {
-            *count -= 1;
-            if *count == 0 {
-                pins.remove(&self.id);
-            }
-        }
+impl Sandboxes {
+    /// Snapshots of sandboxes: listing, removal, verification.
+    pub fn snapshots(&self) -> Snapshots<'_> {
+        Snapshots(&self.0)
     }
 }
+
+/// Most ids that a refusal of an ambiguous one names.
+const MAX_CANDIDATES: usize = 100;
 
 /// The one key that is `id` or begins with it.
 fn choose<'a>(
@@ -111,7 +105,7 @@ impl Snapshots<'_> {
         };
         let record = self.0.entry(id)?.record();
         let lineage = self.lineage(record.snapshot.as_deref());
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let of_it = snapshots.taken_of(&record.id);
         let others = lineage.iter().filter_map(|id| snapshots.get(id));
         let others = others.filter(|s| s.sandbox != record.id);
@@ -123,13 +117,13 @@ impl Snapshots<'_> {
 
     /// Those that were taken of a sandbox by its whole id, which may be gone.
     pub fn taken_of(self, sandbox: &str) -> Vec<SnapshotRecord> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         snapshots.taken_of(sandbox).cloned().collect()
     }
 
     /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
     pub fn like(self, id: &str) -> Vec<SnapshotRecord> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let by_id = snapshots.beginning_with(id);
         let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
         let mut found: Vec<_> = by_id.chain(by_name).cloned().collect();
@@ -140,12 +134,12 @@ impl Snapshots<'_> {
 
     /// Returns the count of snapshots.
     pub fn count(self) -> usize {
-        self.0.snapshot_index.lock().len()
+        self.0.catalog.read().len()
     }
 
     /// Ids of the snapshots that are `wanted`.
     pub(super) fn ids_of(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let wanted = snapshots.values().filter(|s| wanted(s));
         wanted.map(|s| s.id.clone()).collect()
     }
@@ -153,7 +147,7 @@ impl Snapshots<'_> {
     /// A snapshot by its id, the beginning of it, or its name, held on to.
     pub(super) fn pin(self, id: &str) -> Result<(SnapshotRecord, SnapshotPin), OperationError> {
         const LIST: &str = "jiffy snapshots";
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         // An id first: a name that somebody made like another one's id does not stand in for it.
         let named: Vec<_> = match snapshots.get(id) {
             Some(exact) => vec![exact],
@@ -179,7 +173,7 @@ impl Snapshots<'_> {
             }
         };
         // Under the lock of the snapshots, so that it cannot be collected in between.
-        let pin = self.hold(&record.id);
+        let pin = self.0.catalog.pin(&record.id);
         Ok((record, pin))
     }
 
@@ -195,19 +189,9 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Holds on to a snapshot, also to one that is only being taken: between its completion and the
-    /// record of the sandbox that it is of, nothing else says that it is needed.
-    pub(super) fn hold(self, id: &str) -> SnapshotPin {
-        *self.0.pins.lock().entry(id.to_owned()).or_insert(0) += 1;
-        SnapshotPin {
-            inner: self.0.clone(),
-            id: id.to_owned(),
-        }
-    }
-
     /// `id` and everything below it.
     pub(super) fn lineage(self, id: Option<&str>) -> HashSet<String> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let mut lineage = HashSet::new();
         let mut next = id.map(str::to_owned);
         while let Some(id) = next {

@@ -1,13 +1,25 @@
 //! Names that people give to sandboxes, each unique among those of one owner.
 
 use super::id_groups::sort_by_text;
-use super::{OperationError, SandboxIndex, Sandboxes};
+use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::records::MAX_SANDBOX_NAME;
 use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine_api::is_reserved;
 use parking_lot::Mutex;
 use smol_str::SmolStr;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Sandboxes by owner, name or token.
+#[derive(Clone, Copy)]
+pub struct SandboxIndex<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Sandboxes by owner, name or token.
+    pub fn index(&self) -> SandboxIndex<'_> {
+        SandboxIndex(&self.0)
+    }
+}
 
 /// Owner of a sandbox; none: the host's.
 type Owner = Option<String>;

@@ -1,143 +1,54 @@
-//! Operations under way and their durations, and resources that sandboxes use.
+//! Figures of this host, and resources that sandboxes use.
 
 use super::entry::SandboxEntry;
-use super::{
-    Observation, OperationError, SandboxFigures, Sandboxes, SandboxesInner, Snapshots, WarmPool,
-    detached,
-};
+use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
-use crate::operation_error::ErrorKind;
 use crate::records::SandboxState;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
 use jiffy_engine_api::now_ms;
 use jiffy_proto::agent::ENVD_PORT;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-use tracing::Instrument;
+use std::time::Duration;
+
+/// Figures of all sandboxes and their host: states, durations, promised resources.
+#[derive(Clone, Copy)]
+pub struct SandboxFigures<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Figures of all sandboxes and their host: states, durations, promised resources.
+    pub fn figures(&self) -> SandboxFigures<'_> {
+        SandboxFigures(&self.0)
+    }
+}
+
+/// Observation of one sandbox: use of resources, process, console, connections.
+#[derive(Clone, Copy)]
+pub struct Observation<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Observation of one sandbox: use of resources, process, console, connections.
+    pub fn observe(&self) -> Observation<'_> {
+        Observation(&self.0)
+    }
+}
 
 /// Sandboxes sampled before others get a turn.
 const BATCH: usize = 32;
 /// Time a guest has to say what it uses.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Time after which a client that comes while the daemon leaves is asked to come again.
-const NEXT_DAEMON: Duration = Duration::from_secs(2);
+type Source<T> = Box<dyn Fn() -> Vec<T> + Send + Sync>;
 
-/// More of what the scrape shows.
-pub(super) type FigureSource = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
-/// More of it, several figures under each name.
-pub(super) type FamilySource = Box<dyn Fn() -> Vec<FigureFamily> + Send + Sync>;
-
-/// An operation that is under way.
-pub(super) struct OperationGuard(Arc<SandboxesInner>);
-
-impl Drop for OperationGuard {
-    fn drop(&mut self) {
-        self.0.under_way.send_modify(|n| *n -= 1);
-    }
+/// Sources of further figures, which are read at every scrape.
+#[derive(Default)]
+pub(super) struct FigureSources {
+    figures: Mutex<Vec<Source<Figure>>>,
+    families: Mutex<Vec<Source<FigureFamily>>>,
 }
 
 impl Sandboxes {
-    /// Runs an operation to its end even if nobody waits for it any more, counts it, and says in
-    /// the log how it went. Its errors and ids are logged, never what it was given: environments
-    /// and tokens are nobody's business.
-    pub(super) async fn perform<T: Send + 'static>(
-        &self,
-        name: &'static str,
-        id: &str,
-        work: impl Future<Output = Result<T, OperationError>> + Send + 'static,
-    ) -> Result<T, OperationError> {
-        let span = tracing::info_span!(
-            "operation",
-            operation = name,
-            sandbox = tracing::field::Empty
-        );
-        if !id.is_empty() {
-            span.record("sandbox", id);
-        }
-        let (this, id) = (self.clone(), id.to_owned());
-        let observed = async move {
-            let began = Instant::now();
-            let _under_way = this.begin()?;
-            let result = work.await;
-            let result = result.map_err(|e| this.killed_meanwhile(name, id, e));
-            let took = began.elapsed();
-            let ms = took.as_secs_f64() * 1000.0;
-            let outcome = match &result {
-                Ok(_) => "ok",
-                Err(e) => e.kind().name(),
-            };
-            this.0.metrics.operation(name, outcome, took);
-            match &result {
-                Ok(_) => tracing::info!(outcome, ms, "done"),
-                Err(e) => tracing::warn!(outcome, ms, "{e}"),
-            }
-            result
-        };
-        detached(observed.instrument(span)).await
-    }
-
-    /// Replaces `error`, which an operation on sandbox `id` met, by the state of the sandbox if the
-    /// sandbox was killed meanwhile. The operation lost its guest, which is no fault of the host.
-    fn killed_meanwhile(
-        &self,
-        operation: &'static str,
-        id: String,
-        error: OperationError,
-    ) -> OperationError {
-        if id.is_empty() || error.kind() != ErrorKind::Failed {
-            return error;
-        }
-        let entry = self.0.entries.lock().get(id.as_str()).cloned();
-        let is_alive = entry.is_some_and(|entry| {
-            !entry.is_ending() && entry.record().state != SandboxState::Killed
-        });
-        if is_alive {
-            return error;
-        }
-        tracing::debug!(%error, "failed because the sandbox was killed");
-        OperationError::State {
-            operation,
-            id,
-            state: SandboxState::Killed,
-        }
-    }
-
-    /// Counts something that a daemon about to end waits for.
-    pub(super) fn count_operation(&self) -> OperationGuard {
-        self.0.under_way.send_modify(|n| *n += 1);
-        OperationGuard(self.0.clone())
-    }
-
-    /// Counts something that is about to begin, unless the daemon is about to end.
-    pub(super) fn begin(&self) -> Result<OperationGuard, OperationError> {
-        // Counted first: whoever closes afterwards waits for it.
-        let under_way = self.count_operation();
-        if self.0.closing.load(Ordering::SeqCst) {
-            return Err(OperationError::Busy {
-                what: "the daemon is about to end".to_owned(),
-                retry_after: NEXT_DAEMON,
-            });
-        }
-        Ok(under_way)
-    }
-
-    /// Begins nothing any more, and waits until what is under way has ended; whether it did within
-    /// `limit`.
-    pub async fn finish(&self, limit: Duration) -> bool {
-        self.0.closing.store(true, Ordering::SeqCst);
-        let mut under_way = self.0.under_way.subscribe();
-        let idle = under_way.wait_for(|n| *n == 0);
-        let idle = tokio::time::timeout(limit, idle).await.is_ok();
-        if !idle {
-            tracing::warn!("operations take too long and are cut off");
-        }
-        idle
-    }
-
     /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
     pub(super) fn keep_samples(&self, every: Duration) {
         let inner = Arc::downgrade(&self.0);
@@ -225,12 +136,12 @@ impl SandboxFigures<'_> {
 
     /// Shows what `source` tells beside the figures of this host, at every scrape.
     pub fn show_also(self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
-        self.0.sources.lock().push(Box::new(source));
+        self.0.figure_sources.figures.lock().push(Box::new(source));
     }
 
     /// Shows the families that `source` tells, at every scrape.
     pub fn show_families(self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
-        self.0.families.lock().push(Box::new(source));
+        self.0.figure_sources.families.lock().push(Box::new(source));
     }
 
     /// All figures in the text that Prometheus scrapes
@@ -304,17 +215,17 @@ impl SandboxFigures<'_> {
             "Snapshots there are",
             Snapshots(self.0).count() as f64,
         );
-        let bytes = self.0.snapshot_index.lock().bytes();
+        let bytes = self.0.catalog.read().bytes();
         now.add(
             "snapshot_bytes",
             "Disk space of all snapshots",
             bytes as f64,
         );
         Sandboxes(self.0.clone()).upload_figures(&mut now);
-        for source in self.0.sources.lock().iter() {
+        for source in self.0.figure_sources.figures.lock().iter() {
             source().iter().for_each(|figure| now.figure(figure));
         }
-        for source in self.0.families.lock().iter() {
+        for source in self.0.figure_sources.families.lock().iter() {
             source().iter().for_each(|family| now.family(family));
         }
         self.0.metrics.render(now)

@@ -1,12 +1,23 @@
 //! Shares of the host that one owner's sandboxes and snapshots have.
 
-use super::{OperationError, OwnerBudgets, SandboxFigures, SandboxIndex, Snapshots};
+use super::{OperationError, SandboxFigures, SandboxIndex, Sandboxes, SandboxesInner, Snapshots};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::sandbox_settings::OnTimeout;
 use jiffy_engine_api::SandboxSize;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+/// Quotas of owners, and how much of them is used.
+#[derive(Clone, Copy)]
+pub struct OwnerBudgets<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Quotas of owners, and how much of them is used.
+    pub fn budgets(&self) -> OwnerBudgets<'_> {
+        OwnerBudgets(&self.0)
+    }
+}
 
 /// Least bytes of a budget with which a snapshot is begun: what state and indexes of a small guest
 /// take.
@@ -68,7 +79,7 @@ impl OwnerBudgets<'_> {
     pub fn usage(self, owner: &str) -> OwnerUsage {
         let mut used = OwnerUsage::default();
         {
-            let snapshots = self.0.snapshot_index.lock();
+            let snapshots = self.0.catalog.read();
             for snapshot in snapshots.owned_by(owner) {
                 used.snapshots += u64::from(snapshot.is_asked_for());
                 let bytes = match snapshot.purpose {
@@ -141,13 +152,13 @@ impl SandboxFigures<'_> {
 impl Snapshots<'_> {
     /// Notes how large a snapshot has become.
     pub(super) fn measure(self, id: &str) {
-        let known = self.0.snapshot_index.lock().get(id).map(|s| s.bytes);
+        let known = self.0.catalog.read().get(id).map(|s| s.bytes);
         let size = self.0.files_of(id).ok().and_then(|files| files.size(id));
         let (Some(bytes), Some(known)) = (size, known) else {
             return;
         };
         if bytes != known {
-            self.update(id, |snapshot| snapshot.bytes = bytes);
+            self.0.catalog.update(id, |snapshot| snapshot.bytes = bytes);
         }
     }
 }

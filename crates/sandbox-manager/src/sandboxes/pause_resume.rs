@@ -34,7 +34,7 @@ impl Sandboxes {
         let left = draft.parent.clone();
         // Held until it counts as paused.
         let permit = self.budgets().reserve_snapshot(&draft, &sandbox).await?;
-        let pin = self.snapshots().hold(&draft.id);
+        let pin = self.0.catalog.pin(&draft.id);
         let paused = SandboxRecord {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(SandboxState::Paused)

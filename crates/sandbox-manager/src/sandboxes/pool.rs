@@ -3,7 +3,7 @@
 //! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is
 //! handed out, and what was handed out never comes back.
 
-use super::{OperationError, Sandboxes, WarmPool, detached};
+use super::{OperationError, Sandboxes, SandboxesInner, detached};
 use crate::admission::{Occupant, Reservation};
 use crate::site;
 use jiffy_engine_api::{EngineError, SandboxSize, UnassignedGuest};
@@ -11,7 +11,19 @@ use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
+
+/// The warm pool: restored sandboxes that wait for their creator.
+#[derive(Clone, Copy)]
+pub struct WarmPool<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// The warm pool: restored sandboxes that wait for their creator.
+    pub fn pool(&self) -> WarmPool<'_> {
+        WarmPool(&self.0)
+    }
+}
 
 /// Quiet time before a refill, so that it does not compete with a burst of creates.
 const DEBOUNCE: Duration = Duration::from_millis(500);
@@ -250,7 +262,7 @@ impl WarmPool<'_> {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
-        let inner = std::sync::Arc::downgrade(self.0);
+        let inner = Arc::downgrade(self.0);
         let (fingerprint, template) = (fingerprint.to_owned(), template.to_owned());
         let snapshot = snapshot.to_owned();
         tokio::spawn(async move {
@@ -260,7 +272,7 @@ impl WarmPool<'_> {
             this.0.pool.quiet(&fingerprint).await;
             loop {
                 // A daemon that is about to end makes none, and waits for the one that is made.
-                let Ok(_under_way) = this.begin() else {
+                let Ok(_under_way) = this.0.operations.begin() else {
                     break;
                 };
                 let Ok((record, _pin)) = this.snapshots().pin(&snapshot) else {

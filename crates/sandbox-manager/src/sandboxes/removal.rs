@@ -69,10 +69,10 @@ impl Sandboxes {
         guest.halt().await;
         // The semaphore is never closed.
         let permit = self.0.endings.clone().acquire_owned().await;
-        let under_way = self.count_operation();
+        let operation = self.0.operations.count();
         tokio::spawn(async move {
             guest.stop().await;
-            drop((permit, under_way));
+            drop((permit, operation));
         });
     }
 

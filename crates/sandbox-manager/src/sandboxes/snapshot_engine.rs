@@ -21,7 +21,7 @@ impl SandboxesInner {
     /// # Errors
     /// Fails if the snapshot has no record or if this host lacks its engine.
     pub(super) fn engine_of(&self, id: &str) -> Result<&Arc<dyn Engine>, EngineError> {
-        let name = self.snapshot_index.lock().get(id).map(|s| s.engine.clone());
+        let name = self.catalog.read().get(id).map(|s| s.engine.clone());
         let name = name.ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;

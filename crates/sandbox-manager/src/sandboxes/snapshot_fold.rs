@@ -10,6 +10,7 @@
 //! [`MAX_BYTES_PER_SECOND`]. It runs at the priority of all others: at a lower one it would be
 //! preempted for long while it holds a directory lock that operations wait for.
 
+use super::operations::Operations;
 use super::{SandboxesInner, Snapshots};
 use jiffy_engine_api::FoldPreparation;
 use jiffy_proto::snapshot::FoldedLayers;
@@ -19,7 +20,6 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::iter;
 use std::ops::ControlFlow;
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -154,14 +154,14 @@ impl Refused {
 
 /// Limits of folds: pauses after each copied piece and after each fold.
 struct Pace<'a> {
-    closing: &'a AtomicBool,
+    operations: &'a Operations,
     piece_began: Instant,
 }
 
 impl Pace<'_> {
     /// Pauses after `bytes` were copied since the pause before.
     fn pause(&mut self, bytes: u64) -> ControlFlow<()> {
-        if self.closing.load(Ordering::Acquire) {
+        if self.operations.is_closing() {
             return ControlFlow::Break(());
         }
         let worked = self.piece_began.elapsed();
@@ -176,7 +176,7 @@ impl Pace<'_> {
 impl Snapshots<'_> {
     /// Sorts snapshots, newest first, so that content that a newer one supersedes is never copied.
     fn newest_first(self, ids: BTreeSet<String>) -> Vec<String> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let mut ids: Vec<String> = ids.into_iter().collect();
         ids.sort_by_cached_key(|id| Reverse(snapshots.get(id).map(|s| s.created_ms)));
         ids
@@ -188,7 +188,7 @@ impl Snapshots<'_> {
     fn fold_below(self, id: &str, max_copy: u64, refused: &mut Refused, late: Instant) {
         let began = Instant::now();
         let mut pace = Pace {
-            closing: &self.0.closing,
+            operations: &self.0.operations,
             piece_began: began,
         };
         let mut folds = 0;
@@ -232,7 +232,7 @@ impl Snapshots<'_> {
         }
         if folds > 0 {
             self.measure(id);
-            if self.known(id).is_some_and(|record| record.kept) {
+            if self.0.catalog.get(id).is_some_and(|record| record.kept) {
                 self.0.upkeep.seal(id);
             }
             let ms = began.elapsed().as_millis();
@@ -243,7 +243,7 @@ impl Snapshots<'_> {
     /// Returns true if snapshot `id` is foldable into one above it.
     fn is_superseded(self, id: &str) -> bool {
         let children: Vec<String> = {
-            let snapshots = self.0.snapshot_index.lock();
+            let snapshots = self.0.catalog.read();
             snapshots.children(id).map(str::to_owned).collect()
         };
         matches!(&*children, [child] if self.is_foldable(id, child))
@@ -264,7 +264,7 @@ impl Snapshots<'_> {
                     guest.fold_layers(layers);
                 }
             }
-            let snapshots = self.0.snapshot_index.lock();
+            let snapshots = self.0.catalog.read();
             queue.extend(snapshots.children(&id).map(str::to_owned));
         }
     }

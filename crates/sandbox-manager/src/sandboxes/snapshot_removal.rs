@@ -1,6 +1,6 @@
 //! Removal of snapshots on request.
 
-use super::lookup::SnapshotPin;
+use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Snapshots};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 
@@ -24,7 +24,7 @@ impl Snapshots<'_> {
                 user,
             });
         }
-        if let Some(removed) = self.update(&record.id, |s| {
+        if let Some(removed) = self.0.catalog.update(&record.id, |s| {
             s.kept = false;
             s.name = None;
         }) {
@@ -59,7 +59,7 @@ impl Snapshots<'_> {
         });
         let mut users: Vec<String> = sandboxes.collect();
         {
-            let snapshots = self.0.snapshot_index.lock();
+            let snapshots = self.0.catalog.read();
             let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
             for child in snapshots.children(id).take(room) {
                 let name = snapshots.get(child).and_then(|s| s.name.as_ref());

@@ -96,10 +96,10 @@ fn serve(inner: &Weak<SandboxesInner>, orders: &UpkeepQueue, tend: Duration) {
 /// Looks at the snapshots behind `after`. Returns the last of them; none: there are no more.
 fn look_at_some(inner: &Weak<SandboxesInner>, after: &str) -> Option<String> {
     let inner = inner.upgrade()?;
-    let ids = inner.snapshot_index.lock().following(after, LOOKS);
+    let ids = inner.catalog.read().following(after, LOOKS);
     for id in &ids {
         Snapshots(&inner).measure(id);
-        let kept = inner.snapshot_index.lock().get(id).is_some_and(|s| s.kept);
+        let kept = inner.catalog.read().get(id).is_some_and(|s| s.kept);
         // An earlier daemon may not have folded all that it removed.
         inner.folder.enqueue(id);
         // Checksums that are there stay as they are.

@@ -75,7 +75,7 @@ impl Sandboxes {
         let guest = entry.running(operation, verb)?;
         let record = self.snapshots().draft(&sandbox, &*guest, purpose, name)?;
         let permit = self.budgets().reserve_snapshot(&record, &sandbox).await?;
-        let _pin = self.snapshots().hold(&record.id);
+        let _pin = self.0.catalog.pin(&record.id);
         let snapshot = self
             .snapshots()
             .take_acknowledged(
@@ -115,10 +115,10 @@ impl Sandboxes {
                 .budgets()
                 .reserve(snapshot.owner.as_deref(), request)
                 .await?;
-            let _order = self.0.snapshot_changes.lock();
+            let change = self.0.catalog.change();
             // Its parent may be another one by now.
-            if let Some(current) = self.0.snapshot_index.lock().get(&snapshot.id) {
-                snapshot = current.clone();
+            if let Some(current) = self.0.catalog.get(&snapshot.id) {
+                snapshot = current;
             }
             let before = snapshot.clone();
             snapshot.name = name.or(snapshot.name);
@@ -129,12 +129,9 @@ impl Sandboxes {
                 true => Vec::new(),
                 false => snapshot.store.give_up(&before.id),
             };
-            let changes = copies.iter().cloned().map(JournalChange::Retraction);
-            let changes = [JournalChange::Snapshot(snapshot.clone())]
-                .into_iter()
-                .chain(changes);
-            self.0.journal.commit(&changes.collect::<Vec<_>>())?;
-            self.0.snapshot_index.lock().insert(snapshot.clone());
+            let retractions = copies.iter().cloned().map(JournalChange::Retraction);
+            change.commit(snapshot.clone(), retractions.collect())?;
+            drop(change);
             self.0.upkeep.seal(&snapshot.id);
             self.0.uploads.retract(copies);
             self.snapshots().upload(&snapshot);
@@ -144,25 +141,6 @@ impl Sandboxes {
 }
 
 impl Snapshots<'_> {
-    /// Changes what is known of a snapshot, in the journal and in memory; none: it is gone, or not
-    /// stored yet.
-    pub(super) fn update(
-        self,
-        id: &str,
-        change: impl FnOnce(&mut SnapshotRecord),
-    ) -> Option<SnapshotRecord> {
-        let _order = self.0.snapshot_changes.lock();
-        let record = self.0.snapshot_index.lock().get(id).cloned();
-        // One that is being stored has no record that could be complete.
-        let mut record = record.filter(|record| !record.storing)?;
-        change(&mut record);
-        self.0
-            .journal
-            .commit_write_behind(&[JournalChange::Snapshot(record.clone())]);
-        self.0.snapshot_index.lock().insert(record.clone());
-        Some(record)
-    }
-
     /// Returns the record of a new snapshot of `sandbox`, which runs as `guest`.
     pub(super) fn draft(
         self,
@@ -219,7 +197,7 @@ impl Snapshots<'_> {
         with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
     ) -> Result<SnapshotRecord, OperationError> {
         // Until it has its record, nothing else says that its files are needed.
-        let _pin = self.hold(&draft.id);
+        let _pin = self.0.catalog.pin(&draft.id);
         self.0
             .journal
             .commit(&[JournalChange::Intent(draft.clone())])?;
@@ -280,12 +258,10 @@ impl Snapshots<'_> {
         let files = self.0.engines.snapshot_files(&snapshot.engine);
         let size = files.ok().and_then(|files| files.size(&snapshot.id));
         snapshot.bytes = size.unwrap_or(0);
-        let mut changes = vec![JournalChange::Snapshot(snapshot.clone())];
-        changes.extend(with(&snapshot));
-        let order = self.0.snapshot_changes.lock();
-        self.0.journal.commit_write_behind(&changes);
-        self.0.snapshot_index.lock().insert(snapshot.clone());
-        drop(order);
+        let more = with(&snapshot);
+        let change = self.0.catalog.change();
+        change.commit_write_behind(snapshot.clone(), more);
+        drop(change);
         if snapshot.kept {
             self.0.upkeep.seal(&snapshot.id);
         }

@@ -3,7 +3,7 @@
 use super::{Snapshots, TemplateSnapshots};
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use jiffy_engine_api::now_ms;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
 /// takes disk space that no key is charged for.
@@ -13,7 +13,7 @@ impl TemplateSnapshots<'_> {
     /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
     /// either, and hold what the templates were. Looks at those of `ids`.
     pub(super) fn retire_outdated(self, ids: &[String]) {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let of_template = |s: &&SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
         let kept = ids.iter().filter_map(|id| snapshots.get(id));
         let kept = kept.filter(of_template);
@@ -48,10 +48,9 @@ impl TemplateSnapshots<'_> {
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
             return;
         };
-        let uses = self.0.template_uses.lock();
+        let uses = self.0.template_snapshots.uses();
         // Unused ones come first.
         others.sort_by_key(|id| uses.get(id).copied());
-        drop(uses);
         others.truncate(surplus);
         self.let_go(others);
     }
@@ -60,10 +59,10 @@ impl TemplateSnapshots<'_> {
     /// used for so long. Without one the template's next create boots.
     pub fn idle(self, unused_for: Duration) -> Vec<SnapshotRecord> {
         let waiting = self.0.pool.snapshots();
-        let uses = self.0.template_uses.lock().clone();
+        let uses = self.0.template_snapshots.uses();
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
         let limit_ms = now_ms().saturating_sub(unused_ms);
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let idle = |s: &&SnapshotRecord| {
             let used = match uses.get(&s.id) {
                 Some(at) => at.elapsed() < unused_for,
@@ -82,7 +81,7 @@ impl TemplateSnapshots<'_> {
     /// Lets go of snapshots of booted templates.
     pub fn retire(self, ids: &[String]) {
         let of_template = |id: &String| {
-            let snapshots = self.0.snapshot_index.lock();
+            let snapshots = self.0.catalog.read();
             let found = snapshots.get(id);
             found.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
         };
@@ -91,23 +90,16 @@ impl TemplateSnapshots<'_> {
 
     /// Ids of the snapshots of booted templates that are `wanted`.
     pub(super) fn kept(self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let kept = snapshots.all_kept_for(SnapshotPurpose::Template);
         kept.filter(|s| wanted(s)).map(|s| s.id.clone()).collect()
-    }
-
-    pub(super) fn note_use(self, snapshot: &str) {
-        self.0
-            .template_uses
-            .lock()
-            .insert(snapshot.to_owned(), Instant::now());
     }
 
     /// Lets go of the snapshots of booted templates.
     fn let_go(self, ids: Vec<String>) {
         for id in &ids {
-            self.0.template_uses.lock().remove(id);
-            if let Some(retired) = Snapshots(self.0).update(id, |s| s.kept = false) {
+            self.0.template_snapshots.forget(id);
+            if let Some(retired) = self.0.catalog.update(id, |s| s.kept = false) {
                 self.0.pool.drop_bucket(&retired.fingerprint);
             }
         }
@@ -117,7 +109,7 @@ impl TemplateSnapshots<'_> {
     /// The booted template `from` is that of `to` from now on, which is the same by another name.
     pub fn hand_over(self, from: &str, to: &str) {
         for id in self.kept(|s| s.template == from) {
-            if let Some(newest) = Snapshots(self.0).update(&id, |s| s.template = to.to_owned()) {
+            if let Some(newest) = self.0.catalog.update(&id, |s| s.template = to.to_owned()) {
                 self.retire_older(&newest);
             }
         }

@@ -1,7 +1,7 @@
 //! Templates as snapshots: booted once, and restored from then on.
 
 use super::create::GuestOrigin;
-use super::{OperationError, Snapshots, TemplateSnapshots, WarmPool};
+use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;
 use crate::records::{SnapshotPurpose, SnapshotRecord};
 use crate::site;
@@ -11,12 +11,67 @@ use jiffy_engine_api::{
     now_ms,
 };
 use jiffy_proto::agent::SiteSettings;
+use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
-/// A word for the settings that are in every template snapshot.
-pub(super) fn site_mark(site: &SiteSettings) -> String {
+/// Snapshots of booted templates, which new sandboxes start from.
+#[derive(Clone, Copy)]
+pub struct TemplateSnapshots<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Snapshots of booted templates, which new sandboxes start from.
+    pub fn templates(&self) -> TemplateSnapshots<'_> {
+        TemplateSnapshots(&self.0)
+    }
+}
+
+/// State of template snapshots.
+pub(super) struct TemplateSnapshotState {
+    /// Locks of template snapshots that are being made, by fingerprint.
+    making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Last use of template snapshots, by id.
+    uses: Mutex<HashMap<String, Instant>>,
+    /// Part of fingerprints that names the site settings. Empty without settings.
+    site_mark: String,
+}
+
+impl TemplateSnapshotState {
+    /// Creates the state for template snapshots that contain the settings `site`.
+    pub fn new(site: &SiteSettings) -> Self {
+        Self {
+            making: Mutex::default(),
+            uses: Mutex::default(),
+            site_mark: site_mark(site),
+        }
+    }
+
+    fn lock_of(&self, fingerprint: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut making = self.making.lock();
+        making.entry(fingerprint.to_owned()).or_default().clone()
+    }
+
+    /// Records that a snapshot is used now.
+    pub fn record_use(&self, snapshot: &str) {
+        let mut uses = self.uses.lock();
+        uses.insert(snapshot.to_owned(), Instant::now());
+    }
+
+    /// Returns the last use of each snapshot since the daemon started.
+    pub fn uses(&self) -> HashMap<String, Instant> {
+        self.uses.lock().clone()
+    }
+
+    /// Forgets the uses of a snapshot that is retired.
+    pub fn forget(&self, snapshot: &str) {
+        self.uses.lock().remove(snapshot);
+    }
+}
+
+/// Returns a mark of the settings that are in every template snapshot.
+fn site_mark(site: &SiteSettings) -> String {
     if site.is_empty() {
         return String::new();
     }
@@ -67,7 +122,7 @@ impl TemplateSnapshots<'_> {
         let failed = || OperationError::engine(format!("use template `{template}`"));
         let fingerprint = self.snapshot_key(engine, template, size).await?;
         if let Some((unassigned, snapshot)) = self.0.pool.take(&fingerprint) {
-            self.note_use(&snapshot);
+            self.0.template_snapshots.record_use(&snapshot);
             WarmPool(self.0).refill(&fingerprint, template, &snapshot);
             return Ok(GuestOrigin {
                 unassigned,
@@ -79,7 +134,7 @@ impl TemplateSnapshots<'_> {
         let found = self.snapshot(engine, template, size, &fingerprint);
         match found.await {
             Ok(snapshot) => {
-                self.note_use(&snapshot);
+                self.0.template_snapshots.record_use(&snapshot);
                 let (_, _pin) = Snapshots(self.0).pin(&snapshot)?;
                 let origin = Snapshots(self.0)
                     .origin(&snapshot, BootMode::Snapshot, identity)
@@ -126,11 +181,11 @@ impl TemplateSnapshots<'_> {
         let fingerprint = engine.fingerprint(template, size).await;
         let fingerprint =
             fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
-        Ok(fingerprint + &self.0.site_mark)
+        Ok(fingerprint + &self.0.template_snapshots.site_mark)
     }
 
     fn find(self, fingerprint: &str) -> Option<String> {
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let mut found = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
         found.next().map(|s| s.id.clone())
     }
@@ -147,13 +202,7 @@ impl TemplateSnapshots<'_> {
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
         }
-        let making = self
-            .0
-            .making
-            .lock()
-            .entry(fingerprint.to_owned())
-            .or_default()
-            .clone();
+        let making = self.0.template_snapshots.lock_of(fingerprint);
         let _op_guard = making.lock().await;
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
@@ -204,8 +253,8 @@ impl TemplateSnapshots<'_> {
         guest.stop().await;
         let snapshot = taken?;
         // Sizes that are made at the same time must not take it away before its first use.
-        let _pin = Snapshots(self.0).hold(&snapshot.id);
-        self.note_use(&snapshot.id);
+        let _pin = self.0.catalog.pin(&snapshot.id);
+        self.0.template_snapshots.record_use(&snapshot.id);
         self.retire_older(&snapshot);
         self.retire_surplus(&snapshot);
         if let Err(e) = engine

@@ -3,7 +3,7 @@
 
 use super::entry::SandboxEntry;
 use super::wake_options::AwakeTime;
-use super::{OperationError, Sandboxes, SandboxesInner, Timeouts};
+use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::OnTimeout;
@@ -13,6 +13,17 @@ use std::ops::Bound;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+
+/// Timeouts of sandboxes.
+#[derive(Clone, Copy)]
+pub struct Timeouts<'a>(pub(super) &'a Arc<SandboxesInner>);
+
+impl Sandboxes {
+    /// Timeouts of sandboxes.
+    pub fn timeouts(&self) -> Timeouts<'_> {
+        Timeouts(&self.0)
+    }
+}
 
 /// Records of killed sandboxes stay this long.
 const REMEMBERED: Duration = Duration::from_secs(3600);

@@ -46,7 +46,7 @@ impl Sandboxes {
         let asleep = asleep.filter_map(|sandbox| sandbox.snapshot);
         let asked = self.snapshots().ids_of(|snapshot| snapshot.kept);
         for id in asleep.chain(asked) {
-            if let Some(record) = self.snapshots().known(&id) {
+            if let Some(record) = self.0.catalog.get(&id) {
                 self.snapshots().upload(&record);
             }
         }
@@ -108,7 +108,7 @@ impl Sandboxes {
         let help = "Requests to the store that were made again after a failure";
         now.count_each("store_retries", help, "kind", [("any", traffic.retries)]);
         let mut states = StoreState::ALL.map(|state| (state.name(), 0.0));
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         for record in snapshots.values() {
             let state = self.snapshots().store_state(record);
             if let Some(at) = StoreState::ALL.iter().position(|s| Some(*s) == state) {
@@ -230,7 +230,7 @@ impl Snapshots<'_> {
     /// snapshot.
     pub fn store_state_of(self, id: &str) -> Option<StoreState> {
         self.0.uploads.remote.as_ref()?;
-        self.store_state(&self.known(id)?)
+        self.store_state(&self.0.catalog.get(id)?)
     }
 
     /// Has a snapshot uploaded if others are to find it and it is not in the store.
@@ -244,7 +244,7 @@ impl Snapshots<'_> {
     /// Ends the upload of a snapshot that was let go, and has its names removed from the store.
     pub(super) fn withdraw(self, id: &str) {
         self.0.uploads.cancel(id);
-        let Some(record) = self.known(id).filter(|record| !is_named(record)) else {
+        let Some(record) = self.0.catalog.get(id).filter(|record| !is_named(record)) else {
             return;
         };
         let names = record.store.retractions(id, false).collect();
@@ -254,7 +254,7 @@ impl Snapshots<'_> {
     /// Ends the upload of a snapshot that its sandbox slept in, if nothing else needs it.
     pub(super) fn cancel_unused(self, id: &str) {
         let used = {
-            let snapshots = self.0.snapshot_index.lock();
+            let snapshots = self.0.catalog.read();
             let pause = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Pause;
             !snapshots.get(id).is_some_and(pause)
                 || snapshots.children(id).next().is_some()
@@ -283,11 +283,15 @@ impl Snapshots<'_> {
         let mut begun = false;
         loop {
             ended.mark_unchanged();
-            let record = self.known(id).ok_or_else(|| OperationError::Unknown {
-                what: "snapshot",
-                id: id.to_owned(),
-                list: "jiffy snapshots",
-            })?;
+            let record = self
+                .0
+                .catalog
+                .get(id)
+                .ok_or_else(|| OperationError::Unknown {
+                    what: "snapshot",
+                    id: id.to_owned(),
+                    list: "jiffy snapshots",
+                })?;
             let (failures, error) = uploads.failure(id);
             match self.store_state(&record) {
                 Some(StoreState::Stored) => return Ok(record),

@@ -31,7 +31,7 @@ impl Snapshots<'_> {
         let Some(first) = damages.keys().next() else {
             return Ok(damages);
         };
-        let lock = self.0.fetch_lock(format!("mend/{first}"));
+        let lock = self.0.fetch_locks.get(format!("mend/{first}"));
         let _one = lock.lock().await;
         // Another call may have mended it meanwhile.
         let mut left = self.find_damages(id).await?;
@@ -45,7 +45,7 @@ impl Snapshots<'_> {
         let fetch = Fetch {
             this: Sandboxes(self.0.clone()),
             remote,
-            owner: self.known(id).and_then(|record| record.owner),
+            owner: self.0.catalog.get(id).and_then(|record| record.owner),
         };
         // Boxed: with all that it awaits it is large.
         let renewed = Box::pin(fetch.renew(id, &left)).await;
@@ -98,7 +98,7 @@ impl Snapshots<'_> {
         let mut next = Some(id.to_owned());
         while let Some(id) = next.filter(|id| !lineage.contains(id)) {
             let based = !engine.snapshot_files().is_independent(&id);
-            next = self.known(&id).and_then(|record| record.parent);
+            next = self.0.catalog.get(&id).and_then(|record| record.parent);
             next = next.filter(|_| based);
             lineage.push(id);
         }
@@ -147,9 +147,7 @@ impl Fetch {
         if !damaged.keys().all(in_it) {
             return Ok(false);
         }
-        let pins = found
-            .iter()
-            .map(|found| self.this.snapshots().hold(&found.id));
+        let pins = found.iter().map(|found| self.this.0.catalog.pin(&found.id));
         let _pins: Vec<_> = pins.collect();
         let mut missing: Vec<Missing> = Vec::new();
         let mut above = false;
@@ -181,7 +179,7 @@ impl Fetch {
         record: &SnapshotRecord,
     ) -> Result<(), OperationError> {
         let id = &record.id;
-        let lock = self.this.0.fetch_lock(id.clone());
+        let lock = self.this.0.fetch_locks.get(id.clone());
         let _one = lock.lock().await;
         let failed = || OperationError::engine(format!("replace damaged snapshot {id}"));
         let engine = &missing.import.engine;
@@ -197,7 +195,7 @@ impl Fetch {
             .await
             .map_err(failed())?;
         let bytes = stored.size(id).unwrap_or(record.bytes);
-        self.this.snapshots().update(id, |record| {
+        self.this.0.catalog.update(id, |record| {
             record.bytes = bytes;
             record.parent = missing.import.parent;
         });

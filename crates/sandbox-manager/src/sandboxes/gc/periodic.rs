@@ -107,7 +107,7 @@ impl Sandboxes {
             true => 0,
             false => self.gc_engine()?,
         };
-        let snapshots = self.0.snapshot_index.lock();
+        let snapshots = self.0.catalog.read();
         let part = snapshots.following(&position.snapshot, MAX_PER_ROUND);
         let records = || part.iter().filter_map(|id| snapshots.get(id));
         let of_templates = records().filter(|s| s.purpose == SnapshotPurpose::Template);
@@ -158,8 +158,8 @@ impl Sandboxes {
         let ended = unknown.len() < MAX_PER_ROUND;
         // In this order: a snapshot is held from before its first byte is on the disk until it has
         // its record.
-        unknown.retain(|s| !self.0.pins.lock().contains_key(&s.id));
-        unknown.retain(|s| self.0.snapshot_index.lock().get(&s.id).is_none());
+        unknown.retain(|s| !self.0.catalog.pins().contains_key(&s.id));
+        unknown.retain(|s| self.0.catalog.read().get(&s.id).is_none());
         Ok((unknown, ended))
     }
 }

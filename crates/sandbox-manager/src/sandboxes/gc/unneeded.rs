@@ -37,9 +37,9 @@ impl Snapshots<'_> {
     /// else needed. The cost depends on the number of removed snapshots only. A removed snapshot
     /// whose files one other snapshot needs is queued for a fold.
     pub(in super::super) fn gc(self, candidates: impl IntoIterator<Item = String>) {
-        let _order = self.0.snapshot_changes.lock();
+        let change = self.0.catalog.change();
         let collected = {
-            let mut snapshots = self.0.snapshot_index.lock();
+            let mut snapshots = change.index();
             self.take_unneeded(&mut snapshots, candidates.into_iter().collect(), None)
         };
         self.commit_removals(&collected);
@@ -54,8 +54,8 @@ impl Snapshots<'_> {
     /// Returns true if the files of snapshot `parent` serve no other purpose than that those of
     /// `child` lie on them.
     pub(in super::super) fn is_foldable(self, parent: &str, child: &str) -> bool {
-        let snapshots = self.0.snapshot_index.lock();
-        let pins = self.0.pins.lock();
+        let snapshots = self.0.catalog.read();
+        let pins = self.0.catalog.pins();
         let is_stored = snapshots.get(child).is_some_and(|child| !child.storing);
         is_stored
             && match snapshots.get(parent) {
@@ -76,27 +76,27 @@ impl Snapshots<'_> {
         fold: PreparedFold,
         child: &str,
     ) -> Option<Result<FoldedLayers, EngineError>> {
-        let order = self.0.snapshot_changes.lock();
+        let change = self.0.catalog.change();
         let parent = fold.parent().to_owned();
         if !self.is_foldable(&parent, child) {
             return None;
         }
         let mut collected = {
-            let mut snapshots = self.0.snapshot_index.lock();
+            let mut snapshots = change.index();
             let queue = vec![parent.clone()];
             self.take_unneeded(&mut snapshots, queue, Some((&parent, child)))
         };
         // It has no record if an earlier fold did not complete; otherwise a pin may have come.
-        if collected.gone.is_empty() && self.known(&parent).is_some() {
+        if collected.gone.is_empty() && self.0.catalog.get(&parent).is_some() {
             return None;
         }
         // A daemon that is killed here leaves files without a record, which the next one folds.
         self.commit_removals(&collected);
         // No operation waits for the disk: nothing can use the parent from here on.
-        drop(order);
+        drop(change);
         let folded = fold.commit();
         if folded.is_ok()
-            && let Some(engine) = self.known(child).map(|record| record.engine)
+            && let Some(engine) = self.0.catalog.get(child).map(|record| record.engine)
             && collected.gone.iter().all(|removed| removed.id != parent)
         {
             collected.gone.push(SnapshotOnDisk { id: parent, engine });
@@ -142,7 +142,7 @@ impl Snapshots<'_> {
         folded: Option<(&str, &str)>,
     ) -> UnneededSnapshots {
         let mut collected = UnneededSnapshots::default();
-        let pins = self.0.pins.lock();
+        let pins = self.0.catalog.pins();
         while let Some(id) = queue.pop() {
             let child = folded.filter(|(parent, _)| *parent == id);
             match self.need(snapshots, &pins, &id, child.map(|(_, child)| child)) {

@@ -1,7 +1,7 @@
 //! One upload: a snapshot and all below it that the store lacks, the oldest first.
 
-use super::super::lookup::SnapshotPin;
-use super::super::{OperationError, Sandboxes, Snapshots};
+use super::super::snapshot_catalog::SnapshotPin;
+use super::super::{OperationError, Sandboxes};
 use super::is_named;
 use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
@@ -90,7 +90,7 @@ impl Sandboxes {
 
     /// Opens snapshot `id` and those below it that the store at `url` lacks. Blocks.
     fn open_chain(&self, url: &str, id: &str) -> Result<Chain, UploadError> {
-        let record = self.snapshots().known(id).ok_or(UploadError::Removed)?;
+        let record = self.0.catalog.get(id).ok_or(UploadError::Removed)?;
         let tenant = record.owner.unwrap_or_else(|| LOCAL_TENANT.to_owned());
         let mut chain = Chain {
             links: Vec::new(),
@@ -103,12 +103,12 @@ impl Sandboxes {
             if chain.links.len() >= MAX_LINEAGE {
                 return Err(UploadError::LongLineage);
             }
-            let pin = self.snapshots().hold(&id);
+            let pin = self.0.catalog.pin(&id);
             let gone = || match newest {
                 true => UploadError::Removed,
                 false => UploadError::Changed,
             };
-            let record = self.snapshots().known(&id).ok_or_else(gone)?;
+            let record = self.0.catalog.get(&id).ok_or_else(gone)?;
             let place = StorePlace {
                 store: url.to_owned(),
                 tenant: match self.0.uploads.is_shared(&record) {
@@ -129,7 +129,7 @@ impl Sandboxes {
             let parts = match self.0.files_of(&id).and_then(|files| files.parts(&id)) {
                 Ok(parts) => parts,
                 // Merged with the one above it since that was looked at.
-                Err(_) if self.snapshots().known(&id).is_none() => return Err(gone()),
+                Err(_) if self.0.catalog.get(&id).is_none() => return Err(gone()),
                 Err(e) => return Err(OperationError::engine("read its files")(e).into()),
             };
             next = parts.parent.clone();
@@ -164,7 +164,7 @@ impl Sandboxes {
                 true => Some(self.0.uploads.sharing.lock().await),
                 false => None,
             };
-            let known = self.snapshots().known(&link.parts.id);
+            let known = self.0.catalog.get(&link.parts.id);
             let record = known.ok_or(UploadError::Changed)?;
             if record.store.root(&link.place).is_some() {
                 // Another upload needed it, too.
@@ -195,7 +195,7 @@ impl Sandboxes {
         cancelled: &watch::Receiver<bool>,
     ) -> Result<Pushed, UploadError> {
         let id = &record.id;
-        self.snapshots().update(id, |now| {
+        self.0.catalog.update(id, |now| {
             now.store.uploading = Some(link.place.clone());
         });
         let revision = record.store.revision;
@@ -247,7 +247,7 @@ impl Sandboxes {
     ) -> Result<(), UploadError> {
         let (place, root) = (&link.place, &pushed.root);
         let mut current = false;
-        let now = self.snapshots().update(&link.parts.id, |now| {
+        let now = self.0.catalog.update(&link.parts.id, |now| {
             current = now.store.revision == revision;
             if current {
                 now.store.add(place.clone(), root.clone());
@@ -276,7 +276,8 @@ impl Sandboxes {
     /// Gives the copies of a snapshot up, for new ones.
     fn give_up(&self, id: &str) {
         let mut copies = Vec::new();
-        self.snapshots()
+        self.0
+            .catalog
             .update(id, |now| copies = now.store.give_up(id));
         self.retract(copies);
     }
@@ -287,12 +288,5 @@ impl Sandboxes {
         let changes: Vec<_> = changes.collect();
         self.0.journal.commit_write_behind(&changes);
         self.0.uploads.retract(copies);
-    }
-}
-
-impl Snapshots<'_> {
-    /// Record of the snapshot with this whole id.
-    pub(in crate::sandboxes) fn known(self, id: &str) -> Option<SnapshotRecord> {
-        self.0.snapshot_index.lock().get(id).cloned()
     }
 }

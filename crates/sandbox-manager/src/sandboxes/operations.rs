@@ -1,0 +1,156 @@
+//! Operations in flight: each runs to its end, is counted and logged, and a daemon that shuts down
+//! waits for it.
+
+use super::{OperationError, Sandboxes};
+use crate::operation_error::ErrorKind;
+use crate::records::SandboxState;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tracing::Instrument;
+
+/// Time after which a client that is rejected during a shutdown should retry.
+const RETRY_AFTER_SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// Operations in flight.
+#[derive(Default)]
+pub(super) struct Operations {
+    in_flight: watch::Sender<usize>,
+    /// Set during shutdown: new operations are rejected.
+    is_closing: AtomicBool,
+}
+
+/// Operation in flight, which a shutdown waits for.
+pub(super) struct OperationGuard(watch::Sender<usize>);
+
+impl Drop for OperationGuard {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+impl Operations {
+    /// Counts an operation that is in flight, even during a shutdown.
+    pub fn count(&self) -> OperationGuard {
+        self.in_flight.send_modify(|n| *n += 1);
+        OperationGuard(self.in_flight.clone())
+    }
+
+    /// Counts an operation that is about to start.
+    ///
+    /// # Errors
+    /// Fails during shutdown.
+    pub fn begin(&self) -> Result<OperationGuard, OperationError> {
+        // Counted first, so that a shutdown that begins now waits for the operation.
+        let operation = self.count();
+        if self.is_closing() {
+            return Err(OperationError::Busy {
+                what: "the daemon is about to end".to_owned(),
+                retry_after: RETRY_AFTER_SHUTDOWN,
+            });
+        }
+        Ok(operation)
+    }
+
+    /// Returns true during shutdown.
+    pub fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::SeqCst)
+    }
+
+    /// Rejects new operations and waits until those in flight have ended, at most `limit`. Returns
+    /// whether they have.
+    async fn finish(&self, limit: Duration) -> bool {
+        self.is_closing.store(true, Ordering::SeqCst);
+        let mut in_flight = self.in_flight.subscribe();
+        let idle = in_flight.wait_for(|n| *n == 0);
+        tokio::time::timeout(limit, idle).await.is_ok()
+    }
+}
+
+impl Sandboxes {
+    /// Runs an operation to its end even if its caller stops waiting, counts it, and logs the
+    /// result. Errors and ids are logged, but never the arguments: environments and tokens are
+    /// secret.
+    pub(super) async fn perform<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        id: &str,
+        work: impl Future<Output = Result<T, OperationError>> + Send + 'static,
+    ) -> Result<T, OperationError> {
+        let span = tracing::info_span!(
+            "operation",
+            operation = name,
+            sandbox = tracing::field::Empty
+        );
+        if !id.is_empty() {
+            span.record("sandbox", id);
+        }
+        let (this, id) = (self.clone(), id.to_owned());
+        let observed = async move {
+            let began = Instant::now();
+            let _operation = this.0.operations.begin()?;
+            let result = work.await;
+            let result = result.map_err(|e| this.error_of_killed(name, id, e));
+            let took = began.elapsed();
+            let ms = took.as_secs_f64() * 1000.0;
+            let outcome = match &result {
+                Ok(_) => "ok",
+                Err(e) => e.kind().name(),
+            };
+            this.0.metrics.operation(name, outcome, took);
+            match &result {
+                Ok(_) => tracing::info!(outcome, ms, "done"),
+                Err(e) => tracing::warn!(outcome, ms, "{e}"),
+            }
+            result
+        };
+        detached(observed.instrument(span)).await
+    }
+
+    /// Replaces `error` of an operation on sandbox `id` by the state of the sandbox if the sandbox
+    /// was killed meanwhile. The operation lost its guest, which is not a fault of the host.
+    fn error_of_killed(
+        &self,
+        operation: &'static str,
+        id: String,
+        error: OperationError,
+    ) -> OperationError {
+        if id.is_empty() || error.kind() != ErrorKind::Failed {
+            return error;
+        }
+        let entry = self.0.entries.lock().get(id.as_str()).cloned();
+        let is_alive = entry.is_some_and(|entry| {
+            !entry.is_ending() && entry.record().state != SandboxState::Killed
+        });
+        if is_alive {
+            return error;
+        }
+        tracing::debug!(%error, "failed because the sandbox was killed");
+        OperationError::State {
+            operation,
+            id,
+            state: SandboxState::Killed,
+        }
+    }
+
+    /// Rejects new operations and waits until those in flight have ended, at most `limit`. Returns
+    /// whether they have.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        let is_idle = self.0.operations.finish(limit).await;
+        if !is_idle {
+            tracing::warn!("timed out waiting for operations in flight");
+        }
+        is_idle
+    }
+}
+
+/// Runs `work` to its end even if its caller stops waiting.
+pub(super) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, OperationError>> + Send + 'static,
+) -> Result<T, OperationError> {
+    match tokio::spawn(work).await {
+        Ok(result) => result,
+        Err(e) => Err(OperationError::Lost(e.to_string())),
+    }
+}
