@@ -5,10 +5,9 @@
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
 use crate::control_socket::ControlSocket;
-use crate::jail::Vmm;
-use crate::snapshot::{CapturedDraft, SnapshotSpec};
-use crate::snapshot_context::SaveError;
+use crate::snapshot_context::{CapturedDraft, SaveError, SnapshotSpec};
 use crate::vm::{MicroVm, MicroVmParts, VmmRequests};
+use crate::vmm::Vmm;
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine_api::{BootReport, ProcessInstance};
 use jiffy_proto::agent::{Hello, Identity};

@@ -1,6 +1,6 @@
 //! Host's side of one greeting of an agent, in a task of its own.
 
-use crate::vmm_driver::BootStep;
+use crate::boot_steps::BootStep;
 use jiffy_agent_client::{Greeting, GreetingError};
 use jiffy_proto::agent::{Hello, Identity};
 use std::os::fd::AsFd;

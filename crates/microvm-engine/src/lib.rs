@@ -7,12 +7,14 @@
 //! process adopts it ([`MicroVm::adopt`]).
 
 mod adopt;
+mod boot_error;
+mod boot_steps;
 mod control_path;
 mod control_socket;
 mod exit_reason;
 mod greeting_task;
 pub mod host_kvm;
-mod jail;
+mod jail_namespaces;
 mod restore;
 mod rollback;
 mod snapshot;
@@ -21,17 +23,20 @@ mod spare_vmms;
 mod spec;
 mod unassigned;
 mod vm;
+mod vmm;
 mod vmm_driver;
+mod vmm_launcher;
 mod vmm_limits;
 mod vmm_process;
 
 pub use adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
-pub use jail::{JailError, Vmm};
+pub use boot_error::BootError;
+pub use jail_namespaces::JailError;
 pub use jiffy_cgroup::{CgroupError, Cgroups};
 pub use restore::{FirstUsePages, LazyMemory, MemoryPolicy, RestoreSpec};
 pub use rollback::{RollbackError, RollbackSpec};
-pub use snapshot::SnapshotSpec;
-pub use snapshot_context::{SaveError, WorkingSet};
+pub use snapshot_context::{SaveError, SnapshotSpec, WorkingSet};
 pub use spec::{BootSpec, ModulesImage, NetSpec};
 pub use unassigned::UnassignedMicroVm;
-pub use vm::{BootError, ConnectError, Connector, MicroVm};
+pub use vm::{ConnectError, Connector, MicroVm};
+pub use vmm::Vmm;

@@ -1,11 +1,12 @@
 //! Restore of a microVM from a snapshot.
 
+use crate::boot_error::BootError;
+use crate::boot_steps::BootStep;
 use crate::host_kvm;
-use crate::jail::Vmm;
 use crate::snapshot_context::add_fd;
 use crate::spec::{ModulesImage, NetSpec, disk_stack};
-use crate::vm::{BootError, LaunchSpec, MicroVm, console_ring};
-use crate::vmm_driver::BootStep;
+use crate::vm::{LaunchSpec, MicroVm, console_ring};
+use crate::vmm::Vmm;
 use crate::vmm_limits::VmmLimits;
 use jiffy_engine_api::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};

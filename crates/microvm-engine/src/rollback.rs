@@ -1,9 +1,10 @@
 //! Rollback of a running microVM to a snapshot, in its process.
 
+use crate::boot_error::{BOOT_TIMEOUT, BootError};
+use crate::boot_steps::BootStep;
 use crate::restore::{FirstUsePages, LineageFiles, MemoryPolicy, layers};
 use crate::snapshot_context::{SnapshotContext, add_fd};
-use crate::vm::{BOOT_TIMEOUT, BootError, MicroVm};
-use crate::vmm_driver::BootStep;
+use crate::vm::MicroVm;
 use jiffy_proto::agent::Identity;
 use jiffy_proto::snapshot::{DiskRollback, RollbackConfig, RollbackReport};
 use jiffy_proto::vm::{Event, FdIndex, Request};

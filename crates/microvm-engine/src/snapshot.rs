@@ -1,7 +1,9 @@
 //! Snapshots of a running microVM.
 
 use crate::control_socket::ControlSocket;
-use crate::snapshot_context::{SaveError, SnapshotContext, add_fd};
+use crate::snapshot_context::{
+    CapturedDraft, SaveError, SnapshotContext, SnapshotSpec, UnpublishedSnapshot, add_fd,
+};
 use crate::vm::MicroVm;
 use jiffy_engine_api::{CaptureNotice, now_ms};
 use jiffy_proto::snapshot::{
@@ -9,55 +11,12 @@ use jiffy_proto::snapshot::{
 };
 use jiffy_proto::vm::{Event, Request};
 use jiffy_snapshot::{
-    DiskSizes, Durability, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot, SnapshotDraft,
-    SnapshotError, Store, Versions,
+    DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot, SnapshotDraft, SnapshotError,
+    Store, Versions,
 };
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-
-/// Specification of a snapshot.
-#[derive(Debug, Clone)]
-pub struct SnapshotSpec {
-    /// 1 to 64 lower-case letters and digits, not yet in the store.
-    pub id: String,
-    /// Template of the sandbox.
-    pub template: String,
-    /// Action of the VM afterwards.
-    pub then: AfterSnapshot,
-    /// Durability in a crash of the host.
-    pub durability: Durability,
-    /// Largest size in bytes ([`Snapshot::bytes`]); none: unlimited.
-    pub max_bytes: Option<u64>,
-    /// Records the chunks that the guest has touched since its restore, if they are few
-    /// ([`Snapshot::put_touched`]). Says something of guests restored with
-    /// [`crate::MemoryPolicy::Map`] only.
-    pub working_set: bool,
-}
-
-/// Snapshot that the VMM has written and the store has not published. The VM's memory and disk are
-/// based on it in any case.
-#[derive(Debug)]
-pub(crate) struct UnpublishedSnapshot {
-    draft: SnapshotDraft,
-    /// The disk's layer.
-    frozen: File,
-    spec: SnapshotSpec,
-    report: SnapshotReport,
-    /// Index of the chunks that the guest has touched.
-    touched: Option<File>,
-}
-
-/// Snapshot that an earlier controller captured: the VMM is writing it, or has written it.
-#[derive(Debug)]
-pub(crate) struct CapturedDraft {
-    pub draft: SnapshotDraft,
-    /// The disk's layer.
-    pub frozen: File,
-    pub spec: SnapshotSpec,
-    /// None while it is being written.
-    pub report: Option<SnapshotReport>,
-}
 
 /// Word of the VMM about a snapshot.
 enum SnapshotProgress {

@@ -1,15 +1,13 @@
-//! Pause and resume of a running microVM, and the state that its snapshots need.
+//! State that snapshots of a running microVM need.
 
-use crate::snapshot::{CapturedDraft, UnpublishedSnapshot};
-use crate::vm::MicroVm;
 use jiffy_proto::agent::Hello;
 use jiffy_proto::channel::ChannelError;
-use jiffy_proto::vm::{Event, FdIndex, Request, VmStats};
-use jiffy_snapshot::{Hold, SnapshotError, Store};
+use jiffy_proto::snapshot::{AfterSnapshot, SnapshotReport};
+use jiffy_proto::vm::{Event, FdIndex};
+use jiffy_snapshot::{Durability, Hold, SnapshotDraft, SnapshotError};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use tokio::sync::mpsc;
 
 /// Failure to pause, resume or save a microVM. It runs on as before unless it has ended.
@@ -46,6 +44,49 @@ pub enum SaveError {
         "a snapshot that this sandbox lies on is damaged or gone; it runs on, but cannot be saved"
     )]
     Unsavable,
+}
+
+/// Specification of a snapshot.
+#[derive(Debug, Clone)]
+pub struct SnapshotSpec {
+    /// 1 to 64 lower-case letters and digits, not yet in the store.
+    pub id: String,
+    /// Template of the sandbox.
+    pub template: String,
+    /// Action of the VM afterwards.
+    pub then: AfterSnapshot,
+    /// Durability in a crash of the host.
+    pub durability: Durability,
+    /// Largest size in bytes ([`Snapshot::bytes`]); none: unlimited.
+    pub max_bytes: Option<u64>,
+    /// Records the chunks that the guest has touched since its restore, if they are few
+    /// ([`Snapshot::put_touched`]). Says something of guests restored with
+    /// [`crate::MemoryPolicy::Map`] only.
+    pub working_set: bool,
+}
+
+/// Snapshot that the VMM has written and the store has not published. The VM's memory and disk are
+/// based on it in any case.
+#[derive(Debug)]
+pub(crate) struct UnpublishedSnapshot {
+    pub draft: SnapshotDraft,
+    /// The disk's layer.
+    pub frozen: File,
+    pub spec: SnapshotSpec,
+    pub report: SnapshotReport,
+    /// Index of the chunks that the guest has touched.
+    pub touched: Option<File>,
+}
+
+/// Snapshot that an earlier controller captured: the VMM is writing it, or has written it.
+#[derive(Debug)]
+pub(crate) struct CapturedDraft {
+    pub draft: SnapshotDraft,
+    /// The disk's layer.
+    pub frozen: File,
+    pub spec: SnapshotSpec,
+    /// None while it is being written.
+    pub report: Option<SnapshotReport>,
 }
 
 /// State for snapshots of a VM, and the receiver of the VMM's answers.
@@ -101,77 +142,6 @@ impl SnapshotContext {
                 return Ok(value);
             }
         }
-    }
-}
-
-impl MicroVm {
-    /// Pauses all vCPUs; returns the microseconds until the last one had stopped.
-    pub async fn pause(&self) -> Result<u64, SaveError> {
-        let mut context = self.context.lock().await;
-        self.link.send(&Request::Pause, &[])?;
-        let paused = |event| match event {
-            Event::Paused { stopped_us } => Some(stopped_us),
-            _ => None,
-        };
-        context.reply(paused).await
-    }
-
-    /// Resumes all vCPUs.
-    pub async fn resume(&self) -> Result<(), SaveError> {
-        let mut context = self.context.lock().await;
-        self.link.send(&Request::Resume, &[])?;
-        let resumed = |event| matches!(event, Event::Resumed).then_some(());
-        context.reply(resumed).await
-    }
-
-    /// Disk space of the guest's writes since its last snapshot, in bytes; none while a snapshot is
-    /// being taken.
-    pub fn overlay_bytes(&self) -> Option<u64> {
-        let context = self.context.try_lock().ok()?;
-        let metadata = context.overlay.metadata().ok()?;
-        // st_blocks counts units of 512 bytes (stat(2)).
-        Some(metadata.blocks() * 512)
-    }
-
-    /// Counters since the VMM started.
-    pub async fn stats(&self) -> Result<VmStats, SaveError> {
-        let mut context = self.context.lock().await;
-        self.link.send(&Request::Stats, &[])?;
-        let stats = |event| match event {
-            Event::Stats(stats) => Some(stats),
-            _ => None,
-        };
-        context.reply(stats).await
-    }
-
-    /// Records the memory that a VM restored with [`crate::MemoryPolicy::Map`] has touched, in new
-    /// nameless files in `store`.
-    pub async fn working_set(&self, store: &Store) -> Result<WorkingSet, SaveError> {
-        let mut context = self.context.lock().await;
-        let host = |what| move |source| SaveError::Host { what, source };
-        let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm_pid()))
-            .map_err(host("opening the VMM's pagemap"))?;
-        let (touched, written) = (store.overlay()?, store.overlay()?);
-        let mut fds = Vec::new();
-        let request = Request::WorkingSet {
-            index: add_fd(&mut fds, &touched),
-            pagemap: add_fd(&mut fds, &pagemap),
-            written: add_fd(&mut fds, &written),
-        };
-        self.link.send(&request, &fds)?;
-        let chunks = context
-            .reply(|event| match event {
-                Event::WorkingSet { chunks } => Some(chunks),
-                _ => None,
-            })
-            .await?;
-        let none =
-            || SaveError::Refused("this host does not tell which pages are present".to_owned());
-        Ok(WorkingSet {
-            chunks: chunks.ok_or_else(none)?,
-            touched,
-            written,
-        })
     }
 }
 

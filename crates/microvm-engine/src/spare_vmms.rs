@@ -1,16 +1,17 @@
-//! VMM processes that are started before anybody needs them: jailed and in their control groups,
-//! they wait for their first request.
+//! VMM processes that are started in advance: jailed and in their control groups, they wait for
+//! their first request.
 //!
 //! A process takes some 4 ms from fork to its first request, and moving it to control groups of
 //! version 1 takes up to 15: neither is on the way of a guest that gets a spare. They are made in
 //! pauses between starts of guests, whose processors they would take.
 
-use crate::jail::{LimitTask, Vmm};
-use crate::vm::BootError;
+use crate::boot_error::BootError;
+use crate::vmm_launcher::{FreshVmm, VmmLauncher};
 use crate::vmm_limits::VmmLimits;
 use jiffy_engine_api::BurstMemory;
 use jiffy_proto::channel::Channel;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::process::Child;
 use tokio::runtime::Handle;
@@ -23,18 +24,10 @@ const MAX_DEFERRAL: Duration = Duration::from_secs(1);
 /// Most spares after a burst: each takes some 4 MiB.
 const MAX_AFTER_BURST: usize = 20;
 
-/// VMM process that has had no request yet.
-#[derive(Debug)]
-pub(crate) struct FreshVmm {
-    pub channel: Channel,
-    pub child: Child,
-    /// Task that limits it, where processes are limited.
-    pub limit_task: Option<LimitTask>,
-}
-
 /// Spare processes of one daemon.
 #[derive(Debug)]
 pub(crate) struct SpareVmms {
+    launcher: VmmLauncher,
     state: Mutex<SpareState>,
 }
 
@@ -52,8 +45,9 @@ struct SpareState {
 }
 
 impl SpareVmms {
-    pub fn new(wanted: usize) -> Self {
+    pub fn new(launcher: VmmLauncher, wanted: usize) -> Self {
         Self {
+            launcher,
             state: Mutex::new(SpareState {
                 ready: Vec::new(),
                 bursts: BurstMemory::new(wanted, MAX_AFTER_BURST),
@@ -156,59 +150,54 @@ impl SpareVmms {
             .map_or(asked, |last| (last + QUIET_TIME).min(asked + MAX_DEFERRAL));
         due.saturating_duration_since(Instant::now())
     }
-}
 
-impl Vmm {
-    /// True if no guest has been started for a moment.
-    pub(crate) fn starts_alone(&self) -> bool {
-        let last = self.spares().and_then(|spares| spares.last_start());
+    /// Returns true if no guest has been started for a moment.
+    pub fn starts_alone(&self) -> bool {
+        let last = self.last_start();
         last.is_none_or(|last| last.elapsed() > QUIET_TIME)
     }
 
-    /// Returns a spare process, or starts one. Must be called inside a tokio runtime.
-    pub(crate) fn fresh(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
-        let spare = self.spares().and_then(|spares| spares.take(limits.memory));
-        let fresh = match spare {
+    /// Returns a spare process, or starts a process. Must be called inside a tokio runtime.
+    pub fn take_or_spawn(self: &Arc<Self>, limits: VmmLimits) -> Result<FreshVmm, BootError> {
+        let fresh = match self.take(limits.memory) {
             Some((channel, child)) => FreshVmm {
-                limit_task: self.limit_spare(&child, limits),
+                limit_task: self.launcher.limit_spare(&child, limits),
                 channel,
                 child,
             },
-            None => self.spawn(limits)?,
+            None => self.launcher.spawn(limits)?,
         };
-        self.make_spares();
+        self.refill();
         Ok(fresh)
     }
 
     /// Ends the spares of a burst when it is forgotten.
-    fn trim_spares_later(&self) {
-        let Some(mut rest) = self.spares().and_then(|spares| spares.begin_trim()) else {
+    fn trim_later(self: &Arc<Self>) {
+        let Some(mut rest) = self.begin_trim() else {
             return;
         };
-        let vmm = self.clone();
+        let spares = self.clone();
         tokio::spawn(async move {
-            let Some(spares) = vmm.spares() else { return };
             loop {
                 tokio::time::sleep(rest).await;
                 match spares.trim() {
                     Some(more) => rest = more,
-                    // The engine's gc finds their control groups.
+                    // Garbage collection of the engine removes their control groups.
                     None => return,
                 }
             }
         });
     }
 
-    /// Has the missing spare processes made, in a pause between starts.
-    pub fn make_spares(&self) {
-        let Some(spares) = self.spares() else { return };
-        self.trim_spares_later();
-        if !spares.begin() {
+    /// Starts the missing spare processes in a pause between starts of guests. Must be called
+    /// inside a tokio runtime.
+    pub fn refill(self: &Arc<Self>) {
+        self.trim_later();
+        if !self.begin() {
             return;
         }
-        let vmm = self.clone();
+        let spares = self.clone();
         tokio::spawn(async move {
-            let Some(spares) = vmm.spares() else { return };
             let mut asked = Instant::now();
             loop {
                 let deferral = spares.deferral(asked);
@@ -216,13 +205,15 @@ impl Vmm {
                     tokio::time::sleep(deferral).await;
                     continue;
                 }
-                let (maker, memory_mib) = (vmm.clone(), spares.likely_memory_mib());
-                // It blocks while the kernel moves the process.
-                let made = Handle::current().spawn_blocking(move || maker.spawn_spare(memory_mib));
+                let memory_mib = spares.likely_memory_mib();
+                let launcher = spares.launcher.clone();
+                // Blocks while the kernel moves the process.
+                let made =
+                    Handle::current().spawn_blocking(move || launcher.spawn_spare(memory_mib));
                 let made = match made.await {
                     Ok(Ok(made)) => Some(made),
                     Ok(Err(e)) => {
-                        tracing::debug!("no spare VMM: {e}");
+                        tracing::debug!("cannot start a spare VMM: {e}");
                         None
                     }
                     Err(_) => None,

@@ -1,6 +1,6 @@
 //! Specification of a microVM.
 
-use crate::jail::Vmm;
+use crate::vmm::Vmm;
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::Identity;
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VmConfig, VsockConfig};

@@ -1,8 +1,9 @@
 //! MicroVM without an identity.
 
+use crate::boot_error::{BOOT_TIMEOUT, BootError};
+use crate::boot_steps::BootStep;
 use crate::restore::RestoreSpec;
-use crate::vm::{BOOT_TIMEOUT, BootError, MicroVm};
-use crate::vmm_driver::BootStep;
+use crate::vm::MicroVm;
 use jiffy_proto::agent::Identity;
 use std::time::Instant;
 use tokio::sync::mpsc;

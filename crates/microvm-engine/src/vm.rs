@@ -1,21 +1,19 @@
 //! Running microVM.
 
 mod boot;
-mod boot_error;
 mod connector;
 mod launch;
+mod requests;
 
-pub(crate) use boot::BOOT_TIMEOUT;
-pub use boot_error::BootError;
 pub(crate) use connector::ConnectGate;
 pub use connector::{ConnectError, Connector};
 pub(crate) use launch::{LaunchSpec, MicroVmParts, console_ring};
 
+use crate::boot_steps::NextSteps;
 use crate::control_socket::ControlSocket;
 use crate::exit_reason::printable;
-use crate::jail::LimitTask;
 use crate::snapshot_context::SnapshotContext;
-use crate::vmm_driver::NextSteps;
+use crate::vmm_launcher::LimitTask;
 use crate::vmm_process::KeptSocket;
 use jiffy_engine_api::{BootReport, ExitReason};
 use jiffy_proto::agent::Identity;

@@ -1,16 +1,15 @@
 //! Task that serves the control socket of one `jiffy-vmm` process.
 
+use crate::boot_steps::{BootStep, NextSteps};
 use crate::control_socket::ControlSocket;
 use crate::exit_reason::classify;
 use crate::greeting_task::GreetingTask;
-use crate::jail::Vmm;
+use crate::vmm::Vmm;
 use crate::vmm_process::{KeptSocket, VmmProcess};
-use jiffy_agent_client::GreetingError;
 use jiffy_engine_api::ExitReason;
-use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
+use jiffy_proto::agent::{HELLO_PORT, Identity};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
-use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
@@ -23,34 +22,6 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest reason accepted from a VMM, in characters.
 const MAX_REASON_CHARS: usize = 300;
-
-/// Step of a guest's boot.
-pub(crate) enum BootStep {
-    Running,
-    Hello {
-        hello: Hello,
-    },
-    /// The agent has its identity; with the stream of the greeting.
-    Ready {
-        /// Identity that it answered to; none: the greeting failed before there was one.
-        id: Option<String>,
-        greeted: Result<Option<OwnedFd>, GreetingError>,
-    },
-}
-
-/// Receiver of the steps of a rollback, from the moment that it begins.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct NextSteps(Arc<Mutex<Option<mpsc::Sender<BootStep>>>>);
-
-impl NextSteps {
-    pub fn set(&self, steps: Option<mpsc::Sender<BootStep>>) {
-        *self.0.lock() = steps;
-    }
-
-    fn take(&self) -> Option<mpsc::Sender<BootStep>> {
-        self.0.lock().take()
-    }
-}
 
 /// Serves the VMM's control socket until the VMM ends.
 pub(crate) struct VmmDriver {

@@ -1,10 +1,11 @@
 //! Boot of a guest, from the start of its VMM to the agent's confirmation.
 
+use super::MicroVm;
 use super::launch::{LaunchSpec, console_ring};
-use super::{BootError, MicroVm};
+use crate::boot_error::{BOOT_TIMEOUT, BootError};
+use crate::boot_steps::BootStep;
 use crate::host_kvm;
 use crate::spec::BootSpec;
-use crate::vmm_driver::BootStep;
 use crate::vmm_limits::VmmLimits;
 use jiffy_engine_api::{BootMode, BootReport};
 use jiffy_proto::vm::Request;
@@ -12,9 +13,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-
-/// Time for a guest from its first instruction to the agent's confirmation.
-pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl MicroVm {
     /// Starts a VMM, boots the guest, and returns when its agent has taken its identity.

@@ -1,11 +1,13 @@
 //! Start of a VMM, and of the task that drives it.
 
-use super::{BootError, ConnectGate, MicroVm, VmmRequests};
+use super::{ConnectGate, MicroVm, VmmRequests};
+use crate::boot_error::BootError;
+use crate::boot_steps::{BootStep, NextSteps};
 use crate::control_socket::ControlSocket;
-use crate::jail::Vmm;
 use crate::snapshot_context::SnapshotContext;
-use crate::spare_vmms::FreshVmm;
-use crate::vmm_driver::{BootStep, NextSteps, VmmDriver};
+use crate::vmm::Vmm;
+use crate::vmm_driver::VmmDriver;
+use crate::vmm_launcher::FreshVmm;
 use crate::vmm_limits::VmmLimits;
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine_api::{BootMode, BootReport};

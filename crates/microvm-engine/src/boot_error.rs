@@ -1,8 +1,7 @@
 //! Failures to boot or restore a microVM.
 
-use super::boot::BOOT_TIMEOUT;
 use crate::host_kvm::KvmError;
-use crate::jail::JailError;
+use crate::jail_namespaces::JailError;
 use jiffy_agent_client::GreetingError;
 use jiffy_cgroup::CgroupError;
 use jiffy_engine_api::ExitReason;
@@ -11,6 +10,10 @@ use jiffy_proto::channel::ChannelError;
 use jiffy_snapshot::SnapshotError;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Time for a guest from its first instruction to the agent's confirmation.
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Failure to boot or restore a microVM.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,36 @@
+//! Steps of a guest's boot or rollback, as its driver reports them.
+
+use jiffy_agent_client::GreetingError;
+use jiffy_proto::agent::Hello;
+use parking_lot::Mutex;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Step of a guest's boot.
+pub(crate) enum BootStep {
+    Running,
+    Hello {
+        hello: Hello,
+    },
+    /// The agent has its identity; with the stream of the greeting.
+    Ready {
+        /// Identity that it answered to; none: the greeting failed before there was one.
+        id: Option<String>,
+        greeted: Result<Option<OwnedFd>, GreetingError>,
+    },
+}
+
+/// Receiver of the steps of a rollback, from the moment that it begins.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NextSteps(Arc<Mutex<Option<mpsc::Sender<BootStep>>>>);
+
+impl NextSteps {
+    pub fn set(&self, steps: Option<mpsc::Sender<BootStep>>) {
+        *self.0.lock() = steps;
+    }
+
+    pub fn take(&self) -> Option<mpsc::Sender<BootStep>> {
+        self.0.lock().take()
+    }
+}

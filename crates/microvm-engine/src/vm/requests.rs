@@ -1,0 +1,79 @@
+//! Requests to the VMM of a running microVM: pause, resume, counters and working set.
+
+use super::MicroVm;
+use crate::snapshot_context::{SaveError, WorkingSet, add_fd};
+use jiffy_proto::vm::{Event, Request, VmStats};
+use jiffy_snapshot::Store;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+impl MicroVm {
+    /// Pauses all vCPUs; returns the microseconds until the last one had stopped.
+    pub async fn pause(&self) -> Result<u64, SaveError> {
+        let mut context = self.context.lock().await;
+        self.link.send(&Request::Pause, &[])?;
+        let paused = |event| match event {
+            Event::Paused { stopped_us } => Some(stopped_us),
+            _ => None,
+        };
+        context.reply(paused).await
+    }
+
+    /// Resumes all vCPUs.
+    pub async fn resume(&self) -> Result<(), SaveError> {
+        let mut context = self.context.lock().await;
+        self.link.send(&Request::Resume, &[])?;
+        let resumed = |event| matches!(event, Event::Resumed).then_some(());
+        context.reply(resumed).await
+    }
+
+    /// Disk space of the guest's writes since its last snapshot, in bytes; none while a snapshot is
+    /// being taken.
+    pub fn overlay_bytes(&self) -> Option<u64> {
+        let context = self.context.try_lock().ok()?;
+        let metadata = context.overlay.metadata().ok()?;
+        // st_blocks counts units of 512 bytes (stat(2)).
+        Some(metadata.blocks() * 512)
+    }
+
+    /// Counters since the VMM started.
+    pub async fn stats(&self) -> Result<VmStats, SaveError> {
+        let mut context = self.context.lock().await;
+        self.link.send(&Request::Stats, &[])?;
+        let stats = |event| match event {
+            Event::Stats(stats) => Some(stats),
+            _ => None,
+        };
+        context.reply(stats).await
+    }
+
+    /// Records the memory that a VM restored with [`crate::MemoryPolicy::Map`] has touched, in new
+    /// nameless files in `store`.
+    pub async fn working_set(&self, store: &Store) -> Result<WorkingSet, SaveError> {
+        let mut context = self.context.lock().await;
+        let host = |what| move |source| SaveError::Host { what, source };
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm_pid()))
+            .map_err(host("opening the VMM's pagemap"))?;
+        let (touched, written) = (store.overlay()?, store.overlay()?);
+        let mut fds = Vec::new();
+        let request = Request::WorkingSet {
+            index: add_fd(&mut fds, &touched),
+            pagemap: add_fd(&mut fds, &pagemap),
+            written: add_fd(&mut fds, &written),
+        };
+        self.link.send(&request, &fds)?;
+        let chunks = context
+            .reply(|event| match event {
+                Event::WorkingSet { chunks } => Some(chunks),
+                _ => None,
+            })
+            .await?;
+        let none =
+            || SaveError::Refused("this host does not tell which pages are present".to_owned());
+        Ok(WorkingSet {
+            chunks: chunks.ok_or_else(none)?,
+            touched,
+            written,
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! VMM program as the engine uses it: its processes, and the settings of their guests.
+
+use crate::boot_error::BootError;
+use crate::jail_namespaces::{JailError, JailNamespaces};
+use crate::spare_vmms::SpareVmms;
+use crate::vmm_launcher::{FreshVmm, VmmLauncher};
+use crate::vmm_limits::VmmLimits;
+use jiffy_cgroup::Cgroups;
+use jiffy_proto::cpu_level::CpuLevel;
+use jiffy_proto::vm::DiskLimits;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// VMM program, the confinement of its processes, and settings of their guests.
+#[derive(Debug, Clone)]
+pub struct Vmm {
+    launcher: VmmLauncher,
+    disk_limits: DiskLimits,
+    cpu_level: CpuLevel,
+    /// `None` if each process is started when a guest needs it.
+    spares: Option<Arc<SpareVmms>>,
+}
+
+impl Vmm {
+    /// Creates the program at `path`. With `jailed` its processes have users and namespaces of
+    /// their own, for which the caller must be root.
+    pub fn new(path: PathBuf, jailed: bool) -> Self {
+        Self {
+            launcher: VmmLauncher {
+                path,
+                jail: jailed.then(JailNamespaces::default),
+                cgroups: None,
+            },
+            disk_limits: DiskLimits::default(),
+            cpu_level: CpuLevel::Host,
+            spares: None,
+        }
+    }
+
+    /// Limits its processes by control groups.
+    #[must_use]
+    pub fn with_cgroups(mut self, cgroups: Option<Cgroups>) -> Self {
+        self.launcher.cgroups = cgroups;
+        self
+    }
+
+    /// Limits the rates of its guests' disks.
+    #[must_use]
+    pub fn with_disk_limits(mut self, limits: DiskLimits) -> Self {
+        self.disk_limits = limits;
+        self
+    }
+
+    /// Keeps `count` processes ready for the next guests. Clones share them. Must be called after
+    /// [`Self::with_cgroups`].
+    #[must_use]
+    pub fn with_spares(mut self, count: usize) -> Self {
+        let launcher = self.launcher.clone();
+        self.spares = (count > 0).then(|| Arc::new(SpareVmms::new(launcher, count)));
+        self
+    }
+
+    /// Sets the level of the processor that guests see.
+    #[must_use]
+    pub fn with_cpu_level(mut self, level: CpuLevel) -> Self {
+        self.cpu_level = level;
+        self
+    }
+
+    /// Returns the level of the processor that guests see.
+    pub fn cpu_level(&self) -> CpuLevel {
+        self.cpu_level
+    }
+
+    /// Returns the rate limits of its guests' disks.
+    pub(crate) fn disk_limits(&self) -> DiskLimits {
+        self.disk_limits
+    }
+
+    /// Returns the path of the program.
+    pub fn path(&self) -> &Path {
+        &self.launcher.path
+    }
+
+    /// Returns true if control groups limit its processes.
+    pub fn is_limited(&self) -> bool {
+        self.launcher.cgroups.is_some()
+    }
+
+    /// Returns true if its processes are jailed.
+    pub fn is_jailed(&self) -> bool {
+        self.launcher.jail.is_some()
+    }
+
+    /// Makes the namespaces in advance. Otherwise the first process waits for them.
+    pub fn prepare(&self) -> Result<(), JailError> {
+        self.namespaces().map(drop)
+    }
+
+    /// Returns the namespaces that a process enters. `None` if processes are not jailed.
+    pub fn namespaces(&self) -> Result<Option<Vec<OwnedFd>>, JailError> {
+        self.launcher.namespaces()
+    }
+
+    /// Returns a spare process, or starts a process. Must be called inside a tokio runtime.
+    pub(crate) fn fresh(&self, limits: VmmLimits) -> Result<FreshVmm, BootError> {
+        match &self.spares {
+            Some(spares) => spares.take_or_spawn(limits),
+            None => self.launcher.spawn(limits),
+        }
+    }
+
+    /// Returns true if no guest has been started for a moment.
+    pub(crate) fn starts_alone(&self) -> bool {
+        let spares = self.spares.as_ref();
+        spares.is_none_or(|spares| spares.starts_alone())
+    }
+
+    /// Starts the missing spare processes in a pause between starts of guests. Must be called
+    /// inside a tokio runtime.
+    pub fn make_spares(&self) {
+        if let Some(spares) = &self.spares {
+            spares.refill();
+        }
+    }
+
+    /// Returns true if the kernel killed an ended process at its group's memory limit.
+    pub(crate) fn ran_out_of_memory(&self, pid: u32) -> bool {
+        self.launcher.ran_out_of_memory(pid)
+    }
+
+    /// Removes the control groups of an ended process.
+    pub(crate) fn remove_group(&self, pid: u32) {
+        self.launcher.remove_group(pid);
+    }
+
+    /// Removes control groups of ended processes, also of those that another daemon started.
+    pub fn gc(&self) {
+        self.launcher.gc();
+    }
+
+    /// Ends spare processes, and removes all control groups. No processes are started afterwards.
+    /// Blocks for at most a second.
+    pub fn close(&self) {
+        if let Some(spares) = &self.spares {
+            spares.close();
+        }
+        if let Some(cgroups) = &self.launcher.cgroups {
+            cgroups.close();
+        }
+    }
+}
