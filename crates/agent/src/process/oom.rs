@@ -1,11 +1,17 @@
 //! Telling an out-of-memory kill from any other SIGKILL.
 
-use std::cell::Cell;
+use super::oom_log::{MAX_RECORD_BYTES, OomVictim, open_kernel_log};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 /// Maximum number of bytes that are read of the kernel's counters.
 const MAX_COUNTER_BYTES: usize = 64 * 1024;
+
+/// Maximum number of victims that are remembered.
+const MAX_VICTIMS: usize = 64;
 
 /// Follows the kernel's count of out-of-memory kills.
 #[derive(Debug)]
@@ -52,4 +58,177 @@ fn count(counters: Option<&File>) -> u64 {
     text.lines()
         .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
         .unwrap_or(0)
+}
+
+/// Victims of out-of-memory kills by process id, read from the kernel's log.
+#[derive(Debug)]
+pub struct OomVictims {
+    counters: Option<File>,
+    log: RefCell<VictimLog>,
+}
+
+#[derive(Debug)]
+struct VictimLog {
+    /// Records that were not read yet. `None` if the log cannot be read.
+    records: Option<File>,
+    victims: VecDeque<u32>,
+    /// Kills that are accounted for: by a record, or because they happened before the start.
+    accounted: u64,
+}
+
+impl OomVictims {
+    /// Starts with kills from now on.
+    pub fn new() -> Self {
+        let counters = File::open("/proc/vmstat").ok();
+        let records = open_kernel_log().ok();
+        Self::with(counters, records)
+    }
+
+    fn with(counters: Option<File>, records: Option<File>) -> Self {
+        let accounted = count(counters.as_ref());
+        Self {
+            counters,
+            log: RefCell::new(VictimLog {
+                records,
+                victims: VecDeque::new(),
+                accounted,
+            }),
+        }
+    }
+
+    /// Returns whether the kernel killed process `pid` for memory. `None` if the log cannot be read.
+    ///
+    /// The kernel counts a kill before it logs the victim. A kill without a record yet is taken for
+    /// that of `pid`, which ended just now.
+    pub fn contains(&self, pid: u32) -> Option<bool> {
+        let mut log = self.log.borrow_mut();
+        log.read()?;
+        if let Some(at) = log.victims.iter().position(|victim| *victim == pid) {
+            log.victims.remove(at);
+            return Some(true);
+        }
+        Some(count(self.counters.as_ref()) > log.accounted)
+    }
+
+    /// Forgets a victim whose process id belongs to another process by now.
+    pub fn forget(&self, pid: u32) {
+        self.log
+            .borrow_mut()
+            .victims
+            .retain(|victim| *victim != pid);
+    }
+}
+
+impl Default for OomVictims {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl VictimLog {
+    /// Reads all records. `None` if the log cannot be read, or if records were lost.
+    fn read(&mut self) -> Option<()> {
+        let mut buffer = vec![0; MAX_RECORD_BYTES];
+        loop {
+            let records = self.records.as_mut()?;
+            match records.read(&mut buffer) {
+                Ok(0) => return Some(()),
+                Ok(n) => {
+                    let record = String::from_utf8_lossy(&buffer[..n]);
+                    if let Some(victim) = OomVictim::parse(&record) {
+                        self.accounted += 1;
+                        self.victims.truncate(MAX_VICTIMS - 1);
+                        self.victims.push_front(victim.pid);
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Some(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // The number of lost kills is unknown: later answers would be guesses.
+                    self.records = None;
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use tempfile::TempDir;
+
+    /// A count and a log of kills.
+    struct Kernel {
+        dir: TempDir,
+        log: File,
+    }
+
+    impl Kernel {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let log = File::create(dir.path().join("log")).unwrap();
+            let kernel = Self { dir, log };
+            kernel.count(3);
+            kernel
+        }
+
+        fn open(&self, name: &str) -> Option<File> {
+            Some(File::open(self.dir.path().join(name)).unwrap())
+        }
+
+        fn victims(&self) -> OomVictims {
+            OomVictims::with(self.open("count"), self.open("log"))
+        }
+
+        fn count(&self, kills: u64) {
+            let text = format!("nr_free_pages 1\noom_kill {kills}\n");
+            std::fs::write(self.dir.path().join("count"), text).unwrap();
+        }
+
+        fn record(&mut self, pid: u32) {
+            let text = "total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB";
+            writeln!(
+                self.log,
+                "3,1,2,-;Out of memory: Killed process {pid} (x) {text}"
+            )
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_is_a_victim_if_the_log_names_it() {
+        let mut kernel = Kernel::new();
+        let victims = kernel.victims();
+        assert_eq!(victims.contains(7), Some(false));
+        kernel.count(4);
+        kernel.record(7);
+        // Another process that was killed by a signal is not blamed, even if it ends first.
+        assert_eq!(victims.contains(8), Some(false));
+        assert_eq!(victims.contains(7), Some(true));
+        assert_eq!(victims.contains(7), Some(false));
+        kernel.count(5);
+        kernel.record(9);
+        assert_eq!(victims.contains(8), Some(false));
+        victims.forget(9);
+        assert_eq!(victims.contains(9), Some(false));
+    }
+
+    #[test]
+    fn a_kill_that_is_counted_and_not_logged_yet_is_that_of_the_process_that_ended() {
+        let mut kernel = Kernel::new();
+        let victims = kernel.victims();
+        kernel.count(4);
+        assert_eq!(victims.contains(7), Some(true));
+        kernel.record(7);
+        assert_eq!(victims.contains(8), Some(false));
+    }
+
+    #[test]
+    fn without_a_log_nothing_is_known() {
+        let kernel = Kernel::new();
+        let victims = OomVictims::with(kernel.open("count"), None);
+        assert_eq!(victims.contains(7), None);
+    }
 }

@@ -14,14 +14,15 @@ use tokio::io::Interest;
 /// The kernel's log, read a record at a time.
 const KERNEL_LOG: &str = "/dev/kmsg";
 /// Longest record (`PRINTKRB_RECORD_MAX`, and the text around it).
-const MAX_RECORD_BYTES: usize = 8192;
+pub(super) const MAX_RECORD_BYTES: usize = 8192;
 /// Most lines written: a guest that lives at the edge of its memory must not fill its console.
 const MAX_LINES: u32 = 100;
 
 /// A process that the kernel killed.
 #[derive(Debug, PartialEq, Eq)]
-struct OomVictim {
-    pid: u32,
+pub(super) struct OomVictim {
+    /// Its process id.
+    pub pid: u32,
     name: String,
     /// Resident memory.
     kib: u64,
@@ -31,7 +32,7 @@ struct OomVictim {
 
 impl OomVictim {
     /// Parses the victim of a record of the kernel's log.
-    fn parse(record: &str) -> Option<Self> {
+    pub fn parse(record: &str) -> Option<Self> {
         let (prefix, text) = record.split_once(';')?;
         // Records of programs have a facility, those of the kernel have none.
         let level: u32 = prefix.split(',').next()?.parse().ok()?;
@@ -90,18 +91,22 @@ fn write_console(line: &str) {
     let _ = writeln!(io::stderr(), "jiffy: {line}");
 }
 
+/// Opens the kernel's log for later records. Each open file has a position of its own.
+pub(super) fn open_kernel_log() -> io::Result<File> {
+    let mut log = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(KERNEL_LOG)?;
+    log.seek(SeekFrom::End(0))?;
+    Ok(log)
+}
+
 /// Tells of every kill from now on, the console and `on_kill`. Returns only where the kernel's log
 /// cannot be read.
 pub async fn follow_kernel(on_kill: impl Fn()) {
     let mut told = 0;
-    let opened = File::options()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(KERNEL_LOG)
-        .and_then(|mut log| {
-            log.seek(SeekFrom::End(0))?;
-            sys::register(OwnedFd::from(log), Interest::READABLE)
-        });
+    let opened =
+        open_kernel_log().and_then(|log| sys::register(OwnedFd::from(log), Interest::READABLE));
     let Ok(log) = opened else { return };
     let mut buffer = vec![0; MAX_RECORD_BYTES];
     loop {

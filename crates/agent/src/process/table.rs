@@ -4,7 +4,7 @@ use super::exit::ProcessExit;
 use super::frame_hub::FrameHub;
 use super::input::ProcessInput;
 use super::message::{ProcessConfig, ProcessSelector};
-use super::oom::OomWatch;
+use super::oom::{OomVictims, OomWatch};
 use super::oom_log::CountedKills;
 use super::start::SpawnSlot;
 use crate::rpc::{RpcCode, RpcError};
@@ -98,6 +98,7 @@ pub struct ProcessTable {
     /// `/dev/null`.
     pub null: Arc<OwnedFd>,
     oom: OomWatch,
+    victims: OomVictims,
     /// Number of processes that were started so far.
     started: Cell<u64>,
     /// A kill for want of memory of which no process has been told yet: the number of processes
@@ -121,6 +122,7 @@ impl ProcessTable {
             scratch: RefCell::new(vec![0; super::output_pump::PIPE_CHUNK_BYTES].into()),
             null: Arc::new(null.into()),
             oom: OomWatch::new(),
+            victims: OomVictims::new(),
             started: Cell::new(0),
             kill: Cell::new(None),
             counted_kills: RefCell::default(),
@@ -146,6 +148,7 @@ impl ProcessTable {
         process.before.set(self.started.get());
         self.started.set(self.started.get() + 1);
         self.ended.borrow_mut().retain(|p| p.pid != process.pid);
+        self.victims.forget(process.pid);
         let mut starting = self.starting.borrow_mut();
         let mut own = starting.extract_if(.., |s| s.slot == *slot);
         let exit = own.next().and_then(|s| s.exit);
@@ -168,7 +171,7 @@ impl ProcessTable {
         if counted || exit.is_sigkill() {
             self.notice_kills();
         }
-        let oom = exit.is_sigkill() && self.take_kill(process.as_deref());
+        let oom = exit.is_sigkill() && self.is_oom_victim(pid, exit, counted, process.as_deref());
         if let Some(kills) = &mut *self.counted_kills.borrow_mut() {
             let known = process.as_ref().filter(|_| exit.is_sigkill());
             kills.child_ended(pid, known.map(|p| p.config.cmd.as_str()));
@@ -202,6 +205,31 @@ impl ProcessTable {
     pub fn notice_kills(&self) {
         if self.oom.happened() {
             self.kill.set(Some(self.started.get()));
+        }
+    }
+
+    /// Returns whether a process that looks killed is the victim of an out-of-memory kill. The
+    /// kernel's log names victims; a process that exits with the status of a killed child is not
+    /// named itself.
+    fn is_oom_victim(
+        &self,
+        pid: u32,
+        exit: ProcessExit,
+        counted: bool,
+        process: Option<&GuestProcess>,
+    ) -> bool {
+        let is_signalled = matches!(exit, ProcessExit::Signal(_));
+        let named = match is_signalled && !counted {
+            true => self.victims.contains(pid),
+            false => None,
+        };
+        match named {
+            Some(true) => {
+                self.kill.set(None);
+                true
+            }
+            Some(false) => false,
+            None => self.take_kill(process),
         }
     }
 
