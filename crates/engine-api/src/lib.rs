@@ -27,6 +27,7 @@ mod snapshot_import;
 mod snapshot_parts;
 mod snapshot_types;
 mod startup;
+pub mod steps;
 
 pub use boot::{BootMode, BootReport};
 pub use burst_memory::BurstMemory;

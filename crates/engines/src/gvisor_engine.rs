@@ -13,7 +13,7 @@ use guest::{GvisorGuest, GvisorHandle, UnassignedGvisorGuest, end_unreachable};
 use jiffy_engine_api::{
     Capabilities, Engine, EngineDescription, EngineError, ExitReason, GVISOR, Guest, GuestHandle,
     KeptGuest, NetworkRules, SandboxIdentity, SandboxSize, SnapshotFiles, Startup, UnassignedGuest,
-    new_id,
+    new_id, steps,
 };
 use jiffy_gvisor_engine::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -275,6 +275,7 @@ impl Engine for GvisorEngine {
     ) -> Result<Box<dyn UnassignedGuest>, EngineError> {
         let helper = &self.runtime()?.helper;
         let prepared = self.templates.prepare(template).await?;
+        let mut step = steps::begin("network_slot");
         let lease = match &self.network {
             Some(network) => {
                 let lease = network.take(NicKind::Veth).await;
@@ -283,6 +284,7 @@ impl Engine for GvisorEngine {
             None => None,
         };
         let spec = self.spec(&prepared, size, lease.as_ref())?;
+        step.next("start");
         let unassigned = UnassignedSandbox::boot(helper, &spec).await;
         Ok(Box::new(UnassignedGvisorGuest {
             sandbox: unassigned.map_err(EngineError::failed)?,
@@ -301,6 +303,7 @@ impl Engine for GvisorEngine {
         let manifest = self.manifest(id)?;
         let prepared = self.templates.prepare_version(&manifest.template).await?;
         let is_boot = self.store.is_boot(id);
+        let mut step = steps::begin("network_slot");
         let lease = match manifest.net {
             true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Veth, id).await?),
             false => None,
@@ -308,6 +311,7 @@ impl Engine for GvisorEngine {
         let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
         // The agent image that it was started with.
         boot.base = PathBuf::from(&manifest.base);
+        step.next(if is_boot { "start" } else { "restore" });
         let unassigned = if is_boot {
             UnassignedSandbox::boot(helper, &boot).await
         } else {

@@ -28,7 +28,7 @@ use guest::{MicroVmGuest, MicroVmHandle};
 use jiffy_engine_api::{
     Capabilities, Engine, EngineDescription, EngineError, Guest, GuestHandle, KeptGuest, MICROVM,
     NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotFiles, Startup,
-    UnassignedGuest,
+    UnassignedGuest, steps,
 };
 use jiffy_microvm_engine::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
 use jiffy_network::{Network, NicKind};
@@ -178,6 +178,7 @@ impl Engine for MicroVmEngine {
         let mut spec = prepared
             .boot_spec(size, overlay, Identity::default())
             .map_err(chain)?;
+        let step = steps::begin("network_slot");
         let mut lease = match &self.network {
             Some(network) => Some(
                 network
@@ -187,6 +188,7 @@ impl Engine for MicroVmEngine {
             ),
             None => None,
         };
+        drop(step);
         if let Some(lease) = &mut lease {
             spec.net = guest_nic::spec(lease);
             spec.extra_cmdline = jiffy_network::guest::cmdline();

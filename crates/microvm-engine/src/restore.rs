@@ -8,7 +8,7 @@ use crate::spec::{ModulesImage, NetSpec, disk_stack};
 use crate::vm::{LaunchSpec, MicroVm, console_ring};
 use crate::vmm::Vmm;
 use crate::vmm_limits::VmmLimits;
-use jiffy_engine_api::BootMode;
+use jiffy_engine_api::{BootMode, steps};
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
 use jiffy_proto::snapshot::{
     LaterPages, LayerFiles, LazyConfig, LazyLayer, MemorySource, PopulateMoment, RestoreConfig,
@@ -213,8 +213,11 @@ impl MicroVm {
     /// identity.
     pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
-        let (mut vm, mut steps) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
-        vm.wait_until_up_in_time(asked, &mut steps).await?;
+        let mut step = steps::begin("spawn");
+        let (mut vm, mut boot) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
+        step.next("restore");
+        vm.wait_until_up_in_time(asked, &mut boot, &mut step)
+            .await?;
         Ok(vm)
     }
 

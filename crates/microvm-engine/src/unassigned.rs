@@ -4,6 +4,7 @@ use crate::boot_error::{BOOT_TIMEOUT, BootError};
 use crate::boot_steps::BootStep;
 use crate::restore::RestoreSpec;
 use crate::vm::MicroVm;
+use jiffy_engine_api::steps::{self, StepGuard};
 use jiffy_proto::agent::Identity;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -27,16 +28,23 @@ impl MicroVm {
         spec: RestoreSpec,
         known: Option<Identity>,
     ) -> Result<UnassignedMicroVm, BootError> {
-        let (mut vm, mut steps) = Self::begin_restore(&spec, known.clone())?;
-        vm.wait_for_hello_in_time(&mut steps).await?;
-        Ok(UnassignedMicroVm { vm, steps, known })
+        let mut step = steps::begin("spawn");
+        let (mut vm, mut boot) = Self::begin_restore(&spec, known.clone())?;
+        step.next("restore");
+        vm.wait_for_hello_in_time(&mut boot, &mut step).await?;
+        Ok(UnassignedMicroVm {
+            vm,
+            steps: boot,
+            known,
+        })
     }
 
     async fn wait_for_hello_in_time(
         &mut self,
         steps: &mut mpsc::Receiver<BootStep>,
+        step: &mut StepGuard,
     ) -> Result<(), BootError> {
-        let heard = tokio::time::timeout(BOOT_TIMEOUT, self.wait_for_hello(steps)).await;
+        let heard = tokio::time::timeout(BOOT_TIMEOUT, self.wait_for_hello(steps, step)).await;
         heard.unwrap_or_else(|_| {
             Err(BootError::Timeout {
                 console: self.console_tail(),
@@ -47,6 +55,7 @@ impl MicroVm {
     async fn wait_for_hello(
         &mut self,
         steps: &mut mpsc::Receiver<BootStep>,
+        step: &mut StepGuard,
     ) -> Result<(), BootError> {
         loop {
             match steps.recv().await {
@@ -55,7 +64,8 @@ impl MicroVm {
                     return Ok(());
                 }
                 // An identity that is ready was taken back since.
-                Some(BootStep::Running | BootStep::Ready { greeted: Ok(_), .. }) => {}
+                Some(BootStep::Running) => step.next("greeting"),
+                Some(BootStep::Ready { greeted: Ok(_), .. }) => {}
                 Some(BootStep::Ready {
                     greeted: Err(source),
                     ..
@@ -85,6 +95,7 @@ impl UnassignedMicroVm {
     /// Sends the agent its identity, unless it was given that when it greeted; returns when it is
     /// in effect.
     pub async fn assign_identity(mut self, identity: Identity) -> Result<MicroVm, BootError> {
+        let mut step = steps::begin("identity");
         let asked = Instant::now();
         let is_known = match self.known.take() {
             None => false,
@@ -104,7 +115,8 @@ impl UnassignedMicroVm {
         let Self {
             mut vm, mut steps, ..
         } = self;
-        vm.wait_until_up_in_time(asked, &mut steps).await?;
+        vm.wait_until_up_in_time(asked, &mut steps, &mut step)
+            .await?;
         Ok(vm)
     }
 
@@ -113,9 +125,10 @@ impl UnassignedMicroVm {
     /// follow before it is assigned its identity.
     pub async fn rehearse(&mut self, identity: Identity) -> Result<&MicroVm, BootError> {
         self.vm.set_identity(identity);
+        let mut step = steps::begin("rehearsal");
         let up = self
             .vm
-            .wait_until_up_in_time(Instant::now(), &mut self.steps);
+            .wait_until_up_in_time(Instant::now(), &mut self.steps, &mut step);
         up.await?;
         Ok(&self.vm)
     }
@@ -124,6 +137,9 @@ impl UnassignedMicroVm {
     /// keeps none of its connections.
     pub async fn wait_again(&mut self) -> Result<(), BootError> {
         self.vm.take_identity_back().await;
-        self.vm.wait_for_hello_in_time(&mut self.steps).await
+        let mut step = steps::begin("greeting");
+        self.vm
+            .wait_for_hello_in_time(&mut self.steps, &mut step)
+            .await
     }
 }

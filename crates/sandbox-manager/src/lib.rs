@@ -7,6 +7,7 @@ mod journal;
 mod journal_space;
 mod metrics;
 mod operation_error;
+mod operation_times;
 mod private_database;
 mod quota;
 mod records;
@@ -24,6 +25,7 @@ pub use directory_lock::DirectoryLock;
 pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot, OpenedJournal};
 pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};
+pub use operation_times::{OperationTimes, SandboxTimes};
 pub use private_database::keep_private;
 pub use quota::{
     Bytes, DiskLimit, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,

@@ -1,5 +1,6 @@
 //! Counters and histograms of what was done on a host, and their text for Prometheus.
 
+use crate::operation_times::OperationTimes;
 use jiffy_engine_api::BootMode;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -74,6 +75,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     operations: Family<TwoLabels, Counter>,
     durations: Family<TwoLabels, Histogram, fn() -> Histogram>,
+    steps: Family<TwoLabels, Histogram, fn() -> Histogram>,
     creates: Family<TwoLabels, Counter>,
     create_durations: Family<OneLabel, Histogram, fn() -> Histogram>,
     boots: Mutex<HashMap<&'static str, (BootMode, BootSeries)>>,
@@ -82,6 +84,11 @@ pub(crate) struct Metrics {
 /// From 1 ms to 33 s.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+/// Buckets from 0.1 ms to 13 s.
+fn step_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.0001, 2.0, 18))
 }
 
 fn word(mode: BootMode) -> &'static str {
@@ -98,6 +105,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("jiffy");
         let operations = Family::default();
         let durations = Family::new_with_constructor(seconds as fn() -> Histogram);
+        let steps = Family::new_with_constructor(step_seconds as fn() -> Histogram);
         let creates = Family::default();
         let create_durations = Family::new_with_constructor(seconds as fn() -> Histogram);
         registry.register(
@@ -109,6 +117,11 @@ impl Metrics {
             "operation_duration_seconds",
             "Time operations took, by name and outcome",
             durations.clone(),
+        );
+        registry.register(
+            "operation_step_seconds",
+            "Duration of the steps of operations",
+            steps.clone(),
         );
         registry.register(
             "creates",
@@ -124,6 +137,7 @@ impl Metrics {
             registry,
             operations,
             durations,
+            steps,
             creates,
             create_durations,
             boots: Mutex::default(),
@@ -137,6 +151,15 @@ impl Metrics {
         self.durations
             .get_or_create(&labels)
             .observe(took.as_secs_f64());
+    }
+
+    /// Counts the steps of an operation that has ended.
+    pub fn steps(&self, times: &OperationTimes) {
+        for step in &times.steps {
+            let labels = [("operation", times.operation), ("step", step.name)];
+            let histogram = self.steps.get_or_create(&labels);
+            histogram.observe(step.duration.as_secs_f64());
+        }
     }
 
     /// A sandbox was made, or not; of one that never got anywhere nobody knows the mode.
@@ -273,6 +296,7 @@ impl CurrentFigures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_engine_api::steps::StepDuration;
 
     #[test]
     fn percentiles_are_of_the_last_boots_of_each_mode() {
@@ -295,6 +319,11 @@ mod tests {
     fn the_text_is_in_the_format_of_prometheus() {
         let metrics = Metrics::new();
         metrics.operation("pause", "ok", Duration::from_millis(7));
+        let step = StepDuration {
+            name: "snapshot",
+            duration: Duration::from_micros(300),
+        };
+        metrics.steps(&OperationTimes::new("pause", Duration::ZERO, vec![step]));
         metrics.create(Some(BootMode::WarmPool), "ok", Duration::from_millis(3));
         metrics.create(None, "busy", Duration::ZERO);
         let mut now = CurrentFigures::new();
@@ -315,6 +344,7 @@ mod tests {
         for line in [
             "jiffy_operations_total{operation=\"pause\",outcome=\"ok\"} 1",
             "jiffy_operation_duration_seconds_bucket{le=\"0.008\",operation=\"pause\",outcome=\"ok\"} 1",
+            "jiffy_operation_step_seconds_bucket{le=\"0.0004\",operation=\"pause\",step=\"snapshot\"} 1",
             "jiffy_creates_total{boot_mode=\"warm-pool\",outcome=\"ok\"} 1",
             "jiffy_creates_total{boot_mode=\"none\",outcome=\"busy\"} 1",
             "jiffy_sandboxes{state=\"running\"} 2.0",

@@ -79,7 +79,7 @@ use entry::SandboxEntry;
 use entry_indexes::EntryIndexes;
 use fetch_snapshot::FetchLocks;
 use gc::file_remover::{self, FileRemover};
-use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize};
+use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize, steps};
 use jiffy_proto::agent::SiteSettings;
 use observe::FigureSources;
 use operations::{Operations, detached};
@@ -298,6 +298,7 @@ impl Sandboxes {
 
     /// A place for a guest of `size`. Those that only wait in the warm pool give way.
     fn admit(&self, size: SandboxSize) -> Result<Reservation, OperationError> {
+        let _step = steps::begin("admission");
         loop {
             match self.0.admission.admit(Occupant::Sandbox, size) {
                 Ok(reservation) => return Ok(reservation),
@@ -333,6 +334,7 @@ impl Sandboxes {
         more: &[JournalChange],
     ) -> Result<(), JournalError> {
         if record.state != SandboxState::Creating {
+            let _step = steps::begin("journal");
             let mut changes = vec![JournalChange::Sandbox(record.clone())];
             changes.extend_from_slice(more);
             self.0.journal.commit(&changes)?;

@@ -9,6 +9,7 @@ use fake::{Bench, base};
 use jiffy_sandbox_manager::{CreateSpec, SandboxSettings};
 use std::io::Write;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
 #[derive(Clone, Default)]
@@ -57,8 +58,27 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
             ..base()
         };
         let made = host.create(spec).await.unwrap();
+        let create = host.observe().times(&made.id).create.unwrap();
+        let names: Vec<&str> = create.steps.iter().map(|step| step.name).collect();
+        let expected = ["admission", "fingerprint", "template_snapshot"];
+        assert_eq!(names, [&expected[..], &["keep", "journal"]].concat());
+        let sum: Duration = create.steps.iter().map(|step| step.duration).sum();
+        assert!(sum <= create.duration, "{create:?}");
         host.fork(&made.id, 2, None).await.unwrap();
         host.pause(&made.id).await.unwrap();
+        let times = host.observe().times(&made.id);
+        assert_eq!(times.create.unwrap(), create);
+        assert_eq!(times.last.unwrap().operation, "pause");
+        let metrics = host.figures().render();
+        for (operation, step, count) in [
+            ("create", "journal", 1),
+            ("child", "admission", 2),
+            ("pause", "snapshot", 1),
+        ] {
+            let labels = format!("operation=\"{operation}\",step=\"{step}\"");
+            let line = format!("jiffy_operation_step_seconds_count{{{labels}}} {count}");
+            assert!(metrics.lines().any(|l| l == line), "no {line} in {metrics}");
+        }
         bench.world.fail("welcome");
         assert!(host.resume(&made.id).await.is_err());
         bench.world.mend();
@@ -75,6 +95,14 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
+    let has_steps = |line: &serde_json::Value| {
+        let steps = line["fields"]["steps"].as_str().unwrap_or_default();
+        line["span"]["operation"] == "create" && steps.contains("journal=")
+    };
+    assert!(
+        lines.iter().any(has_steps),
+        "no steps of the create in {text}"
+    );
     let told = |name: &str, outcome: &str| {
         lines.iter().any(|l| {
             l["span"]["operation"] == name

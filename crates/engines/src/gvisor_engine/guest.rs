@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use jiffy_engine_api::{
     AfterSnapshot, BootReport, CaptureNotice, ConnectionLog, EngineError, ExitReason, GVISOR,
     Guest, GuestHandle, GuestUsage, NetworkRules, SandboxIdentity, SnapshotTimes, UnassignedGuest,
+    steps,
 };
 use jiffy_gvisor_engine::{AdoptSpec, Sandbox, SnapshotStore, UnassignedSandbox};
 use jiffy_network::SlotLease;
@@ -104,10 +105,13 @@ impl UnassignedGuest for UnassignedGvisorGuest {
         let defaults = &prepared.template().manifest.defaults;
         let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
         if let Some(lease) = &lease {
+            let _step = steps::begin("network_rules");
             let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }
+        let step = steps::begin("identity");
         let sandbox = sandbox.assign_identity(&identity).await;
+        drop(step);
         let sandbox = sandbox.map_err(EngineError::failed)?;
         // Only now: the agent has closed the connections that a clone inherits from its parent.
         if let Some(lease) = &lease {

@@ -4,7 +4,7 @@ use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
 use crate::template_cache::chain;
 use crate::{agent_identity, guest_nic};
-use jiffy_engine_api::{EngineError, SandboxIdentity};
+use jiffy_engine_api::{EngineError, SandboxIdentity, steps};
 use jiffy_microvm_engine::{MemoryPolicy, MicroVm, RestoreSpec};
 use jiffy_network::NicKind;
 use jiffy_snapshot::Lineage;
@@ -59,10 +59,12 @@ impl MicroVmEngine {
             .overlays
             .take(&self.shared.store)
             .map_err(EngineError::failed)?;
+        let step = steps::begin("network_slot");
         let mut lease = match manifest.net {
             true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
             false => None,
         };
+        drop(step);
         let memory = memory(&lineage);
         let lazy = self.missing_memory(&lineage)?;
         let mut spec: RestoreSpec = prepared

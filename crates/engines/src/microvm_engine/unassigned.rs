@@ -7,7 +7,7 @@ use crate::guest_nic::GuestNic;
 use crate::host::PreparedTemplate;
 use crate::rehearsal::{self, rehearse};
 use async_trait::async_trait;
-use jiffy_engine_api::{EngineError, Guest, SandboxIdentity, UnassignedGuest};
+use jiffy_engine_api::{EngineError, Guest, SandboxIdentity, UnassignedGuest, steps};
 use jiffy_microvm_engine::{BootError, BootSpec, MicroVm, UnassignedMicroVm};
 use jiffy_network::SlotLease;
 use jiffy_proto::agent::SiteSettings;
@@ -54,6 +54,7 @@ impl UnassignedMicroVmGuest {
         let defaults = &prepared.template().manifest.defaults;
         let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
         if let Some(lease) = &lease {
+            let _step = steps::begin("network_rules");
             let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }

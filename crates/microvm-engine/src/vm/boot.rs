@@ -7,6 +7,7 @@ use crate::boot_steps::BootStep;
 use crate::host_kvm;
 use crate::spec::BootSpec;
 use crate::vmm_limits::VmmLimits;
+use jiffy_engine_api::steps::{self, StepGuard};
 use jiffy_engine_api::{BootMode, BootReport};
 use jiffy_proto::vm::Request;
 use std::io;
@@ -18,6 +19,7 @@ impl MicroVm {
     /// Starts a VMM, boots the guest, and returns when its agent has taken its identity.
     pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
+        let mut step = steps::begin("spawn");
         let kvm = host_kvm::open()?;
         let console = console_ring()?;
         let host = |source| BootError::Host {
@@ -41,7 +43,9 @@ impl MicroVm {
         let overlay = spec.overlay.try_clone().map_err(host)?;
         let (mut vm, mut steps) = Self::launch(launch, &request, &boot.fds, console, overlay)?;
         drop(boot.fds);
-        vm.wait_until_up_in_time(asked, &mut steps).await?;
+        step.next("start");
+        vm.wait_until_up_in_time(asked, &mut steps, &mut step)
+            .await?;
         Ok(vm)
     }
 
@@ -49,8 +53,10 @@ impl MicroVm {
         &mut self,
         asked: Instant,
         steps: &mut mpsc::Receiver<BootStep>,
+        step: &mut StepGuard,
     ) -> Result<(), BootError> {
-        match tokio::time::timeout(BOOT_TIMEOUT, self.wait_until_up(asked, steps)).await {
+        let up = self.wait_until_up(asked, steps, step);
+        match tokio::time::timeout(BOOT_TIMEOUT, up).await {
             Ok(report) => {
                 self.report = report?;
                 self.wait_for_limits().await
@@ -77,13 +83,18 @@ impl MicroVm {
         &mut self,
         asked: Instant,
         steps: &mut mpsc::Receiver<BootStep>,
+        step: &mut StepGuard,
     ) -> Result<BootReport, BootError> {
         let mut running = asked;
         let mut hello = None;
         loop {
             match steps.recv().await {
-                Some(BootStep::Running) => running = Instant::now(),
+                Some(BootStep::Running) => {
+                    step.next("greeting");
+                    running = Instant::now();
+                }
                 Some(BootStep::Hello { hello: said }) => {
+                    step.next("identity");
                     // The clock of a restored guest counts from its first boot.
                     let init_us = match self.report.mode {
                         BootMode::Cold => said.hello_us.saturating_sub(said.init_us),

@@ -6,9 +6,11 @@ use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
+use crate::operation_times::OperationTimes;
 use crate::records::{SandboxRecord, SandboxState};
 use crate::sandbox_settings::SandboxSettings;
 use crate::site;
+use jiffy_engine_api::steps::{self, OperationSteps};
 use jiffy_engine_api::{
     BootMode, Engine, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token, now_ms,
 };
@@ -132,7 +134,9 @@ impl Sandboxes {
             SandboxSource::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
             SandboxSource::Snapshot(id) => {
                 let owner = spec.settings.owner.as_deref();
+                let step = steps::begin("find_snapshot");
                 let (snapshot, _pin) = self.snapshots().pin_or_fetch(owner, &id).await?;
+                drop(step);
                 if spec.engine.is_some_and(|wanted| wanted != snapshot.engine) {
                     return Err(OperationError::FixedEngine {
                         snapshot: snapshot.id,
@@ -264,7 +268,11 @@ impl Sandboxes {
         match &result {
             Ok(record) => {
                 let metrics = &self.0.metrics;
-                metrics.create(record.boot_mode, "ok", asked.elapsed());
+                let took = asked.elapsed();
+                metrics.create(record.boot_mode, "ok", took);
+                let steps = OperationSteps::current().map(|steps| steps.list());
+                let steps = steps.unwrap_or_default();
+                entry.set_create(OperationTimes::new("create", took, steps));
             }
             Err(_) => drop(self.0.entries.lock().remove(entry.shared_id())),
         }
@@ -284,8 +292,11 @@ impl Sandboxes {
         let mode = BootMode::Snapshot;
         // Its files may be gone from here, and the store have them.
         let owner = entry.record().settings.owner;
+        let step = steps::begin("find_snapshot");
         let here = self.snapshots().pin_or_fetch(owner.as_deref(), snapshot);
-        let result = match here.await {
+        let here = here.await;
+        drop(step);
+        let result = match here {
             Ok(_pin) => {
                 let start = async {
                     let before = entry.record();
@@ -352,6 +363,7 @@ impl Sandboxes {
                 return Err(e);
             }
         }
+        let mut step = steps::begin("keep");
         let handle = match guest.keep().await {
             Ok(handle) => handle,
             Err(e) => {
@@ -384,10 +396,12 @@ impl Sandboxes {
             JournalChange::Sandbox(record.clone()),
             JournalChange::Guest(record.id.clone(), handle),
         ];
+        step.next("journal");
         if let Err(e) = self.0.journal.commit(&changes) {
             guest.stop().await;
             return Err(e.into());
         }
+        drop(step);
         let before = entry.replace_guest(Some(guest.clone()));
         entry.set_record(record.clone());
         self.watch(entry, &guest);
@@ -397,6 +411,7 @@ impl Sandboxes {
             .boot(origin.mode, took.as_secs_f64() * 1000.0);
         self.0.deadlines.notify_one();
         if let Some(before) = before {
+            let _step = steps::begin("stop");
             before.stop().await;
         }
         Ok(record)

@@ -4,6 +4,7 @@ use super::connection_history::ConnectionHistory;
 use super::entry_indexes::{EntryIndexes, ends_at};
 use crate::admission::Reservation;
 use crate::operation_error::OperationError;
+use crate::operation_times::{OperationTimes, SandboxTimes};
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
 use crate::usage::History;
 use jiffy_engine_api::{ConnectionLog, Guest, SandboxSize, now_ms};
@@ -34,6 +35,8 @@ struct Activity {
     history: Mutex<History>,
     /// Connections of its earlier guests.
     reached: Mutex<ConnectionHistory>,
+    /// Durations of its create and of its last operation.
+    times: Mutex<SandboxTimes>,
     /// Console of a guest that ended by itself, as far as it is kept.
     last_words: Mutex<Option<String>>,
     /// True while its timeout is being acted upon.
@@ -53,6 +56,7 @@ impl Default for Activity {
             reservation: Mutex::default(),
             history: Mutex::default(),
             reached: Mutex::default(),
+            times: Mutex::default(),
             last_words: Mutex::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
@@ -241,6 +245,26 @@ impl SandboxEntry {
             self.reached().add(log);
         }
         before
+    }
+
+    /// Durations of the create and of the last operation, as far as this daemon performed them.
+    pub fn times(&self) -> SandboxTimes {
+        let activity = self.activity.get();
+        activity.map_or_else(SandboxTimes::default, |a| a.times.lock().clone())
+    }
+
+    /// Stores the durations of the create.
+    pub fn set_create(&self, times: OperationTimes) {
+        let times = Some(Arc::new(times));
+        *self.activity().times.lock() = SandboxTimes {
+            create: times.clone(),
+            last: times,
+        };
+    }
+
+    /// Stores the durations of the last operation.
+    pub fn set_last_operation(&self, times: OperationTimes) {
+        self.activity().times.lock().last = Some(Arc::new(times));
     }
 
     /// Keeps the end of the console of a guest that ended by itself.

@@ -2,8 +2,10 @@
 
 use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
+use crate::operation_times::OperationTimes;
 use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
 use jiffy_engine_api::BootMode;
+use jiffy_engine_api::steps::OperationSteps;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::Instrument;
@@ -73,7 +75,11 @@ impl Sandboxes {
 
     /// One child, counted.
     async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
-        let child = self.child_of(parent, snapshot).await;
+        let (recorder, began) = (OperationSteps::new(), Instant::now());
+        let child = self.child_of(parent, snapshot);
+        let child = recorder.clone().scope(child).await;
+        let times = OperationTimes::new("child", began.elapsed(), recorder.take());
+        self.0.metrics.steps(&times);
         if let Err(e) = &child {
             tracing::warn!(outcome = e.kind().name(), "a child: {e}");
             let mode = Some(BootMode::Fork);

@@ -3,6 +3,7 @@
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
+use crate::operation_times::SandboxTimes;
 use crate::records::SandboxState;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
@@ -73,6 +74,13 @@ impl Observation<'_> {
         end_ms: Option<u64>,
     ) -> Result<Vec<UsageSample>, OperationError> {
         Ok(self.0.entry(id)?.history().between(start_ms, end_ms))
+    }
+
+    /// Returns the durations of the create and of the last operation of a sandbox, as far as this
+    /// daemon performed them. Empty if the sandbox is unknown.
+    pub fn times(self, id: &str) -> SandboxTimes {
+        let entry = self.0.entry(id);
+        entry.map_or_else(|_| SandboxTimes::default(), |entry| entry.times())
     }
 
     /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a

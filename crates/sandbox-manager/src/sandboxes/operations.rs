@@ -3,7 +3,9 @@
 
 use super::{OperationError, Sandboxes};
 use crate::operation_error::ErrorKind;
+use crate::operation_times::{OperationTimes, StepList};
 use crate::records::SandboxState;
+use jiffy_engine_api::steps::OperationSteps;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -87,11 +89,12 @@ impl Sandboxes {
             span.record("sandbox", id);
         }
         let (this, id) = (self.clone(), id.to_owned());
+        let recorder = OperationSteps::new();
         let observed = async move {
             let began = Instant::now();
             let _operation = this.0.operations.begin()?;
-            let result = work.await;
-            let result = result.map_err(|e| this.error_of_killed(name, id, e));
+            let result = recorder.clone().scope(work).await;
+            let result = result.map_err(|e| this.error_of_killed(name, &id, e));
             let took = began.elapsed();
             let ms = took.as_secs_f64() * 1000.0;
             let outcome = match &result {
@@ -99,9 +102,17 @@ impl Sandboxes {
                 Err(e) => e.kind().name(),
             };
             this.0.metrics.operation(name, outcome, took);
+            let times = OperationTimes::new(name, took, recorder.take());
+            this.0.metrics.steps(&times);
+            let steps = StepList(&times.steps);
             match &result {
-                Ok(_) => tracing::info!(outcome, ms, "done"),
-                Err(e) => tracing::warn!(outcome, ms, "{e}"),
+                Ok(_) => tracing::info!(outcome, ms, %steps, "done"),
+                Err(e) => tracing::warn!(outcome, ms, %steps, "{e}"),
+            }
+            // A create has no id, and stores its own times.
+            let entry = this.0.entries.lock().get(id.as_str()).cloned();
+            if let Some(entry) = entry {
+                entry.set_last_operation(times);
             }
             result
         };
@@ -113,13 +124,13 @@ impl Sandboxes {
     fn error_of_killed(
         &self,
         operation: &'static str,
-        id: String,
+        id: &str,
         error: OperationError,
     ) -> OperationError {
         if id.is_empty() || error.kind() != ErrorKind::Failed {
             return error;
         }
-        let entry = self.0.entries.lock().get(id.as_str()).cloned();
+        let entry = self.0.entries.lock().get(id).cloned();
         let is_alive = entry.is_some_and(|entry| {
             !entry.is_ending() && entry.record().state != SandboxState::Killed
         });
@@ -129,7 +140,7 @@ impl Sandboxes {
         tracing::debug!(%error, "failed because the sandbox was killed");
         OperationError::State {
             operation,
-            id,
+            id: id.to_owned(),
             state: SandboxState::Killed,
         }
     }

@@ -4,7 +4,7 @@ use super::{OperationError, SandboxFigures, SandboxIndex, Sandboxes, SandboxesIn
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use crate::sandbox_settings::OnTimeout;
-use jiffy_engine_api::SandboxSize;
+use jiffy_engine_api::{SandboxSize, steps};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -125,6 +125,7 @@ impl OwnerBudgets<'_> {
         draft: &SnapshotRecord,
         sandbox: &SandboxRecord,
     ) -> Result<QuotaPermit, OperationError> {
+        let _step = steps::begin("quota");
         let pauses = draft.purpose == SnapshotPurpose::Pause && !sandbox.has_paused_place();
         let amount = QuotaAmount {
             paused: u64::from(pauses),

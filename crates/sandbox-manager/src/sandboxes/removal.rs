@@ -4,7 +4,7 @@ use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::records::{SandboxRecord, SandboxState};
-use jiffy_engine_api::Guest;
+use jiffy_engine_api::{Guest, steps};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -66,6 +66,7 @@ impl Sandboxes {
     /// network slot) goes behind that, [`MAX_ENDING_GUESTS`] at a time; a daemon that stops waits
     /// for it, and the one after a daemon that was killed removes it.
     pub(super) async fn end_guest(&self, guest: Arc<dyn Guest>) {
+        let _step = steps::begin("stop");
         guest.halt().await;
         // The semaphore is never closed.
         let permit = self.0.endings.clone().acquire_owned().await;

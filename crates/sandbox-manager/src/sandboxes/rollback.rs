@@ -5,7 +5,7 @@ use super::wake_options::ReviveReason;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
 use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotRecord};
-use jiffy_engine_api::{BootMode, Guest, RollbackFailure};
+use jiffy_engine_api::{BootMode, Guest, RollbackFailure, steps};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -97,7 +97,10 @@ impl Sandboxes {
             begun.store(written, Ordering::Release);
             written
         };
-        match guest.roll_back(snapshot, &identity, &mut commit).await {
+        let step = steps::begin("rollback");
+        let rolled_back = guest.roll_back(snapshot, &identity, &mut commit).await;
+        drop(step);
+        match rolled_back {
             Ok(()) => {
                 let took = asked.elapsed().as_secs_f64() * 1000.0;
                 let record = SandboxRecord {
@@ -130,6 +133,7 @@ impl Sandboxes {
     /// Writes down that a sandbox runs, with the guest as it is now. Without it a later daemon
     /// would end the guest.
     async fn write_back(&self, record: &SandboxRecord, guest: &dyn Guest) -> bool {
+        let _step = steps::begin("journal");
         let Ok(handle) = guest.handle().await else {
             return false;
         };

@@ -3,6 +3,7 @@
 //! turns. Creates are not paced: where guests have work to do meanwhile, that would only be done
 //! before them.
 
+use jiffy_engine_api::steps;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -105,7 +106,9 @@ impl StartPacer {
 
     /// Waits for a place, and starts a guest of `owner`.
     pub async fn pace<T>(&self, owner: Option<&str>, start: impl Future<Output = T>) -> T {
+        let step = steps::begin("queue");
         let mut turn = Some(self.turn(owner).await);
+        drop(step);
         let (mut start, mut end) = (pin!(start), pin!(sleep(MAX_TURN)));
         loop {
             tokio::select! {

@@ -9,7 +9,7 @@ use crate::records::{
     SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord,
 };
 use futures_util::future::OptionFuture;
-use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms};
+use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms, steps};
 use tokio::sync::oneshot;
 
 impl Sandboxes {
@@ -198,9 +198,11 @@ impl Snapshots<'_> {
     ) -> Result<SnapshotRecord, OperationError> {
         // Until it has its record, nothing else says that its files are needed.
         let _pin = self.0.catalog.pin(&draft.id);
+        let mut step = steps::begin("journal");
         self.0
             .journal
             .commit(&[JournalChange::Intent(draft.clone())])?;
+        step.next("snapshot");
         let (id, parent) = (&draft.id, draft.parent.as_deref());
         let most = permit.disk_bytes();
         let (notice, acknowledging) = acknowledgement
@@ -212,6 +214,7 @@ impl Snapshots<'_> {
         let taking = guest.take_snapshot(id, parent, then, most, notice);
         let acknowledging = OptionFuture::from(acknowledging);
         let (taken, storing) = tokio::join!(taking, acknowledging);
+        drop(step);
         // Waiters for the snapshot go on when this returns.
         let storing = storing.flatten();
         let failure = match taken {
@@ -259,6 +262,7 @@ impl Snapshots<'_> {
         let size = files.ok().and_then(|files| files.size(&snapshot.id));
         snapshot.bytes = size.unwrap_or(0);
         let more = with(&snapshot);
+        let _step = steps::begin("journal");
         let change = self.0.catalog.change();
         change.commit_write_behind(snapshot.clone(), more);
         drop(change);

@@ -8,7 +8,7 @@ use crate::site;
 use crate::startup::start_up;
 use jiffy_engine_api::{
     AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, new_id,
-    now_ms,
+    now_ms, steps,
 };
 use jiffy_proto::agent::SiteSettings;
 use parking_lot::Mutex;
@@ -178,7 +178,9 @@ impl TemplateSnapshots<'_> {
         template: &str,
         size: SandboxSize,
     ) -> Result<String, OperationError> {
+        let step = steps::begin("fingerprint");
         let fingerprint = engine.fingerprint(template, size).await;
+        drop(step);
         let fingerprint =
             fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
         Ok(fingerprint + &self.0.template_snapshots.site_mark)
@@ -202,6 +204,7 @@ impl TemplateSnapshots<'_> {
         if let Some(id) = self.find(fingerprint) {
             return Ok(id);
         }
+        let _step = steps::begin("template_snapshot");
         let making = self.0.template_snapshots.lock_of(fingerprint);
         let _op_guard = making.lock().await;
         if let Some(id) = self.find(fingerprint) {

@@ -1,0 +1,259 @@
+//! Durations of the steps of an operation, such as the spawn of a VMM.
+//!
+//! An operation runs in the scope of a recorder ([`OperationSteps::scope`]), and each step of it
+//! holds the guard of [`begin`]. Without a recorder in scope a step costs nothing. At most one step
+//! of an operation is recorded at a time: one that begins inside another step is part of that step.
+//! The durations of an operation's steps therefore sum to at most its own duration.
+
+use parking_lot::Mutex;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::Span;
+
+/// Maximum number of steps recorded for one operation. Later steps are not recorded.
+pub const MAX_STEPS: usize = 32;
+/// Number of steps of a usual operation.
+const USUAL_STEPS: usize = 12;
+
+tokio::task_local! {
+    static CURRENT: OperationSteps;
+    static REQUEST_ID: Arc<str>;
+}
+
+/// Duration of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepDuration {
+    /// Name of the step.
+    pub name: &'static str,
+    /// Duration.
+    pub duration: Duration,
+}
+
+/// Recorder of the steps of one operation. Clones record to the same operation.
+#[derive(Debug, Clone)]
+pub struct OperationSteps(Arc<Recorder>);
+
+#[derive(Debug)]
+struct Recorder {
+    /// Id of the client's request that the operation serves. `None` if no request asked for it.
+    request_id: Option<Arc<str>>,
+    state: Mutex<RecorderState>,
+}
+
+#[derive(Debug)]
+struct RecorderState {
+    is_in_step: bool,
+    steps: Vec<StepDuration>,
+}
+
+impl Default for OperationSteps {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OperationSteps {
+    /// Returns a recorder without steps, which belongs to the current request.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Arc::new(Recorder {
+            request_id: request_id(),
+            state: Mutex::new(RecorderState {
+                is_in_step: false,
+                steps: Vec::with_capacity(USUAL_STEPS),
+            }),
+        }))
+    }
+
+    /// Returns the recorder in scope, for a task that is spawned by the operation.
+    #[must_use]
+    pub fn current() -> Option<Self> {
+        CURRENT.try_with(Clone::clone).ok()
+    }
+
+    /// Runs `work` with this recorder in scope.
+    pub async fn scope<T>(self, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(self, work).await
+    }
+
+    /// Returns the steps that have ended, in the order of their ends.
+    #[must_use]
+    pub fn list(&self) -> Vec<StepDuration> {
+        self.0.state.lock().steps.clone()
+    }
+
+    /// Returns the steps that have ended, in the order of their ends, and removes them.
+    #[must_use]
+    pub fn take(&self) -> Vec<StepDuration> {
+        std::mem::take(&mut self.0.state.lock().steps)
+    }
+}
+
+/// Runs `work` with `id` as the id of the current request.
+pub async fn serve_request<T>(id: Arc<str>, work: impl Future<Output = T>) -> T {
+    REQUEST_ID.scope(id, work).await
+}
+
+/// Returns the id of the client's request that the current task serves.
+#[must_use]
+pub fn request_id() -> Option<Arc<str>> {
+    CURRENT
+        .try_with(|steps| steps.0.request_id.clone())
+        .unwrap_or_else(|_| REQUEST_ID.try_with(Clone::clone).ok())
+}
+
+/// Begins a step of the current operation. The step ends when the guard is dropped.
+#[must_use]
+pub fn begin(name: &'static str) -> StepGuard {
+    let recorder = OperationSteps::current().filter(|steps| {
+        let mut state = steps.0.state.lock();
+        !std::mem::replace(&mut state.is_in_step, true)
+    });
+    StepGuard(recorder.map(|recorder| Step::new(recorder, name)))
+}
+
+/// Guard of a step in progress. It may be held across awaits.
+#[derive(Debug)]
+pub struct StepGuard(Option<Step>);
+
+impl StepGuard {
+    /// Ends the step and begins the next one.
+    pub fn next(&mut self, name: &'static str) {
+        if let Some(step) = &mut self.0 {
+            step.record();
+            *step = Step::new(step.recorder.clone(), name);
+        }
+    }
+}
+
+impl Drop for StepGuard {
+    fn drop(&mut self) {
+        if let Some(step) = &self.0 {
+            step.record();
+            step.recorder.0.state.lock().is_in_step = false;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Step {
+    recorder: OperationSteps,
+    name: &'static str,
+    began: Instant,
+    _span: Span,
+}
+
+impl Step {
+    fn new(recorder: OperationSteps, name: &'static str) -> Self {
+        Self {
+            recorder,
+            name,
+            began: Instant::now(),
+            // Below the usual level of the log, which has the durations in one line.
+            _span: tracing::debug_span!("step", step = name),
+        }
+    }
+
+    fn record(&self) {
+        let mut state = self.recorder.0.state.lock();
+        if state.steps.len() < MAX_STEPS {
+            state.steps.push(StepDuration {
+                name: self.name,
+                duration: self.began.elapsed(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(steps: &OperationSteps) -> Vec<&'static str> {
+        steps.take().into_iter().map(|step| step.name).collect()
+    }
+
+    #[tokio::test]
+    async fn steps_are_recorded_in_order_and_sum_to_at_most_the_whole() {
+        let steps = OperationSteps::new();
+        let began = Instant::now();
+        let work = async {
+            let mut step = begin("one");
+            tokio::task::yield_now().await;
+            step.next("two");
+            drop(step);
+            let _step = begin("three");
+        };
+        steps.clone().scope(work).await;
+        let whole = began.elapsed();
+        let taken = steps.take();
+        let sum: Duration = taken.iter().map(|step| step.duration).sum();
+        assert!(sum <= whole, "{sum:?} of {whole:?}");
+        let names: Vec<_> = taken.iter().map(|step| step.name).collect();
+        assert_eq!(names, ["one", "two", "three"]);
+    }
+
+    #[tokio::test]
+    async fn a_step_inside_another_is_part_of_it() {
+        let steps = OperationSteps::new();
+        let work = async {
+            let _outer = begin("outer");
+            let mut inner = begin("inner");
+            inner.next("next");
+        };
+        steps.clone().scope(work).await;
+        assert_eq!(names(&steps), ["outer"]);
+    }
+
+    #[tokio::test]
+    async fn a_spawned_task_records_to_the_operation_that_scopes_it() {
+        let steps = OperationSteps::new();
+        let work = async {
+            let current = OperationSteps::current().unwrap();
+            let without = tokio::spawn(async { drop(begin("lost")) });
+            without.await.unwrap();
+            let task = current.scope(async { drop(begin("spawned")) });
+            tokio::spawn(task).await.unwrap();
+        };
+        steps.clone().scope(work).await;
+        assert_eq!(names(&steps), ["spawned"]);
+    }
+
+    #[tokio::test]
+    async fn the_number_of_steps_is_bounded() {
+        let steps = OperationSteps::new();
+        let work = async { (0..MAX_STEPS + 5).for_each(|_| drop(begin("again"))) };
+        steps.clone().scope(work).await;
+        assert_eq!(steps.take().len(), MAX_STEPS);
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_step_is_recorded_and_the_next_can_begin() {
+        let steps = OperationSteps::new();
+        let work = async {
+            let waits = async {
+                let _step = begin("cancelled");
+                std::future::pending::<()>().await;
+            };
+            let _ = tokio::time::timeout(Duration::from_millis(1), waits).await;
+            let _step = begin("next");
+        };
+        steps.clone().scope(work).await;
+        assert_eq!(names(&steps), ["cancelled", "next"]);
+    }
+
+    #[tokio::test]
+    async fn an_operation_has_the_id_of_its_request() {
+        drop(begin("without a recorder"));
+        assert_eq!(request_id(), None);
+        let work = async {
+            let steps = OperationSteps::new();
+            tokio::spawn(steps.scope(async { request_id() }))
+                .await
+                .unwrap()
+        };
+        let id = serve_request("r1".into(), work).await;
+        assert_eq!(id.as_deref(), Some("r1"));
+    }
+}

@@ -1,0 +1,71 @@
+//! Durations of an operation and of its steps.
+
+use jiffy_engine_api::steps::StepDuration;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Duration of an operation and of its steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperationTimes {
+    /// Name of the operation.
+    pub operation: &'static str,
+    /// Duration of the whole operation, at least the sum of the steps.
+    pub duration: Duration,
+    /// Steps, in the order of their ends.
+    pub steps: Box<[StepDuration]>,
+}
+
+impl OperationTimes {
+    pub(crate) fn new(
+        operation: &'static str,
+        duration: Duration,
+        steps: Vec<StepDuration>,
+    ) -> Self {
+        Self {
+            operation,
+            duration,
+            steps: steps.into(),
+        }
+    }
+}
+
+/// Durations of operations on one sandbox since the daemon started.
+#[derive(Debug, Clone, Default)]
+pub struct SandboxTimes {
+    /// Create. `None` if an earlier daemon created the sandbox.
+    pub create: Option<Arc<OperationTimes>>,
+    /// Last operation that has ended.
+    pub last: Option<Arc<OperationTimes>>,
+}
+
+/// Steps as the log shows them: `admission=0.012 restore=3.401`, in milliseconds.
+pub(crate) struct StepList<'a>(pub &'a [StepDuration]);
+
+impl fmt::Display for StepList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, step) in self.0.iter().enumerate() {
+            let space = if n == 0 { "" } else { " " };
+            let ms = step.duration.as_secs_f64() * 1000.0;
+            write!(f, "{space}{}={ms:.3}", step.name)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_listed_with_milliseconds() {
+        let step = |name, us| StepDuration {
+            name,
+            duration: Duration::from_micros(us),
+        };
+        let steps = [step("admission", 12), step("restore", 3401)];
+        let list = StepList(&steps).to_string();
+        assert_eq!(list, "admission=0.012 restore=3.401");
+        assert_eq!(StepList(&[]).to_string(), "");
+    }
+}
