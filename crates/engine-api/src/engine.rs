@@ -33,6 +33,30 @@ pub struct KeptGuest {
     pub captured: Option<String>,
 }
 
+/// State of a template on an engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TemplateState {
+    /// Fingerprint of everything that guests of the template depend on, except their size.
+    pub fingerprint: String,
+    /// Startup of every sandbox of the template, which runs before the sandbox is handed out; a
+    /// snapshot of the booted template contains it.
+    pub startup: Startup,
+}
+
+impl TemplateState {
+    /// Returns the fingerprint of a snapshot of the booted template in `size`: equal fingerprints
+    /// may share a snapshot.
+    #[must_use]
+    pub fn snapshot_fingerprint(&self, size: SandboxSize) -> String {
+        let SandboxSize {
+            vcpus,
+            memory_mib,
+            disk_mib,
+        } = size;
+        format!("{} {vcpus}c{memory_mib}m{disk_mib}d", self.fingerprint)
+    }
+}
+
 /// Isolation engine: starts guests from templates and snapshots.
 #[async_trait]
 pub trait Engine: Send + Sync + 'static {
@@ -46,15 +70,8 @@ pub trait Engine: Send + Sync + 'static {
     /// Returns the files of its snapshots, which are accessible even if the engine cannot be used.
     fn snapshot_files(&self) -> &dyn SnapshotFiles;
 
-    /// Returns a fingerprint of everything that a snapshot of the booted template depends on: equal
-    /// fingerprints may share a snapshot.
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError>;
-
-    /// Returns the startup of every sandbox of `template`, which runs before the sandbox is handed
-    /// out; a snapshot of the booted template contains it.
-    async fn startup(&self, _template: &str) -> Result<Startup, EngineError> {
-        Ok(Startup::default())
-    }
+    /// Opens `template`. A stock template that is missing or outdated is built first.
+    async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError>;
 
     /// Returns the default size of a sandbox of `template`.
     async fn default_size(&self, _template: &str) -> Result<SandboxSize, EngineError> {

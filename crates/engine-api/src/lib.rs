@@ -38,7 +38,7 @@ pub use connections::{
     ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,
     RefusalReason,
 };
-pub use engine::{Engine, KeptGuest};
+pub use engine::{Engine, KeptGuest, TemplateState};
 pub use engine_error::{EngineError, RollbackFailure};
 pub use engine_name::{EngineName, GVISOR, MICROVM};
 pub use engines::Engines;

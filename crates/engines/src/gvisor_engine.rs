@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use guest::{GvisorGuest, GvisorHandle, UnassignedGvisorGuest, end_unreachable};
 use jiffy_engine_api::{
     Capabilities, Engine, EngineDescription, EngineError, ExitReason, GVISOR, Guest, GuestHandle,
-    KeptGuest, NetworkRules, SandboxIdentity, SandboxSize, SnapshotFiles, Startup, UnassignedGuest,
-    new_id, steps,
+    KeptGuest, NetworkRules, SandboxIdentity, SandboxSize, SnapshotFiles, TemplateState,
+    UnassignedGuest, new_id, steps,
 };
 use jiffy_gvisor_engine::{
     BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
@@ -236,24 +236,18 @@ impl Engine for GvisorEngine {
         self
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+    async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError> {
         let version = &self.runtime()?.version;
         let prepared = self.templates.prepare(template).await?;
-        Ok(format!(
-            "{} {} gvisor {} {}c{}m{}d{}",
-            prepared.template_version(),
-            prepared.version(),
-            version,
-            size.vcpus,
-            size.memory_mib,
-            size.disk_mib,
-            if self.network.is_some() { " net" } else { "" }
-        ))
-    }
-
-    async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
-        let prepared = self.templates.prepare(template).await?;
-        Ok(prepared.template().manifest.startup.clone())
+        Ok(TemplateState {
+            fingerprint: format!(
+                "{} {} gvisor {version}{}",
+                prepared.template_version(),
+                prepared.version(),
+                if self.network.is_some() { " net" } else { "" }
+            ),
+            startup: prepared.template().manifest.startup.clone(),
+        })
     }
 
     async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {
@@ -334,7 +328,7 @@ impl Engine for GvisorEngine {
     ) -> Result<(), EngineError> {
         // A boot takes half the time of a restore here, and half the memory: the kernel that was
         // restored keeps what it read.
-        match self.startup(template).await?.is_empty() {
+        match self.prepare(template).await?.startup.is_empty() {
             true => self.store.mark_boot(id).map_err(EngineError::failed),
             false => Ok(()),
         }

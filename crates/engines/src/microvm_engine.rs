@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use guest::{MicroVmGuest, MicroVmHandle};
 use jiffy_engine_api::{
     Capabilities, Engine, EngineDescription, EngineError, Guest, GuestHandle, KeptGuest, MICROVM,
-    NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotFiles, Startup,
+    NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotFiles, TemplateState,
     UnassignedGuest, steps,
 };
 use jiffy_microvm_engine::{AdoptSpec, CapturedSpec, MicroVm, host_kvm};
@@ -125,31 +125,23 @@ impl Engine for MicroVmEngine {
         self
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+    async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError> {
         let prepared = self.shared.templates.prepare(template).await?;
-        let [_, vmm, _] = self
-            .shared
-            .templates
-            .stamp(template)
-            .map_err(EngineError::failed)?;
-        Ok(format!(
-            "{} {} vmm {}.{}.{} {}c{}m{}d{}{}",
-            prepared.template_version(),
-            prepared.version(),
-            vmm.0,
-            vmm.1,
-            vmm.2,
-            size.vcpus,
-            size.memory_mib,
-            size.disk_mib,
-            if self.network.is_some() { " net" } else { "" },
-            self.cpu_level_tag()
-        ))
-    }
-
-    async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
-        let prepared = self.shared.templates.prepare(template).await?;
-        Ok(prepared.template().manifest.startup.clone())
+        let stamp = self.shared.templates.stamp(template);
+        let [_, vmm, _] = stamp.map_err(EngineError::failed)?;
+        Ok(TemplateState {
+            fingerprint: format!(
+                "{} {} vmm {}.{}.{}{}{}",
+                prepared.template_version(),
+                prepared.version(),
+                vmm.0,
+                vmm.1,
+                vmm.2,
+                if self.network.is_some() { " net" } else { "" },
+                self.cpu_level_tag()
+            ),
+            startup: prepared.template().manifest.startup.clone(),
+        })
     }
 
     async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {

@@ -96,7 +96,8 @@ impl OomVictims {
         }
     }
 
-    /// Returns whether the kernel killed process `pid` for memory. `None` if the log cannot be read.
+    /// Returns whether the kernel killed process `pid` for memory. `None` if the log cannot be
+    /// read.
     ///
     /// The kernel counts a kill before it logs the victim. A kill without a record yet is taken for
     /// that of `pid`, which ended just now.

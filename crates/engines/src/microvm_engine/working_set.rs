@@ -65,7 +65,7 @@ impl MicroVmEngine {
         let guest = unassigned.assign(&sandbox_identity).await?;
         // Every template's first use is a command; one without any does with the greeting.
         rehearse(&guest.vm).await;
-        let startup = self.startup(template).await?;
+        let startup = self.prepare(template).await?.startup;
         let recorded = self.record(&guest.vm, startup.first_use.as_ref()).await;
         guest.stop().await;
         let (set, written) = recorded?;

@@ -47,10 +47,14 @@ pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place
     // The other one is the default.
     let engine = place.open_with(other, programs()).await;
     let own = place.engine.to_string();
-    let word = engine.fingerprint(TEMPLATE, size()).await;
+    let own_state = engine.prepare(TEMPLATE).await;
     let default = engine.engines.default_engine();
-    let usual = default.fingerprint(TEMPLATE, size()).await;
-    assert_ne!(word.unwrap(), usual.unwrap());
+    let default_state = default.prepare(TEMPLATE).await;
+    let fingerprint = |state: jiffy_engine_api::TemplateState| state.snapshot_fingerprint(size());
+    assert_ne!(
+        fingerprint(own_state.unwrap()),
+        fingerprint(default_state.unwrap())
+    );
     let unassigned = engine.boot(TEMPLATE, size()).await.unwrap();
     let running = Running::assign_identity(unassigned, &somebody()).await;
     assert_eq!(running.guest.engine(), own);

@@ -83,16 +83,17 @@ fn site_mark(site: &SiteSettings) -> String {
 }
 
 impl TemplateSnapshots<'_> {
-    /// Returns a fingerprint of what everything made from `template` in this size depends on:
-    /// image, kernel, agent, VMM.
+    /// Returns a fingerprint of everything that guests of `template` in this size depend on: image,
+    /// kernel, agent, VMM.
     pub async fn fingerprint(
         self,
         template: &str,
         size: SandboxSize,
     ) -> Result<String, OperationError> {
         let engine = self.0.engines.default_engine();
-        let word = engine.fingerprint(template, size).await;
-        word.map_err(OperationError::engine(format!("use template `{template}`")))
+        let state = engine.prepare(template).await;
+        let state = state.map_err(failed_to_use(template))?;
+        Ok(state.snapshot_fingerprint(size))
     }
 
     /// Makes sure that sandboxes of `template` in this size need not be booted: what it starts is
@@ -119,7 +120,6 @@ impl TemplateSnapshots<'_> {
         size: SandboxSize,
         identity: &SandboxIdentity,
     ) -> Result<GuestOrigin, OperationError> {
-        let failed = || OperationError::engine(format!("use template `{template}`"));
         let fingerprint = self.snapshot_key(engine, template, size).await?;
         if let Some((unassigned, snapshot)) = self.0.pool.take(&fingerprint) {
             self.0.template_snapshots.record_use(&snapshot);
@@ -148,7 +148,10 @@ impl TemplateSnapshots<'_> {
                 source: EngineError::Unsupported { .. },
                 ..
             }) => Ok(GuestOrigin {
-                unassigned: engine.boot(template, size).await.map_err(failed())?,
+                unassigned: engine
+                    .boot(template, size)
+                    .await
+                    .map_err(failed_to_use(template))?,
                 mode: BootMode::Cold,
                 snapshot: None,
                 revive_reason: None,
@@ -179,11 +182,10 @@ impl TemplateSnapshots<'_> {
         size: SandboxSize,
     ) -> Result<String, OperationError> {
         let step = steps::begin("fingerprint");
-        let fingerprint = engine.fingerprint(template, size).await;
+        let state = engine.prepare(template).await;
         drop(step);
-        let fingerprint =
-            fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
-        Ok(fingerprint + &self.0.template_snapshots.site_mark)
+        let state = state.map_err(failed_to_use(template))?;
+        Ok(state.snapshot_fingerprint(size) + &self.0.template_snapshots.site_mark)
     }
 
     fn find(self, fingerprint: &str) -> Option<String> {
@@ -278,7 +280,7 @@ impl TemplateSnapshots<'_> {
     ) -> Result<(), OperationError> {
         let failed = || OperationError::engine(format!("boot template `{template}`"));
         let engine = self.0.engines.get(guest.engine()).map_err(failed())?;
-        let startup = engine.startup(template).await.map_err(failed())?;
+        let startup = engine.prepare(template).await.map_err(failed())?.startup;
         if startup.is_empty() {
             return Ok(());
         }
@@ -295,4 +297,8 @@ impl TemplateSnapshots<'_> {
             end = guest.ended() => Err(failed()(EngineError::Ended { end })),
         }
     }
+}
+
+fn failed_to_use(template: &str) -> impl FnOnce(EngineError) -> OperationError {
+    OperationError::engine(format!("use template `{template}`"))
 }

@@ -7,7 +7,7 @@ use super::world::World;
 use async_trait::async_trait;
 use jiffy_engine_api::{
     Capabilities, Engine, EngineDescription, EngineError, Engines, Guest, GuestHandle, KeptGuest,
-    MICROVM, SandboxIdentity, SandboxSize, SnapshotFiles, UnassignedGuest,
+    MICROVM, SandboxIdentity, SandboxSize, SnapshotFiles, Startup, TemplateState, UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
 use std::fs;
@@ -69,14 +69,13 @@ impl Engine for FakeEngine {
         &*self.0
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+    async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError> {
         self.0.world.step("fingerprint").await?;
         let version = *self.0.world.version.lock().unwrap();
-        let engine = match self.0.name {
-            FAKE => "",
-            other => other,
-        };
-        Ok(format!("{template}{version}m{}{engine}", size.memory_mib))
+        Ok(TemplateState {
+            fingerprint: format!("{template}{version}{}", self.0.name),
+            startup: Startup::default(),
+        })
     }
 
     async fn boot(
