@@ -4,7 +4,8 @@ use crate::artifact::{self, ArtifactHeader};
 use crate::jail::{self, ProcessLimits};
 use crate::seccomp;
 use crate::world::{self, WorldError};
-use crate::{component_merge, core_world, data_segments, engine, http_world, symbol_table};
+use crate::{core_world, engine, http_world, symbol_table};
+use jiffy_component_merge::{Limits, merge_core_modules, merge_data_segments};
 use jiffy_proto::function::{CompileLimits, MAX_MODULE_BYTES, World};
 use std::io::Read;
 use wasmtime::component::Component;
@@ -64,14 +65,19 @@ pub fn read(source: impl Read) -> Result<Vec<u8>, CompileError> {
     }
 }
 
-fn compile_component(engine: &Engine, component: &[u8]) -> wasmtime::Result<Component> {
-    if let Some(merged) = component_merge::merge(component)
-        && let Ok(component) = Component::from_binary(engine, &data_segments::merge(&merged))
+fn compile_component(compiler: &Engine, component: &[u8]) -> wasmtime::Result<Component> {
+    let limits = Limits {
+        memories: engine::MAX_MODULE_MEMORIES,
+        tables: engine::MAX_MODULE_TABLES,
+        instance_bytes: engine::MAX_INSTANCE_BYTES,
+    };
+    if let Some(merged) = merge_core_modules(component, &limits)
+        && let Ok(component) = Component::from_binary(compiler, &merge_data_segments(&merged))
     {
         return Ok(component);
     }
-    // As it came: what is wrong with it is told in its own names.
-    Component::from_binary(engine, &data_segments::merge(component))
+    // Compile the original component, so that errors use its names.
+    Component::from_binary(compiler, &merge_data_segments(component))
 }
 
 /// Compiles a module of `owner` to a file for [`artifact::check`].
@@ -79,7 +85,7 @@ pub fn compile(engine: &Engine, module: &[u8], owner: &str) -> Result<Vec<u8>, C
     let world = world::detect(module)?;
     let code = match world {
         World::Core => {
-            let merged = data_segments::merge(module);
+            let merged = merge_data_segments(module);
             let module = Module::from_binary(engine, &merged).map_err(invalid)?;
             world::check_core(&module)?;
             core_world::prepare(&module).map_err(invalid)?;

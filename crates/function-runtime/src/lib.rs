@@ -22,12 +22,9 @@ pub mod tenant;
 pub mod world;
 
 mod activity_report;
-mod binary_sections;
-mod component_merge;
 mod core_wasi;
 mod core_world;
 mod cpu_meter;
-mod data_segments;
 mod egress;
 mod head_timeout;
 mod http_world;

@@ -1,27 +1,28 @@
-//! Several core modules made one: what one of them imports from another is a reference within.
+//! Linking of core modules into one. An import of one module from another becomes an index within
+//! the linked module.
 
-use super::core_module::{CoreModule, KINDS, Result, Unmergeable, kind_of, narrow};
-use super::items::wide;
-use crate::engine::{MAX_INSTANCE_BYTES, MAX_MODULE_MEMORIES, MAX_MODULE_TABLES};
+use crate::Limits;
+use crate::core_module::{CoreModule, KINDS, Result, Unmergeable, kind_of, narrow};
+use crate::items::wide;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use wasm_encoder::reencode::{self, Reencode};
 use wasmparser::{ConstExpr, ElementItems, FuncType, Name, Operator, TypeRef};
 
-/// At most what Wasmtime keeps in an instance for each function that is imported, exported or in an
-/// element segment, for each global, and for the rest.
+/// Upper bounds of the bytes in Wasmtime's record of an instance: for each function that is
+/// imported, exported or in an element segment, for each global, and for everything else.
 const REFERENCE_BYTES: usize = 32;
 const GLOBAL_BYTES: usize = 16;
 const OTHER_INSTANCE_BYTES: usize = 64 << 10;
 
 type Reencoded<T> = Result<T, reencode::Error>;
 
-/// Target of a member's import.
+/// Definition that a member's import refers to.
 #[derive(Clone, Copy)]
-pub(super) enum ImportTarget {
-    /// Item of the list of what the linked module imports.
+pub(crate) enum ImportTarget {
+    /// Import of the linked module, by number.
     External(usize),
-    /// Item of an earlier member, by its index there.
+    /// Item of an earlier member, by its index in that member.
     Member {
         member: usize,
         kind: usize,
@@ -29,29 +30,29 @@ pub(super) enum ImportTarget {
     },
 }
 
-/// Module to be linked.
-pub(super) struct Member<'a> {
-    pub(super) module: &'a CoreModule<'a>,
-    /// For each import, in order.
-    pub(super) imports: Vec<ImportTarget>,
+/// Core module that is merged with others.
+pub(crate) struct Member<'a> {
+    pub(crate) module: &'a CoreModule<'a>,
+    /// Target of each import, in order.
+    pub(crate) imports: Vec<ImportTarget>,
 }
 
-/// Export of the linked module: an item of a member by its index there.
-pub(super) struct LinkedExport {
-    pub(super) name: String,
-    pub(super) member: usize,
-    pub(super) kind: usize,
-    pub(super) index: u32,
+/// Export of the linked module: an item of a member, by its index in that member.
+pub(crate) struct LinkedExport {
+    pub(crate) name: String,
+    pub(crate) member: usize,
+    pub(crate) kind: usize,
+    pub(crate) index: u32,
 }
 
-/// Value of a global that does not change.
+/// Value of an immutable global.
 #[derive(Clone, Copy)]
 enum Constant {
     I32(i32),
     I64(i64),
 }
 
-/// Numbers of a member's items in the linked module.
+/// Indices of a member's types and items in the linked module.
 #[derive(Default)]
 struct Numbers {
     types: Vec<u32>,
@@ -63,7 +64,7 @@ struct Numbers {
 /// Reencoder of one member.
 struct Relocation<'a> {
     numbers: &'a Numbers,
-    /// By number of the global in the linked module.
+    /// Values of immutable globals, by index in the linked module.
     constants: &'a [Option<Constant>],
 }
 
@@ -78,8 +79,8 @@ impl Relocation<'_> {
         moved(numbers, index)
     }
 
-    /// Returns the constant value of an expression. Globals of another module may be read in one;
-    /// those of the module itself may not.
+    /// Evaluates a constant expression. Returns `None` if the value depends on an import, or if the
+    /// expression is not one of integers. The offset of a segment may read imported globals.
     fn constant(&self, expression: &ConstExpr<'_>) -> Result<Option<Constant>> {
         let mut stack = Vec::new();
         for operator in expression.get_operators_reader() {
@@ -150,14 +151,20 @@ impl Reencode for Relocation<'_> {
     }
 }
 
-/// Links `members` to one module, which imports `externals` from the module "" under their numbers.
-/// Segments are applied in the order of the members, those of tables before those of memories.
-pub(super) fn link(
+/// Links `members` into one module, which imports the number of `externals` from the module "",
+/// named by their numbers. Segments are applied in the order of the members, segments of tables
+/// before segments of memories.
+///
+/// # Errors
+///
+/// Fails if the linked module exceeds `limits`.
+pub(crate) fn link(
     members: &[Member<'_>],
     externals: usize,
     exports: &[LinkedExport],
+    limits: &Limits,
 ) -> Result<Vec<u8>> {
-    Linker::default().link(members, externals, exports)
+    Linker::default().link(members, externals, exports, limits)
 }
 
 /// Sections of the linked module.
@@ -184,6 +191,7 @@ impl Linker {
         members: &[Member<'_>],
         externals: usize,
         exports: &[LinkedExport],
+        limits: &Limits,
     ) -> Result<Vec<u8>> {
         self.add_types(members)?;
         let imported = self.import(members, externals)?;
@@ -193,7 +201,13 @@ impl Linker {
             self.add(at, member.module)?;
             has_data_count |= member.module.has_data_count;
         }
-        self.check_limits(members, externals, exports.len())?;
+        let instance_bytes = self.max_instance_bytes(members, externals + exports.len())?;
+        self.check_limits(limits, instance_bytes)?;
+        let export_section = self.export_section(exports)?;
+        Ok(self.finish(&export_section, has_data_count))
+    }
+
+    fn export_section(&self, exports: &[LinkedExport]) -> Result<wasm_encoder::ExportSection> {
         let mut export_section = wasm_encoder::ExportSection::new();
         for export in exports {
             let number = self.number_of(export.member, export.kind, export.index)?;
@@ -205,6 +219,11 @@ impl Linker {
             };
             export_section.export(&export.name, kind, number);
         }
+        Ok(export_section)
+    }
+
+    /// Writes the sections in the order of the binary format.
+    fn finish(self, exports: &wasm_encoder::ExportSection, has_data_count: bool) -> Vec<u8> {
         let mut module = wasm_encoder::Module::new();
         module
             .section(&self.types)
@@ -213,7 +232,7 @@ impl Linker {
             .section(&self.tables)
             .section(&self.memories)
             .section(&self.globals)
-            .section(&export_section)
+            .section(exports)
             .section(&self.elements);
         if has_data_count {
             let count = self.data.len();
@@ -225,16 +244,16 @@ impl Linker {
             names.functions(&self.names);
             module.section(&names);
         }
-        Ok(module.finish())
+        module.finish()
     }
 
-    /// Fails where the members are within limits that they would exceed together.
-    fn check_limits(&self, members: &[Member<'_>], externals: usize, exports: usize) -> Result<()> {
-        let mut references = externals + exports;
-        for elements in members
+    /// Returns an upper bound of the size of an instance's record. `references` is the number of
+    /// imports and exports.
+    fn max_instance_bytes(&self, members: &[Member<'_>], mut references: usize) -> Result<usize> {
+        let element_sections = members
             .iter()
-            .filter_map(|member| member.module.elements.as_ref())
-        {
+            .filter_map(|member| member.module.elements.as_ref());
+        for elements in element_sections {
             for element in elements.clone() {
                 references += match element?.items {
                     ElementItems::Functions(functions) => wide(functions.count()),
@@ -242,10 +261,15 @@ impl Linker {
                 };
             }
         }
-        let bytes = references * REFERENCE_BYTES + self.constants.len() * GLOBAL_BYTES;
-        let is_within = self.memories.len() <= MAX_MODULE_MEMORIES
-            && self.tables.len() <= MAX_MODULE_TABLES
-            && bytes < MAX_INSTANCE_BYTES - OTHER_INSTANCE_BYTES;
+        let globals = self.constants.len();
+        Ok(references * REFERENCE_BYTES + globals * GLOBAL_BYTES + OTHER_INSTANCE_BYTES)
+    }
+
+    /// Fails if the members exceed a limit together. Each member is within the limits by itself.
+    fn check_limits(&self, limits: &Limits, instance_bytes: usize) -> Result<()> {
+        let is_within = self.memories.len() <= limits.memories
+            && self.tables.len() <= limits.tables
+            && instance_bytes < limits.instance_bytes;
         if is_within { Ok(()) } else { Err(Unmergeable) }
     }
 
@@ -270,9 +294,9 @@ impl Linker {
         Ok(())
     }
 
-    /// Imports what no member has. Returns kind and number of each.
+    /// Adds the imports that no member defines. Returns kind and index of each.
     fn import(&mut self, members: &[Member<'_>], externals: usize) -> Result<Vec<(usize, u32)>> {
-        // The first that imports it says its type.
+        // The first member that imports an external determines its type.
         let mut found = vec![None; externals];
         for (at, member) in members.iter().enumerate() {
             for (import, target) in member.module.imports.iter().zip(&member.imports) {
@@ -309,7 +333,8 @@ impl Linker {
         Ok(moved(items, index)?)
     }
 
-    /// Gives all items of all members their numbers: imports first, then members in order.
+    /// Assigns indices to the items of all members: first the imports, then the definitions of the
+    /// members in order.
     fn number(&mut self, members: &[Member<'_>], imported: &[(usize, u32)]) -> Result<()> {
         let mut next = [0_u32; KINDS];
         for (kind, _) in imported {
@@ -345,7 +370,7 @@ impl Linker {
         Ok(())
     }
 
-    /// Adds what a member defines.
+    /// Adds the definitions of a member.
     fn add(&mut self, at: usize, module: &CoreModule<'_>) -> Result<()> {
         let numbers = self.numbers.get_mut(at).ok_or(Unmergeable)?;
         numbers.first_element = self.elements.len();
@@ -389,7 +414,7 @@ impl Linker {
         let imported = imported.filter(|import| matches!(import.ty, TypeRef::Func(_)));
         let imported = narrow(imported.count())?;
         for subsection in module.names.clone().into_iter().flatten() {
-            // Names are for people: what cannot be read has none.
+            // Names only serve debugging: ignore those that cannot be parsed.
             let Ok(Name::Function(names)) = subsection else {
                 continue;
             };

@@ -1,7 +1,7 @@
-//! Items of a component one by one, with what each refers to.
+//! Parsed items of a component, and the references between them.
 
-use super::core_module::{KINDS, Result, Unmergeable, kind_number};
 use crate::binary_sections::{COMPONENT_HEAD, borrowed_sections, write_number};
+use crate::core_module::{KINDS, Result, Unmergeable, kind_number};
 use std::borrow::Cow;
 use wasmparser::{
     BinaryReader, CanonicalFunction, CanonicalOption, ComponentAlias, ComponentAliasSectionReader,
@@ -11,49 +11,49 @@ use wasmparser::{
     InstanceSectionReader,
 };
 
-pub(super) const CORE_MODULE: u8 = 1;
+pub(crate) const CORE_MODULE: u8 = 1;
 const CORE_INSTANCE: u8 = 2;
 const COMPONENT: u8 = 4;
-pub(super) const COMPONENT_INSTANCE: u8 = 5;
+pub(crate) const COMPONENT_INSTANCE: u8 = 5;
 const ALIAS: u8 = 6;
 const TYPE: u8 = 7;
 const CANON: u8 = 8;
 const IMPORT: u8 = 10;
 const EXPORT: u8 = 11;
-/// Components within components.
+/// Maximum depth of nested components.
 const MAX_DEPTH: usize = 8;
 
 /// Item of a component.
-pub(super) enum Item<'a> {
-    /// Item that refers to nothing that moves.
+pub(crate) enum Item<'a> {
+    /// Section that has no reference to a core instance or to one of its items.
     Other { section: u8, content: Cow<'a, [u8]> },
     /// Core module.
     Module(&'a [u8]),
     /// Core instance.
     Instance(Instance<'a>),
-    /// Core item of a core instance.
+    /// Alias of an export of a core instance.
     Alias {
         kind: usize,
         instance: usize,
         name: &'a str,
     },
-    /// Core function, or one that is made of a core function.
+    /// Core function that is lowered or built in, or component function that is lifted.
     Canon(CanonicalFunction),
 }
 
-/// Reference of an item.
+/// Reference of an item to a core instance, or to a function, table, memory or global of one.
 #[derive(Clone, Copy)]
-pub(super) enum Reference {
+pub(crate) enum Reference {
     Instance(usize),
     Core { kind: usize, index: usize },
 }
 
-pub(super) fn wide(number: u32) -> usize {
+pub(crate) fn wide(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Place of an option's core item.
-pub(super) fn option_reference(option: CanonicalOption) -> Option<Reference> {
+/// Returns the core item that an option refers to.
+pub(crate) fn option_reference(option: CanonicalOption) -> Option<Reference> {
     let (kind, index) = match option {
         CanonicalOption::Memory(index) => (2, index),
         CanonicalOption::Realloc(index)
@@ -67,7 +67,7 @@ pub(super) fn option_reference(option: CanonicalOption) -> Option<Reference> {
 
 impl Item<'_> {
     /// Calls `visit` with each reference to a core instance or to one of its items.
-    pub(super) fn references(&self, mut visit: impl FnMut(Reference)) -> Result<()> {
+    pub(crate) fn references(&self, mut visit: impl FnMut(Reference)) -> Result<()> {
         match self {
             Self::Other { .. } | Self::Module(_) => {}
             Self::Instance(Instance::Instantiate { args, .. }) => {
@@ -106,19 +106,19 @@ impl Item<'_> {
     }
 }
 
-/// Items in order, and which of them are the core modules, instances, and items by their numbers.
+/// Items in order, and the positions of core modules, core instances and core items by index.
 #[derive(Default)]
-pub(super) struct Items<'a> {
-    pub(super) list: Vec<Item<'a>>,
-    pub(super) modules: Vec<usize>,
-    pub(super) instances: Vec<usize>,
-    pub(super) core: [Vec<usize>; KINDS],
+pub(crate) struct Items<'a> {
+    pub(crate) list: Vec<Item<'a>>,
+    pub(crate) modules: Vec<usize>,
+    pub(crate) instances: Vec<usize>,
+    pub(crate) core: [Vec<usize>; KINDS],
 }
 
 impl<'a> Items<'a> {
-    /// Takes a component apart. Fails for one whose core modules or core functions are referred to
-    /// in ways that are not known here.
-    pub(super) fn parse(binary: &'a [u8]) -> Result<Self> {
+    /// Parses a component. Fails if a core module or a core function is used in a way that this
+    /// crate does not support.
+    pub(crate) fn parse(binary: &'a [u8]) -> Result<Self> {
         let body = binary.strip_prefix(COMPONENT_HEAD).ok_or(Unmergeable)?;
         let mut items = Self::default();
         for (section, content) in borrowed_sections(body)? {
@@ -182,7 +182,7 @@ impl<'a> Items<'a> {
                     name,
                 });
             } else {
-                // A section of one.
+                // A section with this alias only.
                 let mut one = Vec::new();
                 write_number(&mut one, 1);
                 one.extend_from_slice(content.get(start..end).ok_or(Unmergeable)?);
@@ -211,8 +211,8 @@ impl<'a> Items<'a> {
         Ok(())
     }
 
-    /// Returns the number of the item that a reference is to.
-    pub(super) fn target(&self, reference: Reference) -> Result<usize> {
+    /// Returns the position of the item that defines the target of a reference.
+    pub(crate) fn target(&self, reference: Reference) -> Result<usize> {
         let found = match reference {
             Reference::Instance(index) => self.instances.get(index),
             Reference::Core { kind, index } => self.core.get(kind).and_then(|all| all.get(index)),
@@ -247,7 +247,8 @@ fn check_instance(instance: &ComponentInstance<'_>) -> Result<()> {
     if is_module { Err(Unmergeable) } else { Ok(()) }
 }
 
-/// Fails for sections that refer to core modules or core functions, also from components within.
+/// Fails if a section, or a section of a nested component, refers to core modules or core
+/// functions.
 fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
     let reader = BinaryReader::new(content, 0);
     match section {

@@ -1,21 +1,17 @@
-//! The component with its merged module.
+//! Writes the component around the merged module.
 
-use super::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
-use super::items::{CORE_MODULE, Item, Reference, option_reference, wide};
-use super::linking::link;
-use super::plan::{External, Plan, Standing, imports_from};
+use crate::Limits;
 use crate::binary_sections::{COMPONENT_HEAD, MODULE_HEAD, write_section};
+use crate::core_module::{KINDS, Result, Unmergeable, kind_number, narrow};
+use crate::items::{CORE_MODULE, Item, Reference, option_reference, wide};
+use crate::linking::link;
+use crate::plan::{External, Plan, Standing, export_name, imports_from};
 use std::collections::{HashMap, HashSet};
 use wasm_encoder::{
     Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentSection, ExportKind,
     InstanceSection, ModuleArg,
 };
 use wasmparser::{CanonicalFunction, CanonicalOption, Instance};
-
-/// Name of a member's export among those of the merged module.
-pub(super) fn export_name(member: usize, name: &str) -> String {
-    format!("{member} {name}")
-}
 
 const EXPORT_KINDS: [ExportKind; KINDS] = [
     ExportKind::Func,
@@ -28,11 +24,11 @@ fn export_kind(kind: usize) -> Result<ExportKind> {
     EXPORT_KINDS.get(kind).copied().ok_or(Unmergeable)
 }
 
-/// Component that is written.
-pub(super) struct Output<'p, 'a> {
+/// Component that is being written.
+pub(crate) struct Output<'p, 'a> {
     plan: &'p Plan<'p, 'a>,
     binary: Vec<u8>,
-    /// New numbers of core instances and of their items, by the item that defines them.
+    /// New indices of core instances and of their items, by position of the defining item.
     numbers: HashMap<usize, u32>,
     next_instance: u32,
     next_core: [u32; KINDS],
@@ -40,7 +36,8 @@ pub(super) struct Output<'p, 'a> {
 }
 
 impl<'p, 'a: 'p> Output<'p, 'a> {
-    pub(super) fn write(plan: &'p Plan<'p, 'a>) -> Result<Vec<u8>> {
+    /// Writes the component of a plan.
+    pub(crate) fn write(plan: &'p Plan<'p, 'a>, limits: &Limits) -> Result<Vec<u8>> {
         let mut output = Self {
             plan,
             binary: COMPONENT_HEAD.to_vec(),
@@ -51,7 +48,12 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         };
         let is_written = plan.written_items()?;
         let (members, externals) = plan.resolved_members()?;
-        let merged = link(&members, externals.len(), &plan.exports(&is_written)?)?;
+        let merged = link(
+            &members,
+            externals.len(),
+            &plan.exports(&is_written)?,
+            limits,
+        )?;
         let (last_instance, slot) = *plan.members.last().ok_or(Unmergeable)?;
         let last = plan.items.target(Reference::Instance(last_instance))?;
         let replaced: HashSet<_> = plan.members.iter().map(|(_, module)| *module).collect();
@@ -59,7 +61,8 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         let mut late = Vec::new();
         for (at, item) in plan.items.list.iter().enumerate() {
             if let Item::Module(binary) = item {
-                // The numbers of modules stay: the last place has the merged one.
+                // Indices of modules stay the same. The merged module replaces the last member; the
+                // other members become empty modules.
                 let binary = match (modules == slot, replaced.contains(&modules)) {
                     (true, _) => &merged,
                     (false, true) => MODULE_HEAD,
@@ -104,7 +107,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         Ok(*next - 1)
     }
 
-    /// Writes an alias of a core instance's export, and returns its number.
+    /// Writes an alias of a core instance's export, and returns its index.
     fn alias(&mut self, instance: u32, kind: usize, name: &str) -> Result<u32> {
         let mut section = ComponentAliasSection::new();
         section.alias(Alias::CoreInstanceExport {
@@ -116,8 +119,8 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         self.count_core(kind)
     }
 
-    /// Writes an instance of items, and returns its number.
-    fn bag(&mut self, exports: &[(String, ExportKind, u32)]) -> u32 {
+    /// Writes an instance made of items, and returns its index.
+    fn instance_of(&mut self, exports: &[(String, ExportKind, u32)]) -> u32 {
         let mut section = InstanceSection::new();
         section.export_items(
             exports
@@ -128,6 +131,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         self.count_instance()
     }
 
+    /// Writes the instance of the merged module with its imports.
     fn instantiate(&mut self, slot: usize, externals: &[External<'a>]) -> Result<()> {
         let mut exports = Vec::new();
         for (number, external) in externals.iter().enumerate() {
@@ -146,15 +150,15 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
             };
             exports.push((number.to_string(), export_kind(kind)?, index));
         }
-        let bag = self.bag(&exports);
+        let imports = self.instance_of(&exports);
         let mut section = InstanceSection::new();
-        section.instantiate(narrow(slot)?, [("", ModuleArg::Instance(bag))]);
+        section.instantiate(narrow(slot)?, [("", ModuleArg::Instance(imports))]);
         self.section(&section);
         self.merged_instance = self.count_instance();
         Ok(())
     }
 
-    /// Writes an item with new numbers.
+    /// Writes an item with new indices.
     fn item(&mut self, at: usize, item: &Item<'a>) -> Result<()> {
         let number = match item {
             Item::Other { section, content } => {
@@ -170,7 +174,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                     let number = self.new_number(Reference::Core { kind, index })?;
                     renumbered.push((export.name.to_owned(), export_kind(kind)?, number));
                 }
-                self.bag(&renumbered)
+                self.instance_of(&renumbered)
             }
             Item::Instance(Instance::Instantiate { module_index, args }) => {
                 let mut arguments = Vec::new();
@@ -178,7 +182,7 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
                     let instance = wide(argument.index);
                     let number = match self.plan.member_of.get(&instance) {
                         Some(member) => {
-                            self.member_bag(*member, wide(*module_index), argument.name)?
+                            self.instance_of_member(*member, wide(*module_index), argument.name)?
                         }
                         None => self.new_number(Reference::Instance(instance))?,
                     };
@@ -215,14 +219,14 @@ impl<'p, 'a: 'p> Output<'p, 'a> {
         Ok(())
     }
 
-    /// Writes an instance of what a module imports under `from` from a member.
-    fn member_bag(&mut self, member: usize, module: usize, from: &str) -> Result<u32> {
+    /// Writes an instance with the exports of a member that a module imports under `from`.
+    fn instance_of_member(&mut self, member: usize, module: usize, from: &str) -> Result<u32> {
         let mut exports = Vec::new();
         for (kind, name) in imports_from(self.plan.module(module)?, from)? {
             let number = self.alias(self.merged_instance, kind, &export_name(member, name))?;
             exports.push((name.to_owned(), export_kind(kind)?, number));
         }
-        Ok(self.bag(&exports))
+        Ok(self.instance_of(&exports))
     }
 
     fn canon(&mut self, canon: &CanonicalFunction) -> Result<()> {

@@ -1,9 +1,9 @@
-//! Data segments of modules, fewer of them.
+//! Reduces the number of data segments of a module.
 //!
-//! Each instance has a record of each segment, which is written when it is made. A program that was
-//! started at build time has tens of thousands: one for every few zeros that its memory has. The
-//! memory of an instance is of zeros before, so that segments with zeros between them are as well
-//! one segment, and passive ones that no instruction names are none.
+//! An instance has a record of each data segment, which is written when the instance is created. A
+//! program that was initialized at build time has tens of thousands of segments, one between any
+//! two runs of a few zeros. The memory of an instance is of zeros at first, so segments with zeros
+//! between them can become one segment. Passive segments that no instruction uses are removed.
 
 use crate::binary_sections::{
     COMPONENT_HEAD, MODULE_HEAD, Section, sections, write_bytes, write_number, write_signed,
@@ -15,11 +15,11 @@ use wasmparser::{
     Operator, Result, TypeRef,
 };
 
-/// Zeros that may come between segments.
+/// Maximum number of zeros between two segments that become one.
 const MAX_GAP_BYTES: u64 = 1024;
-/// Zeros that a module may get.
+/// Maximum number of zeros that are added to a module.
 const MAX_ZEROS: u64 = 4 << 20;
-/// Components within components.
+/// Maximum depth of nested components.
 const MAX_DEPTH: usize = 8;
 
 /// Sections of a module.
@@ -31,14 +31,15 @@ const DATA_COUNT: u8 = 12;
 const CORE_MODULE: u8 = 1;
 const COMPONENT: u8 = 4;
 
-/// Returns a module or component that does the same with fewer segments. One that cannot be read
-/// stays as it is.
-pub(crate) fn merge(binary: &[u8]) -> Cow<'_, [u8]> {
+/// Returns an equivalent module or component with fewer data segments. A binary that cannot be
+/// parsed is returned unchanged.
+#[must_use]
+pub fn merge(binary: &[u8]) -> Cow<'_, [u8]> {
     let merged = merge_within(binary, MAX_DEPTH).ok().flatten();
     merged.map_or(Cow::Borrowed(binary), Cow::Owned)
 }
 
-/// None where nothing is to be changed.
+/// Returns `None` if nothing changes.
 fn merge_within(binary: &[u8], depth: usize) -> Result<Option<Vec<u8>>> {
     if let Some(body) = binary.strip_prefix(MODULE_HEAD) {
         let mut sections = sections(body)?;

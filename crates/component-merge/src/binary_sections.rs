@@ -1,4 +1,4 @@
-//! Sections of modules and components in binary form.
+//! Binary format of modules and components: sections and LEB128 numbers.
 
 use std::borrow::Cow;
 use wasmparser::{BinaryReader, Result};
@@ -6,10 +6,10 @@ use wasmparser::{BinaryReader, Result};
 pub(crate) const MODULE_HEAD: &[u8] = b"\0asm\x01\0\0\0";
 pub(crate) const COMPONENT_HEAD: &[u8] = b"\0asm\x0d\0\x01\0";
 
-/// Number and content.
+/// Id and content of a section.
 pub(crate) type Section<'a> = (u8, Cow<'a, [u8]>);
 
-/// Takes apart what comes behind the head.
+/// Parses the sections after the head.
 pub(crate) fn sections(body: &[u8]) -> Result<Vec<Section<'_>>> {
     let found = borrowed_sections(body)?.into_iter();
     Ok(found
@@ -17,7 +17,7 @@ pub(crate) fn sections(body: &[u8]) -> Result<Vec<Section<'_>>> {
         .collect())
 }
 
-/// As [`sections`], for what is only read.
+/// Parses the sections after the head, without owned content.
 pub(crate) fn borrowed_sections(body: &[u8]) -> Result<Vec<(u8, &[u8])>> {
     let mut reader = BinaryReader::new(body, 0);
     let mut sections = Vec::new();
@@ -29,7 +29,7 @@ pub(crate) fn borrowed_sections(body: &[u8]) -> Result<Vec<(u8, &[u8])>> {
     Ok(sections)
 }
 
-/// Joins sections behind a head.
+/// Writes a head and sections.
 pub(crate) fn written(head: &[u8], sections: &[Section<'_>]) -> Vec<u8> {
     let mut binary = head.to_vec();
     for (id, content) in sections {
@@ -38,12 +38,13 @@ pub(crate) fn written(head: &[u8], sections: &[Section<'_>]) -> Vec<u8> {
     binary
 }
 
+/// Writes a section.
 pub(crate) fn write_section(into: &mut Vec<u8>, id: u8, content: &[u8]) {
     into.push(id);
     write_bytes(into, content);
 }
 
-/// LEB128.
+/// Writes an unsigned LEB128 number.
 pub(crate) fn write_number(into: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         into.extend(number.to_le_bytes().first().map(|low| low | 0x80));
@@ -52,7 +53,7 @@ pub(crate) fn write_number(into: &mut Vec<u8>, mut number: u64) {
     into.extend(number.to_le_bytes().first());
 }
 
-/// Signed LEB128.
+/// Writes a signed LEB128 number.
 pub(crate) fn write_signed(into: &mut Vec<u8>, mut number: i64) {
     while !(-0x40..0x40).contains(&number) {
         into.extend(number.to_le_bytes().first().map(|low| low | 0x80));
@@ -61,6 +62,7 @@ pub(crate) fn write_signed(into: &mut Vec<u8>, mut number: i64) {
     into.extend(number.to_le_bytes().first().map(|low| low & 0x7f));
 }
 
+/// Writes the length of `bytes`, then `bytes`.
 pub(crate) fn write_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
     write_number(into, bytes.len() as u64);
     into.extend_from_slice(bytes);

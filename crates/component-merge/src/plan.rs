@@ -1,29 +1,28 @@
-//! Choice of the core modules that are merged, and order of all around them.
+//! Selection of the core modules to merge, and the order of the other items around them.
 
-use super::core_module::{CoreModule, Result, Unmergeable, kind_number, kind_of};
-use super::items::{COMPONENT_INSTANCE, Item, Items, Reference, wide};
-use super::linking::{ImportTarget, LinkedExport, Member};
-use super::output::export_name;
+use crate::core_module::{CoreModule, Result, Unmergeable, kind_number, kind_of};
+use crate::items::{COMPONENT_INSTANCE, Item, Items, Reference, wide};
+use crate::linking::{ImportTarget, LinkedExport, Member};
 use std::collections::{BTreeSet, HashMap};
-use wasmparser::{CanonicalFunction, Instance};
+use wasmparser::{CanonicalFunction, Export, Instance};
 
-/// Steps that finding what imports are may take, for all of them together.
+/// Maximum number of steps for resolving all imports.
 const MAX_STEPS: usize = 10_000_000;
 
-/// Place of an item beside the merged modules.
+/// Position of an item relative to the members.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
-    /// Needs none of them.
+pub(crate) enum Standing {
+    /// The item needs no member.
     Before,
-    /// Is one of them, or of what one of them exports.
+    /// The item is a member, or an alias or instance of exports of members.
     Within,
-    /// Needs one of them, and cannot be merged.
+    /// The item needs a member and cannot be merged.
     Behind,
 }
 
 /// Function, memory, table or global that the merged module imports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum External<'a> {
+pub(crate) enum External<'a> {
     Core {
         kind: usize,
         index: usize,
@@ -35,20 +34,22 @@ pub(super) enum External<'a> {
     },
 }
 
-pub(super) struct Plan<'p, 'a> {
-    pub(super) items: &'p Items<'a>,
+/// Selection of the members, with the items around them.
+pub(crate) struct Plan<'p, 'a> {
+    pub(crate) items: &'p Items<'a>,
     modules: &'p [Option<CoreModule<'a>>],
-    pub(super) standings: Vec<Standing>,
-    /// Core instances that are merged, in order, with the numbers of their modules.
-    pub(super) members: Vec<(usize, usize)>,
-    /// By core instance.
-    pub(super) member_of: HashMap<usize, usize>,
-    /// Exports of instances that are made of items, by core instance.
-    bags: HashMap<usize, HashMap<&'a str, (usize, usize)>>,
+    pub(crate) standings: Vec<Standing>,
+    /// Core instances of the members, in order, with the indices of their modules.
+    pub(crate) members: Vec<(usize, usize)>,
+    /// Members by core instance.
+    pub(crate) member_of: HashMap<usize, usize>,
+    /// Exports (kind and index) of instances that are made of items, by core instance.
+    item_instances: HashMap<usize, HashMap<&'a str, (usize, usize)>>,
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
-    pub(super) fn make(
+    /// Selects the members. Returns `None` if there are fewer than two.
+    pub(crate) fn make(
         items: &'p Items<'a>,
         modules: &'p [Option<CoreModule<'a>>],
     ) -> Result<Option<Self>> {
@@ -58,72 +59,92 @@ impl<'p, 'a> Plan<'p, 'a> {
             standings: Vec::new(),
             members: Vec::new(),
             member_of: HashMap::new(),
-            bags: HashMap::new(),
+            item_instances: HashMap::new(),
         };
-        let mut uses = vec![0_usize; modules.len()];
-        for item in &items.list {
-            if let Item::Instance(Instance::Instantiate { module_index, .. }) = item {
-                *uses.get_mut(wide(*module_index)).ok_or(Unmergeable)? += 1;
-            }
-        }
-        // Behind the first function of the component itself anything may need anything.
+        let uses = plan.count_instantiations()?;
+        // After the first function of the component, any function may need any item.
         let mut is_sealed = false;
-        let mut instances = 0;
+        let mut instance = 0;
         for item in &items.list {
-            let mut standing = Standing::Before;
-            item.references(|reference| {
-                let found = items.target(reference).ok();
-                let found = found.and_then(|at| plan.standings.get(at));
-                standing = standing.max(found.copied().unwrap_or(Standing::Behind));
-            })?;
+            let needed = plan.standing_of_references(item)?;
             let standing = match item {
-                Item::Other {
-                    section: COMPONENT_INSTANCE,
-                    ..
-                } => {
+                Item::Other { section, .. } if *section == COMPONENT_INSTANCE => {
                     is_sealed = true;
                     Standing::Before
                 }
-                Item::Other { .. } | Item::Module(_) | Item::Alias { .. } => standing,
+                Item::Other { .. } | Item::Module(_) | Item::Alias { .. } => needed,
                 Item::Canon(CanonicalFunction::Lift { .. }) => {
                     is_sealed = true;
                     Standing::Behind
                 }
-                Item::Canon(_) => match standing == Standing::Before && !is_sealed {
-                    true => Standing::Before,
-                    false => Standing::Behind,
-                },
+                Item::Canon(_) if needed == Standing::Before && !is_sealed => Standing::Before,
+                Item::Canon(_) => Standing::Behind,
                 Item::Instance(Instance::FromExports(exports)) => {
-                    let mut bag = HashMap::new();
-                    for export in exports {
-                        let item = (kind_number(export.kind)?, wide(export.index));
-                        bag.insert(export.name, item);
-                    }
-                    plan.bags.insert(instances, bag);
-                    standing
+                    plan.add_item_instance(instance, exports)?;
+                    needed
                 }
                 Item::Instance(Instance::Instantiate { module_index, .. }) => {
                     let module = wide(*module_index);
-                    let parsed = modules.get(module).is_some_and(Option::is_some);
-                    let is_member = parsed
-                        && uses.get(module) == Some(&1)
-                        && standing < Standing::Behind
-                        && !is_sealed;
-                    match (is_member, standing) {
-                        (true, _) => {
-                            plan.member_of.insert(instances, plan.members.len());
-                            plan.members.push((instances, module));
-                            Standing::Within
-                        }
-                        (false, Standing::Before) => Standing::Before,
-                        (false, _) => Standing::Behind,
-                    }
+                    let is_used_once = uses.get(module) == Some(&1);
+                    plan.add_instance(instance, module, is_used_once && !is_sealed, needed)
                 }
             };
             plan.standings.push(standing);
-            instances += usize::from(matches!(item, Item::Instance(_)));
+            instance += usize::from(matches!(item, Item::Instance(_)));
         }
         Ok((plan.members.len() > 1).then_some(plan))
+    }
+
+    /// Returns how often each core module is instantiated.
+    fn count_instantiations(&self) -> Result<Vec<usize>> {
+        let mut uses = vec![0; self.modules.len()];
+        for item in &self.items.list {
+            if let Item::Instance(Instance::Instantiate { module_index, .. }) = item {
+                *uses.get_mut(wide(*module_index)).ok_or(Unmergeable)? += 1;
+            }
+        }
+        Ok(uses)
+    }
+
+    /// Returns the last standing among the items that `item` refers to.
+    fn standing_of_references(&self, item: &Item<'a>) -> Result<Standing> {
+        let mut last = Standing::Before;
+        item.references(|reference| {
+            let target = self.items.target(reference).ok();
+            let standing = target.and_then(|at| self.standings.get(at)).copied();
+            last = last.max(standing.unwrap_or(Standing::Behind));
+        })?;
+        Ok(last)
+    }
+
+    /// Records the exports of an instance that is made of items.
+    fn add_item_instance(&mut self, instance: usize, exports: &[Export<'a>]) -> Result<()> {
+        let mut items = HashMap::new();
+        for export in exports {
+            items.insert(export.name, (kind_number(export.kind)?, wide(export.index)));
+        }
+        self.item_instances.insert(instance, items);
+        Ok(())
+    }
+
+    /// Makes the instance of a module a member if possible. Returns its standing.
+    fn add_instance(
+        &mut self,
+        instance: usize,
+        module: usize,
+        may_move: bool,
+        needed: Standing,
+    ) -> Standing {
+        let is_parsed = self.modules.get(module).is_some_and(Option::is_some);
+        if is_parsed && may_move && needed < Standing::Behind {
+            self.member_of.insert(instance, self.members.len());
+            self.members.push((instance, module));
+            return Standing::Within;
+        }
+        match needed {
+            Standing::Before => Standing::Before,
+            Standing::Within | Standing::Behind => Standing::Behind,
+        }
     }
 
     fn instance(&self, instance: usize) -> Result<&'p Instance<'a>> {
@@ -134,7 +155,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         }
     }
 
-    pub(super) fn module(&self, module: usize) -> Result<&'p CoreModule<'a>> {
+    pub(crate) fn module(&self, module: usize) -> Result<&'p CoreModule<'a>> {
         let found = self.modules.get(module).and_then(Option::as_ref);
         found.ok_or(Unmergeable)
     }
@@ -144,7 +165,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         self.module(*module)
     }
 
-    /// Follows an export of an instance to what defines it.
+    /// Follows an export of an instance to its definition.
     fn resolve(
         &self,
         mut instance: usize,
@@ -163,14 +184,14 @@ impl<'p, 'a> Plan<'p, 'a> {
                     index: export.index,
                 });
             }
-            let Some(bag) = self.bags.get(&instance) else {
+            let Some(exports) = self.item_instances.get(&instance) else {
                 return Ok(Resolved::External(External::OfInstance {
                     instance,
                     kind,
                     name,
                 }));
             };
-            let (kind, index) = *bag.get(name).ok_or(Unmergeable)?;
+            let (kind, index) = *exports.get(name).ok_or(Unmergeable)?;
             let at = self.items.target(Reference::Core { kind, index })?;
             match self.items.list.get(at) {
                 Some(Item::Alias {
@@ -183,8 +204,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         }
     }
 
-    /// Members with what their imports are, and what is imported from outside.
-    pub(super) fn resolved_members(&self) -> Result<(Vec<Member<'p>>, Vec<External<'a>>)>
+    /// Returns the members with resolved imports, and the imports of the merged module.
+    pub(crate) fn resolved_members(&self) -> Result<(Vec<Member<'p>>, Vec<External<'a>>)>
     where
         'a: 'p,
     {
@@ -226,8 +247,9 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok((members, externals))
     }
 
-    /// Returns which items are written: all but members, and what only they need.
-    pub(super) fn written_items(&self) -> Result<Vec<bool>> {
+    /// Returns for each item whether it is written. Members, and items that only members need, are
+    /// not written.
+    pub(crate) fn written_items(&self) -> Result<Vec<bool>> {
         let mut is_needed = vec![false; self.items.list.len()];
         for (at, item) in self.items.list.iter().enumerate().rev() {
             let is_between = self.standings.get(at) == Some(&Standing::Within);
@@ -250,8 +272,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok(is_needed)
     }
 
-    /// Exports of the merged module: of the members' those that written items name.
-    pub(super) fn exports(&self, is_written: &[bool]) -> Result<Vec<LinkedExport>> {
+    /// Returns the exports of the merged module: those exports of members that written items use.
+    pub(crate) fn exports(&self, is_written: &[bool]) -> Result<Vec<LinkedExport>> {
         let mut named = BTreeSet::new();
         for (item, _) in self
             .items
@@ -292,20 +314,26 @@ impl<'p, 'a> Plan<'p, 'a> {
     }
 }
 
-/// Kinds and names of what a module imports under `from`.
-pub(super) fn imports_from<'a>(
+/// Returns kinds and names of the imports of a module from `from`.
+pub(crate) fn imports_from<'a>(
     module: &CoreModule<'a>,
     from: &str,
 ) -> Result<Vec<(usize, &'a str)>> {
     let imports = module.imports.iter().filter(|import| import.module == from);
     let imports = imports.map(|import| Ok((kind_of(&import.ty)?, import.name)));
-    // An import may be there twice.
+    // A module may have the same import twice.
     let mut imports = imports.collect::<Result<Vec<_>>>()?;
     imports.sort_unstable();
     imports.dedup();
     Ok(imports)
 }
 
+/// Name of a member's export among the exports of the merged module.
+pub(crate) fn export_name(member: usize, name: &str) -> String {
+    format!("{member} {name}")
+}
+
+/// Definition of an import.
 enum Resolved<'a> {
     External(External<'a>),
     Member {

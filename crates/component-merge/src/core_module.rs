@@ -1,4 +1,4 @@
-//! Core modules, taken apart.
+//! Parsed core modules.
 
 use std::collections::HashMap;
 use wasm_encoder::reencode;
@@ -8,9 +8,9 @@ use wasmparser::{
     RefType, Table, TypeRef, ValType,
 };
 
-/// Module or component that stays as it is.
+/// Error: the module or component cannot be merged and stays unchanged.
 #[derive(Debug)]
-pub(super) struct Unmergeable;
+pub(crate) struct Unmergeable;
 
 impl From<wasmparser::Error> for Unmergeable {
     fn from(_: wasmparser::Error) -> Self {
@@ -24,13 +24,14 @@ impl From<reencode::Error> for Unmergeable {
     }
 }
 
-pub(super) type Result<T, E = Unmergeable> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Unmergeable> = std::result::Result<T, E>;
 
-/// Kinds of what modules import and export; their numbers index arrays.
-pub(super) const KINDS: usize = 4;
+/// Number of kinds of imports and exports: function, table, memory, global. Kinds are indices into
+/// arrays of this length.
+pub(crate) const KINDS: usize = 4;
 
-/// Number of a kind. Tags are none of them: exceptions are not linked.
-pub(super) fn kind_number(kind: ExternalKind) -> Result<usize> {
+/// Returns the number of an export's kind. Fails for tags: exceptions are not supported.
+pub(crate) fn kind_number(kind: ExternalKind) -> Result<usize> {
     match kind {
         ExternalKind::Func | ExternalKind::FuncExact => Ok(0),
         ExternalKind::Table => Ok(1),
@@ -40,8 +41,8 @@ pub(super) fn kind_number(kind: ExternalKind) -> Result<usize> {
     }
 }
 
-/// Number of an import's kind.
-pub(super) fn kind_of(import: &TypeRef) -> Result<usize> {
+/// Returns the number of an import's kind.
+pub(crate) fn kind_of(import: &TypeRef) -> Result<usize> {
     match import {
         TypeRef::Func(_) => Ok(0),
         TypeRef::Table(_) => Ok(1),
@@ -51,25 +52,25 @@ pub(super) fn kind_of(import: &TypeRef) -> Result<usize> {
     }
 }
 
-pub(super) fn narrow(number: usize) -> Result<u32> {
+pub(crate) fn narrow(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|_| Unmergeable)
 }
 
-/// Core module, taken apart.
+/// Parsed core module.
 #[derive(Default)]
-pub(super) struct CoreModule<'a> {
-    pub(super) types: Vec<FuncType>,
-    pub(super) imports: Vec<Import<'a>>,
-    pub(super) functions: Vec<u32>,
-    pub(super) tables: Vec<Table<'a>>,
-    pub(super) memories: Vec<MemoryType>,
-    pub(super) globals: Vec<Global<'a>>,
-    pub(super) exports: HashMap<&'a str, Export<'a>>,
-    pub(super) elements: Option<ElementSectionReader<'a>>,
-    pub(super) bodies: Vec<FunctionBody<'a>>,
-    pub(super) data: Option<DataSectionReader<'a>>,
-    pub(super) has_data_count: bool,
-    pub(super) names: Option<NameSectionReader<'a>>,
+pub(crate) struct CoreModule<'a> {
+    pub(crate) types: Vec<FuncType>,
+    pub(crate) imports: Vec<Import<'a>>,
+    pub(crate) functions: Vec<u32>,
+    pub(crate) tables: Vec<Table<'a>>,
+    pub(crate) memories: Vec<MemoryType>,
+    pub(crate) globals: Vec<Global<'a>>,
+    pub(crate) exports: HashMap<&'a str, Export<'a>>,
+    pub(crate) elements: Option<ElementSectionReader<'a>>,
+    pub(crate) bodies: Vec<FunctionBody<'a>>,
+    pub(crate) data: Option<DataSectionReader<'a>>,
+    pub(crate) has_data_count: bool,
+    pub(crate) names: Option<NameSectionReader<'a>>,
 }
 
 fn is_plain(value: ValType) -> bool {
@@ -80,9 +81,8 @@ fn is_plain(value: ValType) -> bool {
 }
 
 impl<'a> CoreModule<'a> {
-    /// Takes a module apart. Fails for one that starts something when it is instantiated, and for
-    /// types beyond WebAssembly 2.0.
-    pub(super) fn parse(binary: &'a [u8]) -> Result<Self> {
+    /// Parses a module. Fails if the module has a start function, or types beyond WebAssembly 2.0.
+    pub(crate) fn parse(binary: &'a [u8]) -> Result<Self> {
         let mut module = Self::default();
         for payload in Parser::new(0).parse_all(binary) {
             match payload? {
@@ -150,7 +150,8 @@ impl<'a> CoreModule<'a> {
         Ok(())
     }
 
-    pub(super) fn defined(&self) -> [usize; KINDS] {
+    /// Returns the number of definitions by kind.
+    pub(crate) fn defined(&self) -> [usize; KINDS] {
         [
             self.functions.len(),
             self.tables.len(),
