@@ -1,10 +1,9 @@
 //! Wasmtime engines: one that compiles, and one that runs what was compiled.
 
 use crate::artifact::Digest;
-use crate::{kept_pages, page_scan};
-use jiffy_proto::function::{
-    MAX_FUNCTION_MEMORY_MIB, MAX_KEPT_BYTES, MEMORIES_PER_SLOT, SlotReset, TenantLimits,
-};
+#[cfg(feature = "fast-reset")]
+use crate::fast_reset;
+use jiffy_proto::function::{MAX_FUNCTION_MEMORY_MIB, MEMORIES_PER_SLOT, SlotReset, TenantLimits};
 use std::hash::{Hash, Hasher};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -15,9 +14,6 @@ const FIBER_STACK_BYTES: usize = 2 << 20;
 /// Bytes of a memory, and of a table, that are set to zero at the end of a request; the rest is
 /// given back to the kernel. bench/functions measures it.
 const MEMSET_BYTES: usize = 64 << 10;
-/// Bytes of a table that the reset `fast` keeps; what a request wrote beyond is given back. Fewer
-/// pages than a memory has, by which [`kept_pages`] tells them apart.
-const FAST_TABLE_BYTES: usize = (kept_pages::MIN_MEMORY_PAGES as usize - 1) * 4096;
 /// Largest table in elements.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 /// Core instances, memories and tables that the parts of one component may have.
@@ -56,39 +52,40 @@ pub fn compiling() -> wasmtime::Result<Engine> {
     Engine::new(&common())
 }
 
-/// Engine that runs requests in a pool of slots. It maps the pool, and must exist before the jail.
+/// Resets that this build supports.
+pub const RESETS: &[SlotReset] = match cfg!(feature = "fast-reset") {
+    true => &[SlotReset::Strict, SlotReset::Fast],
+    false => &[SlotReset::Strict],
+};
+
+/// Creates the engine that runs requests in a pool of slots. The engine maps the pool, and must be
+/// created before the process is confined.
+///
+/// # Errors
+///
+/// Fails if the reset is not one of [`RESETS`], or if the kernel does not support it.
 pub fn running(limits: &TenantLimits) -> wasmtime::Result<Engine> {
     match limits.reset {
         SlotReset::Strict => running_with(limits, MEMSET_BYTES),
-        SlotReset::Fast => scanning(limits),
+        #[cfg(feature = "fast-reset")]
+        SlotReset::Fast => fast_reset::engine(pool(limits), pooled),
+        #[cfg(not(feature = "fast-reset"))]
+        SlotReset::Fast => Err(wasmtime::Error::msg(
+            "the reset `fast` is not available: this program was built without the feature \
+             `fast-reset`; use the reset `strict`",
+        )),
     }
 }
 
-/// Engine with the reset `strict` and another amount that is set to zero instead of given back.
+/// Creates an engine with the reset `strict` that clears the first `memset_bytes` of a memory
+/// instead of releasing them.
 pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Result<Engine> {
     let mut pool = pool(limits);
     pool.linear_memory_keep_resident(memset_bytes)
         .table_keep_resident(memset_bytes)
-        // The mask of its own scan misses pages that the kernel migrates or swaps out meanwhile.
+        // Wasmtime's own page scan misses pages that the kernel migrates or swaps out.
         .pagemap_scan(Enabled::No);
     pooled(pool)
-}
-
-/// Engine with the reset `fast`. Fails where the kernel has no page scan (before Linux 6.7), and in
-/// programs that are linked without this package's `build.rs`.
-fn scanning(limits: &TenantLimits) -> wasmtime::Result<Engine> {
-    let mut pool = pool(limits);
-    pool.linear_memory_keep_resident(usize::try_from(MAX_KEPT_BYTES).unwrap_or(usize::MAX))
-        .table_keep_resident(FAST_TABLE_BYTES)
-        .pagemap_scan(Enabled::Yes);
-    kept_pages::enable();
-    match page_scan::observe(|| pooled(pool)) {
-        (Ok(engine), true) => Ok(engine),
-        (Err(error), _) => Err(error),
-        (Ok(_), false) => Err(wasmtime::Error::msg(
-            "the reset `fast` is not in this program: its page scans are not corrected",
-        )),
-    }
 }
 
 fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
@@ -159,5 +156,16 @@ mod tests {
             .serialize();
         // SAFETY: it was compiled on the line above.
         unsafe { wasmtime::Module::deserialize(&running, code.unwrap()) }.unwrap();
+    }
+
+    #[cfg(not(feature = "fast-reset"))]
+    #[test]
+    fn the_reset_fast_is_rejected_without_its_feature() {
+        let limits = TenantLimits {
+            reset: SlotReset::Fast,
+            ..TenantLimits::default()
+        };
+        let error = running(&limits).err().unwrap().to_string();
+        assert!(error.contains("`fast-reset`"), "{error}");
     }
 }

@@ -1,10 +1,10 @@
 //! Seccomp filters of a tenant's process and of compilers, which open no path and no socket, start
 //! no process, and send no signal. Other calls fail with EPERM.
 
-use crate::page_scan;
-use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
+#[cfg(feature = "fast-reset")]
+use crate::fast_reset;
+use jiffy_jail::AllowedCalls;
 use jiffy_proto::function::SlotReset;
-use jiffy_proto::page_scan::PAGEMAP_SCAN;
 use std::io;
 
 /// Calls of the allocator, of locks and clocks, of existing descriptors, of exit.
@@ -67,15 +67,13 @@ const SERVER: &[libc::c_long] = &[
 pub(crate) fn confine_server(reset: SlotReset) -> io::Result<()> {
     let mut calls = AllowedCalls::new(&[COMMON, SERVER].concat());
     calls.allow_thread_names()?;
-    if reset == SlotReset::Fast {
-        // Of ioctl, only corrected page scans, and page faults of the calling thread.
-        let scan = vec![
-            equals_unsigned(1, PAGEMAP_SCAN),
-            equals_unsigned(3, page_scan::MARKER.into()),
-        ];
-        calls.allow_if(libc::SYS_ioctl, [scan])?;
-        let own_thread = equals(0, libc::RUSAGE_THREAD);
-        calls.allow_if(libc::SYS_getrusage, [vec![own_thread]])?;
+    match reset {
+        SlotReset::Strict => {}
+        #[cfg(feature = "fast-reset")]
+        SlotReset::Fast => fast_reset::allow_calls(&mut calls)?,
+        // No engine with this reset exists (`crate::engine::running`).
+        #[cfg(not(feature = "fast-reset"))]
+        SlotReset::Fast => {}
     }
     calls.enforce_on_all_threads()
 }

@@ -13,7 +13,7 @@ use crate::memory_limiter::{MemoryLimiter, MemoryReservation};
 use crate::outgoing::OutgoingRequests;
 use crate::tenant::Tenant;
 use crate::write_timeout::WriteTimeout;
-use crate::{core_world, kept_pages, request_body};
+use crate::{core_world, request_body};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Body;
@@ -284,7 +284,8 @@ impl GuestRequest {
     {
         let _ticking = self.server.0.ticker.enter();
         let _running = self.function.metrics.enter();
-        let guest = kept_pages::within_windows(guest);
+        #[cfg(feature = "fast-reset")]
+        let guest = crate::fast_reset::within_windows(guest);
         let guest = async { guest.await.map_err(|error| self.usage.fault(&error))? };
         let guest = pin!(guest);
         let limit = self.deployment.settings.limits.cpu_time();

@@ -19,7 +19,7 @@ use jiffy_function_manager::{
     BoxError, DeployChanges, DeployRoom, FunctionError, FunctionHostSettings, FunctionRecord,
     Functions, MAX_UPLOADS, RequestBody, owner,
 };
-use jiffy_proto::function::{CompileLimits, MAX_FUNCTIONS, SlotReset, TenantLimits};
+use jiffy_proto::function::{CompileLimits, MAX_FUNCTIONS, TenantLimits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::future::poll_fn;
@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use support::constant;
 
 /// Module that looks for marks of earlier requests.
+#[cfg(feature = "fast-reset")]
 const MARKS: &[u8] = include_bytes!("guests/marks.wat");
 const NAME: &str = "hello";
 const KEY: Option<&str> = Some("k1");
@@ -317,8 +318,10 @@ async fn a_process_and_what_it_counted_outlive_the_daemon() {
     functions.stop_all().await;
 }
 
+#[cfg(feature = "fast-reset")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_of_another_reset_is_replaced_and_what_it_counted_stays() {
+    use jiffy_proto::function::SlotReset;
     let directory = tempfile::tempdir().unwrap();
     let open = |reset| {
         let mut settings = settings(directory.path(), Duration::from_secs(600));

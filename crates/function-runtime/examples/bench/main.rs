@@ -17,8 +17,8 @@ mod servers;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
+use jiffy_function_runtime::engine::RESETS;
 use jiffy_function_runtime::server::{FUNCTION_HEADER, FunctionServer};
-use jiffy_proto::function::SlotReset;
 use paired::PairedDifferences;
 use serde_json::{Value, json};
 use servers::{EXAMPLES, FUNCTIONS};
@@ -54,8 +54,10 @@ fn main() {
         .build()
         .unwrap();
     let plain = runtime.block_on(servers::serve_plain());
-    let servers = [SlotReset::Strict, SlotReset::Fast];
-    let servers = servers.map(|reset| runtime.block_on(servers::serve_functions(reset, &examples)));
+    let servers = RESETS
+        .iter()
+        .map(|&reset| servers::serve_functions(reset, &examples));
+    let servers: Vec<_> = servers.map(|server| runtime.block_on(server)).collect();
     if serves {
         eprintln!("plain hyper {plain}");
         for functions in &servers {

@@ -1,6 +1,7 @@
 //! Process of a tenant: how long it takes to start, and the memory that it and its functions take.
 
 use jiffy_function_manager::tenant_process::{HTTP_SOCKET, ProcessSettings, TenantProcess};
+use jiffy_function_runtime::engine::RESETS;
 use jiffy_proto::function::{FunctionLimits, SlotReset, TenantLimits};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -17,8 +18,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Starts, memory without functions, and memory of each function of the examples that are small
 /// enough to be loaded so often.
 pub fn measure(owner: &str, small: &[u8], loaded: &[(&str, &[u8])]) -> Value {
-    let resets = [SlotReset::Strict, SlotReset::Fast];
-    let processes = resets.map(|reset| {
+    let processes = RESETS.iter().map(|&reset| {
         let mut starts: Vec<_> = (0..STARTS).map(|_| start(owner, reset, small)).collect();
         let idle = starts.pop().unwrap();
         let median = |time: fn(&Start) -> Duration| {
@@ -32,6 +32,7 @@ pub fn measure(owner: &str, small: &[u8], loaded: &[(&str, &[u8])]) -> Value {
             "after_one_request_kib": memory(idle.process.id()),
         })
     });
+    let processes: Vec<_> = processes.collect();
     let functions = loaded
         .iter()
         .map(|(name, file)| each(owner, name, file))

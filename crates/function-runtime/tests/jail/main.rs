@@ -12,7 +12,8 @@ mod attempts;
 mod taken_process;
 
 use attempts::{Host, is_ended_for_a_32_bit_call};
-use jiffy_proto::function::{FunctionLimits, LISTENER_FD, SlotReset, TenantLimits};
+use jiffy_function_runtime::engine::RESETS;
+use jiffy_proto::function::{FunctionLimits, LISTENER_FD, TenantLimits};
 use skip::skip;
 use std::fs;
 use std::io::ErrorKind;
@@ -103,7 +104,7 @@ fn assert_calls_as(process: u32, thread: &mut TakenThread) {
 
 #[test]
 fn code_in_a_serving_process_reaches_nothing() {
-    for reset in [SlotReset::Strict, SlotReset::Fast] {
+    for &reset in RESETS {
         let tenant = TestTenant::with_limits(&TenantLimits {
             reset,
             ..TenantLimits::default()

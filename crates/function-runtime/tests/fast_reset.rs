@@ -1,4 +1,5 @@
-//! Pages that are swapped out when a request ends, and those that the reset `fast` keeps.
+//! Pages that are swapped out when a request ends, and pages that the reset `fast` retains.
+#![cfg(feature = "fast-reset")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/skip.rs"]

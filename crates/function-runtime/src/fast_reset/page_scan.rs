@@ -1,27 +1,36 @@
-//! Page scans of the reset `fast`, with a mask that misses no page.
+//! Interposed `ioctl`, which corrects the page scans of Wasmtime.
 //!
-//! Wasmtime finds the pages that a request wrote with `PAGEMAP_SCAN`. It asks for pages that are
-//! written *and* present; one that the kernel migrates or swaps out at that moment is not, and
-//! keeps the bytes of the request. The linker sends `ioctl` here (`build.rs`; rustix calls libc's
-//! by its feature `use-libc`), where a page may be present or swapped: a page that migrates counts
-//! as swapped. Three things keep an uncorrected scan from the kernel:
+//! Wasmtime scans for pages that are written *and* present. A page that the kernel swaps out or
+//! migrates during the scan is not present, so that Wasmtime would leave the bytes of the request
+//! in it. The linker redirects `ioctl` to this module (`build.rs`; rustix calls `ioctl` of libc
+//! because of its feature `use-libc`), which requests pages that are written, and present or
+//! swapped. The kernel reports a page under migration as swapped. No uncorrected scan reaches the
+//! kernel:
 //!
-//! - a scan with another mask than the known one fails, upon which Wasmtime resets strictly;
-//! - an engine whose own check of the kernel did not come through here is refused ([`observe`]);
-//! - the filter of a tenant's process passes only scans with [`MARKER`], which is set here.
+//! - A scan with an unknown mask fails. Wasmtime then uses the reset `strict` for this slot.
+//! - An engine whose own check of the kernel did not call this module is rejected
+//!   ([`super::engine`]).
+//! - The seccomp filter of a tenant's process allows only scans with [`MARKER`], which is set here.
 
-use crate::kept_pages;
+use super::retained_pages;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
-use std::ffi::{c_int, c_long, c_ulong, c_void};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Fourth argument of a corrected scan. The kernel ignores it, filters see it.
+/// Fourth argument of a corrected scan. The kernel ignores this argument; the seccomp filter checks
+/// its value.
 pub(crate) const MARKER: u32 = 0x4a69_6666;
-/// Calls of `PAGEMAP_SCAN` that came through here.
+
+/// Number of scans that called this module.
 static SCANS: AtomicU64 = AtomicU64::new(0);
 
-/// Corrects the mask of a scan of Wasmtime. Returns false for an unknown scan.
-pub fn correct(scan: &mut PageScan) -> bool {
+/// Returns the number of scans that have called this module.
+pub(crate) fn count() -> u64 {
+    SCANS.load(Ordering::SeqCst)
+}
+
+/// Corrects the mask of a scan. Returns false if the scan is not one of Wasmtime's.
+fn correct(scan: &mut PageScan) -> bool {
     if scan.start == scan.end {
         // Wasmtime checks the kernel with an empty range.
         return true;
@@ -37,27 +46,21 @@ pub fn correct(scan: &mut PageScan) -> bool {
     is_known
 }
 
-/// Runs `make`, and returns true if it scanned pages through this module.
-pub(crate) fn observe<T>(make: impl FnOnce() -> T) -> (T, bool) {
-    let before = SCANS.load(Ordering::SeqCst);
-    let made = make();
-    (made, SCANS.load(Ordering::SeqCst) != before)
-}
-
-/// Function that the linker puts before libc's `ioctl`.
+/// Replacement of libc's `ioctl`. Requests other than `PAGEMAP_SCAN` are passed to the kernel
+/// unchanged.
 ///
 /// # Safety
 ///
-/// As `ioctl`.
+/// The requirements are those of `ioctl`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_ioctl(
     descriptor: c_int,
     request: c_ulong,
     argument: *mut c_void,
 ) -> c_int {
-    let pass = |argument: *mut c_void, marker: u32| {
-        // SAFETY: the caller's request, which is libc's to pass on in the same way.
-        let done: c_long = unsafe {
+    let call_kernel = |argument: *mut c_void, marker: u32| {
+        // SAFETY: the caller meets the requirements of this request.
+        let result = unsafe {
             libc::syscall(
                 libc::SYS_ioctl,
                 descriptor,
@@ -66,21 +69,21 @@ unsafe extern "C" fn __wrap_ioctl(
                 c_ulong::from(marker),
             )
         };
-        c_int::try_from(done).unwrap_or(-1)
+        c_int::try_from(result).unwrap_or(-1)
     };
     if request != PAGEMAP_SCAN {
-        return pass(argument, 0);
+        return call_kernel(argument, 0);
     }
-    // SAFETY: the caller of this request passes a structure of this shape, as the size that is part
-    // of the request's number demands.
+    // SAFETY: the argument of this request points to a structure of this type, whose size is part
+    // of the request's number.
     let scan = unsafe { argument.cast::<PageScan>().as_mut() };
     let Some(scan) = scan.and_then(|scan| correct(scan).then_some(scan)) else {
-        // SAFETY: the address of the thread's own errno.
+        // SAFETY: this is the address of the thread's own errno.
         unsafe { *libc::__errno_location() = libc::EINVAL };
         return -1;
     };
     SCANS.fetch_add(1, Ordering::SeqCst);
-    kept_pages::scan(scan, |scan| pass((&raw mut *scan).cast(), MARKER))
+    retained_pages::scan(scan, |scan| call_kernel((&raw mut *scan).cast(), MARKER))
 }
 
 #[cfg(test)]
