@@ -1,6 +1,6 @@
 //! Space on the host's disk for files of an owner.
 
-use crate::running_process::BoxError;
+use crate::request_body::BoxError;
 use parking_lot::Mutex;
 use std::fmt::Debug;
 use std::sync::Arc;

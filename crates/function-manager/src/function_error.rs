@@ -2,7 +2,7 @@
 
 use crate::module_digest::ModuleDigest;
 use crate::owner::MAX_NAME_BYTES;
-use crate::running_process::BoxError;
+use crate::request_body::BoxError;
 use crate::tenant_process::ProcessError;
 use jiffy_proto::function::{LimitError, MAX_FUNCTIONS, MAX_MODULE_BYTES};
 use std::path::Path;

@@ -26,6 +26,7 @@ mod module_digest;
 mod module_queue;
 mod process_connections;
 mod process_record;
+mod request_body;
 mod request_limit;
 mod schedule;
 
@@ -37,7 +38,7 @@ pub use functions::{
     MAX_UPLOADS, ModuleUpload,
 };
 pub use module_digest::ModuleDigest;
+pub use request_body::{BoxError, RequestBody};
 pub use response_body::FunctionBody;
-pub use running_process::{BoxError, RequestBody};
 pub use sandbox_key::{SandboxKey, SandboxKeyScope};
 pub use schedule::ScheduleStatus;

@@ -1,6 +1,6 @@
 //! Connections to a process that wait for the next request.
 
-use crate::running_process::{BoxError, RequestBody};
+use crate::request_body::{BoxError, RequestBody};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::Builder;

@@ -3,7 +3,7 @@
 //! The process has the same bound, but answers before it has read such a body, upon which the rest
 //! of it could break the connection before the answer is read.
 
-use crate::running_process::{BoxError, RequestBody};
+use crate::request_body::{BoxError, RequestBody};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};

@@ -4,8 +4,6 @@ use crate::function_error::FunctionError;
 use crate::functions::DirectLink;
 use crate::process_connections::ProcessConnections;
 use crate::tenant_process::{HTTP_SOCKET, TenantProcess};
-use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,11 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-
-/// Any error.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// Body of a request to a function.
-pub type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// Bit of the count of requests that refuses further ones.
 const CLOSED: u64 = 1 << 63;

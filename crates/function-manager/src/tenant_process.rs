@@ -2,7 +2,7 @@
 
 use crate::egress::{AllowList, EgressBroker, EgressSettings};
 use crate::process_record::ProcessRecord;
-use crate::running_process::BoxError;
+use crate::request_body::BoxError;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine_api::{ChildMessages, ProcessInstance};
 use jiffy_proto::channel::{Channel, ChannelError};

@@ -4,13 +4,12 @@
 
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;
+use crate::world::{CORE_MEMORY, WASI_MODULE};
 use jiffy_proto::function::LogStream;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use wasmtime::{Caller, ExternType, Linker, Memory, Module, Val, ValType};
 
-/// Module name of the imports.
-pub(crate) const WASI_MODULE: &str = "wasi_snapshot_preview1";
 /// Random bytes that one call may ask for.
 const MAX_RANDOM_BYTES: u32 = 64 << 10;
 /// Buffers that one write may have.
@@ -121,7 +120,7 @@ pub(crate) fn link(module: &Module, linker: &mut Linker<CoreState>) -> wasmtime:
 }
 
 fn memory(caller: &mut CoreCaller<'_>) -> wasmtime::Result<Memory> {
-    let export = caller.get_export(crate::world::CORE_MEMORY);
+    let export = caller.get_export(CORE_MEMORY);
     let memory = export.and_then(wasmtime::Extern::into_memory);
     memory.ok_or_else(|| wasmtime::Error::msg("the module has no memory"))
 }

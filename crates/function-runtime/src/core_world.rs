@@ -4,7 +4,7 @@
 //! header, then an empty line and the body.
 
 use crate::core_wasi::{self, CoreState, GuestStack};
-use crate::cpu_meter::thread_cpu;
+use crate::cpu_meter::{BusyTooLong, MAX_BUSY_TIME, thread_cpu};
 use crate::fault::RequestFault;
 use crate::memory_limiter::MemoryLimiter;
 use crate::world::{self, CORE_FUNCTIONS, CORE_MEMORY};
@@ -12,7 +12,6 @@ use bytes::Bytes;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode, http::request::Parts};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 use wasmtime::{
     Engine, Instance, InstancePre, Linker, Memory, Module, ModuleExport, Store, StoreContextMut,
     TypedFunc, UpdateDeadline,
@@ -22,9 +21,6 @@ use wasmtime::{
 const MAX_HEADERS: usize = 100;
 /// Longest head of a response in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Processor time of `jiffy_buf` and of `jiffy_out`, which run on a worker's own stack and cannot
-/// yield.
-const MAX_BUSY_TIME: Duration = Duration::from_millis(10);
 /// Headers that are the server's to set.
 const SERVER_HEADERS: [&str; 6] = [
     "connection",
@@ -53,11 +49,6 @@ pub(crate) struct CoreFunction {
     /// Requests that still start on a fiber at once.
     fiber_requests: AtomicU32,
 }
-
-/// `jiffy_buf` or `jiffy_out` took longer than it may.
-#[derive(Debug, thiserror::Error)]
-#[error("jiffy_buf or jiffy_out ran for more than {} ms", MAX_BUSY_TIME.as_millis())]
-pub(crate) struct BusyTooLong;
 
 /// A first try took longer than it may: the guest begins anew on a fiber.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,6 @@
 //! machine. Polls that are shorter than an epoch are therefore measured by the clock of the wall,
 //! which differs only if another thread took their processor meanwhile.
 
-use crate::core_world::BusyTooLong;
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
@@ -12,6 +11,15 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+
+/// Processor time of `jiffy_buf` and of `jiffy_out`, which run on a worker's own stack and cannot
+/// yield.
+pub(crate) const MAX_BUSY_TIME: Duration = Duration::from_millis(10);
+
+/// Error: `jiffy_buf` or `jiffy_out` exceeded [`MAX_BUSY_TIME`].
+#[derive(Debug, thiserror::Error)]
+#[error("jiffy_buf or jiffy_out ran for more than {} ms", MAX_BUSY_TIME.as_millis())]
+pub(crate) struct BusyTooLong;
 
 /// Use of resources by one request.
 #[derive(Debug, Default)]

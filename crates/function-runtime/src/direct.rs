@@ -171,7 +171,7 @@ async fn serve_reporting(
     let service = service_fn(|request| async {
         let request_under_way = under_way.enter();
         let response = server.handle_direct(client, request).await;
-        Ok::<_, Infallible>(response.map(|body| request_under_way.until_sent(body)))
+        Ok::<_, Infallible>(response.map(|body| body.until_sent(&request_under_way)))
     });
     let stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
     let stream = HeadTimeout::new(stream, HEAD_TIMEOUT, under_way.clone());

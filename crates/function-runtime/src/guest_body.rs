@@ -2,7 +2,7 @@
 
 use crate::cpu_meter::RequestUsage;
 use crate::fault::RequestFault;
-use crate::head_timeout::RequestUnderWay;
+use crate::head_timeout::{Answering, RequestUnderWay};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use std::io;
@@ -34,11 +34,15 @@ impl ResponseBody {
         }
     }
 
-    /// The same, which ends a request.
-    pub(crate) fn ending(self, request: RequestUnderWay) -> Self {
-        Self {
-            _under_way: Some(request),
-            ..self
+    /// Extends the request until the body has been sent. A body in memory needs no extension: each
+    /// write to the client postpones the deadline.
+    pub(crate) fn until_sent(self, request: &Answering<'_>) -> Self {
+        match self.size_hint().exact() {
+            Some(_) => self,
+            None => Self {
+                _under_way: Some(request.extend()),
+                ..self
+            },
         }
     }
 }

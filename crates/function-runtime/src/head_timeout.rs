@@ -4,8 +4,6 @@
 //! A timer per connection is looked at, not set anew for each request: that would cost a system
 //! call, as the runtime would have to be woken for an earlier deadline.
 
-use crate::guest_body::ResponseBody;
-use hyper::body::Body;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -54,16 +52,10 @@ impl Drop for RequestUnderWay {
 }
 
 impl Answering<'_> {
-    /// Lets the request end with the body of its response.
-    pub(crate) fn until_sent(self, body: ResponseBody) -> ResponseBody {
-        match body.size_hint().exact() {
-            // It lies in memory; each write to the client puts off the deadline.
-            Some(_) => body,
-            None => {
-                self.0.0.fetch_add(1, Ordering::AcqRel);
-                body.ending(RequestUnderWay(self.0.clone()))
-            }
-        }
+    /// Counts the request until the returned value is dropped.
+    pub(crate) fn extend(&self) -> RequestUnderWay {
+        self.0.0.fetch_add(1, Ordering::AcqRel);
+        RequestUnderWay(self.0.clone())
     }
 }
 

@@ -1,6 +1,5 @@
 //! Worlds: the interfaces by which a module answers requests, told from the file.
 
-use crate::core_wasi::WASI_MODULE;
 use jiffy_proto::function::World;
 use wasmtime::component::Component;
 use wasmtime::{ExternType, Module, ValType};
@@ -25,6 +24,8 @@ pub enum WorldError {
 /// Functions of jiffy-core/1 with the counts of their parameters; all are of type `i32`.
 pub(crate) const CORE_FUNCTIONS: [(&str, usize); 3] =
     [("jiffy_buf", 1), ("jiffy_handle", 2), ("jiffy_out", 0)];
+/// Module name of the imports of jiffy-core/1.
+pub(crate) const WASI_MODULE: &str = "wasi_snapshot_preview1";
 /// Name of the exported memory.
 pub(crate) const CORE_MEMORY: &str = "memory";
 

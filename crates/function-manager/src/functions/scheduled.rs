@@ -3,7 +3,7 @@
 use super::Functions;
 use crate::function_error::FunctionError;
 use crate::function_state::FunctionState;
-use crate::running_process::{BoxError, RequestBody};
+use crate::request_body::{BoxError, RequestBody};
 use crate::schedule::{Schedule, ScheduleStatus};
 use http_body_util::{BodyExt, Empty};
 use hyper::header::HOST;
