@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
+use jiffy_engine_api::steps;
 use jiffy_proto::internal::InternalOrigin;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -193,10 +194,18 @@ pub(crate) async fn authenticate(
     }
     let trusted = caller.is_admin();
     request.extensions_mut().insert(caller.clone());
-    let response = next.run(request).await;
+    let response = match request_id(request.headers()) {
+        Some(id) => steps::serve_request(id, next.run(request)).await,
+        None => next.run(request).await,
+    };
     let mut response = if trusted { reveal(response) } else { response };
     response.extensions_mut().insert(caller);
     response
+}
+
+/// Returns the id of a request. The listener has checked the header, or added it.
+fn request_id(headers: &HeaderMap) -> Option<Arc<str>> {
+    Some(headers.get("x-request-id")?.to_str().ok()?.into())
 }
 
 /// The holder of the key that a request shows. An address that showed too many wrong ones is told

@@ -137,6 +137,7 @@ fn a_vmm_that_is_kept_obeys_the_next_controller() {
         listener: FdIndex(0),
         log: Some(FdIndex(1)),
         greeting: None,
+        request_id: Some("r1".to_owned()),
     };
     vmm.control
         .send(&keep, &[listener.as_fd(), log.as_fd()])

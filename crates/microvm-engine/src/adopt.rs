@@ -9,7 +9,7 @@ use crate::snapshot_context::{CapturedDraft, SaveError, SnapshotSpec};
 use crate::vm::{MicroVm, MicroVmParts, VmmRequests};
 use crate::vmm::Vmm;
 use crate::vmm_process::{KeptSocket, VmmProcess};
-use jiffy_engine_api::{BootReport, ProcessInstance};
+use jiffy_engine_api::{BootReport, ProcessInstance, steps};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
@@ -118,6 +118,7 @@ impl MicroVm {
             listener: FdIndex(0),
             log: Some(FdIndex(1)),
             greeting: greeting.as_ref().map(|_| FdIndex(2)),
+            request_id: steps::request_id().map(|id| id.to_string()),
         };
         let detached = match self.link.send(&request, &fds) {
             Ok(()) => {

@@ -121,6 +121,9 @@ pub enum Request {
         /// The host's end of the agent's greeting: held open, so that the agent never notices a
         /// change of controllers.
         greeting: Option<FdIndex>,
+        /// Id of the request that created the guest, for messages in `log`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request_id: Option<String>,
     },
     /// Reattaches a new controller: requests the state of the VM; answered by
     /// [`Event::Reattached`].

@@ -211,8 +211,18 @@ fn requests_keep_their_serialized_forms() {
                 listener: FdIndex(0),
                 log: Some(FdIndex(1)),
                 greeting: None,
+                request_id: None,
             },
             r#"{"op":"keep","listener":0,"log":1,"greeting":null}"#,
+        ),
+        (
+            Request::Detach {
+                listener: FdIndex(0),
+                log: None,
+                greeting: None,
+                request_id: Some("r1".to_owned()),
+            },
+            r#"{"op":"keep","listener":0,"log":null,"greeting":null,"request_id":"r1"}"#,
         ),
         (Request::Reattach, r#"{"op":"recall"}"#),
         (

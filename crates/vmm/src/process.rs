@@ -6,6 +6,7 @@ mod captured;
 mod disk_thread;
 mod first_use;
 mod fold_layers;
+mod messages;
 mod reattach;
 mod rollback;
 mod snapshot;
@@ -274,8 +275,7 @@ fn start(
 
 /// Ends the process from another thread than the event loop's, which may wait for ever.
 fn end_process(link: &ControlLink, error: VmmError) {
-    // A controller that cannot receive the event still reads this. It may be gone.
-    let _ = writeln!(io::stderr(), "jiffy-vmm: {error}");
+    messages::report(&error);
     link.send(&Event::Stopped(error.into()), &[]);
     // SAFETY: ends the process at once. There is nothing to put in order.
     unsafe { libc::_exit(0) }
@@ -464,7 +464,11 @@ impl Vm {
                 listener,
                 log,
                 greeting,
-            } => self.on_detach(listener, log, greeting, fds),
+                request_id,
+            } => {
+                messages::set_request_id(request_id);
+                self.on_detach(listener, log, greeting, fds);
+            }
             Request::Reattach => self.on_reattach(),
             Request::ResolveSnapshot { decision } => {
                 let failure = self.commit_or_abort(decision).err().map(|e| e.to_string());

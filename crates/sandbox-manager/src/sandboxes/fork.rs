@@ -60,7 +60,8 @@ impl Sandboxes {
             for _ in 0..count {
                 let (this, sandbox) = (this.clone(), sandbox.clone());
                 let snapshot = snapshot.id.clone();
-                let child = async move { this.child(&sandbox, &snapshot).await };
+                let recorder = OperationSteps::new();
+                let child = async move { this.child(recorder, &sandbox, &snapshot).await };
                 let span = tracing::info_span!("child", sandbox = tracing::field::Empty);
                 work.spawn(child.instrument(span));
             }
@@ -74,8 +75,13 @@ impl Sandboxes {
     }
 
     /// One child, counted.
-    async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
-        let (recorder, began) = (OperationSteps::new(), Instant::now());
+    async fn child(
+        &self,
+        recorder: OperationSteps,
+        parent: &SandboxRecord,
+        snapshot: &str,
+    ) -> ForkChild {
+        let began = Instant::now();
         let child = self.child_of(parent, snapshot);
         let child = recorder.clone().scope(child).await;
         let times = OperationTimes::new("child", began.elapsed(), recorder.take());

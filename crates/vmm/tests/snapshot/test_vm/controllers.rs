@@ -24,6 +24,7 @@ impl TestVm {
             listener: FdIndex(0),
             log: None,
             greeting: Some(FdIndex(1)),
+            request_id: None,
         };
         let greeting = self.greeting.take().unwrap();
         let fds = [listener.as_fd(), greeting.as_fd()];
