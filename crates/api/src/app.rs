@@ -6,11 +6,10 @@ use crate::hooks::{FunctionInvoker, Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::ReplayCaches;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
+use jiffy_api_types::{DaemonStatus, StopHost};
 use jiffy_function_manager::Functions;
 use jiffy_sandbox_manager::{FigureFamily, Sandboxes};
 use jiffy_template_builder::Builder;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::sync::Arc;
 
 /// Configuration of the control plane.
@@ -50,15 +49,6 @@ impl Default for Config {
     }
 }
 
-/// End of the daemon.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Ending {
-    /// True if the running sandboxes end too; otherwise they run on until the next daemon takes
-    /// them over.
-    pub kill_sandboxes: bool,
-}
-
 /// Functions of the host, and the way to them.
 #[derive(Clone)]
 pub(crate) struct FunctionHooks {
@@ -76,8 +66,8 @@ pub struct App {
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
     pub(crate) ports: Option<Arc<dyn Ports>>,
     pub(crate) functions: Option<FunctionHooks>,
-    pub(crate) stop: Option<Arc<dyn Fn(Ending) + Send + Sync>>,
-    pub(crate) about: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
+    pub(crate) stop: Option<Arc<dyn Fn(StopHost) + Send + Sync>>,
+    pub(crate) about: Option<Arc<dyn Fn() -> DaemonStatus + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
     pub(crate) replays: Arc<ReplayCaches>,
     pub(crate) failures: Arc<Failures>,
@@ -181,13 +171,13 @@ impl App {
     }
 
     /// The same with a way to end the daemon; without, it ends by a signal only.
-    pub fn with_stop(mut self, stop: impl Fn(Ending) + Send + Sync + 'static) -> Self {
+    pub fn with_stop(mut self, stop: impl Fn(StopHost) + Send + Sync + 'static) -> Self {
         self.stop = Some(Arc::new(stop));
         self
     }
 
     /// The same with what the daemon tells its owner about itself.
-    pub fn with_about(mut self, about: impl Fn() -> Value + Send + Sync + 'static) -> Self {
+    pub fn with_about(mut self, about: impl Fn() -> DaemonStatus + Send + Sync + 'static) -> Self {
         self.about = Some(Arc::new(about));
         self
     }

@@ -3,9 +3,9 @@
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use jiffy_api_types::ErrorBody;
 use jiffy_engine_api::EngineError;
 use jiffy_sandbox_manager::{ErrorKind, OperationError, SandboxState};
-use serde::Serialize;
 
 /// Words for programs of refusals that are the host's and not a limit's.
 pub(crate) const HOST_BUSY: &str = "host_busy";
@@ -13,16 +13,6 @@ pub(crate) const INTERNAL: &str = "internal";
 const STORE_UNAVAILABLE: &str = "store_unavailable";
 /// Tells clients whether sending the same again makes sense.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
-
-/// Body of a refusal. Clients of one language look at the status, of another at `code`: they are
-/// always equal.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct ErrorBody {
-    pub code: u16,
-    pub message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error_code: Option<String>,
-}
 
 /// Mark of an answer that a function gave, which is passed on as it is.
 #[derive(Debug, Clone, Copy)]

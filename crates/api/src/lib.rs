@@ -25,7 +25,7 @@ mod quota;
 mod routes;
 mod wire;
 
-pub use app::{App, Config, Ending};
+pub use app::{App, Config};
 pub use auto_resume::{AutoResume, WakeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};

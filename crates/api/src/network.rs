@@ -1,153 +1,99 @@
 //! Network rules as clients send them, checked.
 
 use crate::error::ApiError;
-use jiffy_sandbox_manager::NetworkSettings;
-use serde::Deserialize;
-use serde_json::Value;
+use jiffy_api_types::{
+    MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
+};
 use std::net::IpAddr;
 
-/// Most entries of one list.
-pub(crate) const MAX_NETWORK_ENTRIES: usize = 256;
-/// Most megabits of a second that can be asked for.
-pub(crate) const MAX_MBPS: u32 = 100_000;
 /// Longest name.
 const MAX_NAME: usize = 253;
 
-/// `network` of a new sandbox. Unknown members are rejected: an ignored restriction would leave the
-/// sandbox open.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub(crate) struct NetworkBody {
-    allow_out: Option<Vec<String>>,
-    deny_out: Option<Vec<String>>,
-    dns_servers: Option<Vec<String>>,
-    egress_mbps: Option<u32>,
-    egress_proxy: Option<Value>,
-    rules: Option<Value>,
-    https_ports: Option<Value>,
-    allow_public_traffic: Option<bool>,
-    mask_request_host: Option<String>,
-}
-
-/// Replacement of the rules of an existing sandbox. Egress rules that are left out are cleared.
-/// `allowPublicTraffic` and `maskRequestHost` stay as they are if they are left out. Unknown
-/// members are rejected.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub(crate) struct NetworkUpdate {
-    allow_internet_access: Option<bool>,
-    allow_out: Option<Vec<String>>,
-    deny_out: Option<Vec<String>>,
-    dns_servers: Option<Vec<String>>,
-    egress_mbps: Option<u32>,
-    egress_proxy: Option<Value>,
-    rules: Option<Value>,
-    https_ports: Option<Value>,
-    allow_public_traffic: Option<bool>,
-    mask_request_host: Option<String>,
-}
-
-impl NetworkUpdate {
-    /// Checks the rules and returns the change of a sandbox's settings.
-    pub fn check(self) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
-        let restrict_traffic = self.allow_public_traffic.map(|allowed| !allowed);
-        let mask = self.mask_request_host.clone();
-        let body = NetworkBody {
-            allow_out: self.allow_out,
-            deny_out: self.deny_out,
-            dns_servers: self.dns_servers,
-            egress_mbps: self.egress_mbps,
-            egress_proxy: self.egress_proxy,
-            rules: self.rules,
-            https_ports: self.https_ports,
-            allow_public_traffic: self.allow_public_traffic,
-            // An empty name removes the mask.
-            mask_request_host: self.mask_request_host.filter(|host| !host.is_empty()),
+/// Checks the rules and returns the change of a sandbox's settings.
+pub(crate) fn check_update(
+    update: NetworkUpdate,
+) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
+    let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
+    let mask = update.mask_request_host.clone();
+    let body = NetworkBody {
+        allow_out: update.allow_out,
+        deny_out: update.deny_out,
+        dns_servers: update.dns_servers,
+        egress_mbps: update.egress_mbps,
+        egress_proxy: update.egress_proxy,
+        rules: update.rules,
+        https_ports: update.https_ports,
+        allow_public_traffic: update.allow_public_traffic,
+        // An empty name removes the mask.
+        mask_request_host: update.mask_request_host.filter(|host| !host.is_empty()),
+    };
+    let new = checked(Some(body), update.allow_internet_access)?;
+    Ok(move |network: &mut NetworkSettings| {
+        let before = std::mem::take(network);
+        *network = NetworkSettings {
+            restrict_traffic: restrict_traffic.unwrap_or(before.restrict_traffic),
+            mask_request_host: match mask {
+                Some(_) => new.mask_request_host,
+                None => before.mask_request_host,
+            },
+            ..new
         };
-        let new = body.check(self.allow_internet_access)?;
-        Ok(move |network: &mut NetworkSettings| {
-            let before = std::mem::take(network);
-            *network = NetworkSettings {
-                restrict_traffic: restrict_traffic.unwrap_or(before.restrict_traffic),
-                mask_request_host: match mask {
-                    Some(_) => new.mask_request_host,
-                    None => before.mask_request_host,
-                },
-                ..new
-            };
-        })
-    }
+    })
 }
 
-impl NetworkBody {
-    /// The rules, checked.
-    pub fn check(self, allow_internet_access: Option<bool>) -> Result<NetworkSettings, ApiError> {
-        let unsupported = [
-            (
-                &self.rules,
-                "`rules` cannot be kept: this host does not look into connections, so it can \
-                 neither add headers nor match requests; use `allowOut` and `denyOut`",
-            ),
-            (
-                &self.egress_proxy,
-                "`egressProxy` cannot be kept: this host sends traffic through no proxy",
-            ),
-            (
-                &self.https_ports,
-                "`httpsPorts` cannot be kept: this host speaks plain HTTP to the ports of a sandbox",
-            ),
-        ];
-        for (value, why) in unsupported {
-            if value.as_ref().is_some_and(|v| !is_empty(v)) {
-                return Err(ApiError::unsupported_option(why));
-            }
-        }
-        let allow_out = list("allowOut", self.allow_out, |e| is_cidr(e) || is_name(e))?;
-        let deny_out = list("denyOut", self.deny_out, is_cidr)?;
-        let dns_servers = list("dnsServers", self.dns_servers, is_address)?;
-        if self
-            .egress_mbps
-            .is_some_and(|mbps| !(1..=MAX_MBPS).contains(&mbps))
-        {
-            return Err(ApiError::invalid(format!(
-                "`egressMbps` must be 1 to {MAX_MBPS}"
-            )));
-        }
-        if let Some(host) = &self.mask_request_host
-            && !is_host(host)
-        {
-            return Err(ApiError::invalid(
-                "`network.maskRequestHost` must be a host name, with `${PORT}` for the port",
-            ));
-        }
-        Ok(NetworkSettings {
-            allow_internet_access,
-            allow_out,
-            deny_out,
-            dns_servers,
-            egress_mbps: self.egress_mbps,
-            restrict_traffic: self.allow_public_traffic == Some(false),
-            mask_request_host: self.mask_request_host,
-        })
-    }
-}
-
-/// True if an option that is there says nothing.
-pub(crate) fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        _ => false,
-    }
-}
-
-/// A `network` that may be missing.
+/// Returns the rules, checked.
 pub(crate) fn checked(
     network: Option<NetworkBody>,
     allow_internet_access: Option<bool>,
 ) -> Result<NetworkSettings, ApiError> {
-    network.unwrap_or_default().check(allow_internet_access)
+    let network = network.unwrap_or_default();
+    let unsupported = [
+        (
+            &network.rules,
+            "`rules` cannot be kept: this host does not look into connections, so it can \
+             neither add headers nor match requests; use `allowOut` and `denyOut`",
+        ),
+        (
+            &network.egress_proxy,
+            "`egressProxy` cannot be kept: this host sends traffic through no proxy",
+        ),
+        (
+            &network.https_ports,
+            "`httpsPorts` cannot be kept: this host speaks plain HTTP to the ports of a sandbox",
+        ),
+    ];
+    for (value, why) in unsupported {
+        if value.as_ref().is_some_and(|v| !v.is_empty()) {
+            return Err(ApiError::unsupported_option(why));
+        }
+    }
+    let allow_out = list("allowOut", network.allow_out, |e| is_cidr(e) || is_name(e))?;
+    let deny_out = list("denyOut", network.deny_out, is_cidr)?;
+    let dns_servers = list("dnsServers", network.dns_servers, is_address)?;
+    if network
+        .egress_mbps
+        .is_some_and(|mbps| !(1..=MAX_EGRESS_MBPS).contains(&mbps))
+    {
+        return Err(ApiError::invalid(format!(
+            "`egressMbps` must be 1 to {MAX_EGRESS_MBPS}"
+        )));
+    }
+    if let Some(host) = &network.mask_request_host
+        && !is_host(host)
+    {
+        return Err(ApiError::invalid(
+            "`network.maskRequestHost` must be a host name, with `${PORT}` for the port",
+        ));
+    }
+    Ok(NetworkSettings {
+        allow_internet_access,
+        allow_out,
+        deny_out,
+        dns_servers,
+        egress_mbps: network.egress_mbps,
+        restrict_traffic: network.allow_public_traffic == Some(false),
+        mask_request_host: network.mask_request_host,
+    })
 }
 
 fn list(
@@ -224,9 +170,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn check(body: Value) -> Result<NetworkSettings, ApiError> {
-        let body: NetworkBody = serde_json::from_value(body).unwrap();
-        body.check(None)
+    fn check(body: serde_json::Value) -> Result<NetworkSettings, ApiError> {
+        checked(serde_json::from_value(body).unwrap(), None)
     }
 
     #[test]

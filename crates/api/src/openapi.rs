@@ -2,23 +2,27 @@
 
 mod operation;
 mod operations;
-mod reference;
 mod schemas;
 
 use axum::http::Method;
+use jiffy_api_types::ErrorBody;
 use operation::Operation;
-use reference::schema;
+use schemas::{Schemas, schema_of};
 use serde_json::{Map, Value, json};
 
 /// The document.
 pub fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
+    let mut schemas = Schemas::new();
     for operation in operations::all() {
         let path = paths
             .entry(operation.path)
             .or_insert_with(|| Value::Object(Map::new()));
         if let Some(path) = path.as_object_mut() {
-            path.insert(operation.method.as_str().to_lowercase(), shown(operation));
+            path.insert(
+                operation.method.as_str().to_lowercase(),
+                shown(operation, &mut schemas),
+            );
         }
     }
     json!({
@@ -37,7 +41,7 @@ pub fn document() -> Value {
                 "apiKey": { "type": "apiKey", "in": "header", "name": "X-API-KEY" },
                 "bearer": { "type": "http", "scheme": "bearer" },
             },
-            "schemas": schemas::all(),
+            "schemas": schemas.into_named(),
         },
     })
 }
@@ -49,12 +53,12 @@ fn content(schema: &Value) -> Value {
     json!({ "application/json": { "schema": schema } })
 }
 
-fn shown(operation: Operation) -> Value {
+fn shown(operation: Operation, schemas: &mut Schemas) -> Value {
     let mut answers = Map::new();
     for (status, description, body) in &operation.answers {
         let mut answer = json!({ "description": description });
         if let (Some(body), Some(map)) = (body, answer.as_object_mut()) {
-            map.insert("content".to_owned(), content(body));
+            map.insert("content".to_owned(), content(&schemas.answer(*body)));
             if operation.paged {
                 let token = json!({
                     "description": "Token of the next page; absent on the last",
@@ -69,7 +73,7 @@ fn shown(operation: Operation) -> Value {
         let description = refusal(status);
         let answer = json!({
             "description": description,
-            "content": content(&schema("Error")),
+            "content": content(&schemas.answer(schema_of::<ErrorBody>())),
         });
         answers.insert(status.to_string(), answer);
     }
@@ -90,7 +94,8 @@ fn shown(operation: Operation) -> Value {
     });
     if let Some(map) = shown.as_object_mut() {
         if let Some((body, required)) = operation.body {
-            let content = json!({ operation.media_type: { "schema": body } });
+            let schema = schemas.request(body);
+            let content = json!({ operation.media_type: { "schema": schema } });
             let body = json!({ "required": required, "content": content });
             map.insert("requestBody".to_owned(), body);
         }

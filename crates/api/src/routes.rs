@@ -31,7 +31,7 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
-use serde_json::json;
+use jiffy_api_types::{Health, HealthStatus};
 
 /// A router that remembers what it serves.
 struct Calls {
@@ -85,7 +85,11 @@ impl Calls {
 /// Calls that need no key.
 fn open() -> Calls {
     Calls::new()
-        .get("/health", async || Json(json!({ "status": "ok" })))
+        .get("/health", async || {
+            Json(Health {
+                status: HealthStatus::Ok,
+            })
+        })
         .get("/openapi.json", async || Json(openapi::document()))
         // The upload's token is its permission.
         .put("/templates/uploads/{word}", builds::upload)
@@ -197,12 +201,9 @@ pub fn router(app: App) -> Router {
 /// Bounds that the document names.
 pub(crate) mod bounds {
     pub(crate) use super::builds::MAX_PAGE;
-    pub(crate) use super::create::{MAX_NAME, MAX_PAIRS, MAX_VALUE};
     pub(crate) use super::functions::{MAX_LOG_WAIT_S, MAX_POSITION};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
     pub(crate) use super::list::STATES;
-    pub(crate) use super::snapshot_routes::MAX_NAME as MAX_SNAPSHOT_NAME;
     pub(crate) use super::templates::MAX_UNPAGED;
-    pub(crate) use super::timeout::MAX_REFRESH;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

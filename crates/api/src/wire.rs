@@ -1,5 +1,7 @@
 //! Bodies of requests and answers.
 
+use jiffy_api_types::Moment;
+
 pub(crate) mod build;
 pub(crate) mod function;
 pub(crate) mod sandbox;
@@ -7,9 +9,8 @@ pub(crate) mod snapshot;
 pub(crate) mod template;
 
 /// `ms` since 1970 as RFC 3339.
-pub(crate) fn moment(ms: u64) -> String {
+pub(crate) fn moment(ms: u64) -> Moment {
     let ms = i64::try_from(ms).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_millisecond(ms)
-        .unwrap_or(jiff::Timestamp::MAX)
-        .to_string()
+    let time = jiff::Timestamp::from_millisecond(ms).unwrap_or(jiff::Timestamp::MAX);
+    Moment(time.to_string())
 }

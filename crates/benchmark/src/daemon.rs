@@ -5,14 +5,14 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
+use jiffy_api_types::{SandboxInfo, SnapshotInfo};
 use jiffy_client::ServerOptions;
-use jiffy_client::local_daemon;
-use jiffy_client::progress::TemplateProgress;
 use jiffy_client::{Client, NewSandbox, Sandbox, SandboxSettings, SnapshotAck};
+use jiffy_daemon::TemplateProgress;
+use jiffy_daemon::local_daemon;
 use jiffy_engine_api::{EngineDescription, SandboxSize};
 use jiffy_engines::{EngineFacts, Host};
 use jiffy_image::Home;
-use jiffy_sandbox_manager::{SandboxRecord, SnapshotRecord};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -75,7 +75,7 @@ pub struct BenchmarkDaemon {
 impl BenchmarkDaemon {
     /// The daemon that is asked for; if it is this host's, template `base` is made ready for it.
     pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
-        let client = Client::open(options).await?;
+        let client = jiffy_daemon::open_client(options).await?;
         if !client.is_remote() {
             prepare_base()?;
             let owner = Some(client.clone());
@@ -84,7 +84,7 @@ impl BenchmarkDaemon {
         // Over the network to ourselves: the figures of the other side are at hand.
         let home = Home::locate()?;
         let owner = match local_daemon::connect(&home).await {
-            Some(stream) => Some(Client::over(&home, stream).await?),
+            Some(stream) => Some(jiffy_daemon::local_daemon::client_over(&home, stream).await?),
             None => None,
         };
         Ok(Self { client, owner })
@@ -214,7 +214,7 @@ impl BenchmarkDaemon {
     }
 
     /// Makes a sandbox of template `base`.
-    pub async fn create_base(&self, size: SandboxSize) -> anyhow::Result<SandboxRecord> {
+    pub async fn create_base(&self, size: SandboxSize) -> anyhow::Result<SandboxInfo> {
         Ok(self.create_with_token(size).await?.record)
     }
 
@@ -232,28 +232,28 @@ impl BenchmarkDaemon {
     }
 
     /// Makes one of a snapshot.
-    pub async fn create_from_snapshot(&self, snapshot: &str) -> anyhow::Result<SandboxRecord> {
+    pub async fn create_from_snapshot(&self, snapshot: &str) -> anyhow::Result<SandboxInfo> {
         Ok(self.create_from(snapshot).await?.record)
     }
 
     /// Takes a snapshot.
-    pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+    pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let ack = SnapshotAck::Stored;
         self.client.snapshot_sandbox(id, None, ack).await
     }
 
     /// The same until it is captured.
-    pub async fn capture(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+    pub async fn capture(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let ack = SnapshotAck::Captured;
         self.client.snapshot_sandbox(id, None, ack).await
     }
 
     /// Forks `count` children, all of which must answer.
-    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<SandboxRecord>> {
+    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<SandboxInfo>> {
         let mut children = Vec::with_capacity(count);
         for child in self.client.fork(id, count).await? {
             let failed = || child.error.map_or(String::new(), |why| why.message);
-            children.push(child.sandbox.with_context(failed)?.record);
+            children.push(child.sandbox.with_context(failed)?.added.jiffy);
         }
         Ok(children)
     }
@@ -269,7 +269,7 @@ impl BenchmarkDaemon {
     }
 
     /// Puts a sandbox back to a snapshot.
-    pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
+    pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxInfo> {
         self.client.rollback(id, snapshot).await
     }
 

@@ -5,7 +5,7 @@ use crate::daemon::{ms, timed};
 use crate::{Measured, Series, goals, memory as vmm_memory};
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_client::progress::TemplateProgress;
+use jiffy_daemon::TemplateProgress;
 use jiffy_engine_api::BootReport;
 use jiffy_engines::{Host, PreparedTemplate, SandboxSpec};
 use std::time::Instant;

@@ -3,9 +3,9 @@
 use crate::counters::Meter;
 use crate::daemon::{BenchmarkDaemon, run_concurrently, timed};
 use crate::{Measured, Series, goals};
+use jiffy_api_types::SnapshotInfo;
 use jiffy_client::ServerOptions;
 use jiffy_engine_api::SandboxSize;
-use jiffy_sandbox_manager::SnapshotRecord;
 use std::process::Command;
 use std::time::Instant;
 
@@ -91,7 +91,7 @@ pub async fn snapshot(
 async fn clear<'a>(
     daemon: &BenchmarkDaemon,
     ids: &[String],
-    snapshots: impl Iterator<Item = &'a SnapshotRecord>,
+    snapshots: impl Iterator<Item = &'a SnapshotInfo>,
 ) -> anyhow::Result<()> {
     for id in ids {
         daemon.remove(id).await?;

@@ -10,7 +10,6 @@ mod refusal;
 mod snapshot_calls;
 mod stream;
 
-use crate::local_daemon;
 use crate::progress::while_waiting;
 pub use address::ServerOptions;
 use address::{ServerAddress, Url};
@@ -20,16 +19,15 @@ pub use calls::{NewSandbox, Sandbox, SandboxSettings};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};
-use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
 pub use listed::Listed;
-pub use maintenance::{Metric, Pruned};
 pub use refusal::{UnknownServer, VERSION, VERSION_HEADER, is_refusal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 pub use snapshot_calls::SnapshotAck;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -50,10 +48,10 @@ pub struct Server {
 }
 
 impl Server {
-    fn local(home: &Home) -> Self {
+    fn local(name: String) -> Self {
         Self {
             url: None,
-            name: format!("the daemon of {}", home.path().display()),
+            name,
             headers: HeaderMap::from_iter([(
                 header::HOST,
                 HeaderValue::from_static(LOCAL_HOST_HEADER),
@@ -138,32 +136,25 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
 }
 
 impl Client {
-    /// Of the control plane that is asked for; if it is this host's, a daemon is started unless one
-    /// runs.
-    pub async fn open(options: &ServerOptions) -> anyhow::Result<Self> {
+    /// Connects to the control plane of another host, if `options` or the environment name one.
+    pub async fn remote(options: &ServerOptions) -> anyhow::Result<Option<Self>> {
         let Some(address) = ServerAddress::find(options)? else {
-            return Self::local().await;
+            return Ok(None);
         };
         let connections = stream::remote(&address).await?;
         let server = Arc::new(Server::remote(address)?);
-        Ok(Self {
+        Ok(Some(Self {
             connections,
             server,
-        })
+        }))
     }
 
-    /// Of this host's daemon, which is started unless it runs.
-    pub async fn local() -> anyhow::Result<Self> {
-        let home = Home::locate()?;
-        let stream = local_daemon::connect_or_start(&home).await?;
-        Self::over(&home, stream).await
-    }
-
-    /// Of the daemon at the other end of `stream`.
-    pub async fn over(home: &Home, stream: UnixStream) -> anyhow::Result<Self> {
+    /// Client of the daemon behind `socket`, which messages call `name`. `stream` is a first
+    /// connection to it.
+    pub async fn local(socket: PathBuf, name: String, stream: UnixStream) -> anyhow::Result<Self> {
         Ok(Self {
-            connections: stream::local(local_daemon::socket(home), stream).await?,
-            server: Arc::new(Server::local(home)),
+            connections: stream::local(socket, stream).await?,
+            server: Arc::new(Server::local(name)),
         })
     }
 

@@ -1,17 +1,15 @@
-//! Client of the control plane: the daemon of this host over its socket, started if none runs, or
-//! that of another host over http or https.
+//! Client of the control plane: the daemon of this host over its socket, or that of another host
+//! over http or https.
 
 // Everything that is printed passes `terminal`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod client;
-pub mod local_daemon;
 pub mod progress;
-pub mod rootless;
 pub mod step_bar;
 pub mod terminal;
 
 pub use client::{
-    Client, Listed, Metric, NewSandbox, Pruned, Sandbox, SandboxLease, SandboxSettings,
-    ServerOptions, SnapshotAck, UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
+    Client, Listed, NewSandbox, Sandbox, SandboxLease, SandboxSettings, ServerOptions, SnapshotAck,
+    UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
 };

@@ -5,13 +5,15 @@ use crate::direct_listener::{self, DirectListener};
 use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
-use crate::{DaemonStatus, ServeOptions, TlsOptions};
+use crate::status::daemon_status;
+use crate::{ServeOptions, TlsOptions};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{
-    App, AutoResume, Caller, ClientAddress, Ending, FunctionHost, Keys, end_revoked, local_key,
+    App, AutoResume, Caller, ClientAddress, FunctionHost, Keys, end_revoked, local_key,
 };
+use jiffy_api_types::StopHost;
 use jiffy_client::{VERSION, VERSION_HEADER};
 use jiffy_function_manager::Functions;
 use jiffy_gateway::body::Body;
@@ -114,7 +116,7 @@ impl ApiServer {
         functions: Functions,
         network: Option<Network>,
         began: Instant,
-        stop: impl Fn(Ending) + Send + Sync + 'static,
+        stop: impl Fn(StopHost) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let keys = Arc::new(Keys::open(home.path())?);
         let address = match options.listen {
@@ -178,10 +180,7 @@ impl ApiServer {
             app = app.with_preview(Arc::new(link));
         }
         let about = sandboxes.clone();
-        let app = app.with_about(move || {
-            let status = DaemonStatus::now(&about, began, url.clone());
-            serde_json::to_value(status).unwrap_or_default()
-        });
+        let app = app.with_about(move || daemon_status(&about, began, url.clone()));
         let (budgets, served) = (app.clone(), functions.clone());
         sandboxes.figures().show_families(move || {
             let mut families = budgets.figures();

@@ -11,21 +11,25 @@ mod engine;
 mod functions;
 mod gateway_sandboxes;
 mod internal;
+pub mod local_daemon;
 mod log;
 mod metrics;
 mod network;
 mod options;
+pub mod rootless_notice;
 mod serve;
 mod site;
 mod status;
 mod stop;
 mod store;
+mod template_progress;
 
 pub use engine::{choose as choose_engine, nic_kind};
+pub use local_daemon::open_client;
 pub use options::{
     ConfinementOptions, DiskShare, FeatureMode, LogFormat, LogOptions, NetworkOptions,
     ServeOptions, StoreOptions, TlsOptions,
 };
 pub use serve::run;
-pub use status::DaemonStatus;
 pub use stop::stop;
+pub use template_progress::TemplateProgress;

@@ -1,8 +1,8 @@
 //! The daemon's log: structured, on standard error, and bounded where that is a file of ours.
 
+use crate::local_daemon::open_log;
 use crate::{LogFormat, LogOptions};
 use anyhow::Context;
-use jiffy_client::local_daemon::open_log;
 use jiffy_engines::OLD_LOGS;
 use parking_lot::{Mutex, MutexGuard};
 use std::fs::{self, File};

@@ -2,10 +2,10 @@
 
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
+use crate::local_daemon;
 use crate::{ServeOptions, engine, functions, internal, log, network, site, store};
 use anyhow::{Context, bail};
-use jiffy_api::Ending;
-use jiffy_client::local_daemon;
+use jiffy_api_types::StopHost;
 use jiffy_engine_api::EngineName;
 use jiffy_engines::{EngineChoice, Host, open_engines};
 use jiffy_image::{Home, Reference};
@@ -150,8 +150,8 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
                 tracing::error!("{home} was removed or replaced: ended, and all sandboxes with it");
                 bail!("{home} was removed or replaced while the daemon ran");
             },
-            _ = interrupt.recv() => break Ending::default(),
-            _ = terminate.recv() => break Ending::default(),
+            _ = interrupt.recv() => break StopHost::default(),
+            _ = terminate.recv() => break StopHost::default(),
             asked = stopped.recv() => break asked.unwrap_or_default(),
             _ = hang_up.recv() => {}
         }

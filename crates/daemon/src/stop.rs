@@ -1,12 +1,12 @@
 //! End of a daemon, from outside.
 
 use crate::confinement::confine;
+use crate::local_daemon::{client_over, connect, process_of};
 use crate::serve::{SHUTDOWN_TIMEOUT, lock, open};
 use crate::{ConfinementOptions, NetworkOptions, engine, functions, network};
 use anyhow::bail;
-use jiffy_api::Ending;
-use jiffy_client::local_daemon::{connect, process_of};
-use jiffy_client::{Client, UnknownServer};
+use jiffy_api_types::StopHost;
+use jiffy_client::UnknownServer;
 use jiffy_engines::Host;
 use jiffy_function_manager::egress::EgressSettings;
 use jiffy_image::Home;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Ends the daemon that runs, if one does, and returns when it is gone.
-pub async fn stop(how: Ending) -> anyhow::Result<()> {
+pub async fn stop(how: StopHost) -> anyhow::Result<()> {
     let home = Home::locate()?;
     let Some(stream) = connect(&home).await else {
         return match how.kill_sandboxes {
@@ -27,7 +27,7 @@ pub async fn stop(how: Ending) -> anyhow::Result<()> {
         };
     };
     let process = process_of(&stream);
-    let client = Client::over(&home, stream).await?;
+    let client = client_over(&home, stream).await?;
     let answer: anyhow::Result<()> = client.call(hyper::Method::POST, "/host/stop", &how).await;
     let another_version = match answer {
         Ok(()) => false,

@@ -2,7 +2,6 @@
 
 mod boot;
 mod burst_memory;
-mod capabilities;
 mod child_messages;
 mod clock;
 mod connections;
@@ -20,7 +19,6 @@ mod lineage_limits;
 mod network;
 mod process_instance;
 mod reserved_names;
-mod size;
 mod snapshot_files;
 mod snapshot_fold;
 mod snapshot_import;
@@ -29,9 +27,8 @@ mod snapshot_types;
 mod startup;
 pub mod steps;
 
-pub use boot::{BootMode, BootReport};
+pub use boot::BootReport;
 pub use burst_memory::BurstMemory;
-pub use capabilities::{Capabilities, EngineDescription};
 pub use child_messages::ChildMessages;
 pub use clock::now_ms;
 pub use connections::{
@@ -48,6 +45,10 @@ pub use guest::{Guest, GuestHandle, RollbackCommit, SandboxIdentity, UnassignedG
 pub use guest_stream::GuestStream;
 pub use guest_usage::GuestUsage;
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
+pub use jiffy_api_types::{
+    BootMode, Capabilities, DamagedChunk, EngineDescription, SandboxSize, SizeError,
+    VerifiedSnapshot,
+};
 pub use lineage_limits::LineageLimits;
 pub use network::NetworkRules;
 pub use process_instance::ProcessInstance;
@@ -55,12 +56,9 @@ pub use reserved_names::{
     IMPORTED_IMAGE_DIGITS, IMPORTED_IMAGE_PREFIX, UNFINISHED_BUILD_PREFIX, is_imported_image,
     is_reserved, is_unfinished_build,
 };
-pub use size::{SandboxSize, SizeError};
 pub use snapshot_files::{SnapshotFiles, SnapshotWalk};
 pub use snapshot_fold::{FoldPace, FoldPreparation, FoldResult, PreparedFold};
 pub use snapshot_import::{ExistingSnapshot, ImportedFile, ImportedFiles, SnapshotImport};
 pub use snapshot_parts::{PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
-pub use snapshot_types::{
-    AfterSnapshot, CaptureNotice, DamagedChunk, SnapshotTimes, VerifiedSnapshot,
-};
+pub use snapshot_types::{AfterSnapshot, CaptureNotice, SnapshotTimes};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

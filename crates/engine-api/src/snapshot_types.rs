@@ -1,4 +1,4 @@
-//! Actions, times and results of snapshots.
+//! Actions and times of snapshots.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,27 +22,4 @@ pub struct SnapshotTimes {
     pub stopped_us: u64,
     /// From the request to the last byte written (to files, not to storage).
     pub total_us: u64,
-}
-
-/// Result of comparing a snapshot with its checksums.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerifiedSnapshot {
-    /// Id of the snapshot.
-    pub id: String,
-    /// True if it has checksums; without them nothing is known.
-    pub sealed: bool,
-    /// Chunks and files that differ.
-    pub damaged: Vec<DamagedChunk>,
-    /// True if it was damaged and has been fetched anew from the store: it is as it was written.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub mended: bool,
-}
-
-/// Chunk or file of a snapshot that differs from its checksum.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DamagedChunk {
-    /// File of the snapshot.
-    pub file: String,
-    /// Number of the 64 KiB chunk; none if the file is damaged as a whole.
-    pub chunk: Option<u64>,
 }

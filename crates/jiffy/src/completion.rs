@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::CommandFactory;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
-use jiffy_client::{Client, local_daemon};
+use jiffy_daemon::local_daemon;
 use jiffy_image::{Home, Templates, Visibility};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -105,7 +105,8 @@ fn from_daemon(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
 async fn ask(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
     let home = Home::locate()?;
     let stream = local_daemon::connect(&home).await;
-    let client = Client::over(&home, stream.context("no daemon runs")?).await?;
+    let client =
+        jiffy_daemon::local_daemon::client_over(&home, stream.context("no daemon runs")?).await?;
     let mut found = Vec::new();
     if !matches!(kind, ValueKind::Snapshot) {
         for sandbox in client.listed_sandboxes(true).await? {

@@ -4,12 +4,9 @@ use crate::cli::{DaemonCommand, ServeArgs};
 use anyhow::Context;
 use clap::Parser;
 use hyper::Method;
-use jiffy_api::Ending;
-use jiffy_client::Client;
-use jiffy_client::local_daemon::{connect, process_of, spawn_and_wait};
-use jiffy_daemon::DaemonStatus;
+use jiffy_api_types::{DaemonStatus, Host, StopHost};
+use jiffy_daemon::local_daemon::{connect, process_of, spawn_and_wait};
 use jiffy_image::Home;
-use serde::Deserialize;
 use std::fmt::Write;
 use std::net::TcpListener;
 use std::process::ExitCode;
@@ -30,7 +27,7 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
             DaemonCommand::Status { json } => status(*json).await,
             DaemonCommand::Stop { kill_sandboxes } => {
                 let kill_sandboxes = *kill_sandboxes;
-                jiffy_daemon::stop(Ending { kill_sandboxes }).await?;
+                jiffy_daemon::stop(StopHost { kill_sandboxes }).await?;
                 Ok(ExitCode::SUCCESS)
             }
             DaemonCommand::Restart { options } => restart(options).await,
@@ -72,7 +69,7 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
             "process {} has no address: another takes its place, and the sandboxes",
             status.pid
         );
-        jiffy_daemon::stop(Ending::default()).await?;
+        jiffy_daemon::stop(StopHost::default()).await?;
         let options = match options.is_empty() {
             true => without_no_listen(user_options(typed)),
             false => options.to_vec(),
@@ -120,7 +117,7 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
         if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
             options = user_options(arguments);
         }
-        jiffy_daemon::stop(Ending::default()).await?;
+        jiffy_daemon::stop(StopHost::default()).await?;
     }
     start(&options).await
 }
@@ -139,16 +136,12 @@ fn user_options(arguments: Vec<String>) -> Vec<String> {
     typed
 }
 
-/// Answer to its owner's question for the daemon.
-#[derive(Deserialize)]
-struct HostAnswer {
-    jiffy: DaemonStatus,
-}
-
 async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonStatus> {
-    let client = Client::over(home, stream).await?;
-    let answer: HostAnswer = client.call(Method::GET, "/host", &()).await?;
-    Ok(answer.jiffy)
+    let client = jiffy_daemon::local_daemon::client_over(home, stream).await?;
+    let answer: Host = client.call(Method::GET, "/host", &()).await?;
+    answer
+        .jiffy
+        .context("the daemon tells nothing about itself")
 }
 
 async fn status(json: bool) -> anyhow::Result<ExitCode> {

@@ -11,7 +11,6 @@ mod table;
 use crate::cli::{FunctionArgs, FunctionCommand, FunctionOutputArgs};
 use crate::sandbox::table::show;
 use hyper::Method;
-use jiffy_client::Client;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -75,7 +74,7 @@ async fn call(
     path: &str,
     body: &Value,
 ) -> anyhow::Result<Value> {
-    let client = Client::open(&output.host.server()).await?;
+    let client = jiffy_daemon::open_client(&output.host.server()).await?;
     client.call(method, path, body).await
 }
 

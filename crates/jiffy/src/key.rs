@@ -9,8 +9,7 @@ use budget::{Budgets, budgets, shown};
 use hyper::Method;
 use jiff::Timestamp;
 use jiffy_api::{Key, Keys, Limits, NewKey, Validity};
-use jiffy_client::Client;
-use jiffy_client::local_daemon;
+use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 use serde_json::Value;
 use std::process::ExitCode;
@@ -90,7 +89,7 @@ fn end_on_daemon(home: &Home, key: &Key) -> anyhow::Result<()> {
             errln!("jiffy: no daemon runs; the next one ends the sandboxes of this key");
             return Ok(());
         };
-        let client = Client::over(home, stream).await?;
+        let client = jiffy_daemon::local_daemon::client_over(home, stream).await?;
         let path = format!("/keys/{}/revoke", key.id);
         let body = serde_json::json!({ "end": true });
         let _: serde_json::Value = client.call(Method::POST, &path, &body).await?;

@@ -3,8 +3,8 @@
 use crate::cli::EngineSelection;
 use crate::cli::FeatureSwitch;
 use crate::cli::{Command, DaemonCommand, RunArgs, TemplateCommand};
-use jiffy_client::local_daemon::socket;
-use jiffy_client::rootless;
+use jiffy_daemon::local_daemon::socket;
+use jiffy_daemon::rootless_notice;
 use jiffy_image::Home;
 use jiffy_rootless::EnterOptions;
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ pub fn enter_for(command: &Command) {
     let Some((lasting, network)) = needs(command, &home) else {
         return;
     };
-    let support = rootless::support();
+    let support = rootless_notice::support();
     // In there nobody would know whose it is.
     // SAFETY: there is no other thread yet that could read the environment.
     unsafe { std::env::set_var("JIFFY_HOME", home.path()) };
@@ -35,14 +35,14 @@ pub fn enter_for(command: &Command) {
         Ok(()) => jiffy_rootless::enter(&plan).map_err(|e| e.to_string()),
         Err(missing) => Err(missing.what.clone()),
     };
-    let notice = rootless::notice(&entered, support);
+    let notice = rootless_notice::notice(&entered, support);
     match command {
         // It says more by itself.
         Command::Doctor(_) | Command::Daemon(_) => {}
         Command::Serve(args) if args.stop => {}
         // The command that starts it in the background tells its user.
         Command::Serve(_) => errln!("jiffy: {notice}"),
-        _ => rootless::show_once(&home.run(), &notice),
+        _ => rootless_notice::show_once(&home.run(), &notice),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::cli::EngineArgs;
 use crate::cli::{RunArgs, SizeArgs};
 use anyhow::Context;
 pub use command_target::{CommandTarget, agent};
-use jiffy_client::progress::TemplateProgress;
+use jiffy_daemon::TemplateProgress;
 use jiffy_engine_api::{EngineName, SandboxSize};
 use jiffy_engines::{Host, PreparedTemplate};
 use outcome::Outcome;

@@ -21,11 +21,11 @@ use crate::cli::{
 use crate::run::CommandTarget;
 use crate::run::{check_size, environment, prepare, size};
 use crate::template;
+use jiffy_api_types::{SandboxInfo, SandboxState};
 use jiffy_client::progress::while_waiting;
 use jiffy_client::{Client, NewSandbox, SandboxSettings, is_refusal, is_remote};
 use jiffy_engines::Host;
 use jiffy_image::image_on_demand;
-use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -74,32 +74,35 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Logs(args) => logs::run(args).await?,
         Command::Ls(args) => list::run(args).await?,
         Command::Engines(args) => {
-            let all = Client::open(&args.host.server()).await?.engines().await?;
+            let all = jiffy_daemon::open_client(&args.host.server())
+                .await?
+                .engines()
+                .await?;
             table::show(args.json, &all, engines::table)?;
         }
         Command::Snapshot(args) => {
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let taken = client
                 .snapshot_sandbox(&args.id, args.name.as_deref(), args.ack())
                 .await?;
             table::show(args.json, &taken, |s| format!("{}\n", s.id))?;
         }
         Command::Snapshots(args) => {
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let all = client.snapshots(args.id.as_deref()).await?;
             table::show(args.json, &all, table::snapshots)?;
         }
         Command::Rollback(args) => {
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             show(args.json, &client.rollback(&args.id, &args.snapshot).await?)?;
         }
         Command::Rename(args) => {
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let name = Some(&args.name[..]).filter(|name| !name.is_empty());
             show(args.json, &client.rename(&args.id, name).await?)?;
         }
         Command::Promote(args) => {
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let gone = client.promote(&args.id).await?;
             let gone: Vec<_> = gone.into_iter().map(table::without_tokens).collect();
             table::show(args.json, &gone, |gone| {
@@ -113,7 +116,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints one sandbox.
-fn show(json: bool, sandbox: &SandboxRecord) -> anyhow::Result<()> {
+fn show(json: bool, sandbox: &SandboxInfo) -> anyhow::Result<()> {
     let sandbox = table::without_tokens(sandbox.clone());
     table::show(json, &sandbox, |s| format!("{}\n", s.id))
 }
@@ -126,7 +129,7 @@ fn settings(args: &CreateArgs) -> SandboxSettings {
         auto_pause: args.timeout.map(|_| args.on_timeout == AtTimeout::Pause),
         internet: (args.network == NetworkSwitch::Off).then_some(false),
         engine: args.engine.map(|engine| engine.to_string()),
-        prefetch: args.prefetch.map(|mode| mode.name().to_owned()),
+        prefetch: args.prefetch.map(Into::into),
     }
 }
 
@@ -135,7 +138,7 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let (client, new_sandbox) = match (&args.from, &args.image) {
         (_, Some(image)) => {
             check_size(&args.size)?;
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let template = template_of_image(&client, image, args.json).await?;
             let size = &args.size;
             let new_sandbox = NewSandbox::of(template, env);
@@ -145,13 +148,16 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
             )
         }
         (Some(snapshot), None) => {
-            let client = Client::open(&args.host.server()).await?;
+            let client = jiffy_daemon::open_client(&args.host.server()).await?;
             let snapshot = client.snapshot(snapshot).await?;
             (client, NewSandbox::of(snapshot.id, env))
         }
         (None, None) => {
             let new_sandbox = of_template(args, env)?;
-            (Client::open(&args.host.server()).await?, new_sandbox)
+            (
+                jiffy_daemon::open_client(&args.host.server()).await?,
+                new_sandbox,
+            )
         }
     };
     let new_sandbox = new_sandbox.with_settings(settings(args));
@@ -205,22 +211,24 @@ struct ForkResult {
     /// Snapshot that all children start from.
     snapshot: Value,
     /// Those that answered.
-    children: Vec<SandboxRecord>,
+    children: Vec<SandboxInfo>,
     /// Why the others did not.
     failed: Vec<String>,
 }
 
 async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let forked = client.fork(&args.id, args.count).await?;
     let mut family = ForkResult {
-        snapshot: json!({ "id": forked.first().map(|child| &child.snapshot) }),
+        snapshot: json!({ "id": forked.first().map(|child| &child.snapshot_id) }),
         children: Vec::new(),
         failed: Vec::new(),
     };
     for child in forked {
         match (child.sandbox, child.error) {
-            (Some(sandbox), _) => family.children.push(table::without_tokens(sandbox.record)),
+            (Some(sandbox), _) => family
+                .children
+                .push(table::without_tokens(sandbox.added.jiffy)),
             (None, why) => family.failed.extend(why.map(|why| why.message)),
         }
     }
@@ -241,7 +249,10 @@ async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
 
 /// Compares a snapshot with its seal. Neither damage nor the want of a seal is success.
 async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let verified = Client::open(&host.server()).await?.verify(id).await?;
+    let verified = jiffy_daemon::open_client(&host.server())
+        .await?
+        .verify(id)
+        .await?;
     table::show(json, &verified, table::verified)?;
     let sound = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
     Ok(if sound {
@@ -253,7 +264,7 @@ async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCod
 
 /// Restarts each; those that sleep are woken first.
 async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let what = BulkOperation::Restart(args.grace);
     run_for_each(&client, &args.ids, what, args.json).await
 }
@@ -274,7 +285,7 @@ enum BulkOperation {
 }
 
 async fn run_bulk(args: &ManyArgs, what: BulkOperation) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     run_for_each(&client, &args.ids, what, args.json).await
 }
 

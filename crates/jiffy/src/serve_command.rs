@@ -3,7 +3,7 @@
 use crate::cli::ServeArgs;
 use crate::run::ephemeral;
 use crate::runtime;
-use jiffy_api::Ending;
+use jiffy_api_types::StopHost;
 use jiffy_image::Home;
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if args.stop {
         let kill_sandboxes = args.kill_sandboxes;
-        runtime()?.block_on(jiffy_daemon::stop(Ending { kill_sandboxes }))?;
+        runtime()?.block_on(jiffy_daemon::stop(StopHost { kill_sandboxes }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let options = args.options()?;

@@ -8,7 +8,7 @@ mod show;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs};
 use anyhow::Context;
-use jiffy_client::progress::TemplateProgress;
+use jiffy_daemon::TemplateProgress;
 use jiffy_image::{
     FileImport, FileTrust, Home, KnownDigests, Recipe, Template, TemplateManifest, Templates,
     Visibility, build_if_needed, download_template, export_template,

@@ -11,8 +11,9 @@ mod tables;
 
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::private_database::keep_private;
-use crate::records::{BoxedRecords, SandboxRecord, SandboxState, SnapshotRecord};
+use crate::records::{BoxedRecords, SandboxRecord, SnapshotRecord};
 use crate::store_copies::StoreRetraction;
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::GuestHandle;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;

@@ -22,6 +22,9 @@ pub use admission::{
     HostFigures, HostLimits, HostReader, KernelReader, Pressure, PromisedResources, Shortage,
 };
 pub use directory_lock::DirectoryLock;
+pub use jiffy_api_types::{
+    BrokenBy, NetworkSettings, OnTimeout, Prefetch, SandboxState, SnapshotPurpose, StoreState,
+};
 pub use journal::{Journal, JournalChange, JournalError, JournalledSnapshot, OpenedJournal};
 pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use operation_error::{ErrorKind, OperationError};
@@ -31,22 +34,16 @@ pub use quota::{
     Bytes, DiskLimit, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
     Reserving,
 };
-pub use records::{
-    BrokenBy, MAX_SANDBOX_NAME, SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose,
-    SnapshotRecord,
-};
-pub use sandbox_settings::{NetworkSettings, OnTimeout, SandboxSettings};
+pub use records::{SandboxOperation, SandboxRecord, SnapshotRecord};
+pub use sandbox_settings::SandboxSettings;
 pub use sandboxes::{
     AwakeTime, BuildSteps, CreateSpec, FetchScope, ForkChild, ForkReport, HeldSnapshot,
     HostOptions, ListOrder, ListPosition, ListedSandboxes, ListedSnapshots, MAX_RESTART_GRACE,
-    OwnerUsage, PoolSize, Prefetch, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
+    OwnerUsage, PoolSize, SandboxSource, Sandboxes, WakeOptions, WeakSandboxes,
 };
-pub use site::{
-    MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL, SiteError,
-    authorities, joined, proxy,
-};
+pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
 pub use startup::{StartupError, start_up};
-pub use store_copies::{StoreCopies, StoreCopy, StorePlace, StoreRetraction, StoreState};
+pub use store_copies::{StoreCopies, StoreCopy, StorePlace, StoreRetraction};
 pub use usage::UsageSample;
 
 use std::time::Duration;

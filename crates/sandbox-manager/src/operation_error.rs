@@ -2,8 +2,8 @@
 
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
-use crate::records::{MAX_SANDBOX_NAME, SandboxState};
 use crate::startup::StartupError;
+use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::{EngineError, IdentityError, SizeError};
 use jiffy_remote::RemoteError;
 use std::time::Duration;

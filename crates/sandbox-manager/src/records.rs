@@ -5,56 +5,16 @@ mod flat;
 use crate::sandbox_settings::SandboxSettings;
 use crate::store_copies::StoreCopies;
 use flat::{FlatSandbox, FlatSnapshot};
-use jiffy_engine_api::{BootMode, ExitReason, SandboxSize};
+use jiffy_api_types::{
+    BootMode, BrokenBy, SandboxInfo, SandboxSize, SandboxState, SnapshotInfo, SnapshotPurpose,
+};
+use jiffy_engine_api::ExitReason;
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Records, each at the place in memory where it stays: many are read, and moves cost fresh pages.
 pub(crate) type BoxedRecords<T> = Vec<Box<T>>;
-
-/// Longest name of a sandbox: what a host name's label may have.
-pub const MAX_SANDBOX_NAME: usize = 63;
-
-/// State of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum SandboxState {
-    /// Being made; its agent has not answered yet.
-    Creating,
-    /// Its agent has answered.
-    Running,
-    /// Asleep in a snapshot; holds no memory.
-    Paused,
-    /// Lost its guest. Its snapshots are good, and a rollback to one of them mends it.
-    Broken {
-        /// Why.
-        cause: String,
-        /// Kind of the cause; records of earlier versions have none.
-        #[serde(default, skip_serializing_if = "BrokenBy::is_guest_end")]
-        broken_by: BrokenBy,
-    },
-    /// Ended on request. The record stays until it is removed.
-    Killed,
-}
-
-/// Kind of the cause for which a sandbox lost its guest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BrokenBy {
-    /// Its guest ended by itself, or was lost with a daemon.
-    #[default]
-    GuestEnd,
-    /// Memory of its guest did not arrive from the store in time. The snapshot that it descends
-    /// from is good, and a resume starts it again from that.
-    MissingMemory,
-}
-
-impl BrokenBy {
-    fn is_guest_end(&self) -> bool {
-        *self == Self::GuestEnd
-    }
-}
 
 /// Operation on a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,62 +33,28 @@ pub enum SandboxOperation {
     Resume,
 }
 
-impl SandboxState {
-    /// All words that [`Self::name`] has.
-    pub const NAMES: [&str; 5] = ["creating", "running", "paused", "broken", "killed"];
-
-    /// One word for it.
-    pub fn name(&self) -> &'static str {
+impl SandboxOperation {
+    /// Returns whether the operation makes sense for a sandbox in `state`.
+    pub fn is_allowed(self, state: &SandboxState) -> bool {
+        use SandboxState::{Broken, Paused, Running};
         match self {
-            Self::Creating => "creating",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Broken { .. } => "broken",
-            Self::Killed => "killed",
+            Self::Connect | Self::Pause => *state == Running,
+            Self::Snapshot | Self::Fork => matches!(state, Running | Paused),
+            Self::Rollback => matches!(state, Running | Paused | Broken { .. }),
+            Self::Resume => *state == Paused || state.is_broken_and_resumable(),
         }
     }
+}
 
-    /// Broken for `cause`, which only a rollback mends.
-    pub fn broken(cause: impl Into<String>) -> Self {
-        Self::Broken {
-            cause: cause.into(),
-            broken_by: BrokenBy::GuestEnd,
-        }
-    }
-
-    /// Broken because its guest ended by itself.
-    pub fn ended(end: &ExitReason) -> Self {
-        let broken_by = match end {
-            ExitReason::MissingMemory { .. } => BrokenBy::MissingMemory,
-            _ => BrokenBy::GuestEnd,
-        };
-        Self::Broken {
-            cause: end.to_string(),
-            broken_by,
-        }
-    }
-
-    /// True if it is broken, and a resume mends that.
-    pub fn is_broken_and_resumable(&self) -> bool {
-        matches!(self, Self::Broken { .. }) && self.allows(SandboxOperation::Resume)
-    }
-
-    /// True if `operation` makes sense in this state.
-    pub fn allows(&self, operation: SandboxOperation) -> bool {
-        use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
-        match operation {
-            Connect | Pause => *self == Self::Running,
-            Snapshot | Fork => matches!(self, Self::Running | Self::Paused),
-            Rollback => matches!(self, Self::Running | Self::Paused | Self::Broken { .. }),
-            Resume => matches!(
-                self,
-                Self::Paused
-                    | Self::Broken {
-                        broken_by: BrokenBy::MissingMemory,
-                        ..
-                    }
-            ),
-        }
+/// State of a sandbox whose guest ended by itself.
+pub(crate) fn broken_by_end(end: &ExitReason) -> SandboxState {
+    let broken_by = match end {
+        ExitReason::MissingMemory { .. } => BrokenBy::MissingMemory,
+        _ => BrokenBy::GuestEnd,
+    };
+    SandboxState::Broken {
+        cause: end.to_string(),
+        broken_by,
     }
 }
 
@@ -174,23 +100,6 @@ pub struct SandboxRecord {
     pub created_ms: u64,
     /// When its state changed last, in milliseconds since 1970.
     pub changed_ms: u64,
-}
-
-/// Purpose of a snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SnapshotPurpose {
-    /// A template, booted; creates start from it.
-    Template,
-    /// Requested by a caller: it stays until it is removed.
-    Asked,
-    /// A fork; goes when nothing descends from it.
-    Fork,
-    /// A pause; goes when nothing descends from it.
-    Pause,
-    /// A step of a template's build, which later builds take up; its fingerprint says of which
-    /// step.
-    Step,
 }
 
 /// A snapshot.
@@ -242,6 +151,55 @@ pub struct SnapshotRecord {
     pub store: StoreCopies,
 }
 
+impl From<SandboxRecord> for SandboxInfo {
+    fn from(record: SandboxRecord) -> Self {
+        Self {
+            id: record.id,
+            name: record.name,
+            state: record.state,
+            template: record.template,
+            size: record.size,
+            env: record.env,
+            settings: record.settings.into(),
+            deadline_ms: record.deadline_ms,
+            agent_token: record.agent_token,
+            traffic_token: record.traffic_token,
+            snapshot: record.snapshot,
+            forked_from: record.forked_from,
+            boot_mode: record.boot_mode,
+            engine: record.engine,
+            boot_ms: record.boot_ms,
+            created_ms: record.created_ms,
+            changed_ms: record.changed_ms,
+        }
+    }
+}
+
+impl From<SnapshotRecord> for SnapshotInfo {
+    /// Leaves out certificates and proxy, and the names of the host's buckets.
+    fn from(record: SnapshotRecord) -> Self {
+        Self {
+            id: record.id,
+            name: record.name,
+            purpose: record.purpose,
+            sandbox: record.sandbox,
+            owner: record.owner,
+            env: record.env,
+            template: record.template,
+            fingerprint: record.fingerprint,
+            size: record.size,
+            engine: record.engine,
+            parent: record.parent,
+            kept: record.kept,
+            stopped_ms: record.stopped_ms,
+            total_ms: record.total_ms,
+            bytes: record.bytes,
+            created_ms: record.created_ms,
+            storing: record.storing,
+        }
+    }
+}
+
 impl SnapshotRecord {
     /// True if somebody asked for it: it is in lists, and counts in its owner's budget.
     #[must_use]
@@ -258,7 +216,7 @@ mod tests {
     fn operations_are_allowed_by_state() {
         use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
         let all = [Connect, Snapshot, Fork, Rollback, Pause, Resume];
-        let starved = SandboxState::ended(&ExitReason::MissingMemory {
+        let starved = broken_by_end(&ExitReason::MissingMemory {
             reason: String::new(),
         });
         let table: [(SandboxState, &[SandboxOperation]); 6] = [
@@ -275,7 +233,11 @@ mod tests {
         for (state, allowed) in table {
             for operation in all {
                 let expected = allowed.contains(&operation);
-                assert_eq!(state.allows(operation), expected, "{state:?} {operation:?}");
+                assert_eq!(
+                    operation.is_allowed(&state),
+                    expected,
+                    "{state:?} {operation:?}"
+                );
             }
         }
     }

@@ -49,7 +49,7 @@ mod upload;
 mod wake_options;
 
 pub use build_steps::BuildSteps;
-pub use create::{CreateSpec, Prefetch, SandboxSource};
+pub use create::{CreateSpec, SandboxSource};
 pub use fetch_snapshot::{FetchScope, HeldSnapshot};
 pub use fork::{ForkChild, ForkReport};
 pub use host_options::HostOptions;
@@ -73,12 +73,13 @@ use crate::journal::{Journal, JournalChange, JournalError, OpenedJournal};
 use crate::metrics::Metrics;
 use crate::operation_error::OperationError;
 use crate::quota::OwnerQuota;
-use crate::records::{SandboxRecord, SandboxState};
+use crate::records::{SandboxRecord, broken_by_end};
 use capture::Captures;
 use entry::SandboxEntry;
 use entry_indexes::EntryIndexes;
 use fetch_snapshot::FetchLocks;
 use gc::file_remover::{self, FileRemover};
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{EngineDescription, EngineError, Engines, Guest, SandboxSize, steps};
 use jiffy_proto::agent::SiteSettings;
 use observe::FigureSources;
@@ -373,7 +374,7 @@ impl Sandboxes {
                 // The kill that is under way writes it down.
                 return;
             }
-            let record = entry.record_in(SandboxState::ended(&end));
+            let record = entry.record_in(broken_by_end(&end));
             Self(inner).record_write_behind(&entry, record);
         });
     }

@@ -7,19 +7,14 @@ mod subject_hash;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use jiffy_api_types::{MAX_NO_PROXY, MAX_PROXY_URL};
 use jiffy_proto::agent::{Authority, ProxySettings, SiteSettings};
 use std::fmt::Write as _;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Longest PEM text of one sandbox's authorities, in bytes.
-pub const MAX_AUTHORITIES_BYTES: usize = 64 * 1024;
 /// Longest PEM text of a host's authorities, in bytes: a file with all public ones has 220 KiB.
 pub const MAX_HOST_AUTHORITIES_BYTES: usize = 384 * 1024;
-/// Longest URL of a proxy, in bytes.
-pub const MAX_PROXY_URL: usize = 2048;
-/// Longest list of hosts that are reached without a proxy, in bytes.
-pub const MAX_NO_PROXY: usize = 4096;
 
 const CERTIFICATE: &str = "CERTIFICATE";
 /// Characters of a line of PEM.

@@ -54,32 +54,6 @@ pub struct StoreRetraction {
     pub content: bool,
 }
 
-/// State of a snapshot in the store that hosts share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StoreState {
-    /// On this host alone.
-    Local,
-    /// On this host, and on its way into the store.
-    Uploading,
-    /// In the store: other hosts find it.
-    Stored,
-}
-
-impl StoreState {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Local, Self::Uploading, Self::Stored];
-
-    /// One word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Uploading => "uploading",
-            Self::Stored => "stored",
-        }
-    }
-}
-
 impl StoreCopies {
     /// The copy under `root` that another host pushed, and this one fetched.
     pub fn fetched(place: StorePlace, root: String) -> Self {

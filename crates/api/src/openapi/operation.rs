@@ -1,9 +1,15 @@
 //! One call: what it takes and what it answers.
 
-use crate::openapi::reference::{query, schema};
+use crate::openapi::schemas::{SchemaOf, schema_of};
 use crate::page::MAX_PAGE_SIZE;
 use axum::http::Method;
+use schemars::JsonSchema;
 use serde_json::{Value, json};
+
+/// A parameter that may be given.
+pub(super) fn query(name: &str, schema: Value) -> Value {
+    json!({ "name": name, "in": "query", "required": false, "schema": schema })
+}
 
 /// A call.
 pub(super) struct Operation {
@@ -15,11 +21,11 @@ pub(super) struct Operation {
     /// Beside those in the path.
     pub parameters: Vec<Value>,
     /// Its schema, and whether there must be one.
-    pub body: Option<(Value, bool)>,
+    pub body: Option<(SchemaOf, bool)>,
     /// Media type of the body.
     pub media_type: &'static str,
     /// Successes.
-    pub answers: Vec<(u16, &'static str, Option<Value>)>,
+    pub answers: Vec<(u16, &'static str, Option<SchemaOf>)>,
     /// Refusals beside those that any such call may meet.
     pub more: &'static [u16],
     /// True if it answers in pages.
@@ -74,24 +80,24 @@ impl Operation {
         self
     }
 
-    pub fn takes(mut self, name: &str) -> Self {
-        self.body = Some((schema(name), true));
+    pub fn takes<T: JsonSchema>(mut self) -> Self {
+        self.body = Some((schema_of::<T>(), true));
         self
     }
 
     /// The same as a form.
-    pub fn takes_form(mut self, name: &str) -> Self {
+    pub fn takes_form<T: JsonSchema>(mut self) -> Self {
         self.media_type = "multipart/form-data";
-        self.takes(name)
+        self.takes::<T>()
     }
 
-    pub fn may_take(mut self, name: &str) -> Self {
-        self.body = Some((schema(name), false));
+    pub fn may_take<T: JsonSchema>(mut self) -> Self {
+        self.body = Some((schema_of::<Option<T>>(), false));
         self
     }
 
-    pub fn answers(mut self, status: u16, what: &'static str, body: Value) -> Self {
-        self.answers.push((status, what, Some(body)));
+    pub fn answers<T: JsonSchema>(mut self, status: u16, what: &'static str) -> Self {
+        self.answers.push((status, what, Some(schema_of::<T>())));
         self
     }
 

@@ -9,12 +9,17 @@ use crate::keys::KeyStatus;
 use crate::query::Query;
 use crate::quota::running;
 use crate::routes::bounds::MAX_MOMENT;
-use crate::wire::build::{BuildStart, LEVELS, NewTemplate, entry, status};
+use crate::wire::build::{LEVELS, entry, size, spec, status};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
+use jiffy_api_types::{
+    AddTags, AddedTags, BuildLogs, BuildStart, BuildStatus, ChangedTemplate, NewTemplate, Prune,
+    Pruned, RemoveTags, RequestedBuild, TemplateChange, UploadLink,
+};
+use jiffy_build_spec::spec::BuildSpec;
 use jiffy_engine_api::SandboxSize;
 use jiffy_image::TemplateError;
 use jiffy_sandbox_manager::QuotaRequest;
@@ -22,8 +27,6 @@ use jiffy_template_builder::{
     BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogPosition, LogQuery, RecordError,
     UploadError, UploadNaming, WantedSize,
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Most lines of one answer.
@@ -93,8 +96,8 @@ pub(super) async fn request(
     State(app): State<App>,
     caller: Caller,
     Required(new): Required<NewTemplate>,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let size = new.size();
+) -> Result<(StatusCode, Json<RequestedBuild>), ApiError> {
+    let size = size(&new);
     let asked = usual_or(size).check();
     asked.map_err(|e| ApiError::invalid(e.to_string()))?;
     let name = new.name.or(new.alias).unwrap_or_default();
@@ -108,14 +111,14 @@ pub(super) async fn request(
     let (template, build) = builder.request(&wanted, caller.bounds(), key.as_deref())?;
     Ok((
         StatusCode::ACCEPTED,
-        Json(json!({
-            "templateID": template.id,
-            "buildID": build.id,
-            "public": template.public,
-            "names": [template.name],
-            "tags": build.tags,
-            "aliases": [template.name],
-        })),
+        Json(RequestedBuild {
+            template_id: template.id,
+            build_id: build.id,
+            public: template.public,
+            names: vec![template.name.clone()],
+            tags: build.tags,
+            aliases: vec![template.name],
+        }),
     ))
 }
 
@@ -137,7 +140,7 @@ pub(super) async fn files(
     Path((id, hash)): Path<(String, String)>,
     headers: HeaderMap,
     query: Query,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
+) -> Result<(StatusCode, Json<UploadLink>), ApiError> {
     let verified = query.flag("verified")?;
     if caller.only_reads() {
         return Err(ApiError::forbidden("this key may only look (scope `read`)"));
@@ -158,10 +161,7 @@ pub(super) async fn files(
         app.config.scheme,
         host.unwrap_or("localhost")
     );
-    Ok((
-        StatusCode::CREATED,
-        Json(json!({ "present": present, "url": url })),
-    ))
+    Ok((StatusCode::CREATED, Json(UploadLink { present, url })))
 }
 
 /// `PUT /templates/uploads/{word}`: files, from whoever was given the word.
@@ -194,11 +194,11 @@ pub(super) async fn start(
     State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
-    Required(start): Required<BuildStart>,
+    Required(start): Required<BuildStart<BuildSpec>>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.bounds())?;
-    let spec = start.spec()?;
+    let spec = spec(start)?;
     // A build that has no room now is refused now; each of its sandboxes is asked about again when
     // it is made.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
@@ -238,7 +238,7 @@ pub(super) fn status_of(
     id: &str,
     build: &str,
     query: &Query,
-) -> Result<Option<Value>, ApiError> {
+) -> Result<Option<BuildStatus>, ApiError> {
     let Some(builder) = &app.builder else {
         return Ok(None);
     };
@@ -260,7 +260,7 @@ pub(super) fn status_of(
     let build = builder.records().build(&build.id)?.unwrap_or(build);
     let lines = builder.records().log_lines(&build.id, which)?;
     let progress = builder.progress(&build.id);
-    Ok(Some(status(&template.id, &build, &lines, progress)))
+    Ok(Some(status(&template.id, build, &lines, progress)))
 }
 
 /// `GET /templates/{id}/builds/{build}/logs`.
@@ -269,7 +269,7 @@ pub(super) async fn logs(
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<BuildLogs>, ApiError> {
     let builder = app.builder()?;
     let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let backwards = [("forward", false), ("backward", true)];
@@ -286,31 +286,26 @@ pub(super) async fn logs(
         level: query.word("level", &LEVELS)?.unwrap_or(LogLevel::Debug),
     };
     let lines = builder.records().log_lines(&build.id, which)?;
-    let entries: Vec<Value> = lines.iter().map(entry).collect();
-    Ok(Json(json!({ "logs": entries })))
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct TagsBody {
-    target: Option<String>,
-    name: Option<String>,
-    #[serde(default)]
-    tags: Vec<String>,
+    let logs = lines.iter().map(entry).collect();
+    Ok(Json(BuildLogs { logs }))
 }
 
 /// `POST /templates/tags`: more tags for what a tag is at.
 pub(super) async fn add_tags(
     State(app): State<App>,
     caller: Caller,
-    Required(body): Required<TagsBody>,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
+    Required(body): Required<AddTags>,
+) -> Result<(StatusCode, Json<AddedTags>), ApiError> {
     let builder = app.builder()?;
     let target = body.target.unwrap_or_default();
     let template = builder.owned_template(&target, caller.bounds())?;
     let build = builder.tag(&template, &target, &body.tags).await?;
     Ok((
         StatusCode::CREATED,
-        Json(json!({ "tags": body.tags, "buildID": build })),
+        Json(AddedTags {
+            tags: body.tags,
+            build_id: build,
+        }),
     ))
 }
 
@@ -318,17 +313,12 @@ pub(super) async fn add_tags(
 pub(super) async fn remove_tags(
     State(app): State<App>,
     caller: Caller,
-    Required(body): Required<TagsBody>,
+    Required(body): Required<RemoveTags>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
     let template = builder.owned_template(&body.name.unwrap_or_default(), caller.bounds())?;
     builder.untag(&template, &body.tags).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct TemplateChange {
-    public: Option<bool>,
 }
 
 /// `PATCH /v2/templates/{id}`: for everybody, or for its owner only.
@@ -337,7 +327,7 @@ pub(super) async fn change(
     caller: Caller,
     Path(id): Path<String>,
     Required(change): Required<TemplateChange>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<ChangedTemplate>, ApiError> {
     let builder = app.builder()?;
     let name = match builder.owned_template(&id, caller.bounds()) {
         Ok(template) => {
@@ -366,13 +356,9 @@ pub(super) async fn change(
         }
         Err(e) => return Err(e.into()),
     };
-    Ok(Json(json!({ "names": [caller.called(&name)] })))
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct PruneBody {
-    unused_seconds: u64,
+    Ok(Json(ChangedTemplate {
+        names: vec![caller.called(&name)],
+    }))
 }
 
 /// `POST /templates/prune`: removes what only makes later builds faster, of the caller's own if the
@@ -380,12 +366,15 @@ pub(super) struct PruneBody {
 pub(super) async fn prune(
     State(app): State<App>,
     caller: Caller,
-    Optional(body): Optional<PruneBody>,
-) -> Result<Json<Value>, ApiError> {
+    Optional(body): Optional<Prune>,
+) -> Result<Json<Pruned>, ApiError> {
     let of = caller.bounds().map(str::to_owned);
     let builder = app.builder()?.clone();
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
     let pruned = tokio::task::spawn_blocking(move || builder.prune(unused, of.as_deref())).await;
     let pruned = pruned.map_err(|e| ApiError::internal(e.to_string()))??;
-    Ok(Json(json!(pruned)))
+    Ok(Json(Pruned {
+        steps: pruned.steps,
+        upload_bytes: pruned.upload_bytes,
+    }))
 }

@@ -6,90 +6,23 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::idempotency::{digest, key_of};
 use crate::lookup::Origin;
-use crate::network::{NetworkBody, checked, is_empty};
+use crate::network::checked;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use jiffy_api_types::{
+    AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NewLifecycle, NewSandbox,
+    OnTimeout, Proxy, Unsupported,
+};
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
-use jiffy_sandbox_manager::{
-    CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, Prefetch, SandboxSettings, SandboxSource,
-    SiteError, authorities,
-};
-use serde::Deserialize;
-use serde_json::Value;
+use jiffy_sandbox_manager::{CreateSpec, SandboxSettings, SandboxSource, SiteError, authorities};
 use std::collections::BTreeMap;
 
-/// Most metadata and environment variables.
-pub(crate) const MAX_PAIRS: usize = 256;
-/// Longest name of one.
-pub(crate) const MAX_NAME: usize = 256;
-/// Longest value of one.
-pub(crate) const MAX_VALUE: usize = 8192;
 /// Key by which a client of another system asks for directories of the host.
 const HOST_MOUNT: &str = "host-mount";
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct NewSandbox {
-    #[serde(rename = "templateID")]
-    template_id: String,
-    timeout: Option<i64>,
-    auto_pause: Option<bool>,
-    auto_pause_memory: Option<bool>,
-    auto_resume: Option<AutoResumeBody>,
-    secure: Option<bool>,
-    #[serde(rename = "allow_internet_access")]
-    allow_internet_access: Option<bool>,
-    network: Option<NetworkBody>,
-    metadata: Option<BTreeMap<String, String>>,
-    env_vars: Option<BTreeMap<String, String>>,
-    envs: Option<BTreeMap<String, String>>,
-    lifecycle: Option<Lifecycle>,
-    mcp: Option<Value>,
-    iam: Option<Value>,
-    volume_mounts: Option<Value>,
-    cpu_count: Option<u8>,
-    #[serde(rename = "memoryMB")]
-    memory_mb: Option<u32>,
-    #[serde(rename = "diskSizeMB")]
-    disk_size_mb: Option<u64>,
-    name: Option<String>,
-    engine: Option<String>,
-    prefetch: Option<Prefetch>,
-    ca_certificates: Option<String>,
-    proxy: Option<ProxyBody>,
-}
-
-/// Proxy of a new sandbox.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ProxyBody {
-    url: String,
-    no_proxy: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AutoResumeBody {
-    enabled: Option<bool>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Lifecycle {
-    on_timeout: Option<WireOnTimeout>,
-    auto_resume: Option<bool>,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum WireOnTimeout {
-    Kill,
-    Pause,
-}
 
 pub(super) async fn create_v2(
     state: State<App>,
@@ -180,7 +113,7 @@ async fn make(
 }
 
 fn refuse_unsupported(wanted: &NewSandbox) -> Result<(), ApiError> {
-    let asked = |value: &Option<Value>| value.as_ref().is_some_and(|v| !is_empty(v));
+    let asked = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
     let refusals = [
         (
             asked(&wanted.mcp),
@@ -212,21 +145,21 @@ fn refuse_unsupported(wanted: &NewSandbox) -> Result<(), ApiError> {
     }
 }
 
-fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&Lifecycle>) -> OnTimeout {
+fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&NewLifecycle>) -> OnTimeout {
     let nested = lifecycle.and_then(|l| l.on_timeout);
     match (auto_pause, nested) {
-        (Some(true), _) | (None, Some(WireOnTimeout::Pause)) => OnTimeout::Pause,
-        (Some(false), _) | (None, Some(WireOnTimeout::Kill) | None) => OnTimeout::Kill,
+        (Some(true), _) | (None, Some(OnTimeout::Pause)) => OnTimeout::Pause,
+        (Some(false), _) | (None, Some(OnTimeout::Kill) | None) => OnTimeout::Kill,
     }
 }
 
-fn auto_resume(flag: Option<AutoResumeBody>, lifecycle: Option<&Lifecycle>) -> bool {
+fn auto_resume(flag: Option<AutoResume>, lifecycle: Option<&NewLifecycle>) -> bool {
     let flag = flag.and_then(|a| a.enabled);
     flag.or(lifecycle.and_then(|l| l.auto_resume))
         .unwrap_or(false)
 }
 
-fn site(certificates: Option<String>, proxy: Option<ProxyBody>) -> Result<SiteSettings, ApiError> {
+fn site(certificates: Option<String>, proxy: Option<Proxy>) -> Result<SiteSettings, ApiError> {
     let invalid = |what: &str, e: SiteError| ApiError::invalid(format!("`{what}`: {e}"));
     let authorities = match certificates.as_deref().filter(|pem| !pem.is_empty()) {
         Some(pem) => authorities(pem, MAX_AUTHORITIES_BYTES),

@@ -3,52 +3,22 @@
 use crate::app::App;
 use crate::body::Optional;
 use crate::caller::Caller;
-use crate::error::{ApiError, ErrorBody};
+use crate::error::ApiError;
 use crate::lookup::Liveness;
-use crate::wire::sandbox::{Sandbox, whole};
+use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use jiffy_api_types::{ForkSandbox, Forked, Promoted};
 use jiffy_sandbox_manager::{OperationError, SandboxRecord};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ForkBody {
-    timeout: Option<i64>,
-    count: Option<u64>,
-}
-
-/// Result of one child.
-#[derive(Debug, Serialize)]
-pub(super) struct Forked {
-    /// Snapshot that all children start from.
-    #[serde(rename = "snapshotID")]
-    snapshot_id: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sandbox: Option<Sandbox>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorBody>,
-}
-
-/// Answer to a promotion.
-#[derive(Debug, Serialize)]
-pub(super) struct Promoted {
-    #[serde(rename = "sandboxID")]
-    sandbox_id: String,
-    /// Sandboxes that went.
-    removed: Vec<String>,
-    /// Everything about them.
-    jiffy: Vec<SandboxRecord>,
-}
 
 /// `POST /sandboxes/{id}/fork`: one entry per child, each with a sandbox or an error.
 pub(super) async fn fork(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<ForkBody>,
+    Optional(body): Optional<ForkSandbox>,
 ) -> Result<(StatusCode, Json<Vec<Forked>>), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let count = usize::try_from(body.count.unwrap_or(1)).unwrap_or(usize::MAX);

@@ -14,10 +14,11 @@ use crate::wire::function::{self, FunctionBase};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use jiffy_api_types::{
+    Function, FunctionLog, FunctionMetrics, FunctionVersion, ModuleState, RollbackFunction,
+};
 use jiffy_function_manager::{FunctionError, FunctionRecord, Functions};
-use jiffy_sandbox_manager::{QuotaRefusal, StoreState};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use jiffy_sandbox_manager::QuotaRefusal;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,7 +92,7 @@ impl App {
         Ok(found?)
     }
 
-    fn shown_function(&self, record: &FunctionRecord) -> Value {
+    fn shown_function(&self, record: &FunctionRecord) -> Function {
         let functions = self.functions.as_ref().map(|f| &f.functions);
         let status = functions.and_then(|functions| {
             let status = functions.schedule_status(record.owner.as_deref(), &record.name);
@@ -107,12 +108,12 @@ impl App {
     }
 
     /// State of a function's module in the store that hosts share; none: this host shares none.
-    fn module_state(&self, record: &FunctionRecord, digest: &str) -> Option<StoreState> {
+    fn module_state(&self, record: &FunctionRecord, digest: &str) -> Option<ModuleState> {
         let functions = self.functions.as_ref().map(|f| &f.functions)?;
         let stored = functions.is_stored(record.owner.as_deref(), digest)?;
         Some(match stored {
-            true => StoreState::Stored,
-            false => StoreState::Uploading,
+            true => ModuleState::Stored,
+            false => ModuleState::Uploading,
         })
     }
 }
@@ -122,7 +123,7 @@ pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Vec<Value>>, ApiError> {
+) -> Result<Json<Vec<Function>>, ApiError> {
     let all = query.flag("all")? && caller.bounds().is_none();
     let records = app.functions()?.list().into_iter();
     let seen = records.filter(|record| all || record.owner.as_deref() == caller.bounds());
@@ -136,15 +137,13 @@ pub(super) async fn one(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Function>, ApiError> {
     let record = app.function(&caller, &name)?;
     let functions = app.functions()?;
     let counts = functions.metrics(record.owner.as_deref(), &record.name);
     let counts = counts.await?;
     let mut shown = app.shown_function(&record);
-    if let Some(map) = shown.as_object_mut() {
-        map.insert("metrics".to_owned(), function::metrics(&counts));
-    }
+    shown.metrics = Some(function::metrics(counts));
     Ok(Json(shown))
 }
 
@@ -153,7 +152,7 @@ pub(super) async fn versions(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-) -> Result<Json<Vec<Value>>, ApiError> {
+) -> Result<Json<Vec<FunctionVersion>>, ApiError> {
     let record = app.function(&caller, &name)?;
     let state = |digest: &str| app.module_state(&record, digest);
     Ok(Json(function::versions(&record, &state)))
@@ -164,11 +163,11 @@ pub(super) async fn metrics(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<FunctionMetrics>, ApiError> {
     let record = app.function(&caller, &name)?;
     let functions = app.functions()?;
     let counts = functions.metrics(record.owner.as_deref(), &record.name);
-    Ok(Json(function::metrics(&counts.await?)))
+    Ok(Json(function::metrics(counts.await?)))
 }
 
 /// `GET /functions/{name}/logs`: entries from `after` on; waits for `wait` seconds at most for one.
@@ -177,23 +176,17 @@ pub(super) async fn logs(
     caller: Caller,
     Path(name): Path<String>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<FunctionLog>, ApiError> {
     let after = query.number("after", 0..=MAX_POSITION)?.unwrap_or(0);
     let wait = query.number("wait", 0..=MAX_LOG_WAIT_S)?.unwrap_or(0);
     let record = app.function(&caller, &name)?;
     let (owner, wait) = (record.owner.as_deref(), Duration::from_secs(wait));
     let functions = app.functions()?;
     let (entries, next) = functions.logs(owner, &record.name, after, wait).await?;
-    let entries: Vec<Value> = entries.iter().map(function::log_entry).collect();
-    Ok(Json(
-        json!({ "entries": entries, "next": next.to_string() }),
-    ))
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct RollbackBody {
-    version: Option<u64>,
+    Ok(Json(FunctionLog {
+        entries: entries.into_iter().map(function::log_entry).collect(),
+        next: next.to_string(),
+    }))
 }
 
 /// `POST /functions/{name}/rollback`: an earlier version answers again.
@@ -201,8 +194,8 @@ pub(super) async fn rollback(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-    Optional(body): Optional<RollbackBody>,
-) -> Result<Json<Value>, ApiError> {
+    Optional(body): Optional<RollbackFunction>,
+) -> Result<Json<Function>, ApiError> {
     let record = app.function(&caller, &name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     let changed = functions.roll_back(owner, &record.name, body.version);
@@ -214,7 +207,7 @@ async fn enable(
     caller: &Caller,
     name: &str,
     enabled: bool,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Function>, ApiError> {
     let record = app.function(caller, name)?;
     let (owner, functions) = (record.owner.as_deref(), app.functions()?);
     let changed = functions.enable(owner, &record.name, enabled);
@@ -226,7 +219,7 @@ pub(super) async fn enable_one(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Function>, ApiError> {
     enable(&app, &caller, &name, true).await
 }
 
@@ -235,7 +228,7 @@ pub(super) async fn disable_one(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Function>, ApiError> {
     enable(&app, &caller, &name, false).await
 }
 

@@ -6,15 +6,20 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::keys::KeyStatus;
 use crate::lookup::Liveness;
-use crate::network::NetworkUpdate;
+use crate::network::check_update;
 use crate::query::Query;
 use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use jiffy_api_types::{
+    AllMetrics, Connection, Connections, LogEntry, LogLevel, Logs, LogsV2, Metric, NetworkUpdate,
+    Preview, RefusalReason, Verdict,
+};
 use jiffy_engine_api::ConnectionRecord;
 use jiffy_sandbox_manager::{SandboxSettings, SandboxState, UsageSample};
-use serde_json::{Map, Value, json};
+use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most lines of a console.
@@ -35,32 +40,28 @@ pub(super) async fn network(
     Path(id): Path<String>,
     Required(body): Required<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
-    let change = body.check()?;
+    let change = check_update(body)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let change = move |settings: &mut SandboxSettings| change(&mut settings.network);
     app.sandboxes.change_settings(&record.id, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn metric(sample: &UsageSample) -> Value {
-    let mut metric = json!({
-        "timestamp": moment(sample.at_ms),
-        "timestampUnix": sample.at_ms / 1000,
-        "cpuCount": sample.cpu_count,
-        "cpuUsedPct": sample.cpu_used_pct,
-        "memUsed": sample.mem_used,
-        "memTotal": sample.mem_total,
-        "memCache": sample.mem_cache,
-        "diskUsed": sample.disk_used,
-        "diskTotal": sample.disk_total,
-    });
-    if let (Some(out), Some(back), Some(map)) =
-        (sample.net_out, sample.net_in, metric.as_object_mut())
-    {
-        map.insert("netBytesOut".to_owned(), json!(out));
-        map.insert("netBytesIn".to_owned(), json!(back));
+fn metric(sample: &UsageSample) -> Metric {
+    let traffic = sample.net_out.zip(sample.net_in);
+    Metric {
+        timestamp: moment(sample.at_ms),
+        timestamp_unix: sample.at_ms / 1000,
+        cpu_count: sample.cpu_count,
+        cpu_used_pct: sample.cpu_used_pct.into(),
+        mem_used: sample.mem_used,
+        mem_total: sample.mem_total,
+        mem_cache: sample.mem_cache,
+        disk_used: sample.disk_used,
+        disk_total: sample.disk_total,
+        net_bytes_out: traffic.map(|(out, _)| out),
+        net_bytes_in: traffic.map(|(_, back)| back),
     }
-    metric
 }
 
 /// `GET /sandboxes/{id}/metrics`: oldest first, as the host sees them.
@@ -69,7 +70,7 @@ pub(super) async fn metrics(
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
-) -> Result<Json<Vec<Value>>, ApiError> {
+) -> Result<Json<Vec<Metric>>, ApiError> {
     let bound = |name| query.number(name, 0..=MAX_MOMENT);
     let (start, end) = (bound("start")?, bound("end")?);
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
@@ -85,7 +86,7 @@ pub(super) async fn all_metrics(
     State(app): State<App>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<AllMetrics>, ApiError> {
     let ids: Vec<&str> = query
         .get("sandbox_ids")
         .unwrap_or_default()
@@ -97,7 +98,7 @@ pub(super) async fn all_metrics(
         )));
     }
     let now = query.flag("now")?;
-    let mut found = Map::new();
+    let mut sandboxes = BTreeMap::new();
     for id in ids {
         let Ok(record) = app.sandbox(&caller, id, Liveness::Alive) else {
             continue;
@@ -117,37 +118,41 @@ pub(super) async fn all_metrics(
         };
         if let Some(latest) = latest {
             let id = caller.shown_id(&record.id).to_owned();
-            found.insert(id, metric(&latest));
+            sandboxes.insert(id, metric(&latest));
         }
     }
-    Ok(Json(json!({ "sandboxes": found })))
+    Ok(Json(AllMetrics { sandboxes }))
 }
 
 /// A line of a console.
 struct ConsoleLine {
     at_ms: u64,
     text: String,
-    level: &'static str,
+    level: LogLevel,
 }
 
 impl ConsoleLine {
-    fn entry(&self) -> Value {
-        json!({
-            "timestamp": moment(self.at_ms),
-            "message": self.text,
-            "level": self.level,
-            "fields": {},
-        })
+    fn entry(&self) -> LogEntry {
+        LogEntry {
+            timestamp: moment(self.at_ms),
+            message: self.text.clone(),
+            level: self.level,
+            step: None,
+            fields: Some(BTreeMap::new()),
+        }
     }
 
     /// The line as E2B's clients expect the lines of a log: with a JSON object as its text.
-    fn v1(&self) -> Value {
+    fn v1(&self) -> jiffy_api_types::ConsoleLine {
         let line = json!({
             "level": self.level,
             "logger": "console",
             "message": self.text,
         });
-        json!({ "timestamp": moment(self.at_ms), "line": line.to_string() })
+        jiffy_api_types::ConsoleLine {
+            timestamp: moment(self.at_ms),
+            line: line.to_string(),
+        }
     }
 }
 
@@ -174,7 +179,10 @@ fn console(app: &App, caller: &Caller, id: &str) -> Result<Vec<ConsoleLine>, Api
     let line = |(at, (&text, at_ms)): (usize, (&&str, u64))| ConsoleLine {
         at_ms,
         text: shown(text),
-        level: if at < lines.len() { "info" } else { "error" },
+        level: match at < lines.len() {
+            true => LogLevel::Info,
+            false => LogLevel::Error,
+        },
     };
     Ok(texts.iter().zip(times).enumerate().map(line).collect())
 }
@@ -185,7 +193,7 @@ pub(super) async fn logs_v1(
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Logs>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
     let start = query.number("start", 0..=MAX_MOMENT * 1000)?;
     let mut lines = console(&app, &caller, &id)?;
@@ -193,9 +201,10 @@ pub(super) async fn logs_v1(
         Some(start) => keep_from(&mut lines, start, limit),
         None => keep_last(&mut lines, limit),
     }
-    let logs: Vec<Value> = lines.iter().map(ConsoleLine::v1).collect();
-    let entries: Vec<Value> = lines.iter().map(ConsoleLine::entry).collect();
-    Ok(Json(json!({ "logs": logs, "logEntries": entries })))
+    Ok(Json(Logs {
+        logs: lines.iter().map(ConsoleLine::v1).collect(),
+        log_entries: lines.iter().map(ConsoleLine::entry).collect(),
+    }))
 }
 
 /// `GET /v2/sandboxes/{id}/logs`: the same, searched. Lines are returned from `cursor` on, or back
@@ -205,16 +214,15 @@ pub(super) async fn logs_v2(
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<LogsV2>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
     let cursor = query.number("cursor", 0..=MAX_MOMENT * 1000)?;
     let directions = [("forward", false), ("backward", true)];
     let backward = query.word("direction", &directions)?.unwrap_or(false);
-    let levels = [("debug", 0), ("info", 1), ("warn", 2), ("error", 3)];
-    let level = query.word("level", &levels)?.unwrap_or(0);
+    let levels = LogLevel::ALL.map(|level| (level.name(), level));
+    let level = query.word("level", &levels)?.unwrap_or(LogLevel::Debug);
     let mut lines = console(&app, &caller, &id)?;
-    let rank = |name: &str| levels.iter().find(|(n, _)| *n == name).map_or(0, |l| l.1);
-    lines.retain(|line| rank(line.level) >= level);
+    lines.retain(|line| line.level >= level);
     if let Some(search) = query.get("search") {
         lines.retain(|line| line.text.contains(search));
     }
@@ -228,8 +236,8 @@ pub(super) async fn logs_v2(
     if backward {
         lines.reverse();
     }
-    let entries: Vec<Value> = lines.iter().map(ConsoleLine::entry).collect();
-    Ok(Json(json!({ "logs": entries })))
+    let logs = lines.iter().map(ConsoleLine::entry).collect();
+    Ok(Json(LogsV2 { logs }))
 }
 
 /// Keeps the first `limit` lines that are not older than `start_ms`.
@@ -243,20 +251,28 @@ fn keep_last<T>(lines: &mut Vec<T>, limit: u64) {
     lines.drain(..lines.len().saturating_sub(limit));
 }
 
-fn connection(connection: &ConnectionRecord) -> Value {
-    json!({
-        "timestamp": moment(connection.at_ms),
-        "protocol": connection.protocol.to_string(),
-        "address": connection.address,
-        "port": connection.port,
-        "host": connection.host,
-        "question": connection.question,
-        "bytesOut": connection.bytes.map(|(out, _)| out),
-        "bytesIn": connection.bytes.map(|(_, back)| back),
-        "verdict": if connection.refused.is_some() { "refused" } else { "allowed" },
-        "reason": connection.refused.map(|why| why.name()),
-        "times": connection.times,
-    })
+fn connection(connection: ConnectionRecord) -> Connection {
+    use jiffy_engine_api::RefusalReason as Reason;
+    Connection {
+        timestamp: moment(connection.at_ms),
+        protocol: connection.protocol.to_string(),
+        address: connection.address.map(|address| address.to_string()),
+        port: connection.port,
+        host: connection.host,
+        question: connection.question,
+        bytes_out: connection.bytes.map(|(out, _)| out),
+        bytes_in: connection.bytes.map(|(_, back)| back),
+        verdict: match connection.refused {
+            Some(_) => Verdict::Refused,
+            None => Verdict::Allowed,
+        },
+        reason: connection.refused.map(|why| match why {
+            Reason::Rules => RefusalReason::Rules,
+            Reason::Limit => RefusalReason::Limit,
+            Reason::Host => RefusalReason::Host,
+        }),
+        times: connection.times,
+    }
 }
 
 /// `GET /sandboxes/{id}/connections`: what it reached, or tried to.
@@ -265,18 +281,17 @@ pub(super) async fn connections(
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Connections>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let mut all = app.sandboxes.observe().connections(&record.id).await?;
     keep_last(&mut all.list, limit);
-    let list: Vec<Value> = all.list.iter().map(connection).collect();
-    Ok(Json(json!({
-        "since": all.since_ms.map(moment),
-        "connections": list,
-        "missing": all.missing,
-        "untold": all.untold,
-    })))
+    Ok(Json(Connections {
+        since: all.since_ms.map(moment),
+        connections: all.list.into_iter().map(connection).collect(),
+        missing: all.missing,
+        untold: all.untold.into_iter().map(str::to_owned).collect(),
+    }))
 }
 
 /// `GET /sandboxes/{id}/preview`: a link to a port that needs nothing else and holds for a while.
@@ -285,7 +300,7 @@ pub(super) async fn preview(
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Preview>, ApiError> {
     let port = query.number("port", 1..=65_535)?;
     let ttl = query.number("ttl", 1..=MAX_LINK)?.unwrap_or(USUAL_LINK);
     let port = port.and_then(|p| u16::try_from(p).ok());
@@ -309,8 +324,8 @@ pub(super) async fn preview(
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let expires = now.map_or(0, |d| d.as_secs()).saturating_add(ttl);
-    Ok(Json(json!({
-        "url": links.link(&record.id, port, expires),
-        "expiresAt": moment(expires * 1000),
-    })))
+    Ok(Json(Preview {
+        url: links.link(&record.id, port, expires),
+        expires_at: moment(expires * 1000),
+    }))
 }

@@ -1,6 +1,6 @@
 //! The host itself, for those who run it.
 
-use crate::app::{App, Ending};
+use crate::app::App;
 use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
@@ -8,11 +8,10 @@ use crate::lookup::Liveness;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine_api::EngineDescription;
-use serde_json::{Value, json};
+use jiffy_api_types::{EngineDescription, Host, Process, StopHost, VerifiedSnapshot};
 
 /// `GET /host`: which daemon this is, and what it has left.
-pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<Value>, ApiError> {
+pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<Host>, ApiError> {
     if !caller.only_reads() {
         caller.require_admin("looking at the host")?;
     }
@@ -21,22 +20,19 @@ pub(super) async fn host(State(app): State<App>, caller: Caller) -> Result<Json<
     let running = running
         .iter()
         .filter(|r| r.state == jiffy_sandbox_manager::SandboxState::Running);
-    let mut shown = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "pid": std::process::id(),
-        "running": running.count(),
-        "warm": app.sandboxes.pool().waiting(),
-        "network": app.sandboxes.network(),
-        "memoryTotalMB": figures.memory_total_mib,
-        "memoryAvailableMB": figures.memory_available_mib,
-        "memoryLimitMB": limit,
-        "diskTotalMB": figures.disk_total_mib,
-        "diskFreeMB": figures.disk_free_mib,
-    });
-    if let (Some(about), true, Some(map)) = (&app.about, caller.is_owner(), shown.as_object_mut()) {
-        map.insert("jiffy".to_owned(), about());
-    }
-    Ok(Json(shown))
+    Ok(Json(Host {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        running: running.count(),
+        warm: app.sandboxes.pool().waiting(),
+        network: app.sandboxes.network(),
+        memory_total_mb: figures.memory_total_mib,
+        memory_available_mb: figures.memory_available_mib,
+        memory_limit_mb: limit,
+        disk_total_mb: figures.disk_total_mib,
+        disk_free_mb: figures.disk_free_mib,
+        jiffy: (app.about.as_ref().filter(|_| caller.is_owner())).map(|about| about()),
+    }))
 }
 
 /// `GET /engines`: how sandboxes are isolated here. Why one cannot be used is about the host, and
@@ -58,7 +54,7 @@ pub(super) async fn process(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Process>, ApiError> {
     if !caller.is_owner() {
         return Err(ApiError::forbidden(
             "only the host's owner is told about its processes",
@@ -66,14 +62,14 @@ pub(super) async fn process(
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let (pid, exits) = app.sandboxes.observe().process(&record.id).await?;
-    Ok(Json(json!({ "pid": pid, "exits": exits })))
+    Ok(Json(Process { pid, exits }))
 }
 
 /// `POST /host/stop`: ends the daemon. Only the host's owner may.
 pub(super) async fn stop(
     State(app): State<App>,
     caller: Caller,
-    Optional(how): Optional<Ending>,
+    Optional(how): Optional<StopHost>,
 ) -> Result<StatusCode, ApiError> {
     if !caller.is_owner() {
         return Err(ApiError::forbidden(
@@ -92,12 +88,9 @@ pub(super) async fn verify(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Vec<VerifiedSnapshot>>, ApiError> {
     caller.require_admin("verifying a snapshot")?;
     let snapshot = app.snapshot(&caller, &id)?;
     let found = app.sandboxes.snapshots().verify(&snapshot.id).await?;
-    let shown = serde_json::to_value(found);
-    shown
-        .map(Json)
-        .map_err(|e| ApiError::internal(e.to_string()))
+    Ok(Json(found))
 }

@@ -9,83 +9,24 @@ use crate::query::Query;
 use crate::quota::KeyUsage;
 use axum::Json;
 use axum::extract::State;
-use serde::Serialize;
+use jiffy_api_types::{Budget, BudgetLimits, BudgetUsage, DiskUsage};
 
-/// A key's budget.
-#[derive(Debug, Serialize)]
-pub(super) struct BudgetBody {
-    #[serde(rename = "keyID")]
-    key_id: String,
-    name: String,
-    limits: WireLimits,
-    used: UsedAmounts,
-}
-
-/// Limits in force; null: none.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct WireLimits {
-    sandboxes: Option<u32>,
-    vcpus: Option<u32>,
-    #[serde(rename = "memoryMB")]
-    memory_mb: Option<u32>,
-    creates_per_minute: Option<u32>,
-    paused: Option<u32>,
-    snapshots: Option<u32>,
-    templates: Option<u32>,
-    builds: Option<u32>,
-    exchanges: Option<u64>,
-    disk_bytes: Option<u64>,
-}
-
-impl WireLimits {
-    fn new(limits: &Limits, exchanges: Option<u64>) -> Self {
-        Self {
-            sandboxes: limits.max_sandboxes,
-            vcpus: limits.max_vcpus,
-            memory_mb: limits.max_memory_mib,
-            creates_per_minute: limits.creates_per_minute,
-            paused: limits.max_paused,
-            snapshots: limits.max_snapshots,
-            templates: limits.max_templates,
-            builds: limits.max_builds,
-            exchanges,
-            disk_bytes: limits.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20)),
-        }
+fn limits_in_force(limits: &Limits, exchanges: Option<u64>) -> BudgetLimits {
+    BudgetLimits {
+        sandboxes: limits.max_sandboxes,
+        vcpus: limits.max_vcpus,
+        memory_mb: limits.max_memory_mib,
+        creates_per_minute: limits.creates_per_minute,
+        paused: limits.max_paused,
+        snapshots: limits.max_snapshots,
+        templates: limits.max_templates,
+        builds: limits.max_builds,
+        exchanges,
+        disk_bytes: limits.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20)),
     }
 }
 
-/// Amounts that are used.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct UsedAmounts {
-    sandboxes: u64,
-    vcpus: u64,
-    #[serde(rename = "memoryMB")]
-    memory_mb: u64,
-    paused: u64,
-    snapshots: u64,
-    templates: u64,
-    builds: u64,
-    uploads: u64,
-    exchanges: u64,
-    disk_bytes: u64,
-    disk: UsedDisk,
-}
-
-/// Bytes on disk, by what has them.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct UsedDisk {
-    paused: u64,
-    snapshots: u64,
-    templates: u64,
-    uploads: u64,
-    build_steps: u64,
-    functions: u64,
-}
-
-impl From<KeyUsage> for UsedAmounts {
+impl From<KeyUsage> for BudgetUsage {
     fn from(usage: KeyUsage) -> Self {
         let amount = usage.amount();
         Self {
@@ -99,7 +40,7 @@ impl From<KeyUsage> for UsedAmounts {
             uploads: usage.builds.uploads,
             exchanges: usage.exchanges,
             disk_bytes: amount.disk_bytes,
-            disk: UsedDisk {
+            disk: DiskUsage {
                 paused: usage.host.paused_bytes,
                 snapshots: usage.host.snapshot_bytes,
                 templates: usage.builds.template_bytes,
@@ -111,12 +52,12 @@ impl From<KeyUsage> for UsedAmounts {
     }
 }
 
-fn budget(app: &App, key: &Key) -> Result<BudgetBody, ApiError> {
+fn budget(app: &App, key: &Key) -> Result<Budget, ApiError> {
     let limits = app.quota.limits_of(key);
-    Ok(BudgetBody {
+    Ok(Budget {
         key_id: key.id.clone(),
         name: key.name.clone(),
-        limits: WireLimits::new(&limits, app.quota.most_exchanges(key)),
+        limits: limits_in_force(&limits, app.quota.most_exchanges(key)),
         used: app.quota.usage_of(&key.id)?.into(),
     })
 }
@@ -126,7 +67,7 @@ pub(super) async fn limits(
     State(app): State<App>,
     caller: Caller,
     query: Query,
-) -> Result<Json<BudgetBody>, ApiError> {
+) -> Result<Json<Budget>, ApiError> {
     let Some(id) = query.get("key") else {
         let own = caller.key().ok_or_else(|| {
             ApiError::invalid("the host's owner has no limits: name a key with `?key=ID`")

@@ -6,10 +6,10 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use crate::page::{NEXT, Page};
 use crate::query::Query;
-use crate::wire::sandbox::{ListedSandbox, SandboxDetail};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
+use jiffy_api_types::{ListedSandbox, SandboxDetail};
 use jiffy_sandbox_manager::{ListOrder, ListedSandboxes, SandboxRecord};
 use std::collections::BTreeMap;
 

@@ -7,40 +7,23 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use crate::query::Query;
 use crate::quota::running;
-use crate::wire::sandbox::SandboxDetail;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
+use jiffy_api_types::{ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeSandbox, SandboxDetail};
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
     AwakeTime, OnTimeout, OperationError, QuotaAmount, QuotaPermit, QuotaRequest, SandboxRecord,
     SandboxState, WakeOptions,
 };
-use serde::Deserialize;
 use std::io;
 use std::time::Duration;
 
 /// Time an agent has to say that it is well.
 const HEALTH: Duration = Duration::from_secs(3);
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct WakeBody {
-    timeout: Option<i64>,
-    auto_pause: Option<bool>,
-    memory: Option<bool>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct PauseBody {
-    memory: Option<bool>,
-    require_healthy_guest: Option<bool>,
-    durable: Option<bool>,
-}
 
 impl App {
     /// Room for `count` new sandboxes; only keys have limits. Those that will be paused at their
@@ -157,7 +140,7 @@ pub(super) async fn connect(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<WakeBody>,
+    Optional(body): Optional<ConnectSandbox>,
 ) -> Result<Response, ApiError> {
     let (now, woken) = make_run(&app, &caller, &id, &body).await?;
     let status = match woken {
@@ -173,7 +156,7 @@ pub(super) async fn connect_v1(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<WakeBody>,
+    Optional(body): Optional<ConnectSandbox>,
 ) -> Result<Response, ApiError> {
     let (now, _) = make_run(&app, &caller, &id, &body).await?;
     Ok(Json(app.answer(&caller, &now)).into_response())
@@ -183,7 +166,7 @@ async fn make_run(
     app: &App,
     caller: &Caller,
     id: &str,
-    body: &WakeBody,
+    body: &ConnectSandbox,
 ) -> Result<(SandboxRecord, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let record = app.sandbox(caller, id, Liveness::Resumable)?;
@@ -198,7 +181,7 @@ pub(super) async fn resume(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<WakeBody>,
+    Optional(body): Optional<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
     let record = app.sandbox(&caller, &id, Liveness::Resumable)?;
@@ -237,7 +220,7 @@ pub(super) async fn pause(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<PauseBody>,
+    Optional(body): Optional<PauseSandbox>,
 ) -> Result<StatusCode, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     no_cold_start(body.memory)?;
@@ -286,19 +269,12 @@ async fn until_stored(app: &App, record: &SandboxRecord) -> Result<StatusCode, A
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
-pub(super) struct ChangeBody {
-    /// Null: it has none any more.
-    #[serde(deserialize_with = "Option::deserialize")]
-    name: Option<String>,
-}
-
 /// `PATCH /sandboxes/{id}`: gives it another name.
 pub(super) async fn change(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Required(body): Required<ChangeBody>,
+    Required(body): Required<ChangeSandbox>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let record = app.sandboxes.rename(&record.id, body.name).await?;

@@ -6,33 +6,32 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Path, State};
+use jiffy_api_types::{Pool, SetPool};
 use jiffy_sandbox_manager::PoolSize;
-use serde::Deserialize;
-use serde_json::{Value, json};
 
-#[derive(Debug, Deserialize)]
-pub(super) struct PoolBody {
-    size: u64,
-}
-
-fn shown(pool: &PoolSize) -> Value {
-    json!({
-        "templateID": pool.template,
-        "size": pool.wanted,
-        "ready": pool.waiting,
-    })
+fn shown(pool: PoolSize) -> Pool {
+    Pool {
+        template_id: pool.template,
+        size: pool.wanted,
+        ready: pool.waiting,
+    }
 }
 
 /// `GET /pools`: how many sandboxes wait for their creator.
 pub(super) async fn list(
     State(app): State<App>,
     caller: Caller,
-) -> Result<Json<Vec<Value>>, ApiError> {
+) -> Result<Json<Vec<Pool>>, ApiError> {
     if !caller.only_reads() {
         caller.require_admin("looking at pools")?;
     }
     Ok(Json(
-        app.sandboxes.pool().sizes().iter().map(shown).collect(),
+        app.sandboxes
+            .pool()
+            .sizes()
+            .into_iter()
+            .map(shown)
+            .collect(),
     ))
 }
 
@@ -41,8 +40,8 @@ pub(super) async fn set(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Required(body): Required<PoolBody>,
-) -> Result<Json<Value>, ApiError> {
+    Required(body): Required<SetPool>,
+) -> Result<Json<Pool>, ApiError> {
     caller.require_admin("changing a pool")?;
     let most = app.config.max_pool;
     let wanted = usize::try_from(body.size).ok().filter(|s| *s <= most);
@@ -50,5 +49,5 @@ pub(super) async fn set(
     let info = app.template(&caller, &id)?;
     let name = info.reference();
     let set = app.sandboxes.pool().set(&name, info.size, wanted);
-    Ok(Json(shown(&set.await?)))
+    Ok(Json(shown(set.await?)))
 }

@@ -7,51 +7,15 @@ use crate::error::ApiError;
 use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
+use jiffy_api_types::{PruneHost, PruneItem, PruneKind, PrunedHost};
 use jiffy_image::is_image_on_demand;
 use jiffy_sandbox_manager::{SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_template_builder::BuilderError;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::time::Duration;
 
 /// Longest time without use that can be asked for, in seconds.
 const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct PruneBody {
-    dry_run: bool,
-    unused_seconds: u64,
-}
-
-/// Sorts of things that go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum PruneKind {
-    /// Record of a sandbox that was killed.
-    Sandbox,
-    /// Snapshot of a booted template.
-    Snapshot,
-    /// Template of an image that was imported for sandboxes.
-    Template,
-    /// Snapshot of a build's step.
-    Step,
-    /// Image or files that builds or templates left.
-    Image,
-    /// Files that were sent for builds.
-    Upload,
-}
-
-/// A thing that goes.
-#[derive(Debug, Clone, Serialize)]
-struct PruneItem {
-    kind: PruneKind,
-    id: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    bytes: u64,
-}
 
 /// Everything that goes.
 struct PrunePlan {
@@ -256,8 +220,8 @@ async fn remove_template(app: &App, name: &str) -> Result<(), ApiError> {
 pub(super) async fn prune(
     State(app): State<App>,
     caller: Caller,
-    Optional(body): Optional<PruneBody>,
-) -> Result<Json<Value>, ApiError> {
+    Optional(body): Optional<PruneHost>,
+) -> Result<Json<PrunedHost>, ApiError> {
     let of = caller.bounds().map(str::to_owned);
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
     let looking = app.clone();
@@ -273,9 +237,9 @@ pub(super) async fn prune(
     };
     plan.items.iter_mut().for_each(own);
     let bytes: u64 = plan.items.iter().map(|item| item.bytes).sum();
-    Ok(Json(json!({
-        "dryRun": body.dry_run,
-        "bytes": bytes,
-        "items": plan.items,
-    })))
+    Ok(Json(PrunedHost {
+        dry_run: body.dry_run,
+        bytes,
+        items: plan.items,
+    }))
 }

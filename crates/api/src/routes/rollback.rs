@@ -8,30 +8,9 @@ use crate::lookup::Liveness;
 use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
+use jiffy_api_types::{RollbackSandbox, RollbackStatus, RolledBack};
 use jiffy_engine_api::new_id;
-use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
-use serde::{Deserialize, Serialize};
-
-#[derive(Debug, Deserialize)]
-pub(super) struct RollbackBody {
-    #[serde(rename = "snapshotID")]
-    snapshot_id: String,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct RolledBack {
-    #[serde(rename = "sandboxID")]
-    sandbox_id: String,
-    #[serde(rename = "snapshotID")]
-    snapshot_id: String,
-    #[serde(rename = "operationID")]
-    operation_id: String,
-    status: &'static str,
-    #[serde(rename = "bootMs", skip_serializing_if = "Option::is_none")]
-    boot_ms: Option<f64>,
-    /// Everything about the sandbox.
-    jiffy: SandboxRecord,
-}
+use jiffy_sandbox_manager::SandboxState;
 
 /// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it
 /// keeps its id. Its connections end.
@@ -39,7 +18,7 @@ pub(super) async fn rollback(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Required(body): Required<RollbackBody>,
+    Required(body): Required<RollbackSandbox>,
 ) -> Result<Json<RolledBack>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let wanted = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
@@ -53,7 +32,7 @@ pub(super) async fn rollback(
         sandbox_id: now.id.clone(),
         snapshot_id: snapshot.id,
         operation_id: new_id().map_err(|e| ApiError::internal(e.to_string()))?,
-        status: "completed",
+        status: RollbackStatus::Completed,
         boot_ms: now.boot_ms,
         jiffy: whole(&caller, now),
     }))

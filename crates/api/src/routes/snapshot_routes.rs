@@ -7,38 +7,21 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use crate::page::{NEXT, Page};
 use crate::query::Query;
-use crate::wire::snapshot::Snapshot;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use jiffy_api_types::{MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotSandbox};
 use jiffy_engine_api::is_reserved;
 use jiffy_sandbox_manager::{ListOrder, ListedSnapshots, SnapshotRecord};
-use serde::Deserialize;
 
-/// Longest name.
-pub(crate) const MAX_NAME: usize = 128;
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct SnapshotBody {
-    name: Option<String>,
-    memory: Option<bool>,
-    durable: Option<bool>,
-    ack: Option<String>,
-}
-
-impl SnapshotBody {
-    /// True if it is answered once the memory is frozen.
-    fn only_captured(&self) -> Result<bool, ApiError> {
-        match self.ack.as_deref() {
-            Some("captured") if self.durable == Some(true) => Err(ApiError::invalid(
-                "`durable` waits until the store has the snapshot: leave out `ack: captured`",
-            )),
-            Some("captured") => Ok(true),
-            Some("stored") | None => Ok(false),
-            Some(_) => Err(ApiError::invalid("`ack` must be `captured` or `stored`")),
-        }
+/// Returns whether the request is answered once the memory is frozen.
+fn is_only_captured(body: &SnapshotSandbox) -> Result<bool, ApiError> {
+    match body.ack {
+        Some(SnapshotAck::Captured) if body.durable == Some(true) => Err(ApiError::invalid(
+            "`durable` waits until the store has the snapshot: leave out `ack: captured`",
+        )),
+        ack => Ok(ack == Some(SnapshotAck::Captured)),
     }
 }
 
@@ -46,7 +29,7 @@ impl SnapshotBody {
 /// id is no name.
 fn is_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
-    name.len() <= MAX_NAME
+    name.len() <= MAX_SNAPSHOT_NAME
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(good)
         && !is_reserved(name)
@@ -58,7 +41,7 @@ pub(super) async fn take(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<SnapshotBody>,
+    Optional(body): Optional<SnapshotSandbox>,
 ) -> Result<Response, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if body.memory == Some(false) {
@@ -70,11 +53,11 @@ pub(super) async fn take(
         && !is_name(name)
     {
         return Err(ApiError::invalid(format!(
-            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_NAME} \
+            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_SNAPSHOT_NAME} \
              at most; what reads as an id is no name"
         )));
     }
-    let only_captured = body.only_captured()?;
+    let only_captured = is_only_captured(&body)?;
     let durable = body.durable == Some(true);
     if durable {
         app.sandboxes.snapshots().expect_store()?;
@@ -88,7 +71,7 @@ pub(super) async fn take(
     }
     Ok((
         StatusCode::CREATED,
-        Json(Snapshot::new(&app, &caller, &taken)),
+        Json(app.shown_snapshot(&caller, &taken)),
     )
         .into_response())
 }
@@ -150,7 +133,7 @@ pub(super) async fn list(
         }
     };
     let (found, next) = page.cut(found, place);
-    let shown = found.iter().map(|s| Snapshot::new(&app, &caller, s));
+    let shown = found.iter().map(|s| app.shown_snapshot(&caller, s));
     let shown: Vec<Snapshot> = shown.collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
@@ -166,5 +149,5 @@ pub(super) async fn one(
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {
     let found = app.snapshot_or_stored(&caller, &id).await?;
-    Ok(Json(Snapshot::new(&app, &caller, &found)))
+    Ok(Json(app.shown_snapshot(&caller, &found)))
 }

@@ -8,16 +8,19 @@ use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::lookup::{Origin, short};
 use crate::page::{NEXT, Page, unknown_token};
 use crate::query::Query;
+use crate::wire::build::state;
 use crate::wire::moment;
 use crate::wire::template::{build_id, created, listed};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use jiffy_api_types::{Alias, BuildState, BuildStatus, Moment, Tag, Team, Template, TemplateBuild};
 use jiffy_image::Visibility;
 use jiffy_proto::agent::TEAM_ID;
-use jiffy_template_builder::{BuildStatus, DEFAULT_TAG, TemplateRecord, is_visible};
-use serde_json::{Value, json};
+use jiffy_template_builder::{
+    BuildStatus as RecordedStatus, DEFAULT_TAG, TemplateRecord, is_visible,
+};
 use std::ops::ControlFlow;
 
 /// Most templates of a list when nobody says. Clients of E2B know no pages here.
@@ -47,7 +50,7 @@ fn build_of(
     };
     let builds = builder.records().builds(&record.id)?;
     let made = builds.into_iter().find(|build| {
-        build.status == BuildStatus::Ready
+        build.status == RecordedStatus::Ready
             && build.version == info.version
             && build.tags.contains(&info.tag)
     });
@@ -76,8 +79,8 @@ fn list_page(
     app: &App,
     caller: &Caller,
     page: &Page,
-) -> Result<(Vec<Value>, Option<HeaderValue>), ApiError> {
-    let mut shown: Vec<(String, Value)> = Vec::new();
+) -> Result<(Vec<Template>, Option<HeaderValue>), ApiError> {
+    let mut shown: Vec<(String, Template)> = Vec::new();
     // All tags of one template, as they follow each other.
     let mut tags: Vec<TemplateInfo> = Vec::new();
     let mut failure = None;
@@ -130,7 +133,7 @@ fn entry_of(
     app: &App,
     caller: &Caller,
     tags: &[TemplateInfo],
-) -> Result<Option<(String, Value)>, ApiError> {
+) -> Result<Option<(String, Template)>, ApiError> {
     let own = tags.iter().find(|t| t.tag == DEFAULT_TAG);
     let Some(info) = own.or(tags.first()) else {
         return Ok(None);
@@ -168,48 +171,42 @@ pub(super) async fn one(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Template>, ApiError> {
     let info = app.template(&caller, &id)?;
     let record = record_of(&app, &info)?;
     let called = caller.called(&info.without_tag());
     let names = [caller.called(&info.reference())];
     let made_by = build_of(&app, &info, record.as_ref())?;
     let mut shown = listed(&info, &called, record.as_ref(), &made_by, &names);
-    let build = |id: String, status: &str, created: String, changed: String| {
-        json!({
-            "buildID": id,
-            "status": status,
-            "createdAt": created,
-            "updatedAt": changed,
-            "finishedAt": changed,
-            "cpuCount": info.size.vcpus,
-            "memoryMB": info.size.memory_mib,
-            "diskSizeMB": info.size.disk_mib,
-        })
+    let build = |id: String, status: BuildState, created: Moment, changed: Moment| TemplateBuild {
+        build_id: id,
+        status,
+        created_at: created,
+        updated_at: changed.clone(),
+        finished_at: changed,
+        cpu_count: info.size.vcpus,
+        memory_mb: info.size.memory_mib,
+        disk_size_mb: info.size.disk_mib,
     };
-    let builds: Vec<Value> = match (&app.builder, &record) {
+    shown.builds = Some(match (&app.builder, &record) {
         (Some(builder), Some(record)) if caller.owns_template(&info) => {
             (builder.records().builds(&record.id)?.into_iter())
                 .map(|b| {
-                    build(
-                        b.id,
-                        b.status.name(),
-                        moment(b.created_ms),
-                        moment(b.changed_ms),
-                    )
+                    let (created, changed) = (moment(b.created_ms), moment(b.changed_ms));
+                    build(b.id, state(b.status), created, changed)
                 })
                 .collect()
         }
-        _ => vec![build(
-            build_id(&info),
-            "ready",
-            created(&info),
-            created(&info),
-        )],
-    };
-    if let Some(map) = shown.as_object_mut() {
-        map.insert("builds".to_owned(), json!(builds));
-    }
+        _ => {
+            let created = created(&info);
+            vec![build(
+                build_id(&info),
+                BuildState::Ready,
+                created.clone(),
+                created,
+            )]
+        }
+    });
     Ok(Json(shown))
 }
 
@@ -260,20 +257,25 @@ pub(super) async fn alias(
     State(app): State<App>,
     caller: Caller,
     Path(alias): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Alias>, ApiError> {
     if let Some(builder) = &app.builder
         && let Ok(record) = builder.owned_template(&alias, caller.bounds())
         && builder.exists(&record)?
     {
         let built = app.templates.find(&record.reference(DEFAULT_TAG)).ok();
         let public = built.map_or(record.public, |info| info.visibility == Visibility::Public);
-        return Ok(Json(json!({ "templateID": record.id, "public": public })));
+        return Ok(Json(Alias {
+            template_id: record.id,
+            public,
+        }));
     }
     let info = app.template(&caller, &alias)?;
     let name = caller.called(&info.without_tag());
     let id = record_of(&app, &info)?.map_or(name, |record| record.id);
-    let public = info.visibility == Visibility::Public;
-    Ok(Json(json!({ "templateID": id, "public": public })))
+    Ok(Json(Alias {
+        template_id: id,
+        public: info.visibility == Visibility::Public,
+    }))
 }
 
 /// `GET /templates/{id}/tags`.
@@ -281,15 +283,19 @@ pub(super) async fn tags(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Vec<Tag>>, ApiError> {
     let info = app.template(&caller, &id)?;
-    let tag = |tag: &str, build: String, created: String| json!({ "tag": tag, "buildID": build, "createdAt": created });
+    let tag = |tag: &str, build: String, created: Moment| Tag {
+        tag: tag.to_owned(),
+        build_id: build,
+        created_at: created,
+    };
     if caller.owns_template(&info)
         && let (Some(builder), Some(record)) = (&app.builder, record_of(&app, &info)?)
     {
         let mut tags = Vec::new();
         for build in builder.records().builds(&record.id)? {
-            if build.status == BuildStatus::Ready {
+            if build.status == RecordedStatus::Ready {
                 let at = moment(build.changed_ms);
                 tags.extend(
                     build
@@ -299,7 +305,7 @@ pub(super) async fn tags(
                 );
             }
         }
-        return Ok(Json(json!(tags)));
+        return Ok(Json(tags));
     }
     let mut tags = Vec::new();
     let name = info.without_tag();
@@ -315,7 +321,7 @@ pub(super) async fn tags(
     if tags.is_empty() {
         tags.push(tag(&info.tag, build_id(&info), created(&info)));
     }
-    Ok(Json(json!(tags)))
+    Ok(Json(tags))
 }
 
 /// `GET /templates/{id}/builds/{buildID}/status`: how far a build is; what was made in another way
@@ -325,7 +331,7 @@ pub(super) async fn build_status(
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<BuildStatus>, ApiError> {
     if let Some(status) = builds::status_of(&app, &caller, &id, &build, &query)? {
         return Ok(Json(status));
     }
@@ -338,22 +344,24 @@ pub(super) async fn build_status(
             format!("this build of template `{}` does not exist", short(&id)),
         ));
     }
-    Ok(Json(json!({
-        "templateID": caller.called(&info.without_tag()),
-        "buildID": build,
-        "status": "ready",
-        "logs": [],
-        "logEntries": [],
-    })))
+    Ok(Json(BuildStatus {
+        template_id: caller.called(&info.without_tag()),
+        build_id: build,
+        status: BuildState::Ready,
+        logs: Vec::new(),
+        log_entries: Vec::new(),
+        reason: None,
+        progress: None,
+    }))
 }
 
 /// `GET /teams`: clients want one before they do anything else.
-pub(super) async fn teams(_: Caller) -> Json<Value> {
-    Json(json!([{
-        "teamID": TEAM_ID,
-        "name": TEAM_ID,
-        "slug": TEAM_ID,
-        "apiKey": "",
-        "isDefault": true,
-    }]))
+pub(super) async fn teams(_: Caller) -> Json<Vec<Team>> {
+    Json(vec![Team {
+        team_id: TEAM_ID.to_owned(),
+        name: TEAM_ID.to_owned(),
+        slug: TEAM_ID.to_owned(),
+        api_key: String::new(),
+        is_default: true,
+    }])
 }

@@ -7,21 +7,8 @@ use crate::error::ApiError;
 use crate::lookup::Liveness;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use serde::Deserialize;
+use jiffy_api_types::{MAX_REFRESH_S, Refresh, SetTimeout};
 use std::time::Duration;
-
-/// Most seconds of a refresh.
-pub(crate) const MAX_REFRESH: u64 = 3600;
-
-#[derive(Debug, Deserialize)]
-pub(super) struct TimeoutBody {
-    timeout: i64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct RefreshBody {
-    duration: Option<u64>,
-}
 
 impl Config {
     /// A time limit as sent: seconds, or -1 for none.
@@ -54,7 +41,7 @@ pub(super) async fn timeout(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Required(body): Required<TimeoutBody>,
+    Required(body): Required<SetTimeout>,
 ) -> Result<StatusCode, ApiError> {
     let timeout = app.config.timeout(body.timeout)?;
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
@@ -68,12 +55,12 @@ pub(super) async fn refresh(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<RefreshBody>,
+    Optional(body): Optional<Refresh>,
 ) -> Result<StatusCode, ApiError> {
     let seconds = body.duration.unwrap_or(app.config.default_timeout_s);
-    if seconds > MAX_REFRESH {
+    if seconds > MAX_REFRESH_S {
         return Err(ApiError::invalid(format!(
-            "`duration` must be 0 to {MAX_REFRESH} seconds"
+            "`duration` must be 0 to {MAX_REFRESH_S} seconds"
         )));
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;

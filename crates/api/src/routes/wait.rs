@@ -6,12 +6,11 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::lookup::Liveness;
 use crate::query::Query;
-use crate::wire::sandbox::{Sandbox, whole};
+use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
+use jiffy_api_types::{RestartSandbox, Sandbox, Waited};
 use jiffy_sandbox_manager::{MAX_RESTART_GRACE, SandboxState};
-use serde::Deserialize;
-use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Longest time of one call, in seconds: proxies on the way give up on what is silent for longer.
@@ -48,7 +47,7 @@ pub(super) async fn wait(
     caller: Caller,
     Path(id): Path<String>,
     query: Query,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Waited>, ApiError> {
     let [ended, running, paused] = AWAITED;
     let words = [
         (ended, Awaited::Ended),
@@ -61,21 +60,16 @@ pub(super) async fn wait(
     let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let over = move |state: &SandboxState| awaited.is_over(state);
     let record = app.sandboxes.wait(&record.id, limit, over).await?;
-    let mut told = json!({
-        "sandboxID": caller.shown_id(&record.id),
-        "state": record.state.name(),
-        "jiffy": whole(&caller, record.clone()),
-    });
-    if let (SandboxState::Broken { cause, .. }, Some(map)) = (&record.state, told.as_object_mut()) {
-        map.insert("reason".to_owned(), json!(cause));
-    }
-    Ok(Json(told))
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct RestartBody {
-    grace_ms: Option<u64>,
+    let reason = match &record.state {
+        SandboxState::Broken { cause, .. } => Some(cause.clone()),
+        _ => None,
+    };
+    Ok(Json(Waited {
+        sandbox_id: caller.shown_id(&record.id).to_owned(),
+        state: record.state.kind(),
+        jiffy: whole(&caller, record),
+        reason,
+    }))
 }
 
 /// `POST /sandboxes/{id}/restart`: ends its processes and starts what its template starts.
@@ -83,7 +77,7 @@ pub(super) async fn restart(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    Optional(body): Optional<RestartBody>,
+    Optional(body): Optional<RestartSandbox>,
 ) -> Result<Json<Sandbox>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let grace = Duration::from_millis(body.grace_ms.unwrap_or(USUAL_GRACE_MS));

@@ -2,6 +2,10 @@
 
 use super::moment;
 use crate::error::ApiError;
+use jiffy_api_types::{
+    BuildStart, BuildState, BuildStatus, BuildStep as WireStep, FailureReason, ImageRegistry,
+    LogEntry, MAX_BUILD_STEPS, NewTemplate,
+};
 use jiffy_build_spec::expand::escape;
 use jiffy_build_spec::spec::{
     BuildSpec, BuildStage, BuildStep, CopyAction, CopySource, ImageSource, StageBase, StepAction,
@@ -9,139 +13,80 @@ use jiffy_build_spec::spec::{
 };
 use jiffy_engine_api::{Readiness, StartCommand, Startup};
 use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, WantedSize};
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 /// User of a template's programs, and their directory, unless it says otherwise.
 const USER: &str = "user";
 const HOME: &str = "/home/user";
 /// Time that a template of E2B's clients may take to get ready, in seconds.
 const READY_S: u32 = 600;
-/// Most steps that are looked at.
-const MAX_STEPS: usize = 1000;
 
-/// `POST /v3/templates`.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct NewTemplate {
-    pub name: Option<String>,
-    /// Name in older clients.
-    pub alias: Option<String>,
-    #[serde(default)]
-    pub tags: Option<Vec<String>>,
-    pub cpu_count: Option<u8>,
-    #[serde(rename = "memoryMB")]
-    pub memory_mb: Option<u32>,
-    pub min_free_disk_mb: Option<u64>,
-}
-
-impl NewTemplate {
-    pub fn size(&self) -> WantedSize {
-        WantedSize {
-            vcpus: self.cpu_count,
-            memory_mib: self.memory_mb,
-            disk_mib: self.min_free_disk_mb,
-        }
+/// Returns the size that a request for a build asks for.
+pub(crate) fn size(new: &NewTemplate) -> WantedSize {
+    WantedSize {
+        vcpus: new.cpu_count,
+        memory_mib: new.memory_mb,
+        disk_mib: new.min_free_disk_mb,
     }
 }
 
-/// `POST /v2/templates/{id}/builds/{build}`: one stage as E2B's clients say it, or all that can be
-/// said (`spec`).
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct BuildStart {
-    spec: Option<BuildSpec>,
-    from_image: Option<String>,
-    from_template: Option<String>,
-    from_image_registry: Option<Registry>,
-    #[serde(default)]
-    steps: Option<Vec<WireStep>>,
-    start_cmd: Option<String>,
-    ready_cmd: Option<String>,
-    #[serde(default)]
-    force: Option<bool>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct Registry {
-    r#type: String,
-    username: Option<String>,
-    password: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WireStep {
-    r#type: String,
-    #[serde(default)]
-    args: Option<Vec<String>>,
-    files_hash: Option<String>,
-    #[serde(default)]
-    force: Option<bool>,
-}
-
-impl BuildStart {
-    /// Returns the specification of the build.
-    pub fn spec(self) -> Result<BuildSpec, ApiError> {
-        if let Some(spec) = self.spec {
-            return Ok(spec);
-        }
-        let wire = self.steps.unwrap_or_default();
-        if wire.len() > MAX_STEPS {
-            return Err(ApiError::invalid(format!(
-                "a template has at most {MAX_STEPS} steps"
-            )));
-        }
-        let from_template = self.from_template.filter(|t| !t.is_empty());
-        let mut steps = Vec::new();
-        let from = match (from_template, self.from_image) {
-            (Some(_), Some(image)) if !image.is_empty() => {
-                return Err(ApiError::invalid(
-                    "`fromImage` and `fromTemplate` exclude each other",
-                ));
-            }
-            (Some(template), _) => StageBase::Template(template),
-            (None, image) => {
-                // A template's steps begin as its people, who an image need not know.
-                for action in [
-                    StepAction::AddUser(USER.to_owned()),
-                    StepAction::User(USER.to_owned()),
-                    StepAction::Workdir(HOME.to_owned()),
-                ] {
-                    steps.push(silent(action));
-                }
-                let reference = image.filter(|i| !i.is_empty());
-                StageBase::Image(ImageSource {
-                    reference: reference.unwrap_or_else(|| "e2bdev/base".to_owned()),
-                    credentials: self
-                        .from_image_registry
-                        .map(credentials)
-                        .transpose()?
-                        .flatten(),
-                    plain_http: false,
-                })
-            }
-        };
-        let shell = ["/bin/bash", "-l", "-c"].map(str::to_owned).to_vec();
-        steps.push(silent(StepAction::Shell(shell)));
-        for step in wire {
-            step.add_to(&mut steps)?;
-        }
-        Ok(BuildSpec {
-            start_image_command: false,
-            stages: vec![BuildStage {
-                name: None,
-                from,
-                steps,
-            }],
-            startup: startup(self.start_cmd, self.ready_cmd),
-            force: self.force.unwrap_or_default(),
-        })
+/// Returns the specification of the build.
+pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> {
+    if let Some(spec) = start.spec {
+        return Ok(spec);
     }
+    let wire = start.steps.unwrap_or_default();
+    if wire.len() > MAX_BUILD_STEPS {
+        return Err(ApiError::invalid(format!(
+            "a template has at most {MAX_BUILD_STEPS} steps"
+        )));
+    }
+    let from_template = start.from_template.filter(|t| !t.is_empty());
+    let mut steps = Vec::new();
+    let from = match (from_template, start.from_image) {
+        (Some(_), Some(image)) if !image.is_empty() => {
+            return Err(ApiError::invalid(
+                "`fromImage` and `fromTemplate` exclude each other",
+            ));
+        }
+        (Some(template), _) => StageBase::Template(template),
+        (None, image) => {
+            // A template's steps begin as its people, who an image need not know.
+            for action in [
+                StepAction::AddUser(USER.to_owned()),
+                StepAction::User(USER.to_owned()),
+                StepAction::Workdir(HOME.to_owned()),
+            ] {
+                steps.push(silent(action));
+            }
+            let reference = image.filter(|i| !i.is_empty());
+            StageBase::Image(ImageSource {
+                reference: reference.unwrap_or_else(|| "e2bdev/base".to_owned()),
+                credentials: start
+                    .from_image_registry
+                    .map(credentials)
+                    .transpose()?
+                    .flatten(),
+                plain_http: false,
+            })
+        }
+    };
+    let shell = ["/bin/bash", "-l", "-c"].map(str::to_owned).to_vec();
+    steps.push(silent(StepAction::Shell(shell)));
+    for step in wire {
+        add_step(step, &mut steps)?;
+    }
+    Ok(BuildSpec {
+        start_image_command: false,
+        stages: vec![BuildStage {
+            name: None,
+            from,
+            steps,
+        }],
+        startup: startup(start.start_cmd, start.ready_cmd),
+        force: start.force.unwrap_or_default(),
+    })
 }
-
-fn credentials(registry: Registry) -> Result<Option<(String, String)>, ApiError> {
+fn credentials(registry: ImageRegistry) -> Result<Option<(String, String)>, ApiError> {
     match registry.r#type.as_str() {
         "registry" => Ok(registry.username.zip(registry.password)),
         kind => Err(ApiError::unsupported_option(format!(
@@ -161,61 +106,58 @@ fn silent(action: StepAction) -> BuildStep {
     }
 }
 
-impl WireStep {
-    fn add_to(self, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> {
-        let args = self.args.unwrap_or_default();
-        let text = format!("{} {}", self.r#type, args.join(" "));
-        let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
-        let wants = |what: &str| {
-            ApiError::invalid(format!("a step `{}` wants {what}", short(&self.r#type)))
-        };
-        let action = match self.r#type.as_str() {
-            "RUN" => StepAction::Run {
-                command: StepCommand::Line(arg(0).ok_or_else(|| wants("a command"))?),
-                user: arg(1),
-            },
-            "ENV" => StepAction::Env(
-                (args.chunks(2))
-                    .map(|pair| match pair {
-                        [name, value] => Ok((name.clone(), value.clone())),
-                        _ => Err(wants("pairs of names and values")),
-                    })
-                    .collect::<Result<_, _>>()?,
-            ),
-            "WORKDIR" => StepAction::Workdir(arg(0).ok_or_else(|| wants("a directory"))?),
-            "USER" => {
-                let user = arg(0).ok_or_else(|| wants("a user"))?;
-                let named = user.split(':').next().unwrap_or_default();
-                // A user with a number needs no name.
-                if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
-                    steps.push(silent(StepAction::AddUser(named.to_owned())));
-                }
-                StepAction::User(user)
+fn add_step(step: WireStep, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> {
+    let args = step.args.unwrap_or_default();
+    let text = format!("{} {}", step.r#type, args.join(" "));
+    let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
+    let wants =
+        |what: &str| ApiError::invalid(format!("a step `{}` wants {what}", short(&step.r#type)));
+    let action = match step.r#type.as_str() {
+        "RUN" => StepAction::Run {
+            command: StepCommand::Line(arg(0).ok_or_else(|| wants("a command"))?),
+            user: arg(1),
+        },
+        "ENV" => StepAction::Env(
+            (args.chunks(2))
+                .map(|pair| match pair {
+                    [name, value] => Ok((name.clone(), value.clone())),
+                    _ => Err(wants("pairs of names and values")),
+                })
+                .collect::<Result<_, _>>()?,
+        ),
+        "WORKDIR" => StepAction::Workdir(arg(0).ok_or_else(|| wants("a directory"))?),
+        "USER" => {
+            let user = arg(0).ok_or_else(|| wants("a user"))?;
+            let named = user.split(':').next().unwrap_or_default();
+            // A user with a number needs no name.
+            if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
+                steps.push(silent(StepAction::AddUser(named.to_owned())));
             }
-            "COPY" | "ADD" => StepAction::Copy(CopyAction {
-                from: CopySource::Files(self.files_hash.ok_or_else(|| wants("`filesHash`"))?),
-                sources: vec![literal(&arg(0).ok_or_else(|| wants("a source"))?)],
-                to: arg(1).ok_or_else(|| wants("a target"))?,
-                // Empty: the user so far.
-                owner: Some(args.get(2).cloned().unwrap_or_default()),
-                mode: arg(3),
-                unpack: false,
-            }),
-            other => {
-                return Err(ApiError::unsupported_option(format!(
-                    "there is no step `{}`: use RUN, COPY, ENV, WORKDIR or USER",
-                    short(other)
-                )));
-            }
-        };
-        steps.push(BuildStep {
-            text: text.trim_end().to_owned(),
-            line: None,
-            force: self.force.unwrap_or_default(),
-            action,
-        });
-        Ok(())
-    }
+            StepAction::User(user)
+        }
+        "COPY" | "ADD" => StepAction::Copy(CopyAction {
+            from: CopySource::Files(step.files_hash.ok_or_else(|| wants("`filesHash`"))?),
+            sources: vec![literal(&arg(0).ok_or_else(|| wants("a source"))?)],
+            to: arg(1).ok_or_else(|| wants("a target"))?,
+            // Empty: the user so far.
+            owner: Some(args.get(2).cloned().unwrap_or_default()),
+            mode: arg(3),
+            unpack: false,
+        }),
+        other => {
+            return Err(ApiError::unsupported_option(format!(
+                "there is no step `{}`: use RUN, COPY, ENV, WORKDIR or USER",
+                short(other)
+            )));
+        }
+    };
+    steps.push(BuildStep {
+        text: text.trim_end().to_owned(),
+        line: None,
+        force: step.force.unwrap_or_default(),
+        action,
+    });
+    Ok(())
 }
 
 /// The part of a pattern before its first wildcard: what fits the rest, the client has chosen.
@@ -260,40 +202,53 @@ fn listening_port(line: &str) -> Option<u16> {
 /// Returns the status of a build.
 pub(crate) fn status(
     template: &str,
-    build: &BuildRecord,
+    build: BuildRecord,
     lines: &[LogLine],
     progress: Option<BuildProgress>,
-) -> Value {
-    let entries: Vec<Value> = lines.iter().map(entry).collect();
-    let logs: Vec<&str> = lines.iter().map(|l| l.message.as_str()).collect();
-    let mut status = json!({
-        "templateID": template,
-        "buildID": build.id,
-        "status": build.status.name(),
-        "logs": logs,
-        "logEntries": entries,
-    });
-    if let (Some(reason), Some(map)) = (&build.reason, status.as_object_mut()) {
-        map.insert("reason".to_owned(), json!(reason));
+) -> BuildStatus {
+    BuildStatus {
+        template_id: template.to_owned(),
+        build_id: build.id,
+        status: state(build.status),
+        logs: lines.iter().map(|l| l.message.clone()).collect(),
+        log_entries: lines.iter().map(entry).collect(),
+        reason: build.reason.map(|reason| FailureReason {
+            message: reason.message,
+            step: reason.step,
+        }),
+        progress: progress.map(|now| jiffy_api_types::BuildProgress {
+            text: now.text,
+            percent: now.percent,
+        }),
     }
-    if let (Some(now), Some(map)) = (progress, status.as_object_mut()) {
-        let now = json!({ "text": now.text, "percent": now.percent });
-        map.insert("progress".to_owned(), now);
-    }
-    status
 }
 
-/// A line of a build's log.
-pub(crate) fn entry(line: &LogLine) -> Value {
-    let mut entry = json!({
-        "timestamp": moment(line.at_ms),
-        "message": line.message,
-        "level": line.level.name(),
-    });
-    if let (Some(step), Some(map)) = (&line.step, entry.as_object_mut()) {
-        map.insert("step".to_owned(), json!(step));
+/// Returns the state of a build.
+pub(crate) fn state(status: jiffy_template_builder::BuildStatus) -> BuildState {
+    use jiffy_template_builder::BuildStatus as Status;
+    match status {
+        Status::Waiting => BuildState::Waiting,
+        Status::Building => BuildState::Building,
+        Status::Ready => BuildState::Ready,
+        Status::Error => BuildState::Error,
     }
-    entry
+}
+
+/// Returns an entry of a build's log.
+pub(crate) fn entry(line: &LogLine) -> LogEntry {
+    use jiffy_api_types::LogLevel as Level;
+    LogEntry {
+        timestamp: moment(line.at_ms),
+        message: line.message.clone(),
+        level: match line.level {
+            LogLevel::Debug => Level::Debug,
+            LogLevel::Info => Level::Info,
+            LogLevel::Warn => Level::Warn,
+            LogLevel::Error => Level::Error,
+        },
+        step: line.step.clone(),
+        fields: None,
+    }
 }
 
 /// The levels by their words.
@@ -311,10 +266,10 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn spec(body: Value) -> Result<BuildSpec, ApiError> {
-        let start: BuildStart = serde_json::from_value(body).unwrap();
-        start.spec()
+        super::spec(serde_json::from_value(body).unwrap())
     }
 
     #[test]

@@ -2,78 +2,50 @@
 
 use super::moment;
 use crate::error::ApiError;
+use jiffy_api_types::{
+    DeploySettings, Function, FunctionLimits, FunctionLogEntry, FunctionMetrics, FunctionSchedule,
+    FunctionState, FunctionVersion, LatencyBucket, ModuleState,
+};
 use jiffy_function_manager::owner::label;
 use jiffy_function_manager::{
     DeployChanges, FunctionError, FunctionRecord, ModuleDigest, SandboxKeyScope, ScheduleStatus,
     VersionRecord,
 };
-use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, MetricsSnapshot};
-use jiffy_sandbox_manager::StoreState;
-use serde::Deserialize;
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use jiffy_proto::function::{LATENCY_BUCKETS_US, LogEntry, LogStream, MetricsSnapshot};
 
-/// Settings of a deployment. Absent ones stay as they are, or have their default.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub(crate) struct DeploySettings {
-    limits: DeployLimits,
-    env: Option<BTreeMap<String, String>>,
-    allow: Option<Vec<String>>,
-    public: Option<bool>,
-    schedule: Option<String>,
-    sandbox_key: Option<String>,
-    pub(crate) renew_sandbox_key: bool,
-    digest: Option<String>,
+/// Returns the digest of a module that the caller deployed before; none: the form has the module.
+pub(crate) fn digest(settings: &DeploySettings) -> Result<Option<ModuleDigest>, FunctionError> {
+    settings.digest.as_deref().map(str::parse).transpose()
 }
 
-impl DeploySettings {
-    /// Digest of a module that the caller deployed before; none: the form has the module.
-    pub(crate) fn digest(&self) -> Result<Option<ModuleDigest>, FunctionError> {
-        self.digest.as_deref().map(str::parse).transpose()
-    }
-
-    /// Rights of the function over its deployer's sandboxes; none: it has none.
-    pub(crate) fn sandbox_key(&self) -> Result<Option<SandboxKeyScope>, ApiError> {
-        let refused = |message: &str| Err(ApiError::invalid(message));
-        match self.sandbox_key.as_deref() {
-            Some("read") => Ok(Some(SandboxKeyScope::Read)),
-            Some("create") => Ok(Some(SandboxKeyScope::Create)),
-            Some("admin") => refused(
-                "`sandboxKey`: a function does not manage a host: `create` and `read` are for it",
-            ),
-            Some(_) => refused("`sandboxKey` must be `create` or `read`"),
-            None if self.renew_sandbox_key => refused("`renewSandboxKey` needs `sandboxKey`"),
-            None => Ok(None),
-        }
+/// Returns the rights of the function over its deployer's sandboxes.
+pub(crate) fn sandbox_key(settings: &DeploySettings) -> Result<Option<SandboxKeyScope>, ApiError> {
+    let refused = |message: &str| Err(ApiError::invalid(message));
+    match settings.sandbox_key.as_deref() {
+        Some("read") => Ok(Some(SandboxKeyScope::Read)),
+        Some("create") => Ok(Some(SandboxKeyScope::Create)),
+        Some("admin") => refused(
+            "`sandboxKey`: a function does not manage a host: `create` and `read` are for it",
+        ),
+        Some(_) => refused("`sandboxKey` must be `create` or `read`"),
+        None if settings.renew_sandbox_key => refused("`renewSandboxKey` needs `sandboxKey`"),
+        None => Ok(None),
     }
 }
 
-/// Limits of a deployment.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-struct DeployLimits {
-    #[serde(rename = "memoryMB")]
-    memory_mb: Option<u32>,
-    cpu_ms: Option<u32>,
-    timeout_ms: Option<u32>,
-    concurrency: Option<u32>,
-}
-
-impl From<DeploySettings> for DeployChanges {
-    fn from(settings: DeploySettings) -> Self {
-        let limits = settings.limits;
-        Self {
-            memory_mib: limits.memory_mb,
-            cpu_ms: limits.cpu_ms,
-            wall_ms: limits.timeout_ms,
-            concurrency: limits.concurrency,
-            env: settings.env,
-            allow: settings.allow,
-            public: settings.public,
-            schedule: settings.schedule,
-            sandbox_key: None,
-        }
+/// Returns the changes that a deployment makes.
+pub(crate) fn changes(settings: DeploySettings) -> DeployChanges {
+    let limits = settings.limits;
+    DeployChanges {
+        memory_mib: limits.memory_mb,
+        cpu_ms: limits.cpu_ms,
+        wall_ms: limits.timeout_ms,
+        concurrency: limits.concurrency,
+        env: settings.env,
+        allow: settings.allow,
+        public: settings.public,
+        schedule: settings.schedule,
+        sandbox_key: None,
     }
 }
 
@@ -90,7 +62,7 @@ pub(crate) struct FunctionBase<'a> {
 }
 
 /// State of a module in the store that hosts share, by its digest; none: this host shares none.
-pub(crate) type StoreStateOf<'a> = &'a dyn Fn(&str) -> Option<StoreState>;
+pub(crate) type StoreStateOf<'a> = &'a dyn Fn(&str) -> Option<ModuleState>;
 
 /// A function. Values of its environment are not shown.
 pub(crate) fn function(
@@ -98,108 +70,105 @@ pub(crate) fn function(
     schedule: Option<&ScheduleStatus>,
     base: &FunctionBase<'_>,
     store_state: StoreStateOf<'_>,
-) -> Value {
+) -> Function {
     let version = record.version();
     let limits = &record.settings.limits;
     let label = label(record.owner.as_deref(), &record.name);
-    let mut shown = json!({
-        "name": record.name,
-        "owner": record.owner,
-        "label": label,
-        "state": match record.enabled {
-            true => "enabled",
-            false => "disabled",
+    let direct_port = base.direct_port.filter(|_| record.public);
+    let direct_domain = base.domain.and_then(|domain| domain.split(':').next());
+    let direct_domain = direct_domain.unwrap_or(LOCAL_DOMAIN);
+    Function {
+        name: record.name.clone(),
+        owner: record.owner.clone(),
+        state: match record.enabled {
+            true => FunctionState::Enabled,
+            false => FunctionState::Disabled,
         },
-        "public": record.public,
-        "version": record.answering,
-        "world": version.map(|v| v.world.name()),
-        "digest": version.map(|v| &v.module),
-        "path": format!("/functions/{}/invoke/", record.name),
-        "limits": {
-            "memoryMB": limits.memory_mib,
-            "cpuMs": limits.cpu_ms,
-            "timeoutMs": limits.wall_ms,
-            "concurrency": limits.concurrency,
+        public: record.public,
+        version: record.answering,
+        world: version.map(|v| v.world.name().to_owned()),
+        digest: version.map(|v| v.module.clone()),
+        store_state: version.and_then(|v| store_state(&v.module)),
+        path: format!("/functions/{}/invoke/", record.name),
+        url: (base.domain).map(|domain| format!("{}://{label}.fn.{domain}/", base.scheme)),
+        direct_url: direct_port.map(|port| format!("http://{label}.fn.{direct_domain}:{port}/")),
+        limits: FunctionLimits {
+            memory_mb: limits.memory_mib,
+            cpu_ms: limits.cpu_ms,
+            timeout_ms: limits.wall_ms,
+            concurrency: limits.concurrency,
         },
-        "envNames": record.settings.env.keys().collect::<Vec<_>>(),
-        "allow": record.settings.allow,
-        "sandboxKey": record.sandbox_key.as_ref().map(|key| key.scope.name()),
-        "createdAt": moment(record.created_ms),
-        "updatedAt": moment(record.updated_ms),
-    });
-    if let Some(map) = shown.as_object_mut() {
-        if let Some(state) = version.and_then(|v| store_state(&v.module)) {
-            map.insert("storeState".to_owned(), json!(state));
-        }
-        if let Some(domain) = base.domain {
-            let url = format!("{}://{label}.fn.{domain}/", base.scheme);
-            map.insert("url".to_owned(), json!(url));
-        }
-        if let Some(port) = base.direct_port.filter(|_| record.public) {
-            let domain = base.domain.and_then(|domain| domain.split(':').next());
-            let domain = domain.unwrap_or(LOCAL_DOMAIN);
-            let url = format!("http://{label}.fn.{domain}:{port}/");
-            map.insert("directUrl".to_owned(), json!(url));
-        }
-        if let Some(cron) = &record.schedule {
-            let status = schedule.cloned().unwrap_or_default();
-            let at = |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(moment);
-            let shown = json!({
-                "cron": cron,
-                "nextAt": at(status.next_ms),
-                "lastAt": at(status.last_ms),
-                "lastStatus": status.last_status,
-                "missed": status.missed,
-                "skipped": status.skipped,
-            });
-            map.insert("schedule".to_owned(), shown);
-        }
+        env_names: record.settings.env.keys().cloned().collect(),
+        allow: record.settings.allow.clone(),
+        sandbox_key: record.sandbox_key.as_ref().map(|key| match key.scope {
+            SandboxKeyScope::Read => jiffy_api_types::SandboxKeyScope::Read,
+            SandboxKeyScope::Create => jiffy_api_types::SandboxKeyScope::Create,
+        }),
+        schedule: (record.schedule.as_ref()).map(|cron| scheduled(cron.clone(), schedule)),
+        created_at: moment(record.created_ms),
+        updated_at: moment(record.updated_ms),
+        metrics: None,
+        label,
     }
-    shown
+}
+
+fn scheduled(cron: String, status: Option<&ScheduleStatus>) -> FunctionSchedule {
+    let status = status.cloned().unwrap_or_default();
+    let at = |ms: Option<i64>| ms.and_then(|ms| u64::try_from(ms).ok()).map(moment);
+    FunctionSchedule {
+        cron,
+        next_at: at(status.next_ms),
+        last_at: at(status.last_ms),
+        last_status: status.last_status,
+        missed: status.missed,
+        skipped: status.skipped,
+    }
 }
 
 /// Versions of a function, newest first.
-pub(crate) fn versions(record: &FunctionRecord, store_state: StoreStateOf<'_>) -> Vec<Value> {
-    let shown = |version: &VersionRecord| {
-        let mut shown = json!({
-            "version": version.number,
-            "answers": version.number == record.answering,
-            "world": version.world.name(),
-            "bytes": version.bytes,
-            "digest": version.module,
-            "createdAt": moment(version.created_ms),
-        });
-        if let (Some(map), Some(state)) = (shown.as_object_mut(), store_state(&version.module)) {
-            map.insert("storeState".to_owned(), json!(state));
-        }
-        shown
+pub(crate) fn versions(
+    record: &FunctionRecord,
+    store_state: StoreStateOf<'_>,
+) -> Vec<FunctionVersion> {
+    let shown = |version: &VersionRecord| FunctionVersion {
+        version: version.number,
+        answers: version.number == record.answering,
+        world: version.world.name().to_owned(),
+        bytes: version.bytes,
+        digest: version.module.clone(),
+        store_state: store_state(&version.module),
+        created_at: moment(version.created_ms),
     };
     record.versions.iter().rev().map(shown).collect()
 }
 
 /// Counts of a function.
-pub(crate) fn metrics(counts: &MetricsSnapshot) -> Value {
-    let bounds = LATENCY_BUCKETS_US.iter().map(|bound| json!(bound));
-    let buckets = bounds.chain([Value::Null]).zip(&counts.latency_buckets);
-    json!({
-        "requests": counts.requests,
-        "running": counts.running,
-        "cpuUs": counts.cpu_us,
-        "latencyUs": counts.latency_us,
-        "latencyBuckets": buckets
-            .map(|(bound, count)| json!({ "leUs": bound, "count": count }))
-            .collect::<Vec<_>>(),
-        "faults": counts.faults,
-    })
+pub(crate) fn metrics(counts: MetricsSnapshot) -> FunctionMetrics {
+    let bounds = LATENCY_BUCKETS_US.iter().map(|bound| Some(*bound));
+    let buckets = bounds.chain([None]).zip(counts.latency_buckets);
+    FunctionMetrics {
+        requests: counts.requests,
+        running: counts.running,
+        cpu_us: counts.cpu_us,
+        latency_us: counts.latency_us,
+        latency_buckets: buckets
+            .map(|(le_us, count)| LatencyBucket { le_us, count })
+            .collect(),
+        faults: counts.faults,
+    }
 }
 
 /// Entry of a log.
-pub(crate) fn log_entry(entry: &LogEntry) -> Value {
-    json!({
-        "sequence": entry.sequence,
-        "timestamp": moment(entry.unix_ms),
-        "requestID": entry.request_id,
-        "stream": entry.stream,
-        "text": entry.text,
-    })
+pub(crate) fn log_entry(entry: LogEntry) -> FunctionLogEntry {
+    FunctionLogEntry {
+        sequence: entry.sequence,
+        timestamp: moment(entry.unix_ms),
+        request_id: entry.request_id,
+        stream: match entry.stream {
+            LogStream::Stdout => jiffy_api_types::LogStream::Stdout,
+            LogStream::Stderr => jiffy_api_types::LogStream::Stderr,
+            LogStream::Fault => jiffy_api_types::LogStream::Fault,
+        },
+        text: entry.text,
+    }
 }

@@ -2,10 +2,10 @@
 
 use super::moment;
 use crate::hooks::TemplateInfo;
+use jiffy_api_types::{Moment, Template, TemplateBuildStatus};
 use jiffy_image::Visibility;
 use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_template_builder::TemplateRecord;
-use serde_json::{Value, json};
 
 /// The build a template stands for: what it is, in the form of a UUID. All zeroes for one that is
 /// still to be built.
@@ -30,29 +30,30 @@ pub(crate) fn listed(
     record: Option<&TemplateRecord>,
     build: &str,
     names: &[String],
-) -> Value {
-    json!({
-        "templateID": record.map_or(called, |r| &r.id),
-        "buildID": build,
-        "cpuCount": info.size.vcpus,
-        "memoryMB": info.size.memory_mib,
-        "diskSizeMB": info.size.disk_mib,
-        "public": info.visibility == Visibility::Public,
-        "aliases": [called],
-        "names": names,
-        "createdAt": record.map_or_else(|| created(info), |r| moment(r.created_ms)),
-        "updatedAt": created(info),
-        "createdBy": null,
-        "lastSpawnedAt": null,
-        "spawnCount": 0,
-        "buildCount": 1,
-        "envdVersion": ENVD_VERSION,
-        "buildStatus": "ready",
-    })
+) -> Template {
+    Template {
+        template_id: record.map_or(called, |r| &r.id).to_owned(),
+        build_id: build.to_owned(),
+        cpu_count: info.size.vcpus,
+        memory_mb: info.size.memory_mib,
+        disk_size_mb: info.size.disk_mib,
+        public: info.visibility == Visibility::Public,
+        aliases: vec![called.to_owned()],
+        names: names.to_vec(),
+        created_at: record.map_or_else(|| created(info), |r| moment(r.created_ms)),
+        updated_at: created(info),
+        created_by: (),
+        last_spawned_at: (),
+        spawn_count: 0,
+        build_count: 1,
+        envd_version: ENVD_VERSION.to_owned(),
+        build_status: TemplateBuildStatus::Ready,
+        builds: None,
+    }
 }
 
 /// When it was built.
-pub(crate) fn created(info: &TemplateInfo) -> String {
+pub(crate) fn created(info: &TemplateInfo) -> Moment {
     moment(info.created.saturating_mul(1000))
 }
 

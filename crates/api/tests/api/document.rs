@@ -39,6 +39,32 @@ fn the_openapi_document_is_complete() {
         .collect();
     let known: BTreeSet<&str> = schemas.keys().map(String::as_str).collect();
     assert_eq!(used, known);
+    for (name, schema) in schemas {
+        assert!(schema["description"].is_string(), "{name} is not described");
+        check_shape(name, schema);
+    }
+}
+
+/// Checks that arrays have items, and that fields are described.
+fn check_shape(at: &str, schema: &Value) {
+    let kinds = match &schema["type"] {
+        Value::Array(kinds) => kinds.clone(),
+        kind => vec![kind.clone()],
+    };
+    let is_array = kinds.iter().any(|kind| kind == "array");
+    assert!(!is_array || !schema["items"].is_null(), "{at} has no items");
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        assert!(
+            field["description"].is_string(),
+            "{at}.{name} is not described"
+        );
+        check_shape(&format!("{at}.{name}"), field);
+    }
+    for inner in ["items", "additionalProperties"] {
+        if schema[inner].is_object() {
+            check_shape(&format!("{at}/{inner}"), &schema[inner]);
+        }
+    }
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ mod names;
 mod prune;
 mod reference;
 mod refusal_form;
+mod released_fields;
 mod sandbox_names;
 mod snapshots;
 mod spelling;

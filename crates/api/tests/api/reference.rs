@@ -30,10 +30,8 @@ fn kind(schema: &Value) -> String {
         let name = name.rsplit('/').next().unwrap();
         return format!("[{name}](#{})", name.to_lowercase());
     }
-    for joined in ["oneOf", "anyOf", "allOf"] {
-        if let Some(all) = schema[joined].as_array() {
-            return all.iter().map(kind).collect::<Vec<_>>().join(" or ");
-        }
+    if let Some(all) = schema["anyOf"].as_array() {
+        return all.iter().map(kind).collect::<Vec<_>>().join(" or ");
     }
     let mut text = match &schema["type"] {
         Value::String(name) if name == "array" => format!("array of {}", kind(&schema["items"])),
@@ -153,8 +151,8 @@ fn reference() -> String {
         }
     }
     let mut out = "# Reference of the API\n\n\
-        Generated from `GET /openapi.json`: `make docs` writes it anew. [The API](api.md) tells how to\n\
-        call it, with examples. Every refusal has the body `{\"code\": STATUS, \"message\": TEXT}`.\n"
+        Generated from `GET /openapi.json`: `make docs` writes it anew. [The API](api.md) explains how\n\
+        to call it, with examples. Every error has the body [Error](#error).\n"
         .to_owned();
     for (tag, text) in groups {
         let _ = write!(out, "\n## Calls: {tag}\n{text}");

@@ -4,7 +4,8 @@ use super::scratch_home::ScratchHome;
 use crate::daemon::ms;
 use anyhow::{Context, bail, ensure};
 use hyper::Method;
-use jiffy_client::{Client, ServerOptions, local_daemon};
+use jiffy_client::{Client, ServerOptions};
+use jiffy_daemon::local_daemon;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::process::Stdio;
@@ -57,7 +58,7 @@ impl ScratchDaemon {
             ensure!(began.elapsed() < LIMIT, "a daemon does not answer");
             tokio::time::sleep(POLL).await;
         };
-        let owner = Client::over(&directory, stream).await?;
+        let owner = jiffy_daemon::local_daemon::client_over(&directory, stream).await?;
         let _: Value = owner.call(Method::GET, path, &()).await?;
         let first_answer_ms = ms(began.elapsed());
         let text = fs::read_to_string(&said)?;
@@ -74,7 +75,7 @@ impl ScratchDaemon {
         Ok(Self {
             process,
             owner,
-            keyed: Client::open(&options).await?,
+            keyed: jiffy_daemon::open_client(&options).await?,
             first_answer_ms,
         })
     }

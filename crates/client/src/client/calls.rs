@@ -3,9 +3,11 @@
 use super::{Client, Listed, is_refusal};
 use anyhow::bail;
 use hyper::Method;
-use jiffy_engine_api::{EngineDescription, SandboxSize, VerifiedSnapshot};
+use jiffy_api_types::{
+    EngineDescription, Forked, Prefetch, Process, Promoted, Proxy, RolledBack, SandboxInfo,
+    SandboxSize, SandboxState, Snapshot, SnapshotInfo, VerifiedSnapshot, Waited,
+};
 use jiffy_proto::agent::SiteSettings;
-use jiffy_sandbox_manager::{SandboxRecord, SandboxState, SnapshotRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -16,99 +18,71 @@ const ID_LENGTH: usize = 20;
 /// Header with the token of a list's next page.
 const NEXT_PAGE_HEADER: &str = "x-next-token";
 
-/// A sandbox to be made.
+/// Request for a new sandbox.
 #[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NewSandbox {
-    #[serde(rename = "templateID")]
-    template_id: String,
-    /// Seconds; -1: no limit, it stays until it is killed.
-    timeout: i64,
-    #[serde(rename = "envVars")]
-    env: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_count: Option<u8>,
-    #[serde(rename = "memoryMB", skip_serializing_if = "Option::is_none")]
-    memory_mb: Option<u32>,
-    #[serde(rename = "diskSizeMB", skip_serializing_if = "Option::is_none")]
-    disk_size_mb: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ca_certificates: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    proxy: Option<Value>,
-    #[serde(flatten)]
-    settings: SandboxSettings,
-}
+#[serde(transparent)]
+pub struct NewSandbox(jiffy_api_types::NewSandbox);
 
 /// Settings chosen by a sandbox's creator.
-#[derive(Debug, Clone, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default)]
 pub struct SandboxSettings {
-    /// Name that it is called by.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Name of the sandbox.
     pub name: Option<String>,
-    /// Labels.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    /// Metadata.
     pub metadata: BTreeMap<String, String>,
-    /// Pause at the timeout; otherwise it is killed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Pause the sandbox at its timeout instead of killing it.
     pub auto_pause: Option<bool>,
-    /// Access to the internet; none: yes.
-    #[serde(
-        rename = "allow_internet_access",
-        skip_serializing_if = "Option::is_none"
-    )]
+    /// Access to the internet. Defaults to true.
     pub internet: Option<bool>,
-    /// Engine that isolates it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Engine that isolates the sandbox.
     pub engine: Option<String>,
-    /// Memory that is fetched if its snapshot is in the store: `working_set` or `all`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefetch: Option<String>,
+    /// Memory that is fetched in advance if its snapshot is in the store.
+    pub prefetch: Option<Prefetch>,
 }
 
 impl NewSandbox {
-    /// One of a template, or of a snapshot by its id.
+    /// A sandbox of a template, or of a snapshot by its id, without a timeout.
     pub fn of(source: impl Into<String>, env: BTreeMap<String, String>) -> Self {
-        Self {
+        Self(jiffy_api_types::NewSandbox {
             template_id: source.into(),
-            timeout: -1,
-            env,
-            cpu_count: None,
-            memory_mb: None,
-            disk_size_mb: None,
-            ca_certificates: None,
-            proxy: None,
-            settings: SandboxSettings::default(),
-        }
+            timeout: Some(-1),
+            env_vars: Some(env),
+            ..Default::default()
+        })
     }
 
     /// The same that is killed after this many seconds, unless its time is extended.
     pub fn with_timeout_s(mut self, seconds: u32) -> Self {
-        self.timeout = seconds.into();
+        self.0.timeout = Some(seconds.into());
         self
     }
 
     /// The same with these settings.
     pub fn with_settings(mut self, settings: SandboxSettings) -> Self {
-        self.settings = settings;
+        self.0.name = settings.name;
+        self.0.metadata = Some(settings.metadata);
+        self.0.auto_pause = settings.auto_pause;
+        self.0.allow_internet_access = settings.internet;
+        self.0.engine = settings.engine;
+        self.0.prefetch = settings.prefetch;
         self
     }
 
     /// The same with a time limit, in whole seconds.
     pub fn with_timeout(mut self, time: Duration) -> Self {
         let whole = time.as_millis().div_ceil(1000);
-        self.timeout = i64::try_from(whole).unwrap_or(i64::MAX);
+        self.0.timeout = Some(i64::try_from(whole).unwrap_or(i64::MAX));
         self
     }
 
     /// The same in a network with authorities and a proxy of its own.
     pub fn with_site(mut self, site: SiteSettings) -> Self {
         let pem: String = site.authorities.into_iter().map(|a| a.pem).collect();
-        self.ca_certificates = Some(pem).filter(|pem| !pem.is_empty());
-        self.proxy = site
-            .proxy
-            .map(|proxy| json!({ "url": proxy.url, "noProxy": proxy.no_proxy }));
+        self.0.ca_certificates = Some(pem).filter(|pem| !pem.is_empty());
+        self.0.proxy = site.proxy.map(|proxy| Proxy {
+            url: proxy.url,
+            no_proxy: Some(proxy.no_proxy),
+        });
         self
     }
 
@@ -119,9 +93,9 @@ impl NewSandbox {
         memory_mib: Option<u32>,
         disk_mib: Option<u64>,
     ) -> Self {
-        self.cpu_count = vcpus;
-        self.memory_mb = memory_mib;
-        self.disk_size_mb = disk_mib;
+        self.0.cpu_count = vcpus;
+        self.0.memory_mb = memory_mib;
+        self.0.disk_size_mb = disk_mib;
         self
     }
 
@@ -131,58 +105,16 @@ impl NewSandbox {
     }
 }
 
-/// A sandbox, and what its agent wants to be shown.
+/// A sandbox: what all answers about one have in common.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Sandbox {
-    /// All about it.
+    /// Details.
     #[serde(rename = "jiffy")]
-    pub record: SandboxRecord,
-    /// Token; none: its agent wants none, or we may not use it.
+    pub record: SandboxInfo,
+    /// Token that its agent requires. `None` if the agent requires none, or the caller may not use
+    /// it.
     #[serde(rename = "envdAccessToken", default)]
     pub token: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Snapshot {
-    #[serde(rename = "jiffy")]
-    pub record: SnapshotRecord,
-}
-
-/// Outcome for one child of a fork.
-#[derive(Debug, Deserialize)]
-pub struct ForkedChild {
-    /// Snapshot that all children start from.
-    #[serde(rename = "snapshotID")]
-    pub snapshot: String,
-    /// It, if it answered.
-    #[serde(default)]
-    pub sandbox: Option<Sandbox>,
-    /// Why not.
-    #[serde(default)]
-    pub error: Option<Failure>,
-}
-
-/// Reason of a failure.
-#[derive(Debug, Deserialize)]
-pub struct Failure {
-    /// In a sentence.
-    pub message: String,
-}
-
-/// Answer that holds whole records.
-#[derive(Debug, Deserialize)]
-struct RecordsAnswer<T> {
-    #[serde(rename = "jiffy")]
-    records: T,
-}
-
-/// The process behind a sandbox.
-#[derive(Debug, Deserialize)]
-pub struct SandboxProcess {
-    /// Of its VMM.
-    pub pid: u32,
-    /// KVM exits so far, if the kernel counts them.
-    pub exits: Option<u64>,
 }
 
 /// An id or name as it can stand in a path.
@@ -215,11 +147,12 @@ fn unique_by_prefix<T>(
     Ok(found.pop())
 }
 
-impl From<SandboxRecord> for Sandbox {
-    /// As the host's owner is told.
-    fn from(record: SandboxRecord) -> Self {
-        let token = record.agent_token.clone();
-        Self { record, token }
+impl From<jiffy_api_types::Sandbox> for Sandbox {
+    fn from(sandbox: jiffy_api_types::Sandbox) -> Self {
+        Self {
+            record: sandbox.added.jiffy,
+            token: sandbox.envd_access_token,
+        }
     }
 }
 
@@ -253,17 +186,14 @@ impl Client {
     }
 
     /// All sandboxes, those that were killed too if `killed`.
-    pub async fn listed_sandboxes(
-        &self,
-        killed: bool,
-    ) -> anyhow::Result<Vec<Listed<SandboxRecord>>> {
+    pub async fn listed_sandboxes(&self, killed: bool) -> anyhow::Result<Vec<Listed<SandboxInfo>>> {
         let also = if killed { ",killed" } else { "" };
         let path = format!("/v2/sandboxes?state=creating,running,paused,broken{also}");
         self.all_pages(&path).await
     }
 
     /// Records of all sandboxes, those that were killed too if `killed`.
-    pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxRecord>> {
+    pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxInfo>> {
         let all = self.listed_sandboxes(killed).await?;
         Ok(all.into_iter().map(|s| s.record).collect())
     }
@@ -310,7 +240,7 @@ impl Client {
         &self,
         id: &str,
         operation: &str,
-        body: &Value,
+        body: &impl Serialize,
     ) -> anyhow::Result<T> {
         let path = format!("/sandboxes/{}/{operation}", self.whole_id(id).await?);
         self.call(Method::POST, &path, body).await
@@ -323,37 +253,37 @@ impl Client {
     }
 
     /// Wakes one.
-    pub async fn resume(&self, id: &str) -> anyhow::Result<SandboxRecord> {
+    pub async fn resume(&self, id: &str) -> anyhow::Result<SandboxInfo> {
         let now: Sandbox = self.call_sandbox(id, "resume", &Value::Null).await?;
         Ok(now.record)
     }
 
     /// Makes `count` children of one.
-    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<ForkedChild>> {
+    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<Forked>> {
         self.call_sandbox(id, "fork", &json!({ "count": count }))
             .await
     }
 
     /// Keeps a child and removes its siblings; tells which went.
-    pub async fn promote(&self, id: &str) -> anyhow::Result<Vec<SandboxRecord>> {
-        let gone: RecordsAnswer<_> = self.call_sandbox(id, "promote", &Value::Null).await?;
-        Ok(gone.records)
+    pub async fn promote(&self, id: &str) -> anyhow::Result<Vec<SandboxInfo>> {
+        let gone: Promoted = self.call_sandbox(id, "promote", &Value::Null).await?;
+        Ok(gone.jiffy)
     }
 
     /// Puts one back to a snapshot.
-    pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
+    pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxInfo> {
         let snapshot = match self.is_remote() && snapshot.len() < ID_LENGTH {
             true => self.snapshot(snapshot).await?.id,
             // A sandbox may go back to any it descends from, also to those that no list shows.
             false => snapshot.to_owned(),
         };
         let body = json!({ "snapshotID": snapshot });
-        let now: RecordsAnswer<_> = self.call_sandbox(id, "rollback", &body).await?;
-        Ok(now.records)
+        let now: RolledBack = self.call_sandbox(id, "rollback", &body).await?;
+        Ok(now.jiffy)
     }
 
     /// Gives one another name, or none.
-    pub async fn rename(&self, id: &str, name: Option<&str>) -> anyhow::Result<SandboxRecord> {
+    pub async fn rename(&self, id: &str, name: Option<&str>) -> anyhow::Result<SandboxInfo> {
         let path = format!("/sandboxes/{}", self.whole_id(id).await?);
         let body = json!({ "name": name });
         let now: Sandbox = self.call(Method::PATCH, &path, &body).await?;
@@ -362,7 +292,7 @@ impl Client {
 
     /// Ends its processes, which have `grace` to do so by themselves, and starts what its template
     /// starts.
-    pub async fn restart(&self, id: &str, grace: Duration) -> anyhow::Result<SandboxRecord> {
+    pub async fn restart(&self, id: &str, grace: Duration) -> anyhow::Result<SandboxInfo> {
         let body = json!({ "graceMs": grace.as_millis() });
         let now: Sandbox = self.call_sandbox(id, "restart", &body).await?;
         Ok(now.record)
@@ -374,18 +304,18 @@ impl Client {
         id: &str,
         wanted: &str,
         limit: Duration,
-    ) -> anyhow::Result<SandboxRecord> {
+    ) -> anyhow::Result<SandboxInfo> {
         let seconds = limit.as_secs_f64().ceil();
         let path = format!(
             "/sandboxes/{}/wait?for={wanted}&seconds={seconds}",
             path_segment(id)?
         );
-        let answer: RecordsAnswer<_> = self.call(Method::GET, &path, &()).await?;
-        Ok(answer.records)
+        let answer: Waited = self.call(Method::GET, &path, &()).await?;
+        Ok(answer.jiffy)
     }
 
     /// Ends a sandbox, and forgets it if `forget`; tells what it was, as ended.
-    pub async fn kill(&self, id: &str, forget: bool) -> anyhow::Result<SandboxRecord> {
+    pub async fn kill(&self, id: &str, forget: bool) -> anyhow::Result<SandboxInfo> {
         let mut record = match self.sandbox(id).await {
             Ok(sandbox) => sandbox.record,
             // Those of others that are broken are only listed.
@@ -423,7 +353,7 @@ impl Client {
     }
 
     /// The process behind a sandbox; only the owner of a host is told.
-    pub async fn process(&self, id: &str) -> anyhow::Result<SandboxProcess> {
+    pub async fn process(&self, id: &str) -> anyhow::Result<Process> {
         let path = format!("/sandboxes/{}/process", path_segment(id)?);
         self.call(Method::GET, &path, &()).await
     }
@@ -432,7 +362,7 @@ impl Client {
     pub async fn snapshots(
         &self,
         sandbox: Option<&str>,
-    ) -> anyhow::Result<Vec<Listed<SnapshotRecord>>> {
+    ) -> anyhow::Result<Vec<Listed<SnapshotInfo>>> {
         let mut path = "/snapshots?all=true".to_owned();
         if let Some(id) = sandbox {
             path += &format!("&sandboxID={}", self.sandbox(id).await?.record.id);
@@ -441,10 +371,10 @@ impl Client {
     }
 
     /// A snapshot by its id, the beginning of it, or its name.
-    pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+    pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let path = format!("/snapshots/{}", path_segment(id)?);
         match self.call::<Snapshot>(Method::GET, &path, &()).await {
-            Ok(found) => Ok(found.record),
+            Ok(found) => Ok(found.jiffy),
             Err(e) if self.is_remote() && is_refusal(&e, "snapshot_not_found") => {
                 let found = unique_by_prefix(self.snapshots(None).await?, id, |s| &s.id)?;
                 found.map(|found| found.record).ok_or(e)
@@ -454,7 +384,7 @@ impl Client {
     }
 
     /// Removes a snapshot; tells what it was.
-    pub async fn remove_snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+    pub async fn remove_snapshot(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let record = self.snapshot(id).await?;
         let path = format!("/templates/{}", record.id);
         let () = self.call(Method::DELETE, &path, &()).await?;

@@ -6,7 +6,6 @@ use bytes::{BufMut, Bytes, BytesMut};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{PooledResponse, RequestBody};
-use jiffy_engine_api::new_token;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -19,7 +18,7 @@ impl Client {
         settings: &Value,
         module: Option<&[u8]>,
     ) -> anyhow::Result<T> {
-        let boundary = new_token()?;
+        let boundary = boundary()?;
         let path = format!("/functions/{name}");
         let mut request = Request::builder().method(Method::POST).uri(path);
         let headers = request.headers_mut().context("not a path")?;
@@ -53,6 +52,12 @@ impl Client {
         let answer = self.connections.send(request).await;
         answer.map_err(|e| self.server.no_answer(e))
     }
+}
+
+/// Random boundary of a form.
+fn boundary() -> Result<String, getrandom::Error> {
+    let (high, low) = (getrandom::u64()?, getrandom::u64()?);
+    Ok(format!("{high:016x}{low:016x}"))
 }
 
 /// Form with the parts `settings` and, if there is one, `module`. A random boundary occurs in

@@ -1,6 +1,6 @@
 //! Items of lists, with their state in the store that hosts share.
 
-use jiffy_sandbox_manager::StoreState;
+use jiffy_api_types::StoreState;
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 

@@ -2,7 +2,7 @@
 
 use super::Server;
 use hyper::{HeaderMap, StatusCode};
-use serde::Deserialize;
+use jiffy_api_types::ErrorBody;
 
 /// Header with the daemon's version. A server without it is no daemon, or one that is older than
 /// the header.
@@ -32,12 +32,13 @@ pub fn is_refusal(error: &anyhow::Error, code: &str) -> bool {
 #[error("{0}")]
 pub struct UnknownServer(pub String);
 
-#[derive(Debug, Default, Deserialize)]
-struct RefusalBody {
-    #[serde(default)]
-    message: String,
-    #[serde(default)]
-    error_code: String,
+/// Returns the body of a refusal, which may be that of another server.
+fn parse(body: &[u8]) -> ErrorBody {
+    serde_json::from_slice(body).unwrap_or_else(|_| ErrorBody {
+        code: 0,
+        message: String::new(),
+        error_code: None,
+    })
 }
 
 /// The version that an answer tells.
@@ -47,7 +48,7 @@ pub fn version(headers: &HeaderMap) -> Option<&str> {
 
 /// Message about an answer without a version.
 pub fn unknown_server(server: &Server, status: StatusCode, body: &[u8]) -> anyhow::Error {
-    let body: RefusalBody = serde_json::from_slice(body).unwrap_or_default();
+    let body = parse(body);
     UnknownServer(match server.url() {
         None => format!(
             "{} is of an older version, which this command ({VERSION}) cannot talk to: `jiffy \
@@ -79,9 +80,10 @@ pub fn incompatible(server: &Server, theirs: &str, what: &str) -> anyhow::Error 
 
 /// Refusal by a daemon of version `theirs`.
 pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -> anyhow::Error {
-    let body: RefusalBody = serde_json::from_slice(body).unwrap_or_default();
+    let body = parse(body);
     let name = server.name();
-    let message = match (status, body.error_code.as_str()) {
+    let code = body.error_code.unwrap_or_default();
+    let message = match (status, code.as_str()) {
         (_, "no_such_call" | "method_not_allowed") => {
             return incompatible(server, theirs, "it does not know this call");
         }
@@ -108,6 +110,5 @@ pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -
         }
         _ => body.message,
     };
-    let code = body.error_code;
     Refusal { code, message }.into()
 }

@@ -1,9 +1,7 @@
 //! Taking a snapshot.
 
 use super::Client;
-use super::calls::Snapshot;
-use jiffy_sandbox_manager::SnapshotRecord;
-use serde_json::json;
+use jiffy_api_types::{Snapshot, SnapshotInfo, SnapshotSandbox};
 
 /// When a call to take a snapshot returns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,13 +22,14 @@ impl Client {
         id: &str,
         name: Option<&str>,
         ack: SnapshotAck,
-    ) -> anyhow::Result<SnapshotRecord> {
-        let body = match ack {
-            SnapshotAck::Captured => json!({ "name": name, "ack": "captured" }),
-            SnapshotAck::Stored => json!({ "name": name }),
-            SnapshotAck::Durable => json!({ "name": name, "durable": true }),
+    ) -> anyhow::Result<SnapshotInfo> {
+        let body = SnapshotSandbox {
+            name: name.map(str::to_owned),
+            durable: (ack == SnapshotAck::Durable).then_some(true),
+            ack: (ack == SnapshotAck::Captured).then_some(jiffy_api_types::SnapshotAck::Captured),
+            memory: None,
         };
         let taken: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
-        Ok(taken.record)
+        Ok(taken.jiffy)
     }
 }

@@ -3,8 +3,8 @@
 use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
+use jiffy_api_types::{OnTimeout, Prefetch};
 use jiffy_engine_api::EngineName;
-use jiffy_sandbox_manager::OnTimeout;
 use std::time::Duration;
 
 /// `jiffy create`.
@@ -90,12 +90,11 @@ pub enum PrefetchMode {
     All,
 }
 
-impl PrefetchMode {
-    /// Its name in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WorkingSet => "working_set",
-            Self::All => "all",
+impl From<PrefetchMode> for Prefetch {
+    fn from(mode: PrefetchMode) -> Self {
+        match mode {
+            PrefetchMode::WorkingSet => Self::WorkingSet,
+            PrefetchMode::All => Self::All,
         }
     }
 }

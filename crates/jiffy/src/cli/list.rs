@@ -2,7 +2,7 @@
 
 use super::HostArgs;
 use clap::Args;
-use jiffy_sandbox_manager::SandboxState;
+use jiffy_api_types::StateName;
 
 /// `jiffy ls`.
 #[derive(Debug, Args)]
@@ -59,9 +59,10 @@ impl Filter {
         let value = value.to_owned();
         match key {
             "state" | "status" => {
-                let known = SandboxState::NAMES.into_iter().find(|name| *name == value);
+                let names = StateName::ALL.map(StateName::name);
+                let known = names.into_iter().find(|name| *name == value);
                 known.map(Self::State).ok_or_else(|| {
-                    let names = SandboxState::NAMES.join(", ");
+                    let names = names.join(", ");
                     format!("there is no state `{value}`: there are {names}")
                 })
             }

@@ -2,10 +2,9 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser};
+use jiffy_api_types::MAX_AUTHORITIES_BYTES;
 use jiffy_proto::agent::{Authority, ProxySettings, SiteSettings};
-use jiffy_sandbox_manager::{
-    MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, authorities, proxy,
-};
+use jiffy_sandbox_manager::{MAX_HOST_AUTHORITIES_BYTES, authorities, proxy};
 use std::path::{Path, PathBuf};
 
 /// Says that there is to be no proxy, whatever the host has.

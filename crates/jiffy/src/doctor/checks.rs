@@ -34,7 +34,7 @@ pub fn run_all(tell: &mut dyn FnMut(Finding)) {
         tell(gvisor(host, &facts));
         tell(engine(&facts));
     }
-    match jiffy_client::rootless::known_support() {
+    match jiffy_daemon::rootless_notice::known_support() {
         None => tell(user()),
         Some(facts) => rootless(facts, tell),
     }

@@ -51,7 +51,7 @@ pub fn boot(tell: &mut dyn FnMut(Finding)) {
 }
 
 async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
-    let mut bar = jiffy_client::progress::TemplateProgress::new("base");
+    let mut bar = jiffy_daemon::TemplateProgress::new("base");
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
     drop(bar);
     let guests = EphemeralGuests::open(host, engine, "base", prepared, FeatureSwitch::Off).await?;

@@ -128,7 +128,7 @@ struct Measured {
 async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
     let facts = EngineFacts::of(host);
     let prepare = || {
-        let mut bar = jiffy_client::progress::TemplateProgress::new("base");
+        let mut bar = jiffy_daemon::TemplateProgress::new("base");
         host.prepare("base", &mut |p| bar.update(p))
     };
     // On the file system that snapshots are on.

@@ -33,7 +33,7 @@ struct FunctionBenchResult {
 /// Measures requests, after one that wakes the function.
 pub async fn run(args: &FunctionBenchArgs) -> anyhow::Result<()> {
     path(&args.name, "")?;
-    let client = Client::open(&args.output.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
     request(&client, args.name.clone(), args.path.clone()).await?;
     let (left, failures) = (
         Arc::new(AtomicU32::new(args.requests)),

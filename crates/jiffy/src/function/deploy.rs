@@ -5,7 +5,6 @@ use crate::cli::FunctionDeployArgs;
 use crate::run::environment;
 use crate::sandbox::table::show;
 use anyhow::Context;
-use jiffy_client::Client;
 use jiffy_client::progress::while_waiting;
 use serde_json::{Map, Value, json};
 
@@ -13,7 +12,7 @@ use serde_json::{Map, Value, json};
 pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
     path(&args.name, "")?;
     let settings = settings(args)?;
-    let client = Client::open(&args.output.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
     let module = match &args.source {
         None => None,
         Some(directory) if directory.is_dir() => Some(source::build(&client, directory).await?),

@@ -6,7 +6,6 @@ use anyhow::Context;
 use bytes::Bytes;
 use hyper::Method;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use jiffy_client::Client;
 use serde_json::{Map, Value, json};
 use std::io::{Read, Write};
 use std::process::ExitCode;
@@ -29,7 +28,7 @@ pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
         (None, None) => Method::GET,
     };
     let headers = headers(&args.header)?;
-    let client = Client::open(&args.output.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
     let sending = client.request_function(&args.name, method, &args.path, &headers, body);
     let mut answer = sending.await?;
     let status = answer.status;

@@ -3,7 +3,7 @@
 use super::path;
 use crate::cli::FunctionLogsArgs;
 use hyper::Method;
-use jiffy_client::{Client, terminal};
+use jiffy_client::terminal;
 use serde::Deserialize;
 use serde_json::Value;
 use std::io::Write;
@@ -20,7 +20,7 @@ struct LogPage {
 
 /// Shows the log, and what is added to it.
 pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
-    let client = Client::open(&args.output.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
     let path = path(&args.name, "/logs")?;
     let mut call = path.clone();
     loop {

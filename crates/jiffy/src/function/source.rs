@@ -41,7 +41,7 @@ const LEFT_OUT: [&str; 6] = [
 /// Runs `jiffy function build`: the module becomes `function.wasm` in the directory, or the file
 /// that is asked for.
 pub async fn run(args: &FunctionBuildArgs) -> anyhow::Result<()> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let module = build(&client, &args.directory).await?;
     let output = match &args.file {
         Some(file) => file.clone(),

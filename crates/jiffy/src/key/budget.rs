@@ -3,8 +3,7 @@
 
 use hyper::Method;
 use jiffy_api::{Key, Limits};
-use jiffy_client::Client;
-use jiffy_client::local_daemon;
+use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
@@ -23,7 +22,7 @@ pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let Some(stream) = local_daemon::connect(home).await else {
         return budgets;
     };
-    let Ok(client) = Client::over(home, stream).await else {
+    let Ok(client) = jiffy_daemon::local_daemon::client_over(home, stream).await else {
         return budgets;
     };
     for key in keys.iter().filter(|key| key.revoked_ms.is_none()) {

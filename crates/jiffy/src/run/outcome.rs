@@ -1,7 +1,7 @@
 //! Outcome of a run, and its report.
 
+use jiffy_api_types::SandboxInfo;
 use jiffy_engine_api::{BootMode, BootReport, ExitReason};
-use jiffy_sandbox_manager::SandboxRecord;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -55,8 +55,8 @@ impl From<BootReport> for GuestBoot {
     }
 }
 
-impl From<&SandboxRecord> for GuestBoot {
-    fn from(record: &SandboxRecord) -> Self {
+impl From<&SandboxInfo> for GuestBoot {
+    fn from(record: &SandboxInfo) -> Self {
         Self {
             mode: record.boot_mode,
             ms: record.boot_ms,

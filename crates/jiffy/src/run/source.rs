@@ -3,8 +3,8 @@
 use crate::cli::EngineSelection;
 use crate::cli::RunArgs;
 use anyhow::Context;
-use jiffy_client::local_daemon;
 use jiffy_client::{Client, is_remote};
+use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 
 /// Maker of a run's guest.
@@ -27,7 +27,7 @@ pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
         return Ok(GuestSource::ThisProcess);
     }
     if is_remote(&args.host.server())? || args.image.is_some() {
-        let client = Client::open(&args.host.server()).await?;
+        let client = jiffy_daemon::open_client(&args.host.server()).await?;
         let found = from_daemon(args, client).await?;
         return found.context(
             "that daemon cannot make sandboxes on this engine: `jiffy engines` shows which it can",
@@ -37,7 +37,7 @@ pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     let Some(stream) = local_daemon::connect(&home).await else {
         return Ok(GuestSource::ThisProcess);
     };
-    let client = Client::over(&home, stream).await?;
+    let client = jiffy_daemon::local_daemon::client_over(&home, stream).await?;
     Ok(from_daemon(args, client)
         .await?
         .unwrap_or(GuestSource::ThisProcess))

@@ -6,8 +6,8 @@ use crate::cli::{HostArgs, SandboxExecArgs};
 use crate::run::outcome::with_last_lines;
 use crate::run::{CommandTarget, Signals, environment, session};
 use jiffy_agent_client::AgentClient;
+use jiffy_api_types::SandboxState;
 use jiffy_client::{Client, Sandbox};
-use jiffy_sandbox_manager::SandboxState;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ impl RemoteSandbox {
 
     /// Sandbox `id`, which must run.
     pub async fn find(host: &HostArgs, id: &str) -> anyhow::Result<Self> {
-        let client = Client::open(&host.server()).await?;
+        let client = jiffy_daemon::open_client(&host.server()).await?;
         let sandbox = client.sandbox(id).await?;
         let whole = &sandbox.record.id;
         match &sandbox.record.state {

@@ -3,8 +3,8 @@
 
 use crate::cli::{Forwarding, PortForwardArgs};
 use anyhow::{Context, bail};
+use jiffy_api_types::SandboxState;
 use jiffy_client::{Client, is_refusal};
-use jiffy_sandbox_manager::SandboxState;
 use std::future::Future;
 use std::io::Write;
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ pub fn opener(client: Client, id: String) -> PortOpener {
 }
 
 pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let id = client.sandbox(&args.id).await?.record.id;
     let opener = opener(client.clone(), id.clone());
     let mut work = JoinSet::new();

@@ -2,8 +2,9 @@
 
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
+use jiffy_api_types::{OnTimeout, SandboxInfo, SandboxState, SnapshotInfo};
 use jiffy_client::{Client, is_refusal};
-use jiffy_sandbox_manager::{Bytes, OnTimeout, SandboxRecord, SandboxState, SnapshotRecord};
+use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,13 +15,13 @@ const NAME_COLUMN_WIDTH: usize = 12;
 
 /// Something that is known.
 enum Inspected {
-    Sandbox(Box<SandboxRecord>),
-    Snapshot(Box<SnapshotRecord>),
+    Sandbox(Box<SandboxInfo>),
+    Snapshot(Box<SnapshotInfo>),
 }
 
 /// Shows each; one that is not found does not spare the others.
 pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let mut code = ExitCode::SUCCESS;
     let mut all = Vec::new();
     for id in &args.ids {
@@ -99,7 +100,7 @@ fn size(size: &jiffy_engine_api::SandboxSize) -> String {
     )
 }
 
-fn sandbox(lines: &mut DetailLines, s: &SandboxRecord) {
+fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.add("sandbox", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
     let state = match &s.state {
@@ -131,7 +132,7 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxRecord) {
     lines.pairs("environment", &s.env);
 }
 
-fn time_limit(s: &SandboxRecord) -> String {
+fn time_limit(s: &SandboxInfo) -> String {
     let Some(seconds) = s.settings.timeout_s else {
         return "none".to_owned();
     };
@@ -147,7 +148,7 @@ fn time_limit(s: &SandboxRecord) -> String {
     }
 }
 
-fn snapshot(lines: &mut DetailLines, s: &SnapshotRecord) {
+fn snapshot(lines: &mut DetailLines, s: &SnapshotInfo) {
     lines.add("snapshot", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
     lines.add("taken", table::reason(s));

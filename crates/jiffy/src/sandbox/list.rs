@@ -2,20 +2,20 @@
 
 use super::table;
 use crate::cli::{Filter, LsArgs};
-use jiffy_client::{Client, Listed};
-use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
+use jiffy_api_types::{SandboxInfo, SandboxState};
+use jiffy_client::Listed;
 use std::mem::discriminant;
 
 /// Prints them.
 pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
     let killed = Filter::State(SandboxState::Killed.name());
     let all = args.all || args.filters.contains(&killed);
-    let found = Client::open(&args.host.server())
+    let found = jiffy_daemon::open_client(&args.host.server())
         .await?
         .listed_sandboxes(all)
         .await?;
     let found = found.into_iter().filter(|s| matches_all(&args.filters, s));
-    let found: Vec<Listed<SandboxRecord>> = found
+    let found: Vec<Listed<SandboxInfo>> = found
         .map(|s| Listed {
             record: table::without_tokens(s.record),
             ..s
@@ -23,7 +23,7 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
         .collect();
     if args.quiet {
         let ids =
-            |all: &Vec<Listed<SandboxRecord>>| all.iter().map(|s| format!("{}\n", s.id)).collect();
+            |all: &Vec<Listed<SandboxInfo>>| all.iter().map(|s| format!("{}\n", s.id)).collect();
         return table::show(false, &found, ids);
     }
     if found.is_empty() && !args.json {
@@ -40,7 +40,7 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
 }
 
 /// Several conditions of one kind are one that any of them meets; each label is one of its own.
-fn matches_all(filters: &[Filter], sandbox: &SandboxRecord) -> bool {
+fn matches_all(filters: &[Filter], sandbox: &SandboxInfo) -> bool {
     filters.iter().all(|filter| match filter {
         Filter::Label(..) => matches_filter(filter, sandbox),
         _ => {
@@ -53,7 +53,7 @@ fn matches_all(filters: &[Filter], sandbox: &SandboxRecord) -> bool {
     })
 }
 
-fn matches_filter(filter: &Filter, sandbox: &SandboxRecord) -> bool {
+fn matches_filter(filter: &Filter, sandbox: &SandboxInfo) -> bool {
     match filter {
         Filter::State(name) => sandbox.state.name() == *name,
         Filter::Label(key, value) => {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn sandbox() -> SandboxRecord {
+    fn sandbox() -> SandboxInfo {
         let record = json!({
             "id": "a", "name": "web-1", "state": "running", "template": "k/app:v2",
             "vcpus": 2, "memory_mib": 512, "disk_mib": 1024, "env": {}, "engine": "gvisor",

@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::cli::LogsArgs;
-use jiffy_client::{Client, terminal};
+use jiffy_client::terminal;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -50,7 +50,7 @@ struct Connection {
 
 /// Shows what there is.
 pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     if args.network {
         let record: ConnectionRecord = client
             .last_lines(&args.id, "connections", args.lines)

@@ -5,8 +5,9 @@ use super::{BulkOperation, run_for_each};
 use crate::cli::{PruneArgs, RmArgs};
 use crate::columns::{Align, Table};
 use anyhow::bail;
+use jiffy_api_types::{PruneKind, PrunedHost};
 use jiffy_client::progress::while_waiting;
-use jiffy_client::{Client, Pruned, terminal};
+use jiffy_client::terminal;
 use jiffy_sandbox_manager::Bytes;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -16,7 +17,7 @@ const SHOWN_ID_LENGTH: usize = 12;
 
 /// Removes sandboxes and snapshots.
 pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     if !args.all {
         return run_for_each(&client, &args.ids, BulkOperation::Remove, args.json).await;
     }
@@ -58,7 +59,7 @@ fn confirmed(question: &str, yes: bool) -> anyhow::Result<bool> {
 
 /// Removes what nothing needs.
 pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let unused = args.older_than;
     if args.json && !args.dry_run && !args.yes {
         bail!("with --json nothing is asked: give --yes or --dry-run");
@@ -86,7 +87,7 @@ pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(pruned: &Pruned, freed: &str) -> String {
+fn text(pruned: &PrunedHost, freed: &str) -> String {
     if pruned.items.is_empty() {
         return "nothing to remove\n".to_owned();
     }
@@ -97,13 +98,13 @@ fn text(pruned: &Pruned, freed: &str) -> String {
         ("SIZE", Align::Right),
     ]);
     for item in &pruned.items {
-        let id = match &item.kind[..] {
+        let id = match item.kind {
             // Names are shown whole.
-            "template" => &item.id,
+            PruneKind::Template => &item.id,
             _ => item.id.get(..SHOWN_ID_LENGTH).unwrap_or(&item.id),
         };
         table.row([
-            item.kind.clone(),
+            item.kind.name().to_owned(),
             id.to_owned(),
             item.name.clone().unwrap_or_default(),
             Bytes(item.bytes).to_string(),
@@ -121,7 +122,7 @@ mod tests {
     fn removable_data_is_listed_with_its_total() {
         let of = |items| {
             let pruned = json!({ "dryRun": true, "bytes": 3 << 20, "items": items });
-            serde_json::from_value::<Pruned>(pruned).unwrap()
+            serde_json::from_value::<PrunedHost>(pruned).unwrap()
         };
         let pruned = of(json!([
             { "kind": "sandbox", "id": "abcdefghijkmnpqrstuv", "bytes": 0 },

@@ -3,8 +3,9 @@
 use super::table::{self, short};
 use crate::cli::StatsArgs;
 use crate::columns::{Align, Table};
-use jiffy_client::{Client, Metric, terminal};
-use jiffy_sandbox_manager::{Bytes, SandboxRecord, SandboxState};
+use jiffy_api_types::{Metric, SandboxInfo, SandboxState};
+use jiffy_client::{Client, terminal};
+use jiffy_sandbox_manager::Bytes;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 
@@ -21,7 +22,7 @@ struct UsageLine {
 
 /// Prints the table, and puts a newer one in its place until Ctrl-C.
 pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let once = args.json || args.no_stream || !std::io::stdout().is_terminal();
     let mut shown = 0;
     loop {
@@ -48,7 +49,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
 }
 
 async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>> {
-    let records: Vec<SandboxRecord> = match ids {
+    let records: Vec<SandboxInfo> = match ids {
         [] => {
             let mut all = client.sandboxes(false).await?;
             all.retain(|s| s.state == SandboxState::Running);
@@ -64,7 +65,7 @@ async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>>
     };
     let wanted: Vec<&str> = records.iter().map(|s| &s.id[..]).collect();
     let mut metrics = client.metrics(&wanted).await?;
-    let line = |s: SandboxRecord| UsageLine {
+    let line = |s: SandboxInfo| UsageLine {
         metric: metrics.remove(&s.id),
         state: s.state.name(),
         id: s.id,

@@ -2,11 +2,10 @@
 
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
+use jiffy_api_types::{SandboxInfo, SandboxState, SnapshotInfo, SnapshotPurpose, StoreState};
 use jiffy_client::{Listed, terminal};
 use jiffy_engine_api::VerifiedSnapshot;
-use jiffy_sandbox_manager::{
-    Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, StoreState,
-};
+use jiffy_sandbox_manager::Bytes;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -34,8 +33,8 @@ pub fn show<T: Serialize>(
 }
 
 /// A sandbox without the tokens that open it: output ends up in logs and issues.
-pub fn without_tokens(sandbox: SandboxRecord) -> SandboxRecord {
-    SandboxRecord {
+pub fn without_tokens(sandbox: SandboxInfo) -> SandboxInfo {
+    SandboxInfo {
         agent_token: None,
         traffic_token: None,
         ..sandbox
@@ -86,7 +85,7 @@ pub fn mebibytes(mib: u64) -> String {
 }
 
 /// A table of sandboxes.
-pub fn sandboxes(all: &Vec<Listed<SandboxRecord>>) -> String {
+pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
         ("NAME", Align::Left),
@@ -130,7 +129,7 @@ fn store_state(state: Option<StoreState>) -> String {
 }
 
 /// Reason for which a snapshot was taken, as people read it; automatic ones say so.
-pub fn reason(snapshot: &SnapshotRecord) -> &'static str {
+pub fn reason(snapshot: &SnapshotInfo) -> &'static str {
     match snapshot.purpose {
         SnapshotPurpose::Asked if snapshot.kept => "asked",
         SnapshotPurpose::Asked => "auto: removed, in use",
@@ -142,7 +141,7 @@ pub fn reason(snapshot: &SnapshotRecord) -> &'static str {
 }
 
 /// A table of snapshots, and how much they take.
-pub fn snapshots(all: &Vec<Listed<SnapshotRecord>>) -> String {
+pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
         ("NAME", Align::Left),

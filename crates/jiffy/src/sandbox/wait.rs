@@ -2,9 +2,9 @@
 
 use super::table;
 use crate::cli::{AwaitedState, WaitArgs};
+use jiffy_api_types::{SandboxInfo, SandboxState};
 use jiffy_client::progress::while_waiting;
 use jiffy_client::{Client, is_refusal};
-use jiffy_sandbox_manager::{SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ struct Outcome {
 
 /// Waits for each; one that is not found does not spare the others.
 pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let end = args.timeout.map(|time| Instant::now() + time);
     let mut all = Vec::new();
     let mut code = 0;
@@ -103,7 +103,7 @@ async fn wait(
 }
 
 /// Why it ended, or how it is.
-fn reason(record: &SandboxRecord) -> String {
+fn reason(record: &SandboxInfo) -> String {
     match &record.state {
         SandboxState::Broken { cause, .. } => cause.clone(),
         SandboxState::Killed => match record.deadline_ms {

@@ -4,14 +4,14 @@ use super::show::mib;
 use crate::cli::TemplateBuildArgs;
 use anyhow::{Context, bail};
 use hyper::Method;
+use jiffy_api_types::{BuildState, BuildStatus, LogEntry, LogLevel, RequestedBuild, UploadLink};
 use jiffy_build_spec::context::{PreparedBuild, prepare};
 use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
 use jiffy_build_spec::spec::BuildSpec;
-use jiffy_client::progress::TemplateProgress;
 use jiffy_client::{Client, terminal};
+use jiffy_daemon::TemplateProgress;
 use jiffy_engine_api::{StartCommand, Startup};
 use jiffy_image::Recipe;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -43,47 +43,6 @@ pub fn is_directory(name: &str) -> bool {
     is_path || (Path::new(name).is_dir() && Recipe::built_in(name).is_err())
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Requested {
-    #[serde(rename = "templateID")]
-    template: String,
-    #[serde(rename = "buildID")]
-    build: String,
-}
-
-#[derive(Deserialize)]
-struct Link {
-    present: bool,
-    url: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Status {
-    status: String,
-    log_entries: Vec<Entry>,
-    reason: Option<Reason>,
-    progress: Option<Progress>,
-}
-
-#[derive(Deserialize)]
-struct Progress {
-    text: String,
-    percent: u8,
-}
-
-#[derive(Deserialize)]
-struct Entry {
-    message: String,
-    level: String,
-}
-
-#[derive(Deserialize)]
-struct Reason {
-    message: String,
-}
-
 /// Builds.
 pub fn run(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -104,7 +63,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     prepared.spec.startup = startup(args);
     prepared.spec.start_image_command = args.start_image_command;
     prepared.spec.force = args.no_cache;
-    let client = Client::open(&args.host.server()).await?;
+    let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let body = json!({
         "name": name,
         "tags": args.tag,
@@ -112,11 +71,11 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         "memoryMB": args.memory,
         "minFreeDiskMb": args.disk,
     });
-    let asked: Requested = client.call(Method::POST, "/v3/templates", &body).await?;
+    let asked: RequestedBuild = client.call(Method::POST, "/v3/templates", &body).await?;
     let mut bar = TemplateProgress::plain(&name, args.json);
-    send_files(&client, &asked.template, &prepared, &mut bar).await?;
+    send_files(&client, &asked.template_id, &prepared, &mut bar).await?;
     bar.end();
-    let (template, build) = (&asked.template, &asked.build);
+    let (template, build) = (&asked.template_id, &asked.build_id);
     if args.public {
         let path = format!("/v2/templates/{template}");
         let body = json!({ "public": true });
@@ -159,8 +118,8 @@ pub async fn template_of_image(
     quiet: bool,
 ) -> anyhow::Result<()> {
     let asked = json!({ "name": name });
-    let asked: Requested = client.call(Method::POST, "/v3/templates", &asked).await?;
-    let (template, build) = (&asked.template, &asked.build);
+    let asked: RequestedBuild = client.call(Method::POST, "/v3/templates", &asked).await?;
+    let (template, build) = (&asked.template_id, &asked.build_id);
     let path = format!("/v2/templates/{template}/builds/{build}");
     let spec = json!({ "fromImage": image, "steps": [] });
     let () = client.call(Method::POST, &path, &spec).await?;
@@ -261,7 +220,7 @@ async fn send_files(
 ) -> anyhow::Result<()> {
     for upload in &prepared.uploads {
         let path = format!("/templates/{template}/files/{}?verified=true", upload.name);
-        let link: Link = client.call(Method::GET, &path, &Value::Null).await?;
+        let link: UploadLink = client.call(Method::GET, &path, &Value::Null).await?;
         if link.present {
             continue;
         }
@@ -316,7 +275,7 @@ async fn follow(
     let mut seen = 0;
     loop {
         let page = format!("{path}/status?logsOffset={seen}&limit=100");
-        let status: Status = client.call(Method::GET, &page, &Value::Null).await?;
+        let status: BuildStatus = client.call(Method::GET, &page, &Value::Null).await?;
         seen += status.log_entries.len();
         for entry in &status.log_entries {
             show(entry, colours, quiet, bar);
@@ -333,29 +292,31 @@ async fn follow(
         if !status.log_entries.is_empty() {
             continue;
         }
-        match status.status.as_str() {
-            "ready" => return Ok(()),
-            "error" => {
+        match status.status {
+            BuildState::Ready => return Ok(()),
+            BuildState::Error => {
                 let why = status.reason.map(|r| r.message);
                 bail!(
                     "{}",
                     why.unwrap_or_else(|| "the host does not say why".to_owned())
                 )
             }
-            _ => tokio::time::sleep(STATUS_POLL_INTERVAL).await,
+            BuildState::Waiting | BuildState::Building => {
+                tokio::time::sleep(STATUS_POLL_INTERVAL).await
+            }
         }
     }
 }
 
-fn show(entry: &Entry, colours: bool, quiet: bool, bar: &TemplateProgress) {
+fn show(entry: &LogEntry, colours: bool, quiet: bool, bar: &TemplateProgress) {
     // The last words are told once more, with what was built.
-    if quiet || entry.level == "error" {
+    if quiet || entry.level == LogLevel::Error {
         return;
     }
     let step = entry.message.starts_with('[') || entry.message.starts_with("CACHED [");
-    match (entry.level.as_str(), colours && step) {
+    match (entry.level, colours && step) {
         (_, true) => bar.print(&entry.message, true),
-        ("debug", _) => {}
+        (LogLevel::Debug, _) => {}
         _ => bar.print(&entry.message, false),
     }
 }

@@ -2,7 +2,6 @@
 
 use super::show::mib;
 use hyper::Method;
-use jiffy_client::Client;
 use jiffy_image::{Home, PrunedImages, Templates};
 use jiffy_template_builder::PrunedBuildCache;
 use serde::Serialize;
@@ -47,7 +46,7 @@ fn prune_build_cache(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let client = Client::local().await?;
+        let client = jiffy_daemon::local_daemon::local_client().await?;
         let body = json!({ "unusedSeconds": unused_for.as_secs() });
         client.call(Method::POST, "/templates/prune", &body).await
     })

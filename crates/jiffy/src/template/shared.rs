@@ -3,7 +3,7 @@
 use super::{mib, print_result, short};
 use crate::cli::StoreTargetArgs;
 use anyhow::Context;
-use jiffy_client::progress::TemplateProgress;
+use jiffy_daemon::TemplateProgress;
 use jiffy_image::{Home, Reference, TemplateFiles, Templates, UnpackLimits, Visibility};
 use jiffy_remote::{RemoteSettings, RemoteStore, STORE_TIMEOUT, StoredTemplate};
 use serde_json::json;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::records::SnapshotPurpose;
 use crate::sandbox_settings::SandboxSettings;
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::SandboxSize;
 use std::collections::BTreeMap;
 

@@ -3,31 +3,21 @@
 //! `#[serde(flatten)]` keeps every field that it does not know as a value of its own first, which
 //! takes most of the time in which a large journal is read.
 
-use super::{BrokenBy, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use super::{SandboxRecord, SnapshotRecord};
 use crate::sandbox_settings::SandboxSettings;
 use crate::store_copies::StoreCopies;
-use jiffy_engine_api::{BootMode, MICROVM, SandboxSize};
+use jiffy_api_types::{BootMode, BrokenBy, SandboxSize, SandboxState, SnapshotPurpose, StateName};
+use jiffy_engine_api::MICROVM;
 use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-
-/// Word for a state.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum StateWord {
-    Creating,
-    Running,
-    Paused,
-    Broken,
-    Killed,
-}
 
 /// [`SandboxRecord`].
 #[derive(Deserialize)]
 pub(super) struct FlatSandbox {
     id: String,
     name: Option<String>,
-    state: StateWord,
+    state: StateName,
     cause: Option<String>,
     #[serde(default)]
     broken_by: BrokenBy,
@@ -55,14 +45,14 @@ impl TryFrom<FlatSandbox> for SandboxRecord {
 
     fn try_from(flat: FlatSandbox) -> Result<Self, Self::Error> {
         let state = match flat.state {
-            StateWord::Creating => SandboxState::Creating,
-            StateWord::Running => SandboxState::Running,
-            StateWord::Paused => SandboxState::Paused,
-            StateWord::Broken => SandboxState::Broken {
+            StateName::Creating => SandboxState::Creating,
+            StateName::Running => SandboxState::Running,
+            StateName::Paused => SandboxState::Paused,
+            StateName::Broken => SandboxState::Broken {
                 cause: flat.cause.ok_or("missing field `cause`")?,
                 broken_by: flat.broken_by,
             },
-            StateWord::Killed => SandboxState::Killed,
+            StateName::Killed => SandboxState::Killed,
         };
         Ok(Self {
             id: flat.id,

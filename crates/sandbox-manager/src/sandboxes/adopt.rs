@@ -2,7 +2,8 @@
 
 use super::recover::Orphan;
 use super::{OperationError, SandboxFigures, Sandboxes};
-use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
+use crate::records::{SandboxRecord, SnapshotRecord};
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{EngineError, Guest};
 use std::collections::HashMap;
 use std::sync::Arc;

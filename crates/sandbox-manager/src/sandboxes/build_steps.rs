@@ -4,8 +4,9 @@
 use super::take_snapshot::descended;
 use super::{OperationError, Sandboxes, SandboxesInner};
 use crate::journal::JournalChange;
-use crate::records::{SandboxOperation, SnapshotPurpose, SnapshotRecord};
+use crate::records::{SandboxOperation, SnapshotRecord};
 use jiffy_agent_client::AgentClient;
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::AfterSnapshot;
 use jiffy_proto::agent::ENVD_PORT;
 use std::io;

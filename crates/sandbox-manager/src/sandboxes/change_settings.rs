@@ -1,8 +1,9 @@
 //! Changes of a sandbox's settings while it lives.
 
 use super::{OperationError, Sandboxes};
-use crate::records::{SandboxRecord, SandboxState};
+use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::new_token;
 
 impl Sandboxes {

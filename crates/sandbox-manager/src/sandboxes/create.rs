@@ -7,9 +7,10 @@ use super::{OperationError, Sandboxes, Snapshots};
 use crate::admission::Reservation;
 use crate::journal::JournalChange;
 use crate::operation_times::OperationTimes;
-use crate::records::{SandboxRecord, SandboxState};
+use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
 use crate::site;
+use jiffy_api_types::{Prefetch, SandboxState};
 use jiffy_engine_api::steps::{self, OperationSteps};
 use jiffy_engine_api::{
     BootMode, Engine, SandboxIdentity, SandboxSize, UnassignedGuest, new_id, new_token, now_ms,
@@ -27,17 +28,6 @@ pub enum SandboxSource {
     Template(String),
     /// A snapshot by id, the beginning of it, or name.
     Snapshot(String),
-}
-
-/// Memory of a snapshot in the store that is fetched without being touched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Prefetch {
-    /// Its working set, before it runs.
-    #[default]
-    WorkingSet,
-    /// That, and then the rest while it runs.
-    All,
 }
 
 /// Specification of a new sandbox.

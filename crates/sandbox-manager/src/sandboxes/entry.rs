@@ -5,8 +5,9 @@ use super::entry_indexes::{EntryIndexes, ends_at};
 use crate::admission::Reservation;
 use crate::operation_error::OperationError;
 use crate::operation_times::{OperationTimes, SandboxTimes};
-use crate::records::{SandboxOperation, SandboxRecord, SandboxState};
+use crate::records::{SandboxOperation, SandboxRecord};
 use crate::usage::History;
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{ConnectionLog, Guest, SandboxSize, now_ms};
 use parking_lot::{Mutex, MutexGuard};
 use smol_str::SmolStr;
@@ -300,7 +301,7 @@ impl SandboxEntry {
         verb: &'static str,
     ) -> Result<SandboxRecord, OperationError> {
         let record = self.record();
-        if record.state.allows(operation) {
+        if operation.is_allowed(&record.state) {
             return Ok(record);
         }
         Err(self.refuse(verb))

@@ -7,8 +7,9 @@ use super::snapshot_engine::SnapshotOnDisk;
 use super::{OperationError, OwnerBudgets, Sandboxes, Snapshots};
 use crate::admission::Shortage;
 use crate::quota::{QuotaAmount, QuotaRequest};
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
 use jiffy_remote::{
     FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,

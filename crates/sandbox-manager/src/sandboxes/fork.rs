@@ -3,7 +3,8 @@
 use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::operation_times::OperationTimes;
-use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
+use crate::records::{SandboxRecord, SnapshotRecord};
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::BootMode;
 use jiffy_engine_api::steps::OperationSteps;
 use std::time::{Duration, Instant};

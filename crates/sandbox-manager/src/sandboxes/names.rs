@@ -2,8 +2,8 @@
 
 use super::id_groups::sort_by_text;
 use super::{OperationError, Sandboxes, SandboxesInner};
-use crate::records::MAX_SANDBOX_NAME;
-use crate::records::{SandboxRecord, SandboxState};
+use crate::records::SandboxRecord;
+use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::is_reserved;
 use parking_lot::Mutex;
 use smol_str::SmolStr;

@@ -4,9 +4,9 @@ use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
 use crate::operation_times::SandboxTimes;
-use crate::records::SandboxState;
 use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
+use jiffy_api_types::StateName;
 use jiffy_engine_api::now_ms;
 use jiffy_proto::agent::ENVD_PORT;
 use parking_lot::Mutex;
@@ -156,9 +156,9 @@ impl SandboxFigures<'_> {
     /// (`application/openmetrics-text; version=1.0.0`).
     pub fn render(self) -> String {
         let mut now = CurrentFigures::new();
-        let mut states: BTreeMap<&'static str, usize> = SandboxState::NAMES
+        let mut states: BTreeMap<&'static str, usize> = StateName::ALL
             .into_iter()
-            .map(|name| (name, 0))
+            .map(|state| (state.name(), 0))
             .collect();
         states.extend(self.states());
         let states = states.into_iter().map(|(name, n)| (name, n as f64));

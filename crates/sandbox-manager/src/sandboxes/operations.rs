@@ -4,7 +4,7 @@
 use super::{OperationError, Sandboxes};
 use crate::operation_error::ErrorKind;
 use crate::operation_times::{OperationTimes, StepList};
-use crate::records::SandboxState;
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::steps::OperationSteps;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,8 @@
 
 use super::{OperationError, SandboxFigures, SandboxIndex, Sandboxes, SandboxesInner, Snapshots};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
-use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
-use crate::sandbox_settings::OnTimeout;
+use crate::records::{SandboxRecord, SnapshotRecord};
+use jiffy_api_types::{OnTimeout, SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{SandboxSize, steps};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -3,7 +3,8 @@
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
 use crate::journal::JournalChange;
-use crate::records::{SandboxRecord, SandboxState};
+use crate::records::SandboxRecord;
+use jiffy_api_types::SandboxState;
 use jiffy_engine_api::{Guest, steps};
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -3,11 +3,12 @@
 use super::{OperationError, Sandboxes};
 use crate::records::{SandboxOperation, SandboxRecord};
 use jiffy_agent_client::AgentClient;
+use jiffy_api_types::MAX_RESTART_GRACE_MS;
 use jiffy_proto::agent::ENVD_PORT;
 use std::time::Duration;
 
 /// Longest time that processes have to end by themselves.
-pub const MAX_RESTART_GRACE: Duration = Duration::from_secs(60);
+pub const MAX_RESTART_GRACE: Duration = Duration::from_millis(MAX_RESTART_GRACE_MS);
 /// Time the agent has beyond that to end them.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 

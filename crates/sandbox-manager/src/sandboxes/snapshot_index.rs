@@ -3,7 +3,8 @@
 use super::id_groups::{IdGroups, sort_by_text};
 use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};
 use super::owner_ages::OwnerAges;
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
+use jiffy_api_types::SnapshotPurpose;
 use smol_str::SmolStr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

@@ -2,7 +2,8 @@
 
 use super::snapshot_catalog::SnapshotPin;
 use super::{OperationError, Snapshots};
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
+use jiffy_api_types::SnapshotPurpose;
 
 /// Maximum number of users that an error names.
 const MAX_NAMED_USERS: usize = 5;

@@ -5,10 +5,9 @@ use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes, Snapshots};
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};
-use crate::records::{
-    SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord,
-};
+use crate::records::{SandboxOperation, SandboxRecord, SnapshotRecord};
 use futures_util::future::OptionFuture;
+use jiffy_api_types::{SandboxState, SnapshotPurpose};
 use jiffy_engine_api::{AfterSnapshot, EngineError, Guest, SnapshotTimes, new_id, now_ms, steps};
 use tokio::sync::oneshot;
 

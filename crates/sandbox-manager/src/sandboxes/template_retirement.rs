@@ -1,7 +1,8 @@
 //! Snapshots of booted templates that serve no new sandbox any more.
 
 use super::{Snapshots, TemplateSnapshots};
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::now_ms;
 use std::time::Duration;
 

@@ -3,9 +3,10 @@
 use super::create::GuestOrigin;
 use super::{OperationError, Sandboxes, SandboxesInner, Snapshots, WarmPool};
 use crate::quota::QuotaPermit;
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
 use crate::site;
 use crate::startup::start_up;
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::{
     AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, new_id,
     now_ms, steps,

@@ -1,6 +1,7 @@
 //! Reasons for restoring a sandbox that exists, and settings that change with it.
 
-use crate::sandbox_settings::{OnTimeout, SandboxSettings};
+use crate::sandbox_settings::SandboxSettings;
+use jiffy_api_types::OnTimeout;
 use std::time::Duration;
 
 /// Time limit of a sandbox from the moment it is woken or reached.

@@ -1,4 +1,5 @@
 use super::*;
+use jiffy_api_types::MAX_AUTHORITIES_BYTES;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 

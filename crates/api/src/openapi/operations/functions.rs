@@ -1,8 +1,11 @@
 //! Operations on functions.
 
 use crate::openapi::operation::Operation;
-use crate::openapi::reference::{list, query, schema};
+use crate::openapi::operation::query;
 use crate::routes::bounds::{MAX_LOG_WAIT_S, MAX_POSITION};
+use jiffy_api_types::{
+    DeployFunction, Function, FunctionLog, FunctionMetrics, FunctionVersion, RollbackFunction,
+};
 use serde_json::json;
 
 /// Statuses of a host without the program for functions, and of a process that cannot run now.
@@ -11,20 +14,16 @@ const REFUSALS: &[u16] = &[501, 503];
 /// Operations on functions.
 pub(super) fn functions() -> Vec<Operation> {
     let number = |most: u64| json!({ "type": "integer", "minimum": 0, "maximum": most });
-    let mut all =
-        vec![
+    let mut all = vec![
         Operation::get(
             "/functions",
             "listFunctions",
             "The caller's functions, or with `all` those of all keys for whoever sees them",
         )
         .with(vec![query("all", json!({ "type": "boolean" }))])
-        .answers(200, "All of them", list("Function")),
-        Operation::get("/functions/{name}", "getFunction", "A function").answers(
-            200,
-            "It, with its counts",
-            schema("Function"),
-        ),
+        .answers::<Vec<Function>>(200, "All of them"),
+        Operation::get("/functions/{name}", "getFunction", "A function")
+            .answers::<Function>(200, "It, with its counts"),
         Operation::post(
             "/functions/{name}",
             "deployFunction",
@@ -32,8 +31,8 @@ pub(super) fn functions() -> Vec<Operation> {
              compiled, loaded and instantiated; until then, and if that fails, the former one \
              does. The module is sent, or named by the `digest` of one deployed before",
         )
-        .takes_form("DeployFunction")
-        .answers(200, "The function", schema("Function"))
+        .takes_form::<DeployFunction>()
+        .answers::<Function>(200, "The function")
         .refuses(&[409, 413, 422, 501, 503, 507]),
         Operation::delete(
             "/functions/{name}",
@@ -46,27 +45,27 @@ pub(super) fn functions() -> Vec<Operation> {
             "listFunctionVersions",
             "Versions that can answer again, newest first",
         )
-        .answers(200, "All of them", list("FunctionVersion")),
+        .answers::<Vec<FunctionVersion>>(200, "All of them"),
         Operation::post(
             "/functions/{name}/rollback",
             "rollbackFunction",
             "Let an earlier version answer again; without `version` the one before",
         )
-        .may_take("RollbackFunction")
-        .answers(200, "The function", schema("Function"))
+        .may_take::<RollbackFunction>()
+        .answers::<Function>(200, "The function")
         .refuses(&[422, 501, 503]),
         Operation::post(
             "/functions/{name}/enable",
             "enableFunction",
             "Answer requests to a function again",
         )
-        .answers(200, "The function", schema("Function")),
+        .answers::<Function>(200, "The function"),
         Operation::post(
             "/functions/{name}/disable",
             "disableFunction",
             "Refuse requests to a function, which stays deployed",
         )
-        .answers(200, "The function", schema("Function")),
+        .answers::<Function>(200, "The function"),
         Operation::get(
             "/functions/{name}/logs",
             "functionLogs",
@@ -77,13 +76,13 @@ pub(super) fn functions() -> Vec<Operation> {
             query("after", number(MAX_POSITION)),
             query("wait", number(MAX_LOG_WAIT_S)),
         ])
-        .answers(200, "Entries, and the position behind them", schema("FunctionLog")),
+        .answers::<FunctionLog>(200, "Entries, and the position behind them"),
         Operation::get(
             "/functions/{name}/metrics",
             "functionMetrics",
             "Counts of a function's requests since the daemon started",
         )
-        .answers(200, "Counts", schema("FunctionMetrics")),
+        .answers::<FunctionMetrics>(200, "Counts"),
     ];
     for operation in &mut all {
         if operation.more.is_empty() {

@@ -1,8 +1,12 @@
 //! Operations on the host, its keys and its warm pools.
 
 use crate::openapi::operation::Operation;
-use crate::openapi::reference::{list, query, schema};
+use crate::openapi::operation::query;
 use axum::http::Method;
+use jiffy_api_types::{
+    Budget, EngineDescription, Host, Pool, PruneHost, PrunedHost, RevokeKey, RevokedKey, SetPool,
+    StopHost, Team, VerifiedSnapshot,
+};
 use serde_json::json;
 
 /// Operations on the host.
@@ -15,28 +19,22 @@ pub(super) fn host() -> Vec<Operation> {
              booted templates, images that were imported for sandboxes, what builds left; the \
              caller's own, or all for whoever manages the host",
         )
-        .may_take("PruneHost")
-        .answers(200, "What is gone, or would be", schema("PrunedHost")),
-        Operation::get("/teams", "listTeams", "The one team there is").answers(
-            200,
-            "It",
-            list("Team"),
-        ),
+        .may_take::<PruneHost>()
+        .answers::<PrunedHost>(200, "What is gone, or would be"),
+        Operation::get("/teams", "listTeams", "The one team there is")
+            .answers::<Vec<Team>>(200, "It"),
         Operation::post(
             "/snapshots/{snapshotID}/verify",
             "verifySnapshot",
             "Read a snapshot and all below it again",
         )
-        .answers(
-            200,
-            "What was found",
-            json!({ "type": "array", "items": { "type": "object" } }),
-        )
+        .answers::<Vec<VerifiedSnapshot>>(200, "What was found")
         .refuses(&[409, 501]),
-        Operation::get("/engines", "listEngines", "How sandboxes are isolated here").answers(
+        Operation::get("/engines", "listEngines", "How sandboxes are isolated here").answers::<Vec<
+            EngineDescription,
+        >>(
             200,
             "All there are",
-            list("Engine"),
         ),
         Operation::get(
             "/limits",
@@ -48,21 +46,21 @@ pub(super) fn host() -> Vec<Operation> {
             "key",
             json!({ "type": "string", "maxLength": 256 }),
         )])
-        .answers(200, "Its budget", schema("Budget"))
+        .answers::<Budget>(200, "Its budget")
         .refuses(&[403, 404]),
         Operation::get(
             "/host",
             "host",
             "Which daemon this is, and what it has left",
         )
-        .answers(200, "It", schema("Host"))
+        .answers::<Host>(200, "It")
         .refuses(&[403]),
         Operation::post(
             "/host/stop",
             "stopHost",
             "End the daemon; only for the host's owner",
         )
-        .may_take("StopHost")
+        .may_take::<StopHost>()
         .accepts()
         .refuses(&[501]),
         Operation::post(
@@ -70,14 +68,14 @@ pub(super) fn host() -> Vec<Operation> {
             "revokeKey",
             "Revoke an API key, by its id or name, and end all it has if that is asked for",
         )
-        .may_take("RevokeKey")
-        .answers(200, "Revoked", schema("RevokedKey")),
+        .may_take::<RevokeKey>()
+        .answers::<RevokedKey>(200, "Revoked"),
         Operation::get(
             "/pools",
             "listPools",
             "Warm pools: sandboxes that wait for their creator",
         )
-        .answers(200, "All of them", list("Pool"))
+        .answers::<Vec<Pool>>(200, "All of them")
         .refuses(&[403]),
         Operation::new(
             Method::PUT,
@@ -85,8 +83,8 @@ pub(super) fn host() -> Vec<Operation> {
             "setPool",
             "How many sandboxes of a template are to wait",
         )
-        .takes("SetPool")
-        .answers(200, "The pool", schema("Pool"))
+        .takes::<SetPool>()
+        .answers::<Pool>(200, "The pool")
         .refuses(&[409, 501, 503]),
     ]
 }

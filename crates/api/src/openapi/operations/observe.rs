@@ -1,9 +1,12 @@
 //! Operations that observe and reach a sandbox.
 
 use crate::openapi::operation::Operation;
-use crate::openapi::reference::{list, query, schema};
+use crate::openapi::operation::query;
 use crate::routes::bounds::{MAX_LINES, MAX_LINK, MAX_MOMENT};
 use axum::http::Method;
+use jiffy_api_types::{
+    AllMetrics, Connections, Logs, LogsV2, Metric, NetworkUpdate, Preview, Process, Snapshot,
+};
 use serde_json::{Value, json};
 
 fn moment(name: &str) -> Value {
@@ -46,7 +49,7 @@ pub(super) fn observe() -> Vec<Operation> {
             "setNetwork",
             "Replace what a sandbox may reach",
         )
-        .takes("NetworkUpdate")
+        .takes::<NetworkUpdate>()
         .answers_nothing()
         .refuses(&[409]),
         Operation::get(
@@ -58,21 +61,21 @@ pub(super) fn observe() -> Vec<Operation> {
             query("sandbox_ids", text()),
             query("now", json!({ "type": "boolean", "default": false })),
         ])
-        .answers(200, "By sandbox", schema("AllMetrics")),
+        .answers::<AllMetrics>(200, "By sandbox"),
         Operation::get(
             "/sandboxes/{sandboxID}/metrics",
             "metrics",
             "Figures of a sandbox",
         )
         .with(vec![moment("start"), moment("end")])
-        .answers(200, "Oldest first", list("Metric")),
+        .answers::<Vec<Metric>>(200, "Oldest first"),
         Operation::get(
             "/sandboxes/{sandboxID}/logs",
             "logs",
             "The last lines of its console",
         )
         .with(vec![milliseconds("start"), lines("limit")])
-        .answers(200, "The lines", schema("Logs")),
+        .answers::<Logs>(200, "The lines"),
         Operation::get(
             "/v2/sandboxes/{sandboxID}/logs",
             "logsV2",
@@ -85,28 +88,28 @@ pub(super) fn observe() -> Vec<Operation> {
             query("level", word(&["debug", "info", "warn", "error"])),
             query("search", text()),
         ])
-        .answers(200, "The lines", schema("LogsV2")),
+        .answers::<LogsV2>(200, "The lines"),
         Operation::get(
             "/sandboxes/{sandboxID}/connections",
             "connections",
             "What a sandbox reached, or tried to, and which names it asked for",
         )
         .with(vec![lines("limit")])
-        .answers(200, "Newest last", schema("Connections")),
+        .answers::<Connections>(200, "Newest last"),
         Operation::get(
             "/sandboxes/{sandboxID}/preview",
             "preview",
             "A link to one of its ports that holds for a while",
         )
         .with(vec![port, query("ttl", ttl)])
-        .answers(200, "The link", schema("Preview"))
+        .answers::<Preview>(200, "The link")
         .refuses(&[403, 409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/process",
             "process",
             "The process behind a sandbox; only for the host's owner",
         )
-        .answers(200, "It", schema("Process"))
+        .answers::<Process>(200, "It")
         .refuses(&[403, 409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/ports/{port}",
@@ -133,11 +136,8 @@ pub(super) fn observe() -> Vec<Operation> {
             query("all", json!({ "type": "boolean", "default": false })),
         ])
         .paged()
-        .answers(200, "A page of them", list("Snapshot")),
-        Operation::get("/snapshots/{snapshotID}", "getSnapshot", "One snapshot").answers(
-            200,
-            "The snapshot",
-            schema("Snapshot"),
-        ),
+        .answers::<Vec<Snapshot>>(200, "A page of them"),
+        Operation::get("/snapshots/{snapshotID}", "getSnapshot", "One snapshot")
+            .answers::<Snapshot>(200, "The snapshot"),
     ]
 }

@@ -1,10 +1,14 @@
 //! Operations on sandboxes: life and snapshots.
 
 use crate::openapi::operation::Operation;
-use crate::openapi::reference::{list, query, schema};
+use crate::openapi::operation::query;
 use crate::routes::bounds::{AWAITED, MAX_WAIT_S, STATES};
 use axum::http::Method;
-use jiffy_sandbox_manager::MAX_SANDBOX_NAME;
+use jiffy_api_types::{
+    ChangeSandbox, ConnectSandbox, ForkSandbox, Forked, ListedSandbox, MAX_SANDBOX_NAME,
+    NewSandbox, PauseSandbox, Promoted, Refresh, RestartSandbox, ResumeSandbox, RollbackSandbox,
+    RolledBack, Sandbox, SandboxDetail, SetTimeout, Snapshot, SnapshotSandbox, Waited,
+};
 use serde_json::{Value, json};
 
 /// Parameters that narrow a list of sandboxes.
@@ -49,25 +53,19 @@ fn idempotent() -> Value {
 fn create(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation::post(path, id, summary)
         .with(vec![idempotent()])
-        .takes("NewSandbox")
-        .answers(
-            201,
-            "It runs, and its agent has answered",
-            schema("Sandbox"),
-        )
+        .takes::<NewSandbox>()
+        .answers::<Sandbox>(201, "It runs, and its agent has answered")
         .refuses(&[404, 409, 422, 429, 501, 503])
 }
 
 fn connect(path: &'static str, id: &'static str) -> Operation {
     let what = "Make sure that a sandbox runs; never shortens its time";
-    let operation = Operation::post(path, id, what).may_take("ConnectSandbox");
+    let operation = Operation::post(path, id, what).may_take::<ConnectSandbox>();
     let answered = match path.starts_with("/v2/") {
-        true => operation.answers(200, "It ran", schema("Sandbox")).answers(
-            201,
-            "It was woken",
-            schema("Sandbox"),
-        ),
-        false => operation.answers(200, "It runs", schema("Sandbox")),
+        true => operation
+            .answers::<Sandbox>(200, "It ran")
+            .answers::<Sandbox>(201, "It was woken"),
+        false => operation.answers::<Sandbox>(200, "It runs"),
     };
     answered.refuses(&[409, 429, 501, 503])
 }
@@ -92,19 +90,16 @@ pub(super) fn sandboxes() -> Vec<Operation> {
         )
         .with(filters())
         .paged()
-        .answers(200, "A page of them", list("ListedSandbox")),
+        .answers::<Vec<ListedSandbox>>(200, "A page of them"),
         Operation::get(
             "/sandboxes",
             "listSandboxes",
             "Sandboxes that run, all at once",
         )
         .with(filters())
-        .answers(200, "All of them", list("ListedSandbox")),
-        Operation::get("/sandboxes/{sandboxID}", "getSandbox", "One sandbox").answers(
-            200,
-            "The sandbox",
-            schema("SandboxDetail"),
-        ),
+        .answers::<Vec<ListedSandbox>>(200, "All of them"),
+        Operation::get("/sandboxes/{sandboxID}", "getSandbox", "One sandbox")
+            .answers::<SandboxDetail>(200, "The sandbox"),
         Operation::delete("/sandboxes/{sandboxID}", "killSandbox", "End a sandbox")
             .with(vec![query(
                 "forget",
@@ -117,8 +112,8 @@ pub(super) fn sandboxes() -> Vec<Operation> {
             "changeSandbox",
             "Give a sandbox another name",
         )
-        .takes("ChangeSandbox")
-        .answers(200, "The sandbox", schema("SandboxDetail"))
+        .takes::<ChangeSandbox>()
+        .answers::<SandboxDetail>(200, "The sandbox")
         .refuses(&[409]),
         connect("/v2/sandboxes/{sandboxID}/connect", "connectSandboxV2"),
         connect("/sandboxes/{sandboxID}/connect", "connectSandbox"),
@@ -127,15 +122,15 @@ pub(super) fn sandboxes() -> Vec<Operation> {
             "resumeSandbox",
             "Wake a sandbox",
         )
-        .may_take("ResumeSandbox")
-        .answers(201, "It was woken", schema("Sandbox"))
+        .may_take::<ResumeSandbox>()
+        .answers::<Sandbox>(201, "It was woken")
         .refuses(&[409, 429, 501, 503]),
         Operation::post(
             "/sandboxes/{sandboxID}/pause",
             "pauseSandbox",
             "Put a sandbox to sleep, memory and all",
         )
-        .may_take("PauseSandbox")
+        .may_take::<PauseSandbox>()
         .answers_nothing()
         .refuses(&[409, 429, 501, 503, 507]),
         Operation::post(
@@ -143,7 +138,7 @@ pub(super) fn sandboxes() -> Vec<Operation> {
             "setTimeout",
             "End its time so long from now",
         )
-        .takes("SetTimeout")
+        .takes::<SetTimeout>()
         .answers_nothing()
         .refuses(&[409]),
         Operation::post(
@@ -151,7 +146,7 @@ pub(super) fn sandboxes() -> Vec<Operation> {
             "refreshSandbox",
             "Give it at least so long from now",
         )
-        .may_take("Refresh")
+        .may_take::<Refresh>()
         .answers_nothing()
         .refuses(&[409]),
         Operation::post(
@@ -159,35 +154,31 @@ pub(super) fn sandboxes() -> Vec<Operation> {
             "forkSandbox",
             "Make sandboxes that begin as this one is now",
         )
-        .may_take("ForkSandbox")
-        .answers(
-            201,
-            "One entry per child, each with a sandbox or an error",
-            list("Forked"),
-        )
+        .may_take::<ForkSandbox>()
+        .answers::<Vec<Forked>>(201, "One entry per child, each with a sandbox or an error")
         .refuses(&[409, 429, 501, 503, 507]),
         Operation::post(
             "/sandboxes/{sandboxID}/promote",
             "promoteSandbox",
             "Keep this child of a fork and remove its siblings",
         )
-        .answers(200, "Who went", schema("Promoted"))
+        .answers::<Promoted>(200, "Who went")
         .refuses(&[409]),
         Operation::post(
             "/sandboxes/{sandboxID}/rollback",
             "rollbackSandbox",
             "Put a sandbox back to a snapshot; it keeps its id",
         )
-        .takes("RollbackSandbox")
-        .answers(200, "It is as it was", schema("RolledBack"))
+        .takes::<RollbackSandbox>()
+        .answers::<RolledBack>(200, "It is as it was")
         .refuses(&[409, 429, 501, 503]),
         Operation::post(
             "/sandboxes/{sandboxID}/restart",
             "restartSandbox",
             "End its processes and start what its template starts; disk, id and kernel stay",
         )
-        .may_take("RestartSandbox")
-        .answers(200, "It runs", schema("Sandbox"))
+        .may_take::<RestartSandbox>()
+        .answers::<Sandbox>(200, "It runs")
         .refuses(&[409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/wait",
@@ -204,18 +195,14 @@ pub(super) fn sandboxes() -> Vec<Operation> {
                 json!({ "type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0 }),
             ),
         ])
-        .answers(
-            200,
-            "What it is now, or when the time was over",
-            schema("Waited"),
-        ),
+        .answers::<Waited>(200, "What it is now, or when the time was over"),
         Operation::post(
             "/sandboxes/{sandboxID}/snapshots",
             "snapshotSandbox",
             "Take a snapshot of a sandbox, which runs on",
         )
-        .may_take("SnapshotSandbox")
-        .answers(201, "The snapshot", schema("Snapshot"))
+        .may_take::<SnapshotSandbox>()
+        .answers::<Snapshot>(201, "The snapshot")
         .refuses(&[409, 429, 501, 503, 507]),
     ]
 }

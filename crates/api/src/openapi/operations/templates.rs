@@ -1,9 +1,13 @@
 //! Operations on templates and their builds.
 
 use crate::openapi::operation::Operation;
-use crate::openapi::reference::{list, query, schema};
+use crate::openapi::operation::query;
 use crate::routes::bounds::{MAX_MOMENT, MAX_PAGE, MAX_UNPAGED};
 use axum::http::Method;
+use jiffy_api_types::{
+    AddTags, AddedTags, Alias, BuildLogs, BuildStart, BuildStatus, ChangedTemplate, NewTemplate,
+    Prune, Pruned, RemoveTags, RequestedBuild, Tag, Template, TemplateChange, UploadLink,
+};
 use serde_json::json;
 
 /// Operations on templates.
@@ -19,13 +23,13 @@ pub(super) fn templates() -> Vec<Operation> {
     vec![
         Operation::get("/templates", "listTemplates", "Templates of this host, by owner and name")
             .paged_by_name(MAX_UNPAGED)
-            .answers(200, "A page of them", list("Template")),
+            .answers::<Vec<Template>>(200, "A page of them"),
         Operation::get(
             "/templates/{templateID}",
             "getTemplate",
             "One template with its build",
         )
-        .answers(200, "The template", schema("Template")),
+        .answers::<Template>(200, "The template"),
         Operation::delete(
             "/templates/{templateID}",
             "deleteTemplate",
@@ -38,12 +42,8 @@ pub(super) fn templates() -> Vec<Operation> {
             "getAlias",
             "Whether there is a template of that name",
         )
-        .answers(200, "There is", schema("Alias")),
-        Operation::get("/templates/{templateID}/tags", "listTags", "Its tags").answers(
-            200,
-            "All of them",
-            list("Tag"),
-        ),
+        .answers::<Alias>(200, "There is"),
+        Operation::get("/templates/{templateID}/tags", "listTags", "Its tags").answers::<Vec<Tag>>(200, "All of them"),
         Operation::get(
             "/templates/{templateID}/builds/{buildID}/status",
             "buildStatus",
@@ -54,18 +54,14 @@ pub(super) fn templates() -> Vec<Operation> {
             query("limit", limit.clone()),
             query("level", level.clone()),
         ])
-        .answers(200, "Its status and its lines", schema("BuildStatus")),
+        .answers::<BuildStatus>(200, "Its status and its lines"),
         Operation::post(
             "/v3/templates",
             "requestBuild",
             "Ask for a build of a template, which is made if there is none of its name",
         )
-        .takes("NewTemplate")
-        .answers(
-            202,
-            "It waits for its files and its start",
-            schema("RequestedBuild"),
-        )
+        .takes::<NewTemplate>()
+        .answers::<RequestedBuild>(202, "It waits for its files and its start")
         .refuses(&[409, 429, 501]),
         Operation::get(
             "/templates/{templateID}/files/{hash}",
@@ -79,7 +75,7 @@ pub(super) fn templates() -> Vec<Operation> {
                 "description": "Only files count, and are accepted, whose archive has this hash",
             }),
         )])
-        .answers(201, "A link that holds for an hour", schema("UploadLink"))
+        .answers::<UploadLink>(201, "A link that holds for an hour")
         .refuses(&[403, 429, 501]),
         Operation::put(
             "/templates/uploads/{word}",
@@ -94,7 +90,7 @@ pub(super) fn templates() -> Vec<Operation> {
             "startBuild",
             "Start a build",
         )
-        .takes("BuildStart")
+        .takes::<BuildStart>()
         .accepts()
         .refuses(&[409, 429, 501]),
         Operation::get(
@@ -112,7 +108,7 @@ pub(super) fn templates() -> Vec<Operation> {
             query("source", source),
             query("level", level),
         ])
-        .answers(200, "Its lines", schema("BuildLogs"))
+        .answers::<BuildLogs>(200, "Its lines")
         .refuses(&[501]),
         Operation::post(
             "/templates/{templateID}/builds/{buildID}/cancel",
@@ -126,11 +122,11 @@ pub(super) fn templates() -> Vec<Operation> {
             "addTags",
             "Give more tags to what a tag is at",
         )
-        .takes("AddTags")
-        .answers(201, "It has them", schema("AddedTags"))
+        .takes::<AddTags>()
+        .answers::<AddedTags>(201, "It has them")
         .refuses(&[404, 429, 501]),
         Operation::delete("/templates/tags", "removeTags", "Take tags from a template")
-            .takes("RemoveTags")
+            .takes::<RemoveTags>()
             .answers_nothing()
             .refuses(&[404, 501]),
         Operation::new(
@@ -139,8 +135,8 @@ pub(super) fn templates() -> Vec<Operation> {
             "changeTemplate",
             "Let every key use a template, or only the one that built it",
         )
-        .takes("TemplateChange")
-        .answers(200, "It is so", schema("ChangedTemplate"))
+        .takes::<TemplateChange>()
+        .answers::<ChangedTemplate>(200, "It is so")
         .refuses(&[403, 501]),
         Operation::post(
             "/templates/prune",
@@ -148,8 +144,8 @@ pub(super) fn templates() -> Vec<Operation> {
             "Remove what only makes later builds faster: snapshots of steps, and uploads; the \
              caller's own, or all for whoever manages the host",
         )
-        .may_take("Prune")
-        .answers(200, "What is gone", schema("Pruned"))
+        .may_take::<Prune>()
+        .answers::<Pruned>(200, "What is gone")
         .refuses(&[501]),
     ]
 }

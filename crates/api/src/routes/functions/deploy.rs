@@ -4,11 +4,12 @@ use crate::app::App;
 use crate::body::{MAX_BODY, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::wire::function::DeploySettings;
+use crate::wire::function;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
+use jiffy_api_types::{DeploySettings, Function};
 use jiffy_function_manager::owner::is_name;
 use jiffy_function_manager::{
     BoxError, DeployChanges, DeployRoom, DiskRoom, FunctionError, ModuleUpload,
@@ -16,7 +17,6 @@ use jiffy_function_manager::{
 use jiffy_proto::function::MAX_MODULE_BYTES;
 use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest};
 use multer::{Field, Multipart};
-use serde_json::Value;
 
 /// Bytes on disk that are reserved per byte of a module: itself and its machine code.
 const DISK_PER_MODULE_BYTE: u64 = 4;
@@ -30,7 +30,7 @@ pub(in crate::routes) async fn deploy(
     caller: Caller,
     Path(name): Path<String>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Function>, ApiError> {
     let functions = app.functions()?;
     if !is_name(&name) {
         return Err(FunctionError::Name.into());
@@ -53,7 +53,7 @@ pub(in crate::routes) async fn deploy(
             }
         }
     }
-    let module = match (module, settings.digest()?) {
+    let module = match (module, function::digest(&settings)?) {
         (Some(module), None) => module,
         (None, Some(digest)) => {
             let found = functions.find_module(caller.bounds(), digest).await?;
@@ -71,7 +71,7 @@ pub(in crate::routes) async fn deploy(
             return Err(ApiError::invalid(message));
         }
     };
-    let scope = settings.sandbox_key()?;
+    let scope = function::sandbox_key(&settings)?;
     let renew = settings.renew_sandbox_key;
     let former = functions.find(caller.bounds(), &name).ok();
     let former = former.and_then(|record| record.sandbox_key.clone());
@@ -79,7 +79,7 @@ pub(in crate::routes) async fn deploy(
     let granted = granted.transpose()?;
     let changes = DeployChanges {
         sandbox_key: granted.clone(),
-        ..settings.into()
+        ..function::changes(settings)
     };
     let deployed = functions
         .deploy(caller.bounds(), &name, changes, module)

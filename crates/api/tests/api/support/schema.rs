@@ -44,6 +44,7 @@ fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec
                 }
                 true
             }
+            "additionalProperties" if wanted.is_boolean() => wanted == true,
             "additionalProperties" => {
                 assert!(!rules.contains_key("properties"));
                 for (name, inner) in value.as_object().into_iter().flatten() {
@@ -56,6 +57,13 @@ fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec
                     check(wanted, named, inner, &format!("{at}/{i}"), found);
                 }
                 true
+            }
+            "maxItems" => value
+                .as_array()
+                .is_none_or(|v| v.len() as u64 <= wanted.as_u64().unwrap()),
+            "anyOf" => {
+                let fits = |schema: &Value| problems(schema, named, value).is_empty();
+                wanted.as_array().unwrap().iter().any(fits)
             }
             "description" => true,
             other => panic!("the document uses `{other}` in an answer, which is not checked here"),

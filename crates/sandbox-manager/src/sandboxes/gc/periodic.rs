@@ -7,8 +7,8 @@
 use super::super::snapshot_engine::{DiskWalk, SnapshotOnDisk};
 use super::super::{OperationError, Sandboxes};
 use super::file_remover::remove_files;
-use crate::records::SnapshotPurpose;
 use crate::{DirectoryLock, START_DELAY};
+use jiffy_api_types::SnapshotPurpose;
 use std::sync::Arc;
 use std::time::Duration;
 

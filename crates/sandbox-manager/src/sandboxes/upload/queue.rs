@@ -1,7 +1,8 @@
 //! Snapshots that wait for their upload, and what is to be removed from the store.
 
-use crate::records::{SnapshotPurpose, SnapshotRecord};
+use crate::records::SnapshotRecord;
 use crate::store_copies::StoreRetraction;
+use jiffy_api_types::SnapshotPurpose;
 use jiffy_remote::RemoteStore;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet, VecDeque};

@@ -1,6 +1,7 @@
 //! The daemon of this host: found, or started in the background.
 
 use anyhow::{Context, bail};
+use jiffy_client::{Client, ServerOptions};
 use jiffy_image::Home;
 use nix::unistd::Pid;
 use std::fs::File;
@@ -54,12 +55,34 @@ pub fn process_of(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
     serves.then(|| (Pid::from_raw(pid), words.map(str::to_owned).collect()))
 }
 
+/// Returns a client of the control plane that `options` or the environment name; if they name none,
+/// of this host's daemon, which is started unless it runs.
+pub async fn open_client(options: &ServerOptions) -> anyhow::Result<Client> {
+    match Client::remote(options).await? {
+        Some(client) => Ok(client),
+        None => local_client().await,
+    }
+}
+
+/// Returns a client of this host's daemon, which is started unless it runs.
+pub async fn local_client() -> anyhow::Result<Client> {
+    let home = Home::locate()?;
+    let stream = connect_or_start(&home).await?;
+    client_over(&home, stream).await
+}
+
+/// Returns a client of the daemon of `home` at the other end of `stream`.
+pub async fn client_over(home: &Home, stream: UnixStream) -> anyhow::Result<Client> {
+    let name = format!("the daemon of {}", home.path().display());
+    Client::local(socket(home), name, stream).await
+}
+
 /// A new one in the background, once it listens.
 pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<UnixStream> {
     let log = log_path(home);
     let before = std::fs::metadata(&log).map_or(0, |m| m.len());
     let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
-    crate::rootless::show_daemon_notice(home);
+    crate::rootless_notice::show_daemon_notice(home);
     let limit = Instant::now() + START_TIMEOUT;
     loop {
         if let Some(stream) = connect(home).await {

@@ -55,7 +55,7 @@ pub fn show_once(run: &Path, notice: &str) {
     if fs::read_to_string(&path).is_ok_and(|before| before == notice) {
         return;
     }
-    crate::errln!("jiffy: {notice}");
+    jiffy_client::errln!("jiffy: {notice}");
     // A file that cannot be written means that the notice is shown again.
     let _ = fs::write(&path, notice);
 }

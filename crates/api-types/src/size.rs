@@ -1,28 +1,33 @@
 //! Size of a sandbox.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
-/// Resources of one sandbox.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Resources of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxSize {
-    /// Virtual CPUs, 1 to 8.
+    /// Virtual CPUs.
+    #[schemars(range(min = 1, max = SandboxSize::MAX_VCPUS))]
     pub vcpus: u8,
-    /// Memory in MiB, 128 to 65,536.
+    /// Memory in MiB.
+    #[schemars(range(min = SandboxSize::MIN_MEMORY_MIB, max = SandboxSize::MAX_MEMORY_MIB))]
     pub memory_mib: u32,
-    /// Writable disk in MiB, 64 or more.
+    /// Writable disk in MiB.
+    #[schemars(range(min = SandboxSize::MIN_DISK_MIB, max = SandboxSize::MAX_DISK_MIB))]
     pub disk_mib: u64,
 }
 
 impl SandboxSize {
-    /// Most virtual CPUs.
+    /// Maximum number of virtual CPUs.
     pub const MAX_VCPUS: u8 = 8;
-    /// Least memory in MiB.
+    /// Minimum memory in MiB.
     pub const MIN_MEMORY_MIB: u32 = 128;
-    /// Most memory in MiB.
+    /// Maximum memory in MiB.
     pub const MAX_MEMORY_MIB: u32 = 65_536;
-    /// Least disk in MiB.
+    /// Minimum disk in MiB.
     pub const MIN_DISK_MIB: u64 = 64;
-    /// Most disk in MiB (1 TiB).
+    /// Maximum disk in MiB (1 TiB).
     pub const MAX_DISK_MIB: u64 = 1 << 20;
 
     /// Checks every bound.
@@ -51,26 +56,42 @@ impl Default for SandboxSize {
 }
 
 /// Size out of bounds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeError {
     /// Too few or too many vCPUs.
-    #[error("{0} vCPUs asked for: a sandbox has 1 to {max}", max = SandboxSize::MAX_VCPUS)]
     Vcpus(u8),
     /// Too little or too much memory.
-    #[error(
-        "{0} MiB of memory asked for: a sandbox needs at least {min} MiB and can have {max} MiB",
-        min = SandboxSize::MIN_MEMORY_MIB,
-        max = SandboxSize::MAX_MEMORY_MIB
-    )]
     Memory(u32),
     /// Too small or too large a disk.
-    #[error(
-        "{0} MiB of disk asked for: a sandbox needs at least {min} MiB and can have {max} MiB",
-        min = SandboxSize::MIN_DISK_MIB,
-        max = SandboxSize::MAX_DISK_MIB
-    )]
     Disk(u64),
 }
+
+impl fmt::Display for SizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vcpus(count) => write!(
+                f,
+                "{count} vCPUs asked for: a sandbox has 1 to {}",
+                SandboxSize::MAX_VCPUS
+            ),
+            Self::Memory(mib) => write!(
+                f,
+                "{mib} MiB of memory asked for: a sandbox needs at least {} MiB and can have {} \
+                 MiB",
+                SandboxSize::MIN_MEMORY_MIB,
+                SandboxSize::MAX_MEMORY_MIB
+            ),
+            Self::Disk(mib) => write!(
+                f,
+                "{mib} MiB of disk asked for: a sandbox needs at least {} MiB and can have {} MiB",
+                SandboxSize::MIN_DISK_MIB,
+                SandboxSize::MAX_DISK_MIB
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SizeError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,132 @@
+//! Builds of templates.
+
+use crate::guest::LogEntry;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Maximum number of steps of a request in the form of E2B's clients.
+pub const MAX_BUILD_STEPS: usize = 1000;
+
+/// Body of a request to start a build: one stage in the form of E2B's clients, or a complete
+/// specification. `Spec` is the type that the specification is read as.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(
+    rename = "BuildStart",
+    description = "Body of a request to start a build: one stage in the form of E2B's clients, or \
+                   a complete specification."
+)]
+pub struct BuildStart<Spec = Map<String, Value>> {
+    /// Complete specification, as `jiffy template build` sends it, instead of all other fields.
+    pub spec: Option<Spec>,
+    /// Reference of the image that the build starts from. Defaults to `e2bdev/base`.
+    pub from_image: Option<String>,
+    /// Template that the build starts from. Excludes `fromImage`.
+    pub from_template: Option<String>,
+    /// Credentials for the image's registry.
+    pub from_image_registry: Option<ImageRegistry>,
+    /// Steps of the build.
+    #[schemars(length(max = MAX_BUILD_STEPS))]
+    pub steps: Option<Vec<BuildStep>>,
+    /// Command that the template's sandboxes run when they start.
+    pub start_cmd: Option<String>,
+    /// Command that succeeds once the start command is ready.
+    pub ready_cmd: Option<String>,
+    /// Do not use the build cache.
+    pub force: Option<bool>,
+}
+
+/// Credentials for a registry.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(extend("required" = ["type"]))]
+pub struct ImageRegistry {
+    /// Kind of the credentials. Only `registry` is supported.
+    #[schemars(extend("enum" = ["registry"]))]
+    pub r#type: String,
+    /// User name.
+    pub username: Option<String>,
+    /// Password.
+    pub password: Option<String>,
+}
+
+/// Step of a build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BuildStep {
+    /// Instruction.
+    #[schemars(extend("enum" = ["RUN", "COPY", "ENV", "WORKDIR", "USER"]))]
+    pub r#type: String,
+    /// Arguments of the instruction.
+    pub args: Option<Vec<String>>,
+    /// Hash of the files that a `COPY` copies.
+    pub files_hash: Option<String>,
+    /// Do not use the build cache for this and the following steps.
+    pub force: Option<bool>,
+}
+
+/// State of a build.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BuildState {
+    /// Not started: waits for its files, or for other builds.
+    Waiting,
+    /// Running.
+    Building,
+    /// The template exists.
+    Ready,
+    /// Failed.
+    Error,
+}
+
+/// Status of a build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BuildStatus {
+    /// Id of the template.
+    #[serde(rename = "templateID")]
+    pub template_id: String,
+    /// Id of the build.
+    #[serde(rename = "buildID")]
+    pub build_id: String,
+    /// State of the build.
+    pub status: BuildState,
+    /// Lines of its log.
+    pub logs: Vec<String>,
+    /// The same lines as entries.
+    pub log_entries: Vec<LogEntry>,
+    /// Cause of a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<FailureReason>,
+    /// Progress of a running build.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<BuildProgress>,
+}
+
+/// Cause of a failed build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FailureReason {
+    /// Message: the failure, its subject and a remedy.
+    pub message: String,
+    /// Number of the failed step, from 1, or `base` or `finalize`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+}
+
+/// Progress of the current operation of a build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BuildProgress {
+    /// Description of the operation.
+    pub text: String,
+    /// Completed share in percent.
+    #[schemars(range(min = 0, max = 100))]
+    pub percent: u8,
+}
+
+/// Lines of a build's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BuildLogs {
+    /// Lines.
+    pub logs: Vec<LogEntry>,
+}

@@ -1,0 +1,201 @@
+//! Observations of sandboxes: usage, logs, connections, links.
+
+use crate::parts::Moment;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Process behind a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Process {
+    /// Process id of the VMM.
+    pub pid: u32,
+    /// KVM exits so far; null if the kernel does not count them.
+    pub exits: Option<u64>,
+}
+
+/// Usage of a sandbox at one moment. Sizes are in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Metric {
+    /// Time of the sample.
+    pub timestamp: Moment,
+    /// The same in seconds since 1970.
+    pub timestamp_unix: u64,
+    /// Virtual CPUs.
+    pub cpu_count: u8,
+    /// Usage of all virtual CPUs together, in percent.
+    #[schemars(range(min = 0.0))]
+    pub cpu_used_pct: f64,
+    /// Memory in use.
+    pub mem_used: u64,
+    /// Memory in total.
+    pub mem_total: u64,
+    /// Memory used as page cache.
+    pub mem_cache: u64,
+    /// Disk space in use.
+    pub disk_used: u64,
+    /// Disk space in total.
+    pub disk_total: u64,
+    /// Bytes sent since the guest started. Absent without a network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_bytes_out: Option<u64>,
+    /// Bytes received since the guest started. Absent without a network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_bytes_in: Option<u64>,
+}
+
+/// Latest usage of several sandboxes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AllMetrics {
+    /// Usage by id of the sandbox.
+    pub sandboxes: BTreeMap<String, Metric>,
+}
+
+/// Severity of a log line.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Standard output of programs, and details.
+    Debug,
+    /// Progress.
+    Info,
+    /// Warning.
+    Warn,
+    /// Failure.
+    Error,
+}
+
+impl LogLevel {
+    /// All levels.
+    pub const ALL: [Self; 4] = [Self::Debug, Self::Info, Self::Warn, Self::Error];
+
+    /// Name of the level.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Entry of a log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogEntry {
+    /// Time of the entry.
+    pub timestamp: Moment,
+    /// Text.
+    pub message: String,
+    /// Severity.
+    pub level: LogLevel,
+    /// Step of the build that the entry belongs to: its number from 1, `base` or `finalize`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// Further fields. Always empty for consoles, absent for builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fields: Option<BTreeMap<String, String>>,
+}
+
+/// Line of a console.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ConsoleLine {
+    /// Time of the line.
+    pub timestamp: Moment,
+    /// JSON object with `level`, `logger` and `message`.
+    pub line: String,
+}
+
+/// Last lines of a console.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Logs {
+    /// Lines, oldest first.
+    pub logs: Vec<ConsoleLine>,
+    /// The same lines as entries.
+    pub log_entries: Vec<LogEntry>,
+}
+
+/// Lines of a console.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogsV2 {
+    /// Lines.
+    pub logs: Vec<LogEntry>,
+}
+
+/// Decision about a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It passed.
+    Allowed,
+    /// It was rejected.
+    Refused,
+}
+
+/// Reason for rejecting a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RefusalReason {
+    /// The sandbox's rules deny the destination.
+    Rules,
+    /// A limit of the sandbox's network was reached.
+    Limit,
+    /// The host denies the destination to all sandboxes.
+    Host,
+}
+
+/// Connection of a sandbox, or a DNS query.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Connection {
+    /// Start; of several equal connections, the last.
+    pub timestamp: Moment,
+    /// Protocol.
+    pub protocol: String,
+    /// Destination address; null for a DNS query.
+    pub address: Option<String>,
+    /// Destination port, if the protocol has ports.
+    pub port: Option<u16>,
+    /// Queried name, or name found in the connection.
+    pub host: Option<String>,
+    /// Queried record type.
+    pub question: Option<String>,
+    /// Bytes sent so far; null if unknown.
+    pub bytes_out: Option<u64>,
+    /// Bytes received so far; null if unknown.
+    pub bytes_in: Option<u64>,
+    /// Decision.
+    pub verdict: Verdict,
+    /// Reason of a rejection.
+    pub reason: Option<RefusalReason>,
+    /// Number of connections that differ in their time only.
+    #[schemars(range(min = 1))]
+    pub times: u64,
+}
+
+/// Connections of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Connections {
+    /// Start of the record; null if the sandbox has no network.
+    pub since: Option<Moment>,
+    /// Newest connections, oldest first.
+    pub connections: Vec<Connection>,
+    /// Number of further connections since then, as far as is known.
+    pub missing: u64,
+    /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
+    pub untold: Vec<String>,
+}
+
+/// Link to a port of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Preview {
+    /// The link. It requires no key and no token.
+    pub url: String,
+    /// Until when it is valid.
+    pub expires_at: Moment,
+}

@@ -1,0 +1,64 @@
+//! Types of the control plane's requests and answers, shared by the daemon and its clients.
+//!
+//! `/openapi.json` is derived from these types: comments on them and on their fields are its
+//! descriptions. A field that changes must be named in CHANGELOG.md (`released-fields.txt`).
+
+mod build;
+mod engine;
+mod error;
+mod function;
+mod guest;
+mod host;
+mod network;
+mod parts;
+mod sandbox;
+mod sandbox_info;
+mod sandbox_requests;
+mod size;
+mod snapshot;
+mod template;
+
+pub use build::{
+    BuildLogs, BuildProgress, BuildStart, BuildState, BuildStatus, BuildStep, FailureReason,
+    ImageRegistry, MAX_BUILD_STEPS,
+};
+pub use engine::{BootMode, Capabilities, EngineDescription};
+pub use error::ErrorBody;
+pub use function::{
+    DeployFunction, DeployLimits, DeploySettings, Function, FunctionLimits, FunctionLog,
+    FunctionLogEntry, FunctionMetrics, FunctionSchedule, FunctionState, FunctionVersion,
+    LatencyBucket, LogStream, ModuleState, RollbackFunction, SandboxKeyScope,
+};
+pub use guest::{
+    AllMetrics, Connection, Connections, ConsoleLine, LogEntry, LogLevel, Logs, LogsV2, Metric,
+    Preview, Process, RefusalReason, Verdict,
+};
+pub use host::{
+    Budget, BudgetLimits, BudgetUsage, DaemonStatus, DiskUsage, Health, HealthStatus, Host, Pool,
+    PruneHost, PruneItem, PruneKind, PrunedHost, RevokeKey, RevokedKey, SetPool, StopHost, Team,
+};
+pub use network::{
+    MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
+    SandboxNetwork,
+};
+pub use parts::{Moment, Unsupported};
+pub use sandbox::{
+    Forked, JiffyFields, Lifecycle, ListedSandbox, PauseMode, Promoted, RollbackStatus, RolledBack,
+    Sandbox, SandboxDetail, VolumeMount, Waited,
+};
+pub use sandbox_info::{BrokenBy, OnTimeout, SandboxInfo, SandboxState, SandboxTerms, StateName};
+pub use sandbox_requests::{
+    AutoResume, ChangeSandbox, ConnectSandbox, ForkSandbox, MAX_AUTHORITIES_BYTES, MAX_NAME,
+    MAX_NO_PROXY, MAX_PAIRS, MAX_PROXY_URL, MAX_REFRESH_S, MAX_RESTART_GRACE_MS, MAX_SANDBOX_NAME,
+    MAX_VALUE, NewLifecycle, NewSandbox, PauseSandbox, Prefetch, Proxy, Refresh, RestartSandbox,
+    ResumeSandbox, RollbackSandbox, SetTimeout,
+};
+pub use size::{SandboxSize, SizeError};
+pub use snapshot::{
+    DamagedChunk, MAX_SNAPSHOT_NAME, Snapshot, SnapshotAck, SnapshotInfo, SnapshotPurpose,
+    SnapshotSandbox, SnapshotStatus, StoreState, VerifiedSnapshot,
+};
+pub use template::{
+    AddTags, AddedTags, Alias, ChangedTemplate, NewTemplate, Prune, Pruned, RemoveTags,
+    RequestedBuild, Tag, Template, TemplateBuild, TemplateBuildStatus, TemplateChange, UploadLink,
+};

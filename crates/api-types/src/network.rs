@@ -1,0 +1,158 @@
+//! Network rules of sandboxes.
+
+use crate::parts::Unsupported;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of entries of one list.
+pub const MAX_NETWORK_ENTRIES: usize = 256;
+/// Maximum bandwidth limit in Mbit/s.
+pub const MAX_EGRESS_MBPS: u32 = 100_000;
+
+const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
+/// IPv6 addresses that tests use. The daemon accepts all.
+const V6: &str = "::1|fd00::(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?";
+const NAME: &str =
+    "(\\*\\.)?([a-z]([a-z0-9-]{0,30}[a-z0-9])?\\.){0,3}[a-z]([a-z0-9-]{0,30}[a-z0-9])?";
+const HOST: &str = "^[a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?$";
+
+fn v4(prefix: &str) -> String {
+    format!("({OCTET}\\.){{3}}{OCTET}{prefix}")
+}
+
+fn cidr() -> String {
+    v4("(/(3[0-2]|[12]?[0-9]))?")
+}
+
+fn allowed() -> String {
+    format!("^({}|{V6}|{NAME})$", cidr())
+}
+
+fn denied() -> String {
+    format!("^({}|{V6})$", cidr())
+}
+
+fn server() -> String {
+    format!("^({}|::1)$", v4(""))
+}
+
+/// Network rules of a new sandbox. Unknown members are rejected: an ignored restriction would leave
+/// the sandbox open.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[schemars(rename = "NewNetwork")]
+pub struct NetworkBody {
+    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `denyOut`.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = allowed())))]
+    pub allow_out: Option<Vec<String>>,
+    /// CIDRs and addresses that may not be reached.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = denied())))]
+    pub deny_out: Option<Vec<String>>,
+    /// Addresses of name servers.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = server())))]
+    pub dns_servers: Option<Vec<String>>,
+    /// Maximum bandwidth of outgoing traffic in Mbit/s.
+    #[schemars(range(min = 1, max = MAX_EGRESS_MBPS))]
+    pub egress_mbps: Option<u32>,
+    /// Not supported: rejected unless empty.
+    pub egress_proxy: Option<Unsupported>,
+    /// Not supported: rejected unless empty.
+    pub rules: Option<Unsupported>,
+    /// Not supported: rejected unless empty.
+    pub https_ports: Option<Unsupported>,
+    /// False: the sandbox's ports require the traffic token.
+    pub allow_public_traffic: Option<bool>,
+    /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
+    #[schemars(regex(pattern = HOST))]
+    pub mask_request_host: Option<String>,
+}
+
+/// Replacement of the network rules of a sandbox. Egress rules that are left out are cleared.
+/// `allowPublicTraffic` and `maskRequestHost` stay as they are if they are left out. Unknown
+/// members are rejected.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct NetworkUpdate {
+    /// Access to the internet; null: allowed.
+    #[serde(rename = "allow_internet_access")]
+    pub allow_internet_access: Option<bool>,
+    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `denyOut`.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = allowed())))]
+    pub allow_out: Option<Vec<String>>,
+    /// CIDRs and addresses that may not be reached.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = denied())))]
+    pub deny_out: Option<Vec<String>>,
+    /// Addresses of name servers.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(regex(pattern = server())))]
+    pub dns_servers: Option<Vec<String>>,
+    /// Maximum bandwidth of outgoing traffic in Mbit/s.
+    #[schemars(range(min = 1, max = MAX_EGRESS_MBPS))]
+    pub egress_mbps: Option<u32>,
+    /// Not supported: rejected unless empty.
+    pub egress_proxy: Option<Unsupported>,
+    /// Not supported: rejected unless empty.
+    pub rules: Option<Unsupported>,
+    /// Not supported: rejected unless empty.
+    pub https_ports: Option<Unsupported>,
+    /// False: the sandbox's ports require the traffic token.
+    pub allow_public_traffic: Option<bool>,
+    /// `Host` header that the sandbox's servers receive; `${PORT}` is the port. Empty: none.
+    #[schemars(regex(pattern = HOST))]
+    pub mask_request_host: Option<String>,
+}
+
+/// Network rules of a sandbox as E2B shows them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxNetwork {
+    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `denyOut`.
+    pub allow_out: Vec<String>,
+    /// CIDRs and addresses that may not be reached.
+    pub deny_out: Vec<String>,
+    /// Addresses of name servers.
+    pub dns_servers: Vec<String>,
+    /// True if the sandbox's ports require no traffic token.
+    pub allow_public_traffic: bool,
+    /// Maximum bandwidth of outgoing traffic in Mbit/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_EGRESS_MBPS))]
+    pub egress_mbps: Option<u32>,
+    /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_request_host: Option<String>,
+}
+
+impl From<&NetworkSettings> for SandboxNetwork {
+    fn from(settings: &NetworkSettings) -> Self {
+        Self {
+            allow_out: settings.allow_out.clone(),
+            deny_out: settings.deny_out.clone(),
+            dns_servers: settings.dns_servers.clone(),
+            allow_public_traffic: !settings.restrict_traffic,
+            egress_mbps: settings.egress_mbps,
+            mask_request_host: settings.mask_request_host.clone(),
+        }
+    }
+}
+
+/// Network rules in the details of a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct NetworkSettings {
+    /// Access to the internet; null: allowed.
+    pub allow_internet_access: Option<bool>,
+    /// CIDRs, addresses, names and `*.name` that may be reached. Wins over `deny_out`.
+    pub allow_out: Vec<String>,
+    /// CIDRs and addresses that may not be reached.
+    pub deny_out: Vec<String>,
+    /// Addresses of name servers.
+    pub dns_servers: Vec<String>,
+    /// Maximum bandwidth of outgoing traffic in Mbit/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_EGRESS_MBPS))]
+    pub egress_mbps: Option<u32>,
+    /// True if the sandbox's ports require the traffic token.
+    pub restrict_traffic: bool,
+    /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
+    pub mask_request_host: Option<String>,
+}

@@ -1,0 +1,237 @@
+//! Answers about sandboxes. The fields are those of E2B, and those that Jiffy adds.
+
+use crate::engine::BootMode;
+use crate::error::ErrorBody;
+use crate::network::SandboxNetwork;
+use crate::parts::Moment;
+use crate::sandbox_info::{OnTimeout, SandboxInfo, StateName};
+use crate::snapshot::StoreState;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Answer to requests that create, resume, restart or connect to a sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Sandbox {
+    /// Template of the sandbox.
+    #[serde(rename = "templateID")]
+    pub template_id: String,
+    /// Id of the sandbox.
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    /// Name of the host software.
+    #[serde(rename = "clientID")]
+    pub client_id: String,
+    /// Version of the envd protocol.
+    pub envd_version: String,
+    /// Template of the sandbox.
+    pub alias: String,
+    /// Token that the sandbox's agent requires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub envd_access_token: Option<String>,
+    /// Token that the sandbox's ports require, where traffic is restricted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traffic_access_token: Option<String>,
+    /// Domain of the sandbox's host names.
+    pub domain: Option<String>,
+    #[serde(flatten)]
+    pub added: JiffyFields,
+}
+
+/// Fields that Jiffy adds to those of E2B.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JiffyFields {
+    /// Name of the sandbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Sandbox that it was forked from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forked_from: Option<String>,
+    /// Latest snapshot that it descends from.
+    #[serde(rename = "snapshotID", skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
+    /// Origin of its guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot_mode: Option<BootMode>,
+    /// Engine that isolates it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
+    /// Time from the request to the agent's answer, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0))]
+    pub boot_ms: Option<f64>,
+    /// State of the snapshot that it is paused in, in the store that hosts share. Absent if the
+    /// sandbox is not paused, or without a store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_state: Option<StoreState>,
+    /// All details. Secrets are included for the host's owner only.
+    pub jiffy: SandboxInfo,
+}
+
+/// A sandbox in a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedSandbox {
+    /// Template of the sandbox.
+    #[serde(rename = "templateID")]
+    pub template_id: String,
+    /// Id of the sandbox.
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    /// Name of the host software.
+    #[serde(rename = "clientID")]
+    pub client_id: String,
+    /// Template of the sandbox.
+    pub alias: String,
+    /// When it was created.
+    pub started_at: Moment,
+    /// Its timeout, in the year 2999 if it has none; or when it was paused, lost or killed.
+    pub end_at: Moment,
+    /// Virtual CPUs.
+    pub cpu_count: u8,
+    /// Memory in MiB.
+    #[serde(rename = "memoryMB")]
+    pub memory_mb: u32,
+    /// Writable disk in MiB.
+    #[serde(rename = "diskSizeMB")]
+    pub disk_size_mb: u64,
+    /// State of the sandbox.
+    pub state: StateName,
+    /// Version of the envd protocol.
+    pub envd_version: String,
+    /// Metadata chosen by its creator.
+    pub metadata: BTreeMap<String, String>,
+    /// Always empty: this host has no volumes.
+    #[schemars(length(max = 0))]
+    pub volume_mounts: Vec<VolumeMount>,
+    #[serde(flatten)]
+    pub added: JiffyFields,
+}
+
+/// A mounted volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VolumeMount {
+    /// Name of the volume.
+    pub name: String,
+    /// Directory in the sandbox.
+    pub path: String,
+}
+
+/// A sandbox with its settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxDetail {
+    #[serde(flatten)]
+    pub listed: ListedSandbox,
+    /// Token that the sandbox's agent requires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub envd_access_token: Option<String>,
+    /// Domain of the sandbox's host names.
+    pub domain: Option<String>,
+    /// Access to the internet; null: allowed.
+    pub allow_internet_access: Option<bool>,
+    /// Network rules.
+    pub network: SandboxNetwork,
+    /// Behaviour at the timeout.
+    pub lifecycle: Lifecycle,
+    /// Extent of its pause. Absent if it is not paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause_mode: Option<PauseMode>,
+    /// Why the host could not serve its disk: its programs saw I/O errors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_failure: Option<String>,
+}
+
+/// Behaviour of a sandbox at its timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Lifecycle {
+    /// Action at its timeout.
+    pub on_timeout: OnTimeout,
+    /// True if traffic resumes it.
+    pub auto_resume: bool,
+}
+
+/// Extent of a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PauseMode {
+    /// Memory and disk.
+    Full,
+    /// Disk only. This host does not pause so.
+    Filesystem,
+}
+
+/// Outcome for one child of a fork: a sandbox or an error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Forked {
+    /// Snapshot that all children start from.
+    #[serde(rename = "snapshotID")]
+    pub snapshot_id: String,
+    /// The child, if it was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
+    /// Why it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorBody>,
+}
+
+/// Answer to a promotion.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Promoted {
+    /// Id of the sandbox.
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    /// Ids of the siblings that were removed.
+    pub removed: Vec<String>,
+    /// Details of those siblings.
+    pub jiffy: Vec<SandboxInfo>,
+}
+
+/// Answer to a rollback.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolledBack {
+    /// Id of the sandbox.
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    /// Snapshot that it was rolled back to.
+    #[serde(rename = "snapshotID")]
+    pub snapshot_id: String,
+    /// Id of this operation.
+    #[serde(rename = "operationID")]
+    pub operation_id: String,
+    /// Status of the operation.
+    pub status: RollbackStatus,
+    /// Time from the request to the agent's answer, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0))]
+    pub boot_ms: Option<f64>,
+    /// Details of the sandbox.
+    pub jiffy: SandboxInfo,
+}
+
+/// Status of a rollback.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RollbackStatus {
+    /// The sandbox is as it was.
+    Completed,
+}
+
+/// Answer to a wait.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Waited {
+    /// Id of the sandbox.
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    /// State now, or when the time was over.
+    pub state: StateName,
+    /// Details of the sandbox.
+    pub jiffy: SandboxInfo,
+    /// Why it is broken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}

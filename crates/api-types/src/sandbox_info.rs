@@ -1,0 +1,209 @@
+//! Details of a sandbox: the `jiffy` object of answers.
+
+use crate::engine::BootMode;
+use crate::network::NetworkSettings;
+use crate::size::SandboxSize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// State of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum SandboxState {
+    /// Being created; its agent has not answered yet.
+    Creating,
+    /// Its agent has answered.
+    Running,
+    /// Asleep in a snapshot; holds no memory.
+    Paused,
+    /// Lost its guest. Its snapshots are intact, and a rollback to one of them repairs it.
+    Broken {
+        /// Why.
+        cause: String,
+        /// Kind of the cause; records of earlier versions have none.
+        #[serde(default, skip_serializing_if = "BrokenBy::is_guest_end")]
+        broken_by: BrokenBy,
+    },
+    /// Terminated on request. The record stays until it is removed.
+    Killed,
+}
+
+/// Kind of the cause for which a sandbox lost its guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BrokenBy {
+    /// The guest ended by itself, or was lost with a daemon.
+    #[default]
+    GuestEnd,
+    /// Memory of the guest did not arrive from the store in time. A resume starts the sandbox again
+    /// from the snapshot that it descends from.
+    MissingMemory,
+}
+
+impl BrokenBy {
+    fn is_guest_end(&self) -> bool {
+        *self == Self::GuestEnd
+    }
+}
+
+/// State of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "SandboxState")]
+pub enum StateName {
+    /// Being created; its agent has not answered yet.
+    Creating,
+    /// Its agent has answered.
+    Running,
+    /// Asleep in a snapshot; holds no memory.
+    Paused,
+    /// Lost its guest. A rollback to one of its snapshots repairs it.
+    Broken,
+    /// Terminated on request.
+    Killed,
+}
+
+impl StateName {
+    /// All states.
+    pub const ALL: [Self; 5] = [
+        Self::Running,
+        Self::Paused,
+        Self::Broken,
+        Self::Creating,
+        Self::Killed,
+    ];
+
+    /// Name of the state.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Broken => "broken",
+            Self::Killed => "killed",
+        }
+    }
+}
+
+impl SandboxState {
+    /// The state without the cause.
+    pub fn kind(&self) -> StateName {
+        match self {
+            Self::Creating => StateName::Creating,
+            Self::Running => StateName::Running,
+            Self::Paused => StateName::Paused,
+            Self::Broken { .. } => StateName::Broken,
+            Self::Killed => StateName::Killed,
+        }
+    }
+
+    /// Name of the state.
+    pub fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+
+    /// Broken for `cause`, which only a rollback repairs.
+    pub fn broken(cause: impl Into<String>) -> Self {
+        Self::Broken {
+            cause: cause.into(),
+            broken_by: BrokenBy::GuestEnd,
+        }
+    }
+
+    /// Returns whether the sandbox is broken and a resume repairs it.
+    pub fn is_broken_and_resumable(&self) -> bool {
+        let missing_memory = BrokenBy::MissingMemory;
+        matches!(self, Self::Broken { broken_by, .. } if *broken_by == missing_memory)
+    }
+}
+
+/// Fields of [`SandboxState`] for the schema.
+#[derive(Serialize, JsonSchema)]
+struct StateFields {
+    /// State of the sandbox.
+    state: StateName,
+    /// Why a broken sandbox lost its guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
+    /// Kind of that cause. Absent: `guest_end`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    broken_by: Option<BrokenBy>,
+}
+
+/// Action at a sandbox's timeout.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnTimeout {
+    /// The sandbox is killed.
+    #[default]
+    Kill,
+    /// The sandbox is paused.
+    Pause,
+}
+
+/// Settings chosen by a sandbox's creator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct SandboxTerms {
+    /// API key that created it; null: the host's owner.
+    pub owner: Option<String>,
+    /// Metadata to find it by.
+    pub metadata: BTreeMap<String, String>,
+    /// Timeout that was set last, in seconds; null: no limit.
+    pub timeout_s: Option<u64>,
+    /// Action at its timeout.
+    pub on_timeout: OnTimeout,
+    /// True if traffic resumes it.
+    pub auto_resume: bool,
+    /// True if its agent requires an access token.
+    pub secure: bool,
+    /// Network rules.
+    pub network: NetworkSettings,
+}
+
+/// Details of a sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SandboxInfo {
+    /// Id of the sandbox: letters and digits.
+    pub id: String,
+    /// Name, unique among the owner's sandboxes that are not killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// State of the sandbox.
+    #[serde(flatten)]
+    #[schemars(with = "StateFields")]
+    pub state: SandboxState,
+    /// Template that it descends from.
+    pub template: String,
+    /// Resources.
+    #[serde(flatten)]
+    pub size: SandboxSize,
+    /// Environment beside the template's. Only the host's owner receives it.
+    pub env: BTreeMap<String, String>,
+    /// Settings chosen by its creator.
+    #[serde(rename = "terms")]
+    pub settings: SandboxTerms,
+    /// Timeout in milliseconds since 1970; null: none.
+    pub deadline_ms: Option<u64>,
+    /// Token that its agent requires. Only the host's owner receives it here.
+    pub agent_token: Option<String>,
+    /// Token that its ports require, where traffic is restricted. Only the host's owner receives it
+    /// here.
+    pub traffic_token: Option<String>,
+    /// Latest snapshot that it descends from; null if it was booted and never snapshotted.
+    pub snapshot: Option<String>,
+    /// Sandbox that it was forked from.
+    pub forked_from: Option<String>,
+    /// Origin of its guest.
+    pub boot_mode: Option<BootMode>,
+    /// Engine that isolates its guest, or did last; null before the first guest.
+    pub engine: Option<String>,
+    /// Time from the request to the agent's answer, in milliseconds.
+    #[schemars(range(min = 0.0))]
+    pub boot_ms: Option<f64>,
+    /// When it was created, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// When its state changed last, in milliseconds since 1970.
+    pub changed_ms: u64,
+}

@@ -1,0 +1,264 @@
+//! Bodies of requests about sandboxes.
+
+use crate::network::NetworkBody;
+use crate::parts::{MAX_TIMEOUT_S, Unsupported};
+use crate::sandbox_info::OnTimeout;
+use crate::size::SandboxSize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Maximum length of a sandbox's name: that of a label of a host name.
+pub const MAX_SANDBOX_NAME: usize = 63;
+/// Maximum number of metadata entries and of environment variables.
+pub const MAX_PAIRS: usize = 256;
+/// Maximum length of the name of an entry.
+pub const MAX_NAME: usize = 256;
+/// Maximum length of the value of an entry.
+pub const MAX_VALUE: usize = 8192;
+/// Maximum size of the certificate authorities of a sandbox in PEM.
+pub const MAX_AUTHORITIES_BYTES: usize = 64 * 1024;
+/// Maximum length of a proxy's URL in bytes.
+pub const MAX_PROXY_URL: usize = 2048;
+/// Maximum length of the list of hosts without a proxy in bytes.
+pub const MAX_NO_PROXY: usize = 4096;
+/// Maximum duration of a refresh in seconds.
+pub const MAX_REFRESH_S: u64 = 3600;
+/// Maximum time in milliseconds that processes have to exit before a restart.
+pub const MAX_RESTART_GRACE_MS: u64 = 60_000;
+/// Maximum number of children of a fork.
+const MAX_CHILDREN: u64 = 100;
+
+fn name_pattern() -> String {
+    format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", MAX_SANDBOX_NAME - 1)
+}
+
+fn pair_names(pattern: &str) -> Value {
+    json!({ "type": "string", "pattern": pattern, "maxLength": MAX_NAME })
+}
+
+fn metadata_names() -> Value {
+    pair_names("^(?!host-mount$)")
+}
+
+fn variable_names() -> Value {
+    pair_names("^[^=\\u0000]+$")
+}
+
+fn pair_values() -> Value {
+    json!({ "type": "string", "maxLength": MAX_VALUE, "pattern": "^[^\\u0000]*$" })
+}
+
+/// Body of a request to create a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NewSandbox {
+    /// A template by name, or a snapshot.
+    #[serde(rename = "templateID")]
+    pub template_id: String,
+    /// Timeout in seconds; -1: no limit.
+    #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
+    pub timeout: Option<i64>,
+    /// Pause the sandbox at its timeout instead of killing it.
+    pub auto_pause: Option<bool>,
+    /// Not supported: false is rejected.
+    pub auto_pause_memory: Option<bool>,
+    /// Resume the paused sandbox when traffic arrives.
+    pub auto_resume: Option<AutoResume>,
+    /// Require a token at the sandbox's agent. The second version of the call always does.
+    pub secure: Option<bool>,
+    /// Access to the internet. Defaults to true.
+    #[serde(rename = "allow_internet_access")]
+    pub allow_internet_access: Option<bool>,
+    /// Network rules.
+    pub network: Option<NetworkBody>,
+    /// Metadata to find the sandbox by.
+    #[schemars(extend(
+        "maxProperties" = MAX_PAIRS,
+        "propertyNames" = metadata_names(),
+        "additionalProperties" = pair_values()
+    ))]
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// Environment variables.
+    #[schemars(extend(
+        "maxProperties" = MAX_PAIRS,
+        "propertyNames" = variable_names(),
+        "additionalProperties" = pair_values()
+    ))]
+    pub env_vars: Option<BTreeMap<String, String>>,
+    /// The same under the name of other clients. Ignored if `envVars` is given.
+    #[schemars(extend(
+        "maxProperties" = MAX_PAIRS,
+        "propertyNames" = variable_names(),
+        "additionalProperties" = pair_values()
+    ))]
+    pub envs: Option<BTreeMap<String, String>>,
+    /// Behaviour at the timeout, as newer clients send it.
+    pub lifecycle: Option<NewLifecycle>,
+    /// Not supported: rejected unless empty.
+    pub mcp: Option<Unsupported>,
+    /// Not supported: rejected unless empty.
+    pub iam: Option<Unsupported>,
+    /// Not supported: rejected unless empty.
+    pub volume_mounts: Option<Unsupported>,
+    /// Virtual CPUs. Defaults to those of the template.
+    #[schemars(range(min = 1, max = SandboxSize::MAX_VCPUS))]
+    pub cpu_count: Option<u8>,
+    /// Memory in MiB. Defaults to that of the template.
+    #[serde(rename = "memoryMB")]
+    #[schemars(range(min = SandboxSize::MIN_MEMORY_MIB, max = SandboxSize::MAX_MEMORY_MIB))]
+    pub memory_mb: Option<u32>,
+    /// Writable disk in MiB. Defaults to that of the template.
+    #[serde(rename = "diskSizeMB")]
+    #[schemars(range(min = SandboxSize::MIN_DISK_MIB, max = SandboxSize::MAX_DISK_MIB))]
+    pub disk_size_mb: Option<u64>,
+    /// Name, unique among the caller's sandboxes. Calls accept it instead of the id.
+    #[schemars(regex(pattern = name_pattern()))]
+    pub name: Option<String>,
+    /// Engine that isolates the sandbox. Defaults to that of the snapshot, or of the host.
+    #[schemars(extend("enum" = [Some("microvm"), Some("gvisor"), None::<&str>]))]
+    pub engine: Option<String>,
+    /// Memory that is fetched in advance from a snapshot in the store. Defaults to `working_set`.
+    pub prefetch: Option<Prefetch>,
+    /// Certificate authorities that the sandbox's programs trust, in PEM.
+    #[schemars(length(max = MAX_AUTHORITIES_BYTES))]
+    pub ca_certificates: Option<String>,
+    /// Proxy of the sandbox's programs.
+    pub proxy: Option<Proxy>,
+}
+
+/// Resuming by traffic.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AutoResume {
+    /// True if traffic resumes the sandbox.
+    pub enabled: Option<bool>,
+}
+
+/// Behaviour of a new sandbox at its timeout.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NewLifecycle {
+    /// Action at the timeout. Defaults to `kill`.
+    pub on_timeout: Option<OnTimeout>,
+    /// True if traffic resumes the sandbox.
+    pub auto_resume: Option<bool>,
+}
+
+/// Memory of a snapshot in the store that is fetched without being touched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Prefetch {
+    /// Its working set, before the sandbox runs.
+    #[default]
+    WorkingSet,
+    /// The working set, and the rest while the sandbox runs.
+    All,
+}
+
+/// Proxy of a sandbox's programs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Proxy {
+    /// `http://[USER:PASSWORD@]HOST[:PORT]`; empty: none, even if the host has one.
+    #[schemars(length(max = MAX_PROXY_URL))]
+    pub url: String,
+    /// Comma-separated hosts that are reached without it.
+    #[schemars(length(max = MAX_NO_PROXY))]
+    pub no_proxy: Option<String>,
+}
+
+/// Body of a request to rename a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("required" = ["name"]))]
+pub struct ChangeSandbox {
+    /// New name, unique among the caller's sandboxes; null: none.
+    #[serde(deserialize_with = "Option::deserialize")]
+    #[schemars(regex(pattern = name_pattern()))]
+    pub name: Option<String>,
+}
+
+/// Body of a request to connect to a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConnectSandbox {
+    /// Minimum timeout from now, in seconds; -1: no limit.
+    #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
+    pub timeout: Option<i64>,
+    /// Not supported: false is rejected.
+    pub memory: Option<bool>,
+    /// Ignored.
+    pub auto_pause: Option<bool>,
+}
+
+/// Body of a request to resume a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResumeSandbox {
+    /// Minimum timeout from now, in seconds; -1: no limit.
+    #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
+    pub timeout: Option<i64>,
+    /// Not supported: false is rejected.
+    pub memory: Option<bool>,
+    /// Pause the sandbox at its timeout instead of killing it.
+    pub auto_pause: Option<bool>,
+}
+
+/// Body of a request to pause a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PauseSandbox {
+    /// Not supported: false is rejected.
+    pub memory: Option<bool>,
+    /// Fail if the sandbox's agent does not answer.
+    pub require_healthy_guest: Option<bool>,
+    /// Wait until the store that hosts share has the snapshot.
+    pub durable: Option<bool>,
+}
+
+/// Body of a request to set a sandbox's timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SetTimeout {
+    /// Timeout from now, in seconds; -1: no limit.
+    #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
+    pub timeout: i64,
+}
+
+/// Body of a request to extend a sandbox's timeout.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Refresh {
+    /// Minimum timeout from now, in seconds.
+    #[schemars(range(min = 0, max = MAX_REFRESH_S))]
+    pub duration: Option<u64>,
+}
+
+/// Body of a request to fork a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ForkSandbox {
+    /// Timeout of the children in seconds; -1: no limit.
+    #[schemars(range(min = -1, max = MAX_TIMEOUT_S))]
+    pub timeout: Option<i64>,
+    /// Number of children. Defaults to 1.
+    #[schemars(range(min = 1, max = MAX_CHILDREN))]
+    pub count: Option<u64>,
+}
+
+/// Body of a request to roll back a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RollbackSandbox {
+    /// Id or name of a snapshot.
+    #[serde(rename = "snapshotID")]
+    pub snapshot_id: String,
+}
+
+/// Body of a request to restart a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RestartSandbox {
+    /// Time in milliseconds that processes have to exit. Defaults to 10,000.
+    #[schemars(range(min = 0, max = MAX_RESTART_GRACE_MS))]
+    pub grace_ms: Option<u64>,
+}
