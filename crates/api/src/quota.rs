@@ -3,6 +3,7 @@
 mod figures;
 mod ledger;
 mod refusal;
+mod reservations;
 mod usage;
 
 pub(crate) use usage::KeyUsage;

@@ -28,7 +28,10 @@ pub(super) async fn fork(
     }
     let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let then = record.settings.on_timeout;
-    let _room = app.room(&caller, record.size, count, then).await?;
+    let _room = app
+        .quota
+        .reserve_new(&caller, record.size, count, then)
+        .await?;
     let limit = timeout.map(|t| t.map(Duration::from_secs));
     let report = app.sandboxes.fork(&record.id, count, limit).await?;
     let mut forked = Vec::with_capacity(report.children.len());

@@ -6,18 +6,15 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::lookup::Liveness;
 use crate::query::Query;
-use crate::quota::running;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
 use jiffy_api_types::{ChangeSandbox, ConnectSandbox, PauseSandbox, ResumeSandbox, SandboxDetail};
-use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_sandbox_manager::{
-    AwakeTime, OnTimeout, OperationError, QuotaAmount, QuotaPermit, QuotaRequest, SandboxRecord,
-    SandboxState, WakeOptions,
+    AwakeTime, OnTimeout, OperationError, SandboxRecord, SandboxState, WakeOptions,
 };
 use std::io;
 use std::time::Duration;
@@ -26,53 +23,6 @@ use std::time::Duration;
 const HEALTH: Duration = Duration::from_secs(3);
 
 impl App {
-    /// Room for `count` new sandboxes; only keys have limits. Those that will be paused at their
-    /// timeout have a place among the paused ones from the beginning.
-    pub(crate) async fn room(
-        &self,
-        caller: &Caller,
-        size: SandboxSize,
-        count: usize,
-        then: OnTimeout,
-    ) -> Result<QuotaPermit, ApiError> {
-        let paused = match then {
-            OnTimeout::Pause => count as u64,
-            OnTimeout::Kill => 0,
-        };
-        let amount = QuotaAmount {
-            paused,
-            ..running(size, count)
-        };
-        self.reserve(caller, amount, Some(count)).await
-    }
-
-    /// Room for `amount` in the budget of the caller; `new` sandboxes also count for its creates
-    /// per minute.
-    async fn reserve(
-        &self,
-        caller: &Caller,
-        amount: QuotaAmount,
-        new: Option<usize>,
-    ) -> Result<QuotaPermit, ApiError> {
-        let Some(key) = caller.key() else {
-            return Ok(QuotaPermit::unlimited());
-        };
-        let request = QuotaRequest {
-            amount,
-            disk_floor: None,
-        };
-        self.quota.reserve(key, request, new).await
-    }
-
-    /// Room for a sandbox that is about to run again.
-    pub(crate) async fn room_again(
-        &self,
-        caller: &Caller,
-        size: SandboxSize,
-    ) -> Result<QuotaPermit, ApiError> {
-        self.reserve(caller, running(size, 1), None).await
-    }
-
     /// Makes sure that a sandbox runs and has its time; says whether it had to be woken. Time and
     /// state change in one step: a deadline of before cannot end it once this has returned.
     async fn wake(
@@ -85,7 +35,7 @@ impl App {
             return Ok((now, false));
         }
         // Only one that does not run takes room of its key; another request may wake it meanwhile.
-        let _room = match self.room_again(caller, record.size).await {
+        let _room = match self.quota.reserve_restart(caller, record.size).await {
             Ok(room) => room,
             Err(refusal) => match self.sandboxes.timeouts().renew(&record.id, time).await? {
                 Some(now) => return Ok((now, false)),
@@ -200,7 +150,7 @@ pub(super) async fn resume(
             false => OnTimeout::Kill,
         }),
     };
-    let _room = app.room_again(&caller, record.size).await?;
+    let _room = app.quota.reserve_restart(&caller, record.size).await?;
     let now = match app.sandboxes.resume_with(&record.id, options).await {
         Ok(now) => now,
         Err(e) => {

@@ -25,7 +25,7 @@ pub(super) async fn rollback(
     let (snapshot, _held) = wanted.await?;
     let _room = match record.state {
         SandboxState::Running => None,
-        _ => Some(app.room_again(&caller, record.size).await?),
+        _ => Some(app.quota.reserve_restart(&caller, record.size).await?),
     };
     let now = app.sandboxes.rollback(&record.id, &snapshot.id).await?;
     Ok(Json(RolledBack {
