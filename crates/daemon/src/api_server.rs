@@ -6,6 +6,7 @@ use crate::functions::{self, FunctionGateway};
 use crate::gateway_sandboxes::GatewaySandboxes;
 use crate::metrics::{self, MetricsServer};
 use crate::status::daemon_status;
+use crate::traces::api_span;
 use crate::{ServeOptions, TlsOptions};
 use anyhow::{Context, bail};
 use hyper::Request;
@@ -39,6 +40,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 /// File with the key that signs preview links.
 const SIGNING_KEY_FILE: &str = "preview-key";
@@ -87,7 +89,10 @@ impl ControlPlane for ControlPlaneRouter {
                 request.extensions_mut().insert(FunctionHost(label));
                 return known_if_answered(self.functions.answer(request).await);
             }
-            None => self.control.answer(request).await,
+            None => {
+                let span = api_span(&request);
+                self.control.answer(request).instrument(span).await
+            }
         };
         if answer.extensions().get::<Caller>().is_some() {
             answer.extensions_mut().insert(KnownCaller);

@@ -23,6 +23,7 @@ mod status;
 mod stop;
 mod store;
 mod template_progress;
+mod traces;
 
 pub use engine::{choose as choose_engine, nic_kind};
 pub use local_daemon::open_client;

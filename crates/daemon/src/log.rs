@@ -1,6 +1,7 @@
 //! The daemon's log: structured, on standard error, and bounded where that is a file of ours.
 
 use crate::local_daemon::open_log;
+use crate::traces::TraceExport;
 use crate::{LogFormat, LogOptions};
 use anyhow::Context;
 use jiffy_engines::OLD_LOGS;
@@ -8,28 +9,34 @@ use parking_lot::{Mutex, MutexGuard};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// Variable that chooses what is logged, as in `jiffy_sandbox_manager=debug,info`.
 const FILTER_VARIABLE: &str = "JIFFY_LOG";
 /// Size in bytes at which a log file is rotated.
 const MAX_LOG_BYTES: u64 = 8 << 20;
 
-/// Starts logging. With a file, standard error is that file already, and it is rotated.
-pub fn init(options: &LogOptions) -> anyhow::Result<()> {
+/// Starts logging, and passes spans on to `traces`. With a file, standard error is that file
+/// already, and it is rotated.
+pub fn init(options: &LogOptions, traces: Option<&TraceExport>) -> anyhow::Result<()> {
     let chosen = std::env::var(FILTER_VARIABLE).unwrap_or_else(|_| "info".to_owned());
     let filter = EnvFilter::try_new(&chosen).with_context(|| {
         format!("{FILTER_VARIABLE}={chosen} is no filter: write it as `debug` or `jiffy_sandbox_manager=debug,info`")
     })?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(RotatingLog::new(options.file.as_deref(), MAX_LOG_BYTES))
         .with_ansi(false);
-    let begun = match options.format {
-        LogFormat::Json => builder.json().try_init(),
-        LogFormat::Text => builder.try_init(),
+    let lines = match options.format {
+        LogFormat::Json => lines.json().boxed(),
+        LogFormat::Text => lines.boxed(),
     };
+    let begun = tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(traces.map(TraceExport::layer))
+        .try_init();
     begun.map_err(|e| anyhow::anyhow!("cannot begin the log: {e}"))
 }
 

@@ -31,6 +31,8 @@ pub struct ServeOptions {
     pub functions_reset: SlotReset,
     /// Address of `/metrics` without a key.
     pub metrics_listen: Option<SocketAddr>,
+    /// URL of the OpenTelemetry collector that receives traces. `None`: no traces.
+    pub otlp: Option<String>,
     /// Registries that are asked without TLS.
     pub plain_http: Vec<String>,
     /// Registries of the host's own network that images may come from.

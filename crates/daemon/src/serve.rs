@@ -3,6 +3,7 @@
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
 use crate::local_daemon;
+use crate::traces::TraceExport;
 use crate::{ServeOptions, engine, functions, internal, log, network, site, store};
 use anyhow::{Context, bail};
 use jiffy_api_types::StopHost;
@@ -55,7 +56,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         eprintln!("jiffy: a daemon already runs on {}", home.path().display());
         return Ok(None);
     };
-    log::init(&options.log)?;
+    let traces = options.otlp.as_deref().map(TraceExport::start);
+    let traces = traces.transpose()?;
+    log::init(&options.log, traces.as_ref())?;
     let held = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
     raise_descriptor_limit();
     protect_memory();
@@ -107,6 +110,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         Ok(read.map_err(|e| OperationError::Lost(e.to_string()))??)
     };
     let sandboxes = Sandboxes::open_read(engines, journal, host_options).await?;
+    if let Some(traces) = &traces {
+        traces.show(&sandboxes);
+    }
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {
@@ -183,6 +189,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         tracing::warn!("what waited in warm pools takes too long to end, and is left to itself");
     }
     network::close(network).await;
+    if let Some(traces) = traces {
+        traces.finish().await;
+    }
     tracing::info!("ended");
     Ok(Some(lock))
 }

@@ -44,6 +44,9 @@ pub struct ServeArgs {
     /// Address that serves `/metrics` only, without a key
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
+    /// OpenTelemetry collector (http://HOST:PORT) that receives traces of operations
+    #[arg(long, env = "JIFFY_OTLP", value_name = "URL")]
+    pub otlp: Option<String>,
     /// Registry (HOST or HOST:PORT) that is accessed without TLS
     #[arg(long, value_name = "HOST")]
     pub plain_http: Vec<String>,
@@ -150,6 +153,7 @@ impl ServeArgs {
             functions_listen: self.functions_listen,
             functions_reset: self.functions_reset,
             metrics_listen: self.metrics_listen,
+            otlp: self.otlp.clone(),
             plain_http: self.plain_http.clone(),
             registry_allow: self.registry_allow.clone(),
             max_builds: self.builds.into(),

@@ -63,7 +63,11 @@ impl Sandboxes {
                 let snapshot = snapshot.id.clone();
                 let recorder = OperationSteps::new();
                 let child = async move { this.child(recorder, &sandbox, &snapshot).await };
-                let span = tracing::info_span!("child", sandbox = tracing::field::Empty);
+                let span = tracing::info_span!(
+                    "child",
+                    sandbox = tracing::field::Empty,
+                    error = tracing::field::Empty,
+                );
                 work.spawn(child.instrument(span));
             }
             let mut children = Vec::with_capacity(count);
@@ -89,6 +93,7 @@ impl Sandboxes {
         self.0.metrics.steps(&times);
         if let Err(e) = &child {
             tracing::warn!(outcome = e.kind().name(), "a child: {e}");
+            tracing::Span::current().record("error", e.kind().name());
             let mode = Some(BootMode::Fork);
             let outcome = e.kind().name();
             self.0.metrics.create(mode, outcome, Duration::ZERO);

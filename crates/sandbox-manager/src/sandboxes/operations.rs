@@ -83,7 +83,8 @@ impl Sandboxes {
         let span = tracing::info_span!(
             "operation",
             operation = name,
-            sandbox = tracing::field::Empty
+            sandbox = tracing::field::Empty,
+            error = tracing::field::Empty,
         );
         if !id.is_empty() {
             span.record("sandbox", id);
@@ -107,7 +108,10 @@ impl Sandboxes {
             let steps = StepList(&times.steps);
             match &result {
                 Ok(_) => tracing::info!(outcome, ms, %steps, "done"),
-                Err(e) => tracing::warn!(outcome, ms, %steps, "{e}"),
+                Err(e) => {
+                    tracing::warn!(outcome, ms, %steps, "{e}");
+                    tracing::Span::current().record("error", outcome);
+                }
             }
             // A create has no id, and stores its own times.
             let entry = this.0.entries.lock().get(id.as_str()).cloned();

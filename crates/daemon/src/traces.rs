@@ -1,0 +1,286 @@
+//! Export of traces to an OpenTelemetry collector: operations, their steps, and the requests that
+//! they serve.
+//!
+//! An export never delays an operation: finished spans wait in a bounded queue, and spans that find
+//! it full are dropped and counted.
+
+mod collector;
+#[cfg(test)]
+mod tests;
+
+use anyhow::Context;
+use collector::CollectorClient;
+use hyper::{Method, Request};
+use jiffy_gateway::RequestId;
+use jiffy_sandbox_manager::{Figure, Sandboxes};
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{Status, TracerProvider};
+use opentelemetry::{InstrumentationScope, Key, KeyValue};
+use opentelemetry_http::HeaderExtractor;
+use opentelemetry_otlp::{Protocol, RetryPolicy, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::filter::FilterFn;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Layer, filter};
+
+/// Maximum number of finished spans that wait for their export.
+const MAX_QUEUED_SPANS: usize = 8192;
+/// Maximum number of spans in one request to the collector.
+const MAX_BATCH_SPANS: usize = 512;
+/// Time for which spans are collected before they are sent.
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for one request to the collector.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the last spans when the daemon stops.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Names of the spans that are exported.
+const EXPORTED_SPANS: [&str; 4] = [API_SPAN, "operation", "child", "step"];
+/// Name of the span of a request to the API.
+const API_SPAN: &str = "api";
+/// Fields of spans that are exported. Others may hold what belongs to clients.
+const EXPORTED_FIELDS: [&str; 6] = [
+    "operation",
+    "sandbox",
+    "step",
+    "error",
+    "method",
+    "request_id",
+];
+
+/// Returns the span of a request to the API. Its parent is the client's span, which the header
+/// `traceparent` names. The span is disabled if no traces are exported, and for requests that only
+/// read.
+pub fn api_span<B>(request: &Request<B>) -> tracing::Span {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        return tracing::Span::none();
+    }
+    let span = tracing::trace_span!(
+        API_SPAN,
+        method = request.method().as_str(),
+        request_id = tracing::field::Empty,
+    );
+    if !span.is_disabled() {
+        if let Some(id) = request.extensions().get::<RequestId>() {
+            span.record("request_id", id.as_str());
+        }
+        let parent = TraceContextPropagator::new().extract(&HeaderExtractor(request.headers()));
+        // The span exists in the log only if its level is enabled there.
+        let _ = span.set_parent(parent);
+    }
+    span
+}
+
+/// Running export.
+#[derive(Debug)]
+pub struct TraceExport {
+    counters: Arc<ExportCounters>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    provider: SdkTracerProvider,
+}
+
+#[derive(Debug, Default)]
+struct ExportCounters {
+    exported: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl TraceExport {
+    /// Starts the export to the collector at `url`, inside a runtime.
+    ///
+    /// # Errors
+    /// Fails if `url` is not an address of the form `http://HOST[:PORT][/PATH]`.
+    pub fn start(url: &str) -> anyhow::Result<Self> {
+        let client = CollectorClient::new(url)?;
+        let mut exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_http_client(client)
+            .with_protocol(Protocol::HttpBinary)
+            .with_endpoint(format!("{}/v1/traces", url.trim_end_matches('/')))
+            .with_timeout(EXPORT_TIMEOUT)
+            .with_retry_policy(RetryPolicy::disabled())
+            .build()
+            .context("cannot export traces")?;
+        let resource = Resource::builder_empty()
+            .with_attribute(KeyValue::new("service.name", "jiffy"))
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .build();
+        exporter.set_resource(&resource);
+        let (sender, queue) = mpsc::channel(MAX_QUEUED_SPANS);
+        let (counters, stop) = (
+            Arc::new(ExportCounters::default()),
+            CancellationToken::new(),
+        );
+        let processor = QueueProcessor {
+            sender,
+            counters: counters.clone(),
+        };
+        let provider = SdkTracerProvider::builder()
+            .with_span_processor(processor)
+            .with_resource(resource)
+            .build();
+        let task = tokio::spawn(export(queue, exporter, counters.clone(), stop.clone()));
+        Ok(Self {
+            counters,
+            stop,
+            task,
+            provider,
+        })
+    }
+
+    /// Returns the layer that passes spans on to the export.
+    pub fn layer<S>(&self) -> impl Layer<S> + use<S>
+    where
+        S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    {
+        let scope = InstrumentationScope::builder("jiffy").build();
+        let exported: FilterFn = filter::filter_fn(|metadata| {
+            metadata.is_span()
+                && metadata.target().starts_with("jiffy")
+                && EXPORTED_SPANS.contains(&metadata.name())
+        });
+        tracing_opentelemetry::layer()
+            .with_tracer(self.provider.tracer_with_scope(scope))
+            .with_location(false)
+            .with_threads(false)
+            .with_target(false)
+            .with_level(false)
+            .with_tracked_inactivity(false)
+            .with_context_activation(false)
+            .with_filter(exported)
+    }
+
+    /// Adds the counts of exported and dropped spans to the metrics of the host.
+    pub fn show(&self, sandboxes: &Sandboxes) {
+        let counters = self.counters.clone();
+        sandboxes.figures().show_also(move || {
+            let figure = |name, help, count: &AtomicU64| Figure {
+                name,
+                help,
+                counter: true,
+                value: count.load(Ordering::Relaxed) as f64,
+            };
+            vec![
+                figure(
+                    "trace_spans_exported",
+                    "Spans received by the collector",
+                    &counters.exported,
+                ),
+                figure(
+                    "trace_spans_dropped",
+                    "Spans dropped because the queue was full or the collector failed",
+                    &counters.dropped,
+                ),
+            ]
+        });
+    }
+
+    /// Exports the spans in the queue and stops.
+    pub async fn finish(self) {
+        self.stop.cancel();
+        if tokio::time::timeout(FLUSH_TIMEOUT, self.task)
+            .await
+            .is_err()
+        {
+            tracing::warn!("timed out exporting the last traces");
+        }
+    }
+}
+
+/// Puts finished spans into the queue.
+#[derive(Debug)]
+struct QueueProcessor {
+    sender: mpsc::Sender<SpanData>,
+    counters: Arc<ExportCounters>,
+}
+
+impl SpanProcessor for QueueProcessor {
+    fn on_start(&self, _: &mut Span, _: &opentelemetry::Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if span.span_context.is_sampled() && self.sender.try_send(exported(span)).is_err() {
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+/// Returns the span as the collector receives it: named after its operation or step, without fields
+/// that are not exported, and with its error as its status.
+fn exported(mut span: SpanData) -> SpanData {
+    let is_exported = |key: &Key| EXPORTED_FIELDS.contains(&key.as_str());
+    span.attributes.retain(|field| is_exported(&field.key));
+    let value = |name: &str| {
+        let field = span.attributes.iter().find(|f| f.key.as_str() == name);
+        field.map(|field| field.value.as_str().into_owned())
+    };
+    if let Some(error) = value("error") {
+        span.status = Status::error(error);
+    }
+    if let Some(name) = value("step").or_else(|| value("operation")) {
+        span.name = name.into();
+    }
+    span
+}
+
+/// Sends spans of the queue in batches until `stop`, and then what is left in the queue.
+async fn export(
+    mut queue: mpsc::Receiver<SpanData>,
+    exporter: opentelemetry_otlp::SpanExporter,
+    counters: Arc<ExportCounters>,
+    stop: CancellationToken,
+) {
+    loop {
+        let mut batch = Vec::new();
+        let received = tokio::select! {
+            received = queue.recv_many(&mut batch, MAX_BATCH_SPANS) => received,
+            () = stop.cancelled() => 0,
+        };
+        if received > 0 {
+            tokio::select! {
+                () = tokio::time::sleep(BATCH_INTERVAL) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+        while batch.len() < MAX_BATCH_SPANS
+            && let Ok(span) = queue.try_recv()
+        {
+            batch.push(span);
+        }
+        if batch.is_empty() {
+            return;
+        }
+        let count = u64::try_from(batch.len()).unwrap_or(u64::MAX);
+        let sent = tokio::time::timeout(EXPORT_TIMEOUT, exporter.export(batch)).await;
+        let counter = match sent {
+            Ok(Ok(())) => &counters.exported,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, count, "cannot export spans");
+                &counters.dropped
+            }
+            Err(_) => {
+                tracing::debug!(count, "timed out exporting spans");
+                &counters.dropped
+            }
+        };
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}
