@@ -46,7 +46,10 @@ pub use sandbox::{
     Forked, JiffyFields, Lifecycle, ListedSandbox, PauseMode, Promoted, RollbackStatus, RolledBack,
     Sandbox, SandboxDetail, VolumeMount, Waited,
 };
-pub use sandbox_info::{BrokenBy, OnTimeout, SandboxInfo, SandboxState, SandboxTerms, StateName};
+pub use sandbox_info::{
+    BrokenBy, OnTimeout, OperationStep, OperationSteps, SandboxInfo, SandboxState, SandboxSteps,
+    SandboxTerms, StateName,
+};
 pub use sandbox_requests::{
     AutoResume, ChangeSandbox, ConnectSandbox, ForkSandbox, MAX_AUTHORITIES_BYTES, MAX_NAME,
     MAX_NO_PROXY, MAX_PAIRS, MAX_PROXY_URL, MAX_REFRESH_S, MAX_RESTART_GRACE_MS, MAX_SANDBOX_NAME,

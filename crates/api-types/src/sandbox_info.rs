@@ -162,6 +162,39 @@ pub struct SandboxTerms {
     pub network: NetworkSettings,
 }
 
+/// Durations of operations on a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SandboxSteps {
+    /// Create. Absent if the daemon was restarted since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub create: Option<OperationSteps>,
+    /// Last operation. Absent if the daemon was restarted since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<OperationSteps>,
+}
+
+/// Duration of an operation and of its steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OperationSteps {
+    /// Name of the operation.
+    pub operation: String,
+    /// Duration of the operation in milliseconds, at least the sum of its steps.
+    #[schemars(range(min = 0.0))]
+    pub ms: f64,
+    /// Steps, in the order of their ends.
+    pub steps: Vec<OperationStep>,
+}
+
+/// Duration of a step of an operation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OperationStep {
+    /// Name of the step.
+    pub step: String,
+    /// Duration in milliseconds.
+    #[schemars(range(min = 0.0))]
+    pub ms: f64,
+}
+
 /// Details of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxInfo {
@@ -206,4 +239,7 @@ pub struct SandboxInfo {
     pub created_ms: u64,
     /// When its state changed last, in milliseconds since 1970.
     pub changed_ms: u64,
+    /// Durations of its create and of the last operation on it. In answers about one sandbox only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<SandboxSteps>,
 }

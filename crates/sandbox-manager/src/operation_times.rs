@@ -1,5 +1,6 @@
 //! Durations of an operation and of its steps.
 
+use jiffy_api_types::{OperationStep, OperationSteps, SandboxSteps};
 use jiffy_engine_api::steps::StepDuration;
 use std::fmt;
 use std::sync::Arc;
@@ -37,6 +38,34 @@ pub struct SandboxTimes {
     pub create: Option<Arc<OperationTimes>>,
     /// Last operation that has ended.
     pub last: Option<Arc<OperationTimes>>,
+}
+
+impl From<&OperationTimes> for OperationSteps {
+    fn from(times: &OperationTimes) -> Self {
+        let steps = times.steps.iter().map(|step| OperationStep {
+            step: step.name.to_owned(),
+            ms: milliseconds(step.duration),
+        });
+        Self {
+            operation: times.operation.to_owned(),
+            ms: milliseconds(times.duration),
+            steps: steps.collect(),
+        }
+    }
+}
+
+impl From<SandboxTimes> for SandboxSteps {
+    fn from(times: SandboxTimes) -> Self {
+        Self {
+            create: times.create.as_deref().map(OperationSteps::from),
+            last: times.last.as_deref().map(OperationSteps::from),
+        }
+    }
+}
+
+/// Returns `duration` in milliseconds, in whole microseconds.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
 }
 
 /// Steps as the log shows them: `admission=0.012 restore=3.401`, in milliseconds.

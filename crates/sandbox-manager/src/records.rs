@@ -171,6 +171,7 @@ impl From<SandboxRecord> for SandboxInfo {
             boot_ms: record.boot_ms,
             created_ms: record.created_ms,
             changed_ms: record.changed_ms,
+            steps: None,
         }
     }
 }

@@ -94,8 +94,11 @@ impl App {
 
     pub(crate) fn detail(&self, caller: &Caller, record: &SandboxRecord) -> SandboxDetail {
         let settings = &record.settings;
+        let observed = self.sandboxes.observe();
+        let mut listed = self.listed(caller, record);
+        listed.added.jiffy.steps = Some(observed.times(&record.id).into());
         SandboxDetail {
-            listed: self.listed(caller, record),
+            listed,
             envd_access_token: record.agent_token.clone().filter(|_| !caller.only_reads()),
             domain: self.config.domain.clone(),
             allow_internet_access: settings.network.allow_internet_access,
@@ -105,7 +108,7 @@ impl App {
                 auto_resume: settings.auto_resume,
             },
             pause_mode: (record.state == SandboxState::Paused).then_some(PauseMode::Full),
-            disk_failure: self.sandboxes.observe().disk_failure(&record.id),
+            disk_failure: observed.disk_failure(&record.id),
         }
     }
 }

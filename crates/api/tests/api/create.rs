@@ -37,6 +37,31 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
 }
 
 #[tokio::test]
+async fn the_answer_about_a_sandbox_has_the_steps_of_create_and_last_operation() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base" });
+    let made = api.post("/sandboxes", body).await.expect(201);
+    assert!(made.body["jiffy"].get("steps").is_none());
+    let path = format!("/sandboxes/{}", made.id());
+    api.post(&format!("{path}/pause"), json!({}))
+        .await
+        .expect(204);
+    let detail = api.get(&path).await.expect(200);
+    let steps = &detail.body["jiffy"]["steps"];
+    for (name, operation, step) in [
+        ("create", "create", "journal"),
+        ("last", "pause", "snapshot"),
+    ] {
+        let times = &steps[name];
+        assert_eq!(times["operation"], operation, "{steps}");
+        let all = times["steps"].as_array().unwrap();
+        assert!(all.iter().any(|s| s["step"] == step), "{steps}");
+        let sum: f64 = all.iter().filter_map(|s| s["ms"].as_f64()).sum();
+        assert!(sum <= times["ms"].as_f64().unwrap() + 0.001, "{steps}");
+    }
+}
+
+#[tokio::test]
 async fn settings_are_kept_in_either_api_dialect() {
     let api = Api::new();
     let e2b = json!({

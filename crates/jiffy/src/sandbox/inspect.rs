@@ -2,7 +2,7 @@
 
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
-use jiffy_api_types::{OnTimeout, SandboxInfo, SandboxState, SnapshotInfo};
+use jiffy_api_types::{OnTimeout, OperationSteps, SandboxInfo, SandboxState, SnapshotInfo};
 use jiffy_client::{Client, is_refusal};
 use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
@@ -117,6 +117,17 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
         let mode = mode.as_str().unwrap_or_default().to_owned();
         lines.add("came up", format!("{mode}, in {ms:.1} ms"));
     }
+    let steps = s.steps.clone().unwrap_or_default();
+    operation(lines, "create", steps.create.as_ref());
+    // The last operation may be the create.
+    operation(
+        lines,
+        "last",
+        steps
+            .last
+            .filter(|last| Some(last) != steps.create.as_ref())
+            .as_ref(),
+    );
     lines.add("time limit", time_limit(s));
     let network = match s.settings.network.allow_internet_access {
         Some(false) => "no way to the internet",
@@ -130,6 +141,15 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.add("key", s.settings.owner.as_deref().unwrap_or_default());
     lines.pairs("labels", &s.settings.metadata);
     lines.pairs("environment", &s.env);
+}
+
+/// Adds an operation with its steps, one in a line.
+fn operation(lines: &mut DetailLines, name: &str, times: Option<&OperationSteps>) {
+    let Some(times) = times else { return };
+    lines.add(name, format!("{}, in {:.1} ms", times.operation, times.ms));
+    for step in &times.steps {
+        lines.add("", format!("  {:>9.3} ms  {}", step.ms, step.step));
+    }
 }
 
 fn time_limit(s: &SandboxInfo) -> String {
