@@ -22,7 +22,7 @@ use crate::function_store::FunctionStore;
 use crate::owner;
 use crate::running_process::RunningProcess;
 use crate::tenant_process::TenantProcess;
-use jiffy_cgroup::Cgroups;
+use jiffy_confinement::Cgroups;
 use jiffy_proto::function::{CompileLimits, TenantLimits};
 use module_store::ModuleStore;
 use parking_lot::RwLock;

@@ -40,7 +40,8 @@ const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 /// Makes the engine of a compiler, and confines the process if `jailed`. The limit of time is its
 /// starter's. Must be called before another thread exists.
 pub fn prepare(jailed: bool, limits: &CompileLimits) -> std::io::Result<Engine> {
-    jail::close_descriptors(3)?;
+    // SAFETY: nothing in this process owns a descriptor above standard error yet.
+    unsafe { jiffy_confinement::close_descriptors(3) }?;
     let engine = engine::compiling().map_err(std::io::Error::other)?;
     if jailed {
         jail::confine(&ProcessLimits {

@@ -11,7 +11,7 @@ mod retained_pages;
 
 pub(crate) use retained_pages::within_windows;
 
-use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
+use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use jiffy_proto::function::MAX_KEPT_BYTES;
 use jiffy_proto::page_scan::PAGEMAP_SCAN;
 use std::io;

@@ -1,11 +1,9 @@
 //! Confinement of a tenant's process and of compilers: empty namespaces, no files, no network, a
 //! user of their own, no privileges. Seccomp follows ([`crate::serve`], [`crate::compile`]).
 
-use jiffy_jail::{clear_capabilities, drop_privileges, leave_files};
+use jiffy_confinement::{self as confinement, CapabilitySet};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::prctl;
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::Signal;
+use nix::sys::resource::Resource;
 use nix::unistd::Uid;
 use std::io;
 
@@ -25,51 +23,19 @@ pub struct ProcessLimits {
     pub file_bytes: u64,
 }
 
-/// Closes inherited descriptors from `first` on.
-pub fn close_descriptors(first: i32) -> io::Result<()> {
-    let first = u32::try_from(first).unwrap_or(3);
-    // SAFETY: called at the start of a process, which owns no descriptor from `first` on.
-    match unsafe { libc::close_range(first, u32::MAX, 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Confines this process, which must have one thread only. Without root, only what an unprivileged
 /// process can do to itself.
 pub fn confine(limits: &ProcessLimits) -> io::Result<()> {
-    // First candidate of the OOM killer. Not every host permits it.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    confinement::prefer_for_oom_kill();
     if Uid::effective().is_root() {
-        unshare(
-            CloneFlags::CLONE_NEWNET
-                | CloneFlags::CLONE_NEWNS
-                | CloneFlags::CLONE_NEWIPC
-                | CloneFlags::CLONE_NEWUTS
-                | CloneFlags::CLONE_NEWCGROUP,
-        )?;
-        let is_host = jiffy_rootless::is_host_root();
-        leave_files()?;
-        drop_privileges(is_host)?;
+        confinement::leave_host(jiffy_rootless::is_host_root())?;
     } else {
         // Hosts may forbid it; seccomp still allows neither paths nor new sockets.
         let _ = unshare(
             CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC,
         );
-        clear_capabilities()?;
+        confinement::set_capabilities(CapabilitySet::empty())?;
     }
-    limit_resources(limits)?;
-    prctl::set_no_new_privs()?;
-    // No core dumps, no debugger.
-    prctl::set_dumpable(false)?;
-    if limits.ends_with_starter {
-        // Set last, since a change of user clears it.
-        prctl::set_pdeathsig(Signal::SIGKILL)?;
-    }
-    Ok(())
-}
-
-fn limit_resources(limits: &ProcessLimits) -> io::Result<()> {
     let all = [
         (Resource::RLIMIT_NOFILE, Some(limits.descriptors)),
         (Resource::RLIMIT_CPU, limits.cpu_s),
@@ -78,9 +44,12 @@ fn limit_resources(limits: &ProcessLimits) -> io::Result<()> {
         (Resource::RLIMIT_FSIZE, Some(limits.file_bytes)),
     ];
     for (resource, limit) in all {
-        if let Some(limit) = limit {
-            setrlimit(resource, limit, limit)?;
-        }
+        limit.map_or(Ok(()), |limit| confinement::set_limit(resource, limit))?;
+    }
+    confinement::seal()?;
+    if limits.ends_with_starter {
+        // Set last, since a change of user clears it.
+        confinement::end_with_parent()?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 #[cfg(feature = "fast-reset")]
 use crate::fast_reset;
-use jiffy_jail::AllowedCalls;
+use jiffy_confinement::AllowedCalls;
 use jiffy_proto::function::SlotReset;
 use std::io;
 

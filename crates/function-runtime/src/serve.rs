@@ -50,7 +50,8 @@ pub struct ServeSettings {
 /// that restarts finds the process as it was. Must be called before another thread exists, with
 /// both listeners at their descriptors.
 pub fn serve(settings: &ServeSettings) -> io::Result<()> {
-    jail::close_descriptors(LISTENER_FD + 1)?;
+    // SAFETY: nothing in this process owns a descriptor above the listener yet.
+    unsafe { jiffy_confinement::close_descriptors(LISTENER_FD.cast_unsigned() + 1) }?;
     // SAFETY: the starter put both there, and nothing else in this process owns them.
     let (control, listener) = unsafe {
         let control = OwnedFd::from_raw_fd(CONTROL_FD);

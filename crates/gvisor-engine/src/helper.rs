@@ -2,6 +2,7 @@
 
 use crate::error::GvisorError;
 use command_fds::{CommandFdExt, FdMapping};
+use jiffy_confinement::{CapabilitySet, limit_privileges};
 use jiffy_proto::channel::{Channel, ChannelError};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -24,31 +25,23 @@ use tokio::task::JoinHandle;
 
 /// Descriptor of the socket in the helper.
 const CONTROL: i32 = 3;
-/// Capabilities by their numbers (include/uapi/linux/capability.h) that making sandboxes takes:
-/// users and groups of their processes (SETUID, SETGID, SETPCAP, CHOWN), their namespaces, roots
-/// and cards (SYS_ADMIN, SYS_CHROOT, NET_ADMIN, NET_RAW), and looking after them (KILL, SYS_PTRACE,
-/// DAC_OVERRIDE, SYS_RESOURCE).
-const CAPABILITIES: [u32; 12] = [0, 1, 5, 6, 7, 8, 12, 13, 18, 19, 21, 24];
-/// CAP_SETFCAP: mapping the only user of a namespace into a further one takes it
-/// (user_namespaces(7), Linux 5.12).
-const MAP_ONLY_USER: u32 = 31;
-/// No kernel has more capabilities.
-const MAX_CAPABILITY: u32 = 63;
-
-/// Gives up all other capabilities, for ever. Only system calls, no allocation: it runs between
-/// fork and exec.
-fn leave_capabilities(maps_only_user: bool) -> std::io::Result<()> {
-    let kept = |c| CAPABILITIES.contains(&c) || (maps_only_user && c == MAP_ONLY_USER);
-    for capability in (0..=MAX_CAPABILITY).filter(|&c| !kept(c)) {
-        // SAFETY: no pointers. One that this kernel does not know cannot be had either.
-        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
-    }
-    // SAFETY: no pointers.
-    match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
+/// Capabilities that making sandboxes takes: users and groups of their processes, their namespaces,
+/// roots and cards, and looking after them.
+const CAPABILITIES: CapabilitySet = CapabilitySet::SETUID
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::NET_ADMIN)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::SYS_RESOURCE);
+/// Mapping the only user of a namespace into a further one takes it (user_namespaces(7), Linux
+/// 5.12).
+const MAP_ONLY_USER: CapabilitySet = CapabilitySet::SETFCAP;
 
 /// Specification of a sandbox, in the helper's words.
 #[derive(Debug, Clone, Serialize)]
@@ -314,11 +307,14 @@ impl Helper {
         command
             .fd_mappings(vec![mapping])
             .map_err(|e| failed(std::io::Error::other(e)))?;
-        let maps_only_user = jiffy_rootless::maps_only_itself();
+        let kept = match jiffy_rootless::maps_only_itself() {
+            true => CAPABILITIES | MAP_ONLY_USER,
+            false => CAPABILITIES,
+        };
         // SAFETY: only system calls between fork and exec.
         unsafe {
             std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
-                leave_capabilities(maps_only_user)
+                limit_privileges(kept)
             });
         }
         // A terminal's signals to a daemon in its foreground are not for it: it ends when the

@@ -1,8 +1,11 @@
 //! Host programs that build images.
 
-use crate::jail::{self, Deadline, FsView, filter, privileges};
+use crate::deadline::Deadline;
+use crate::jail::{self, system_calls};
 use crate::lock::Lock;
-use seccompiler::BpfProgram;
+use jiffy_confinement::{
+    CapabilitySet, FsView, SyscallFilter, detach, own_user_id, private_mounts,
+};
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -57,10 +60,10 @@ pub(crate) struct Tool {
 struct Jail {
     view: FsView,
     /// Capabilities of the program.
-    kept: &'static [u32],
+    kept: CapabilitySet,
     /// File that the program's user owns.
     output: CString,
-    filter: BpfProgram,
+    filter: SyscallFilter,
 }
 
 /// Read-only overlay that is mounted for one program only.
@@ -146,7 +149,7 @@ impl Tool {
     pub(crate) fn jailed(
         &mut self,
         view: FsView,
-        kept: &'static [u32],
+        kept: CapabilitySet,
         output: &Path,
     ) -> io::Result<&mut Self> {
         // The environment may hold secrets; PATH is that of the view.
@@ -157,7 +160,7 @@ impl Tool {
             view,
             kept,
             output: CString::new(output.as_os_str().as_bytes())?,
-            filter: filter::program()?,
+            filter: system_calls::program()?,
         });
         Ok(self)
     }
@@ -194,7 +197,7 @@ impl Tool {
                     return Err(io::Error::last_os_error());
                 }
                 if jail.is_some() {
-                    jail::detach()?;
+                    detach()?;
                 } else if private_mounts {
                     detach_mounts()?;
                 }
@@ -269,14 +272,14 @@ impl Jail {
     /// Confines the calling process. System calls only, no allocation: it runs between fork and
     /// exec.
     fn enter(&self) -> io::Result<()> {
-        let user = privileges::own_user();
+        let user = own_user_id();
         // SAFETY: a string that ends in zero.
         if unsafe { libc::chown(self.output.as_ptr(), user, user) } < 0 {
             return Err(io::Error::last_os_error());
         }
         self.view.enter()?;
-        privileges::leave(self.kept)?;
-        filter::apply(&self.filter)
+        jail::leave(self.kept)?;
+        self.filter.apply()
     }
 }
 
@@ -284,7 +287,7 @@ impl Jail {
 fn detach_mounts() -> io::Result<()> {
     // SAFETY: no pointers.
     match unsafe { libc::unshare(libc::CLONE_NEWNS) } {
-        0 => jail::private_mounts(),
+        0 => Ok(private_mounts()?),
         _ => Err(io::Error::last_os_error()),
     }
 }

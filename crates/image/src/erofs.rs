@@ -5,8 +5,9 @@ mod long_name;
 mod read;
 
 use crate::command::{CommandError, Tool};
-use crate::jail::{self, FsView, privileges};
+use crate::jail;
 use crate::lock::Lock;
+use jiffy_confinement::{CapabilitySet, FsView};
 use std::fs::File;
 use std::os::unix::fs::{fchown, symlink};
 use std::path::{Path, PathBuf};
@@ -105,9 +106,8 @@ fn make(
 }
 
 /// Capabilities for reading files of all owners, and overlayfs's marks.
-const READ_CAPABILITIES: &[u32] = &[privileges::CAP_DAC_READ_SEARCH];
-const READ_MARKS_CAPABILITIES: &[u32] =
-    &[privileges::CAP_DAC_READ_SEARCH, privileges::CAP_SYS_ADMIN];
+const READ_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+const READ_MARKS_CAPABILITIES: CapabilitySet = READ_CAPABILITIES.union(CapabilitySet::SYS_ADMIN);
 /// Time limit of writing the largest image.
 const MKFS_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -115,7 +115,7 @@ fn confine(
     mkfs: &mut Tool,
     stage: &Path,
     tree: &Path,
-    kept: &'static [u32],
+    kept: CapabilitySet,
     image: &Path,
 ) -> io::Result<()> {
     let view = FsView::new(stage)?

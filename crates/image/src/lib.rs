@@ -9,6 +9,7 @@ mod apt;
 mod build;
 mod command;
 mod cpio;
+mod deadline;
 mod derive;
 mod disk;
 mod erofs;

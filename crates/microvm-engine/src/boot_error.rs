@@ -3,7 +3,7 @@
 use crate::host_kvm::KvmError;
 use crate::jail_namespaces::JailError;
 use jiffy_agent_client::GreetingError;
-use jiffy_cgroup::CgroupError;
+use jiffy_confinement::CgroupError;
 use jiffy_engine_api::ExitReason;
 use jiffy_installation::{Component, Package};
 use jiffy_proto::channel::ChannelError;

@@ -32,7 +32,7 @@ mod vmm_process;
 pub use adopt::{AdoptError, AdoptSpec, CapturedSpec, end_unadopted};
 pub use boot_error::BootError;
 pub use jail_namespaces::JailError;
-pub use jiffy_cgroup::{CgroupError, Cgroups};
+pub use jiffy_confinement::{CgroupError, Cgroups};
 pub use restore::{FirstUsePages, LazyMemory, MemoryPolicy, RestoreSpec};
 pub use rollback::{RollbackError, RollbackSpec};
 pub use snapshot_context::{SaveError, SnapshotSpec, WorkingSet};

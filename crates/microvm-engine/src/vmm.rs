@@ -5,7 +5,7 @@ use crate::jail_namespaces::{JailError, JailNamespaces};
 use crate::spare_vmms::SpareVmms;
 use crate::vmm_launcher::{FreshVmm, VmmLauncher};
 use crate::vmm_limits::VmmLimits;
-use jiffy_cgroup::Cgroups;
+use jiffy_confinement::Cgroups;
 use jiffy_proto::cpu_level::CpuLevel;
 use jiffy_proto::vm::DiskLimits;
 use std::os::fd::OwnedFd;

@@ -4,7 +4,7 @@ use crate::boot_error::BootError;
 use crate::host_kvm;
 use crate::jail_namespaces::{JailError, JailNamespaces, in_new_pid_namespace};
 use crate::vmm_limits::VmmLimits;
-use jiffy_cgroup::{CgroupError, Cgroups};
+use jiffy_confinement::{CapabilitySet, CgroupError, Cgroups, limit_privileges};
 use jiffy_engine_api::ChildMessages;
 use jiffy_proto::channel::Channel;
 use jiffy_proto::vm::jail::ENTER_ARGUMENT;
@@ -131,7 +131,7 @@ impl VmmLauncher {
         } else if jiffy_rootless::current().is_some() {
             // A guest that breaks out must not become root of an ordinary user's namespace.
             // SAFETY: only system calls between fork and exec.
-            unsafe { command.pre_exec(jiffy_rootless::drop_privileges) };
+            unsafe { command.pre_exec(|| limit_privileges(CapabilitySet::empty())) };
         }
         let start = || tokio::process::Command::from(command).spawn();
         let child = match namespaces.is_some() {

@@ -1,6 +1,6 @@
 //! Limits of VMMs by control groups.
 
-use jiffy_cgroup::GroupLimits;
+use jiffy_confinement::GroupLimits;
 
 /// Threads and processes of one VMM: vCPUs, event loop, writers of snapshots.
 const MAX_TASKS: u64 = 64;

@@ -9,6 +9,7 @@
 //! * [`internal`]: connections of functions and sandboxes to the control plane.
 //! * [`cpu_level`]: features of the processor that guests see.
 //! * [`console`]: shared ring with a guest's last console output.
+//! * [`kernel`]: kernel calls that no library has.
 //! * [`page_scan`]: page scans of the kernel.
 //! * [`panic`]: the same end of all of them.
 
@@ -19,6 +20,7 @@ pub mod cpu_level;
 pub mod fetch;
 pub mod function;
 pub mod internal;
+pub mod kernel;
 pub mod layer;
 pub mod page_scan;
 pub mod panic;

@@ -7,6 +7,7 @@
 use crate::namespace_processes;
 use crate::router::ROUTER_NAME;
 use crate::uplink::Uplink;
+use jiffy_confinement::{CapabilitySet, set_capabilities};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
@@ -134,7 +135,9 @@ fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io:
         Ok(report) => wait_until_unused(&held, keeper, report.as_bytes()),
         Err(_) => Ok(()),
     })?;
-    drop_capabilities().map_err(failed("giving up capabilities"))?;
+    // An uplink has few capabilities, and the kernel lets it open the namespaces only of a process
+    // that has no more (ptrace(2), access mode checking).
+    set_capabilities(CapabilitySet::empty()).map_err(failed("giving up capabilities"))?;
     let uplink = match &arguments.uplink {
         Ok(uplink) => uplink_thread.start_uplink(uplink),
         Err(why) => Err(why.clone()),
@@ -152,27 +155,6 @@ fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io:
     match waiting.join() {
         Ok(waited) => waited,
         Err(_) => Err(io::Error::other("a thread died")),
-    }
-}
-
-/// Drops all capabilities of this thread. An uplink has few, and the kernel lets it open the
-/// namespaces only of a process that has no more (ptrace(2), access mode checking).
-fn drop_capabilities() -> io::Result<()> {
-    #[repr(C)]
-    struct CapabilityHeader {
-        version: u32,
-        pid: i32,
-    }
-    let header = CapabilityHeader {
-        // `_LINUX_CAPABILITY_VERSION_3` (capset(2)).
-        version: 0x2008_0522,
-        pid: 0,
-    };
-    let none = [0_u32; 6];
-    // SAFETY: version 3 reads a header and two sets of data, of three words each.
-    match unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

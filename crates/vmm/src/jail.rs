@@ -6,22 +6,15 @@
 //! threads start ([`crate::seccomp`]).
 
 use crate::error::VmmError;
-use caps::{CapSet, Capability};
+use jiffy_confinement as confinement;
 use jiffy_proto::vm::CONTROL_FD;
 use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_FD, NAMESPACES, READY};
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
-    Scope,
-};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::prctl;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::Resource;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid, setsid};
+use nix::unistd::{Gid, Uid, chdir, setresgid, setresuid, setsid};
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::process::ExitCode;
 
 /// Threads and processes of one VMM at a time: its vCPUs, its event loop, and the writers of its
@@ -33,7 +26,6 @@ const PIVOT_MOUNT_POINT: &str = "/proc";
 /// Confines this process, which must have one thread only. With [`ENTER_ARGUMENT`] it applies the
 /// whole jail; without, what an unprivileged process can do to itself.
 pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
-    let failed = |what: &'static str| move |e: nix::Error| VmmError::host(what, e);
     // A terminal's signals are for the command in the guest. In the starter's session the kernel
     // would also kill a stopped VMM when the starter ends (orphaned process group).
     let _ = setsid();
@@ -44,7 +36,7 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
             let me = process_id()?;
             enter_namespaces().map_err(failed("entering the namespaces of the jail"))?;
             close_fds_from(FIRST_FD)?;
-            drop_privileges(me)?;
+            drop_privileges(me).map_err(failed("dropping privileges"))?;
         }
         Some(other) => {
             let reason = format!("unknown argument {other:?}");
@@ -52,31 +44,37 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
         }
     }
     close_fds_from(CONTROL_FD + 1)?;
-    prctl::set_no_new_privs().map_err(failed("no_new_privs"))?;
-    restrict_by_landlock().map_err(|e| VmmError::host("landlock", e))
+    confinement::forbid_new_privileges().map_err(failed("no_new_privs"))?;
+    confinement::restrict_everything().map_err(failed("landlock"))
+}
+
+fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> VmmError {
+    move |e| VmmError::host(what, e)
+}
+
+fn close_fds_from(first: i32) -> Result<(), VmmError> {
+    let first = u32::try_from(first).unwrap_or(u32::MAX);
+    // SAFETY: nothing in this process owns a descriptor above the control socket yet.
+    unsafe { confinement::close_descriptors(first) }.map_err(failed("closing descriptors"))
 }
 
 /// Raises the limit of open files to the hard limit: every vsock connection is a descriptor, and a
 /// shell's 1024 do not hold the machine's own and
 /// [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
-fn limit_resources() -> nix::Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < hard {
-        // Fewer connections are the only consequence of a refusal.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
+fn limit_resources() -> io::Result<()> {
+    confinement::raise_descriptor_limit()?;
     // A core file would hold the guest's memory.
-    setrlimit(Resource::RLIMIT_CORE, 0, 0)
+    confinement::set_limit(Resource::RLIMIT_CORE, 0)
 }
 
 /// Limits the files that this process writes to `bytes`: an overlay is as long as its disk, a
 /// memory layer as memory. A longer write fails with `EFBIG`, like one to a full disk.
 pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
-    let failed = |e: nix::Error| VmmError::host("limiting the size of files", e);
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
     // SAFETY: no handler is installed that could run.
-    unsafe { sigaction(Signal::SIGXFSZ, &ignore) }.map_err(failed)?;
-    setrlimit(Resource::RLIMIT_FSIZE, bytes, bytes).map_err(failed)
+    unsafe { sigaction(Signal::SIGXFSZ, &ignore) }.map_err(failed("ignoring SIGXFSZ"))?;
+    confinement::set_limit(Resource::RLIMIT_FSIZE, bytes)
+        .map_err(failed("limiting the size of files"))
 }
 
 /// Process id in the host's PID namespace. In the process's own namespace it is 1.
@@ -98,64 +96,12 @@ fn enter_namespaces() -> nix::Result<()> {
     chdir("/")
 }
 
-fn close_fds_from(first: i32) -> Result<(), VmmError> {
-    let first = u32::try_from(first).unwrap_or(u32::MAX);
-    // SAFETY: nothing in this process owns a descriptor above the control socket yet.
-    match unsafe { libc::close_range(first, u32::MAX, 0) } {
-        0 => Ok(()),
-        _ => Err(VmmError::host(
-            "closing descriptors",
-            io::Error::last_os_error(),
-        )),
-    }
-}
-
 /// Becomes user `id` of the user namespace, without groups and capabilities.
-fn drop_privileges(id: u32) -> Result<(), VmmError> {
-    let failed = |what: &'static str| move |e: nix::Error| VmmError::host(what, e);
-    let without = |what: &'static str| move |e: caps::errors::CapsError| VmmError::host(what, e);
+fn drop_privileges(id: u32) -> io::Result<()> {
     // Counted per user; this process is the only one of its user.
-    setrlimit(Resource::RLIMIT_NPROC, MAX_TASKS, MAX_TASKS).map_err(failed("limiting tasks"))?;
-    setgroups(&[]).map_err(failed("leaving all groups"))?;
-    let group = Gid::from_raw(id);
-    setresgid(group, group, group).map_err(failed("changing the group"))?;
-    let user = Uid::from_raw(id);
-    setresuid(user, user, user).map_err(failed("changing the user"))?;
-    let bounding = caps::read(None, CapSet::Bounding).map_err(without("reading capabilities"))?;
-    for capability in bounding {
-        // A capability that this kernel does not know cannot be held either.
-        let _ = caps::drop(None, CapSet::Bounding, capability);
-    }
-    for set in [
-        CapSet::Ambient,
-        CapSet::Inheritable,
-        CapSet::Effective,
-        CapSet::Permitted,
-    ] {
-        caps::clear(None, set).map_err(without("dropping capabilities"))?;
-    }
-    let kept = caps::has_cap(None, CapSet::Permitted, Capability::CAP_SYS_ADMIN);
-    match kept.map_err(without("reading capabilities"))? {
-        false => Ok(()),
-        true => Err(VmmError::host(
-            "dropping capabilities",
-            "they are still there",
-        )),
-    }
-}
-
-/// Second line of defence, on kernels with Landlock: no path, no port, no socket or signal beyond
-/// this process.
-fn restrict_by_landlock() -> Result<(), RulesetError> {
-    let abi = ABI::V6;
-    Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(abi))?
-        .handle_access(AccessNet::from_all(abi))?
-        .scope(Scope::from_all(abi))?
-        .create()?
-        .restrict_self()?;
-    Ok(())
+    confinement::set_limit(Resource::RLIMIT_NPROC, MAX_TASKS)?;
+    confinement::switch_user(id)?;
+    confinement::drop_capabilities()
 }
 
 /// Main function of the process that makes the namespaces. They live as long as it does, or as long
@@ -190,34 +136,10 @@ fn hold_namespaces() -> io::Result<()> {
     for kind in ["user", "mnt", "net", "ipc", "uts", "pid", "cgroup", "time"] {
         std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0")?;
     }
-    pivot_to_empty_root()?;
+    confinement::enter_empty_root()?;
     say.write_all(&[READY])?;
     say.flush()?;
     // Holds the namespaces until the starter closes the pipe.
     said.read_to_end(&mut Vec::new())?;
     Ok(())
-}
-
-/// Replaces the root with an empty, read-only one and detaches the old root.
-fn pivot_to_empty_root() -> nix::Result<()> {
-    const NONE: Option<&str> = None;
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(NONE, "/", NONE, private, NONE)?;
-    let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    // One inode: the directory itself.
-    let options = Some("mode=555,size=4k,nr_inodes=1");
-    mount(
-        Some("tmpfs"),
-        PIVOT_MOUNT_POINT,
-        Some("tmpfs"),
-        sealed,
-        options,
-    )?;
-    chdir(PIVOT_MOUNT_POINT)?;
-    // The old root is stacked on the new one, then detached.
-    pivot_root(Path::new("."), Path::new("."))?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")?;
-    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | sealed;
-    mount(NONE, "/", NONE, read_only, NONE)
 }

@@ -5,11 +5,8 @@ pub mod ioctl;
 
 use crate::error::VmmError;
 use ioctl::IoctlRequest;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch, apply_filter,
-};
-use std::collections::BTreeMap;
+use jiffy_confinement::{AllowedCalls, SyscallFilter, equals_long, equals_unsigned};
+use std::io;
 use std::sync::OnceLock;
 
 /// System call that threads of one kind may make.
@@ -209,66 +206,47 @@ pub fn confine_faults() -> Result<(), VmmError> {
 }
 
 /// Filter of the event loop's thread, if it was compiled ahead.
-static MAIN_FILTER: OnceLock<BpfProgram> = OnceLock::new();
+static MAIN_FILTER: OnceLock<SyscallFilter> = OnceLock::new();
 
 /// Compiles the filter of the event loop's thread ahead.
 pub fn compile_main() {
-    if let Ok(program) = compile(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS) {
-        let _ = MAIN_FILTER.set(program);
+    if let Ok(filter) = compile(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS) {
+        let _ = MAIN_FILTER.set(filter);
     }
 }
 
 /// Confines the event loop's thread.
 pub fn confine_main() -> Result<(), VmmError> {
     match MAIN_FILTER.get() {
-        Some(program) => apply_filter(program).map_err(failed),
+        Some(filter) => filter.apply().map_err(failed),
         None => confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS),
     }
 }
 
-fn failed(e: impl std::fmt::Display) -> VmmError {
+fn failed(e: io::Error) -> VmmError {
     VmmError::host("seccomp filter", e)
 }
 
-/// A rule that holds where the argument at `index` is `value`.
-fn argument_equals(
-    index: u8,
-    length: SeccompCmpArgLen,
-    value: u64,
-) -> Result<SeccompRule, VmmError> {
-    let equal = SeccompCondition::new(index, length, SeccompCmpOp::Eq, value).map_err(failed)?;
-    SeccompRule::new(vec![equal]).map_err(failed)
-}
-
-/// Rules of one call, one of which must hold; none: any arguments are allowed.
-fn rules(call: libc::c_long, requests: &[IoctlRequest]) -> Result<Vec<SeccompRule>, VmmError> {
-    if call == libc::SYS_ioctl {
-        // The kernel reads 32 bits of the request, so the filter compares 32.
-        let of = |r: &IoctlRequest| argument_equals(1, SeccompCmpArgLen::Dword, r.number.into());
-        return requests.iter().map(of).collect();
-    }
-    let rule = fixed_argument(call)
-        .map(|(index, value)| argument_equals(index, SeccompCmpArgLen::Qword, value));
-    rule.into_iter().collect()
-}
-
 fn confine(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<(), VmmError> {
-    apply_filter(&compile(calls, requests)?).map_err(failed)
+    compile(calls, requests)?.apply().map_err(failed)
 }
 
-fn compile(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<BpfProgram, VmmError> {
-    let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for call in calls {
-        allowed.insert(call.number, rules(call.number, requests)?);
+fn compile(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<SyscallFilter, VmmError> {
+    let numbers: Vec<_> = calls.iter().map(|call| call.number).collect();
+    let mut allowed = AllowedCalls::or_kill(&numbers);
+    for call in numbers {
+        let done = match (call, fixed_argument(call)) {
+            (libc::SYS_ioctl, _) => {
+                // The kernel reads 32 bits of the request, so the filter compares 32.
+                let request = |r: &IoctlRequest| vec![equals_unsigned(1, r.number.into())];
+                allowed.allow_if(call, requests.iter().map(request))
+            }
+            (_, Some((index, value))) => allowed.allow_if(call, [vec![equals_long(index, value)]]),
+            (_, None) => Ok(()),
+        };
+        done.map_err(failed)?;
     }
-    let filter = SeccompFilter::new(
-        allowed,
-        SeccompAction::KillProcess,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )
-    .map_err(failed)?;
-    filter.try_into().map_err(failed)
+    allowed.compile().map_err(failed)
 }
 
 #[cfg(test)]

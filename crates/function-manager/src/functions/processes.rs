@@ -6,7 +6,7 @@ use crate::function_state::FunctionState;
 use crate::owner;
 use crate::running_process::{ProcessUse, RunningProcess};
 use crate::tenant_process::{ProcessSettings, TenantProcess};
-use jiffy_cgroup::GroupLimits;
+use jiffy_confinement::GroupLimits;
 use jiffy_proto::function::TenantLimits;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

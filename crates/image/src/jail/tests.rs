@@ -1,8 +1,10 @@
 use super::*;
 use crate::command::Tool;
 use crate::skipped;
-use privileges::CAP_DAC_READ_SEARCH;
+use jiffy_confinement::{CapabilitySet, FsView, PROGRAM_DIRECTORIES};
+use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
 use std::time::Duration;
 
 /// Attempts of a compromised program. Prints its user, its root directory, and the attempts that
@@ -40,7 +42,8 @@ fn perl(stage: &Path, tree: &Path, image: &Path) -> Tool {
     let view = view.writing(image, "image").unwrap();
     let mut perl = Tool::new("perl", "perl-base");
     perl.arg("/tree/attempts");
-    perl.jailed(view, &[CAP_DAC_READ_SEARCH], image).unwrap();
+    perl.jailed(view, CapabilitySet::DAC_READ_SEARCH, image)
+        .unwrap();
     perl
 }
 
@@ -69,7 +72,9 @@ fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else()
     let user: u32 = user.parse().unwrap();
     assert!(user > 1_900_000_000, "{user}");
     let names: Vec<&str> = names.split(' ').collect();
-    let others = names.iter().filter(|name| !PROGRAMS.contains(name));
+    let others = names
+        .iter()
+        .filter(|name| !PROGRAM_DIRECTORIES.contains(name));
     assert_eq!(others.collect::<Vec<_>>(), [&"image", &"tree"]);
     assert_eq!(done, ["read its tree", "write its image"]);
     assert_eq!(fs::read(&image).unwrap(), b"image");

@@ -11,7 +11,12 @@ use super::unpack::{
     OVERLAY_OPAQUE, OverlayMarks, REPORT_BYTES, UnpackSinks, unpack_image_with, unpack_with,
 };
 use super::{ByteMeter, LayerError, UnpackLimits, UnpackedLayer, shown};
-use crate::jail::{self, FsView, filter, privileges};
+use crate::deadline::Deadline;
+use crate::jail::{self, system_calls};
+use jiffy_confinement::{
+    CapabilitySet, FsView, close_descriptors, detach, end_with_parent, set_limit,
+};
+use nix::sys::resource::Resource;
 use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
@@ -38,13 +43,11 @@ const CHUNK_BYTES: usize = 1 << 18;
 /// Start of a line that reports the number of unpacked bytes. Outcomes are JSON.
 const REPORT_MARK: &[u8] = b"+";
 /// Capabilities for giving files any owner, mode and capability.
-const UNPACKER_CAPABILITIES: &[u32] = &[
-    privileges::CAP_CHOWN,
-    privileges::CAP_DAC_OVERRIDE,
-    privileges::CAP_FOWNER,
-    privileges::CAP_FSETID,
-    privileges::CAP_SETFCAP,
-];
+const UNPACKER_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETFCAP);
 
 static UNPACKER_PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
@@ -117,7 +120,7 @@ pub(crate) fn unpack_image(
 /// An unpacker process, killed on drop.
 struct UnpackerProcess {
     child: Child,
-    _watch: jail::Deadline,
+    _watch: Deadline,
 }
 
 impl Drop for UnpackerProcess {
@@ -155,10 +158,10 @@ impl UnpackerProcess {
         }
         // SAFETY: one system call without pointers.
         unsafe {
-            command.pre_exec(jail::end_with_parent);
+            command.pre_exec(end_with_parent);
         }
         let mut child = command.spawn().map_err(failed)?;
-        match jail::Deadline::begin(&child, limits.time.saturating_add(GRACE_PERIOD)) {
+        match Deadline::begin(&child, limits.time.saturating_add(GRACE_PERIOD)) {
             Ok(watch) => Ok(Self {
                 child,
                 _watch: watch,
@@ -344,9 +347,7 @@ fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     let failed = |e: io::Error| LayerError::Process(format!("confining it: {e}"));
     let task: UnpackTask = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
     // SAFETY: nothing in this process owns a descriptor above standard error yet.
-    if unsafe { libc::close_range(3, libc::c_uint::MAX, 0) } < 0 {
-        return Err(failed(io::Error::last_os_error()));
-    }
+    unsafe { close_descriptors(3) }.map_err(failed)?;
     let place = confine(&task.into, &task.limits).map_err(failed)?;
     let marks = OverlayMarks::Told(marks);
     if !task.is_image {
@@ -372,19 +373,19 @@ fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
 
 /// Confines the process to the directory `into`; returns its new path.
 fn confine(into: &Path, limits: &UnpackLimits) -> io::Result<PathBuf> {
-    let filter = filter::unpacker()?;
+    let filter = system_calls::unpacker()?;
     let memory = limits.names.saturating_add(MEMORY_BYTES);
-    privileges::limit(libc::RLIMIT_DATA, memory)?;
-    privileges::limit(libc::RLIMIT_FSIZE, limits.bytes)?;
+    set_limit(Resource::RLIMIT_DATA, memory)?;
+    set_limit(Resource::RLIMIT_FSIZE, limits.bytes)?;
     let mut place = into.to_owned();
     if jail::is_on() {
         let view = FsView::of(into)?;
-        jail::detach()?;
+        detach()?;
         view.enter()?;
-        privileges::leave(UNPACKER_CAPABILITIES)?;
+        jail::leave(UNPACKER_CAPABILITIES)?;
         place = PathBuf::from("/");
     }
-    filter::apply(&filter)?;
+    filter.apply()?;
     Ok(place)
 }
 

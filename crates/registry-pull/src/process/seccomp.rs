@@ -1,7 +1,7 @@
 //! Seccomp filter of a puller, which opens no path and no socket, starts no process, and sends no
 //! signal to another.
 
-use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
+use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use std::io;
 
 /// Calls of the event loop, of existing sockets, of the allocator, and of exit.

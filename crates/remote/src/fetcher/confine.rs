@@ -3,23 +3,19 @@
 use super::seccomp;
 use crate::RemoteSettings;
 use crate::fetch_grants::GrantDirectory;
-use jiffy_jail::{MountTable, OwnUser, VisiblePath, clear_capabilities, enter_root};
-use jiffy_store::{DirectoryCheck, StoreUrl};
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, Scope,
+use jiffy_confinement::{
+    self as confinement, MountTable, OwnUser, VisiblePath, drop_capabilities, enter_root,
+    enter_user_namespace,
 };
+use jiffy_store::{DirectoryCheck, StoreUrl};
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::prctl;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::{Uid, getgid, getuid};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::Uid;
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum length in bytes of a file that the fetcher writes: more than any disk of a guest.
@@ -53,23 +49,18 @@ pub(super) fn confine(
     if let Some(mounts) = leave_host(&visible)? {
         watch_directory(settings, mounts, check)?;
     }
-    prctl::set_no_new_privs()?;
-    prctl::set_dumpable(false)?;
-    restrict_by_landlock(&visible)?;
+    confinement::seal()?;
+    confinement::restrict_files(&visible, &LIBRARIES)?;
     seccomp::enter()?;
     Ok(())
 }
 
-fn limit_resources() -> nix::Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < hard {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
+fn limit_resources() -> io::Result<()> {
+    confinement::raise_descriptor_limit()?;
     // A core file would hold keys.
-    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    confinement::set_limit(Resource::RLIMIT_CORE, 0)?;
     let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE)?;
-    let limit = MAX_FILE_BYTES.min(hard);
-    setrlimit(Resource::RLIMIT_FSIZE, limit, limit)
+    confinement::set_limit(Resource::RLIMIT_FSIZE, MAX_FILE_BYTES.min(hard))
 }
 
 /// Files that the fetcher needs.
@@ -162,20 +153,6 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
     }
 }
 
-/// Makes an ordinary user root of a namespace that maps this user only.
-fn enter_user_namespace() -> io::Result<()> {
-    let (user, group) = (getuid(), getgid());
-    unshare(CloneFlags::CLONE_NEWUSER)?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
-    fs::write("/proc/self/gid_map", format!("0 {group} 1"))
-}
-
-fn drop_capabilities() -> io::Result<()> {
-    jiffy_jail::drop_bounding_capabilities();
-    clear_capabilities()
-}
-
 /// Has the store's directory checked for a rename or removal on the host, which a mount does not
 /// show.
 fn watch_directory(
@@ -195,42 +172,5 @@ fn watch_directory(
         _ => Err(io::ErrorKind::NotFound.into()),
     };
     let _ = check.set(Box::new(is_there));
-    Ok(())
-}
-
-/// Restricts files, listening, abstract sockets, and signals to other processes, as far as the
-/// kernel can.
-fn restrict_by_landlock(visible: &[VisiblePath]) -> Result<(), Box<dyn Error>> {
-    let abi = ABI::V6;
-    let mut rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(abi))?
-        .handle_access(AccessNet::BindTcp)?
-        .scope(Scope::Signal | Scope::AbstractUnixSocket)?
-        .create()?;
-    for visible in visible {
-        let file = File::options()
-            .read(true)
-            .custom_flags(OFlag::O_PATH.bits())
-            .open(&visible.path)?;
-        let mut access = match visible.is_writable {
-            true => AccessFs::from_all(abi) & !AccessFs::Execute,
-            false => AccessFs::from_read(abi) & !AccessFs::Execute,
-        };
-        if !visible.path.is_dir() {
-            access &= AccessFs::from_file(abi);
-        }
-        rules = rules.add_rule(PathBeneath::new(file.as_fd(), access))?;
-    }
-    for library in LIBRARIES {
-        if let Ok(path) = PathFd::new(library) {
-            let mut access = AccessFs::from_read(abi);
-            if !Path::new(library).is_dir() {
-                access &= AccessFs::from_file(abi);
-            }
-            rules = rules.add_rule(PathBeneath::new(path, access))?;
-        }
-    }
-    rules.restrict_self()?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Seccomp filter of the fetcher, which starts no process, traces and signals none, and changes no
 //! namespace, mount, user or privilege. Other calls fail with EPERM.
 
-use jiffy_jail::{AllowedCalls, equals, equals_unsigned};
+use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use nix::libc;
 use std::io;
 

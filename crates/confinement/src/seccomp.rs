@@ -1,4 +1,4 @@
-//! List of the system calls that a process may make, enforced by a seccomp filter.
+//! Lists of the system calls that a process may or may not make, enforced by seccomp filters.
 
 use libc::{c_int, c_long};
 use seccompiler::{
@@ -10,43 +10,112 @@ use std::io;
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-/// Condition on the low 32 bits of an argument of a system call.
+/// Condition on an argument of a system call.
 #[derive(Debug, Clone)]
 pub struct ArgumentCondition {
     index: u8,
+    length: SeccompCmpArgLen,
     operator: SeccompCmpOp,
     value: u64,
 }
 
-/// The argument at `index` is `value`.
+/// The low 32 bits of the argument at `index` are `value`.
 pub const fn equals(index: u8, value: c_int) -> ArgumentCondition {
     equals_unsigned(index, value.cast_unsigned() as u64)
 }
 
-/// The argument at `index` is `value`.
+/// The low 32 bits of the argument at `index` are `value`.
 pub const fn equals_unsigned(index: u8, value: u64) -> ArgumentCondition {
-    let operator = SeccompCmpOp::Eq;
+    condition(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+/// All 64 bits of the argument at `index` are `value`.
+pub const fn equals_long(index: u8, value: u64) -> ArgumentCondition {
+    condition(index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
+}
+
+const fn condition(
+    index: u8,
+    length: SeccompCmpArgLen,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> ArgumentCondition {
     ArgumentCondition {
         index,
+        length,
         operator,
         value,
     }
 }
 
-/// System calls that a process may make. Other calls fail with EPERM.
+/// The flags of `clone` start a thread, or with `is_thread` false a process.
+const fn clones(is_thread: bool) -> ArgumentCondition {
+    let flag = libc::CLONE_THREAD.cast_unsigned() as u64;
+    let masked = SeccompCmpOp::MaskedEq(flag);
+    let value = if is_thread { flag } else { 0 };
+    condition(0, SeccompCmpArgLen::Dword, masked, value)
+}
+
+fn rules_of(calls: &[c_long]) -> Rules {
+    calls.iter().map(|call| (*call, Vec::new())).collect()
+}
+
+fn rule(conditions: Vec<ArgumentCondition>) -> io::Result<SeccompRule> {
+    let conditions = conditions.into_iter().map(|condition| {
+        let (index, length) = (condition.index, condition.length);
+        SeccompCondition::new(index, length, condition.operator, condition.value)
+    });
+    let conditions: Result<_, _> = conditions.collect();
+    conditions
+        .and_then(SeccompRule::new)
+        .map_err(io::Error::other)
+}
+
+/// Compiled list of system calls.
+#[derive(Debug)]
+pub struct SyscallFilter(BpfProgram);
+
+impl SyscallFilter {
+    fn compile(rules: Rules, listed: SeccompAction, others: SeccompAction) -> io::Result<Self> {
+        SeccompFilter::new(rules, others, listed, TargetArch::x86_64)
+            .and_then(TryInto::try_into)
+            .map(Self)
+            .map_err(io::Error::other)
+    }
+
+    /// Restricts the calling thread and threads that it starts. Allocates nothing, so that it can
+    /// run between fork and exec.
+    pub fn apply(&self) -> io::Result<()> {
+        // The error of the library would be allocated.
+        apply_filter(&self.0).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// System calls that a process may make.
 #[derive(Debug)]
 pub struct AllowedCalls {
     /// A call is allowed if one of its rules holds, or if it has none.
     rules: Rules,
     hides_clone3: bool,
+    /// Action for other calls.
+    others: SeccompAction,
 }
 
 impl AllowedCalls {
-    /// Allows `calls` with any arguments.
+    /// Allows `calls` with any arguments. Other calls fail with EPERM.
     pub fn new(calls: &[c_long]) -> Self {
         Self {
-            rules: calls.iter().map(|call| (*call, Vec::new())).collect(),
+            rules: rules_of(calls),
             hides_clone3: false,
+            others: SeccompAction::Errno(libc::EPERM.cast_unsigned()),
+        }
+    }
+
+    /// Allows `calls` with any arguments. Other calls kill the process.
+    pub fn or_kill(calls: &[c_long]) -> Self {
+        Self {
+            others: SeccompAction::KillProcess,
+            ..Self::new(calls)
         }
     }
 
@@ -56,15 +125,8 @@ impl AllowedCalls {
         call: c_long,
         alternatives: impl IntoIterator<Item = Vec<ArgumentCondition>>,
     ) -> io::Result<()> {
-        let rule = |conditions: Vec<ArgumentCondition>| {
-            let conditions = conditions.into_iter().map(|condition| {
-                let (index, value) = (condition.index, condition.value);
-                SeccompCondition::new(index, SeccompCmpArgLen::Dword, condition.operator, value)
-            });
-            SeccompRule::new(conditions.collect::<Result<_, _>>()?)
-        };
-        let rules: Result<Vec<_>, _> = alternatives.into_iter().map(rule).collect();
-        let rules = rules.map_err(io::Error::other)?;
+        let rules: io::Result<Vec<_>> = alternatives.into_iter().map(rule).collect();
+        let rules = rules?;
         // An empty list would allow all arguments.
         if rules.is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -75,13 +137,7 @@ impl AllowedCalls {
 
     /// Allows the start of threads, but not of processes.
     pub fn allow_threads(&mut self) -> io::Result<()> {
-        let flag = u64::from(libc::CLONE_THREAD.cast_unsigned());
-        let starts_thread = ArgumentCondition {
-            index: 0,
-            operator: SeccompCmpOp::MaskedEq(flag),
-            value: flag,
-        };
-        self.allow_if(libc::SYS_clone, [vec![starts_thread]])?;
+        self.allow_if(libc::SYS_clone, [vec![clones(true)]])?;
         self.hides_clone3 = true;
         Ok(())
     }
@@ -91,39 +147,61 @@ impl AllowedCalls {
         self.allow_if(libc::SYS_prctl, [vec![equals(0, libc::PR_SET_NAME)]])
     }
 
+    /// Compiles the list, for a thread that starts no threads.
+    pub fn compile(self) -> io::Result<SyscallFilter> {
+        match self.hides_clone3 {
+            true => Err(io::ErrorKind::InvalidInput.into()),
+            false => SyscallFilter::compile(self.rules, SeccompAction::Allow, self.others),
+        }
+    }
+
     /// Restricts the calling thread and threads that it starts.
     pub fn enforce(mut self) -> io::Result<()> {
-        if self.hides_clone3 {
+        if std::mem::take(&mut self.hides_clone3) {
             // A filter cannot read the flags of clone3, which lie in memory. Without clone3, libc
             // starts threads by clone. This filter is installed first because the other one denies
             // the installation of further filters.
-            let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
             let absent = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-            let hiding = compile(clone3, absent, SeccompAction::Allow)?;
-            apply_filter(&hiding).map_err(io::Error::other)?;
+            let clone3 = rules_of(&[libc::SYS_clone3]);
+            SyscallFilter::compile(clone3, absent, SeccompAction::Allow)?.apply()?;
             self.rules.insert(libc::SYS_clone3, Vec::new());
         }
-        apply_filter(&allowing(self.rules)?).map_err(io::Error::other)
+        self.compile()?.apply()
     }
 
     /// Restricts all threads of the process, which can start no further ones.
     pub fn enforce_on_all_threads(self) -> io::Result<()> {
-        if self.hides_clone3 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        apply_filter_all_threads(&allowing(self.rules)?).map_err(io::Error::other)
+        let filter = self.compile()?;
+        apply_filter_all_threads(&filter.0).map_err(io::Error::other)
     }
 }
 
-fn allowing(rules: Rules) -> io::Result<BpfProgram> {
-    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    compile(rules, SeccompAction::Allow, denied)
-}
+/// System calls that a program of the host must not make: its other calls are not known in advance.
+/// They fail with ENOSYS.
+#[derive(Debug)]
+pub struct DeniedCalls(Rules);
 
-fn compile(rules: Rules, listed: SeccompAction, others: SeccompAction) -> io::Result<BpfProgram> {
-    SeccompFilter::new(rules, others, listed, TargetArch::x86_64)
-        .and_then(TryInto::try_into)
-        .map_err(io::Error::other)
+impl DeniedCalls {
+    /// Denies `calls`.
+    pub fn new(calls: &[c_long]) -> Self {
+        Self(rules_of(calls))
+    }
+
+    /// Denies the start of processes, which could outlive the program, but not of threads.
+    pub fn deny_processes(&mut self) -> io::Result<()> {
+        // Without clone3, libc starts threads by clone, whose flags can be filtered.
+        let calls = [libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
+        self.0.extend(rules_of(&calls));
+        let rule = rule(vec![clones(false)])?;
+        self.0.insert(libc::SYS_clone, vec![rule]);
+        Ok(())
+    }
+
+    /// Compiles the list.
+    pub fn compile(self) -> io::Result<SyscallFilter> {
+        let denied = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+        SyscallFilter::compile(self.0, denied, SeccompAction::Allow)
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,55 @@
-//! A user namespace with one user, who is no user of the host.
+//! Users of confined processes, who are no users of the host.
 
-use crate::{clear_capabilities, drop_bounding_capabilities};
+use crate::root::private_mounts;
+use crate::{CapabilitySet, limit_bounding_set, set_capabilities};
 use jiffy_proto::vm::jail::FIRST_UID;
-use nix::mount::{MsFlags, mount};
+use nix::mount::mount;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Gid, Uid, fork, pipe, read, setgroups, setresgid, setresuid, write};
+use nix::unistd::{
+    ForkResult, Gid, Uid, fork, getgid, getuid, pipe, read, setgroups, setresgid, setresuid, write,
+};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// User and group id of the calling process after [`become_own_user`]: from its process id, as for
+/// VMMs, so that no two processes share one.
+pub fn own_user_id() -> u32 {
+    FIRST_UID + std::process::id()
+}
+
+/// Switches to user and group `id`, without other groups. Makes system calls only.
+pub fn switch_user(id: u32) -> nix::Result<()> {
+    setgroups(&[])?;
+    let group = Gid::from_raw(id);
+    setresgid(group, group, group)?;
+    let user = Uid::from_raw(id);
+    setresuid(user, user, user)
+}
+
+/// Switches to a user of its own with the capabilities `kept`, which survive an exec. The process
+/// can gain no others. Makes system calls only and does not allocate, so that it can run between
+/// fork and exec.
+pub fn become_own_user(kept: CapabilitySet) -> io::Result<()> {
+    // Kept capabilities must stay in the bounding set to be inherited.
+    limit_bounding_set(kept);
+    if !kept.is_empty() {
+        rustix::thread::set_keep_capabilities(true)?;
+    }
+    switch_user(own_user_id())?;
+    set_capabilities(kept)
+}
+
+/// Makes an ordinary user root of a user namespace that maps this user only.
+pub fn enter_user_namespace() -> io::Result<()> {
+    let (user, group) = (getuid(), getgid());
+    unshare(CloneFlags::CLONE_NEWUSER)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
+    fs::write("/proc/self/gid_map", format!("0 {group} 1"))
+}
 
 /// User namespace in which the only user has the id 0, and owns what root owns where a mount says
 /// so ([`crate::enter_root`]).
@@ -21,11 +61,9 @@ impl OwnUser {
     /// host, have one thread, and have a mount namespace and a process namespace of its own.
     /// Mounts `/proc` anew. `host_pid` is the id of this process on the host.
     pub fn create(host_pid: u32) -> io::Result<Self> {
-        const NONE: Option<&str> = None;
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        mount(NONE, "/", NONE, private, NONE)?;
-        let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount(Some("proc"), "/proc", Some("proc"), sealed, NONE)?;
+        private_mounts()?;
+        let proc = Some(c"proc");
+        mount(proc, c"/proc", proc, crate::root::SEALED, None::<&str>)?;
         let ((ready, say_ready), (wait, go)) = (pipe()?, pipe()?);
         // SAFETY: this process has one thread, and the child makes system calls only.
         let child = match unsafe { fork() }? {
@@ -63,11 +101,11 @@ impl OwnUser {
     pub fn enter(&self) -> io::Result<()> {
         setgroups(&[])?;
         setns(&self.0, CloneFlags::CLONE_NEWUSER)?;
-        drop_bounding_capabilities();
+        limit_bounding_set(CapabilitySet::empty());
         let (group, user) = (Gid::from_raw(0), Uid::from_raw(0));
         setresgid(group, group, group)?;
         setresuid(user, user, user)?;
-        clear_capabilities()
+        set_capabilities(CapabilitySet::empty())
     }
 }
 

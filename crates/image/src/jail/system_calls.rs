@@ -1,10 +1,6 @@
-//! Seccomp filters of confined processes.
+//! System calls of confined processes.
 
-use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
-    SeccompFilter, SeccompRule, TargetArch,
-};
-use std::collections::BTreeMap;
+use jiffy_confinement::{AllowedCalls, DeniedCalls, SyscallFilter};
 use std::io;
 
 /// System calls that host programs are denied: those that would let capabilities reach beyond the
@@ -127,52 +123,13 @@ const UNPACKER_CALLS: &[libc::c_long] = &[
 ];
 
 /// Filter of the unpacker.
-pub(crate) fn unpacker() -> io::Result<BpfProgram> {
-    build(
-        rules(UNPACKER_CALLS),
-        SeccompAction::Allow,
-        SeccompAction::KillProcess,
-    )
+pub(crate) fn unpacker() -> io::Result<SyscallFilter> {
+    AllowedCalls::or_kill(UNPACKER_CALLS).compile()
 }
 
-/// Filter of a host program. It may start threads but no processes, which could outlive it.
-pub(crate) fn program() -> io::Result<BpfProgram> {
-    let mut refused = rules(DENIED_TO_PROGRAMS);
-    // Without `clone3` the C library starts threads by `clone`, whose flags can be filtered.
-    let more = [libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
-    refused.extend(rules(&more));
-    let process = no_thread().map_err(io::Error::other)?;
-    refused.insert(libc::SYS_clone, vec![process]);
-    let refuse = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-    build(refused, refuse, SeccompAction::Allow)
-}
-
-type FilterRules = BTreeMap<i64, Vec<SeccompRule>>;
-
-fn rules(calls: &[libc::c_long]) -> FilterRules {
-    calls.iter().map(|&call| (call, Vec::new())).collect()
-}
-
-/// Matches a `clone` that starts a process.
-fn no_thread() -> Result<SeccompRule, BackendError> {
-    let flag = u64::from(libc::CLONE_THREAD.cast_unsigned());
-    let length = SeccompCmpArgLen::Dword;
-    let unset = SeccompCondition::new(0, length, SeccompCmpOp::MaskedEq(flag), 0)?;
-    SeccompRule::new(vec![unset])
-}
-
-fn build(
-    rules: FilterRules,
-    listed: SeccompAction,
-    others: SeccompAction,
-) -> io::Result<BpfProgram> {
-    SeccompFilter::new(rules, others, listed, TargetArch::x86_64)
-        .and_then(TryInto::try_into)
-        .map_err(io::Error::other)
-}
-
-/// Installs a filter for the calling thread and its children.
-pub(crate) fn apply(program: &BpfProgram) -> io::Result<()> {
-    // Allocates only on failure.
-    seccompiler::apply_filter(program).map_err(|_| io::Error::last_os_error())
+/// Filter of a host program. It may start threads but no processes.
+pub(crate) fn program() -> io::Result<SyscallFilter> {
+    let mut denied = DeniedCalls::new(DENIED_TO_PROGRAMS);
+    denied.deny_processes()?;
+    denied.compile()
 }

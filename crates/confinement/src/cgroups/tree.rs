@@ -1,6 +1,6 @@
 //! One hierarchy of control groups, of either version.
 
-use crate::{CgroupError, GroupLimits, failed};
+use super::{CgroupError, GroupLimits, failed};
 use nix::unistd::AccessFlags;
 use std::fs;
 use std::io;

@@ -1,8 +1,9 @@
 //! A root of its own with a few directories of the host.
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::unistd::{chdir, pivot_root};
-use std::ffi::CString;
+use crate::root::{PIVOT_MOUNT_POINT, SEALED, mount_new_root, pivot, private_mounts, seal_root};
+use nix::mount::{MntFlags, mount, umount2};
+use nix::unistd::chdir;
+use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,10 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Existing directory on which the new root is mounted.
-const PIVOT_MOUNT_POINT: &str = "/proc";
 /// Size of the root, which has directories only, and its number of files.
-const ROOT_OPTIONS: &str = "mode=755,size=1m,nr_inodes=1k";
+const ROOT_OPTIONS: &CStr = c"mode=755,size=1m,nr_inodes=1k";
 
 /// File or directory of the host that a confined process sees, with all below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +130,6 @@ pub fn enter_root(
     visible: &[VisiblePath],
     users: Option<BorrowedFd<'_>>,
 ) -> io::Result<Option<MountTable>> {
-    const NONE: Option<&str> = None;
     let mut visible: Vec<&VisiblePath> = visible.iter().collect();
     // A directory before those inside it.
     visible.sort_by_key(|visible| visible.path.components().count());
@@ -152,35 +150,29 @@ pub fn enter_root(
         mount.set_attributes(sealed, users).map_err(failed)?;
         mounts.push((mount, &visible.path));
     }
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(NONE, "/", NONE, private, NONE)?;
-    let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let tmpfs = Some("tmpfs");
-    mount(tmpfs, PIVOT_MOUNT_POINT, tmpfs, sealed, Some(ROOT_OPTIONS))?;
+    private_mounts()?;
+    mount_new_root(ROOT_OPTIONS)?;
+    let new_root = Path::new(OsStr::from_bytes(PIVOT_MOUNT_POINT.to_bytes()));
     for (mount, path) in mounts {
         let inside = path.strip_prefix("/").unwrap_or(path);
-        let to = Path::new(PIVOT_MOUNT_POINT).join(inside);
+        let to = new_root.join(inside);
         let attach = || -> io::Result<()> {
             place(path, &to)?;
             mount.attach(&to)
         };
         attach().map_err(|e| with_path(path, &e))?;
     }
-    let proc = Path::new(PIVOT_MOUNT_POINT).join("proc");
+    let proc = new_root.join("proc");
     fs::create_dir_all(&proc)?;
-    let has_proc = mount(Some("proc"), &proc, Some("proc"), sealed, NONE).is_ok();
+    let has_proc = mount(Some("proc"), &proc, Some("proc"), SEALED, None::<&str>).is_ok();
     chdir(PIVOT_MOUNT_POINT)?;
-    // Stacks the old root on the new one, and unmounts it.
-    pivot_root(Path::new("."), Path::new("."))?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")?;
+    pivot()?;
     let mut mounts = None;
     if has_proc {
         mounts = File::open("/proc/self/mountinfo").ok().map(MountTable);
         umount2("/proc", MntFlags::MNT_DETACH)?;
     }
-    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | sealed;
-    mount(NONE, "/", NONE, read_only, NONE)?;
+    seal_root()?;
     Ok(mounts)
 }
 

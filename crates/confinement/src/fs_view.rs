@@ -1,0 +1,167 @@
+//! A root with programs of the host and a few of its files, for programs of the host.
+
+use crate::root::pivot;
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{Mode, SFlag, mknod};
+use nix::unistd::{chdir, mkdir, symlinkat};
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Directories of programs and libraries in common distributions.
+pub const PROGRAM_DIRECTORIES: [&str; 9] = [
+    "usr", "lib", "lib64", "lib32", "libx32", "bin", "sbin", "nix", "gnu",
+];
+
+/// One operation of building the tree.
+#[derive(Debug)]
+enum ViewStep {
+    /// A file system, or a bind mount if it has no type.
+    Mount {
+        from: CString,
+        at: CString,
+        kind: Option<&'static CStr>,
+        flags: MsFlags,
+        options: Option<&'static CStr>,
+    },
+    Directory(CString),
+    File(CString),
+    Link {
+        to: CString,
+        at: CString,
+    },
+}
+
+/// File tree that a process sees.
+#[derive(Debug)]
+pub struct FsView {
+    steps: Vec<ViewStep>,
+    root: PathBuf,
+}
+
+const NOSUID_NODEV: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
+const REMOUNT: MsFlags = MsFlags::MS_REMOUNT
+    .union(MsFlags::MS_BIND)
+    .union(NOSUID_NODEV);
+
+fn path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// A bind mount of `of` at `at`, and its remount with `flags`.
+fn bind(of: &Path, at: &Path, flags: MsFlags) -> io::Result<[ViewStep; 2]> {
+    let step = |flags| {
+        Ok::<_, io::Error>(ViewStep::Mount {
+            from: path(of)?,
+            at: path(at)?,
+            kind: None,
+            flags,
+            options: None,
+        })
+    };
+    Ok([step(MsFlags::MS_BIND)?, step(flags)?])
+}
+
+impl FsView {
+    /// Creates an empty tree, mounted on the directory `over` for the process only.
+    pub fn new(over: &Path) -> io::Result<Self> {
+        let mount = ViewStep::Mount {
+            from: c"tmpfs".to_owned(),
+            at: path(over)?,
+            kind: Some(c"tmpfs"),
+            flags: NOSUID_NODEV,
+            options: Some(c"mode=755,size=64k"),
+        };
+        Ok(Self {
+            steps: vec![mount],
+            root: over.to_owned(),
+        })
+    }
+
+    /// Creates a tree of the directory `tree` only, writable.
+    pub fn of(tree: &Path) -> io::Result<Self> {
+        Ok(Self {
+            steps: bind(tree, tree, REMOUNT | MsFlags::MS_NOEXEC)?.into(),
+            root: tree.to_owned(),
+        })
+    }
+
+    /// Adds the host's programs and libraries, read-only and executable.
+    pub fn programs(mut self) -> io::Result<Self> {
+        for name in PROGRAM_DIRECTORIES {
+            let of_host = Path::new("/").join(name);
+            match fs::symlink_metadata(&of_host) {
+                Ok(found) if found.is_symlink() => self.steps.push(ViewStep::Link {
+                    to: path(&fs::read_link(&of_host)?)?,
+                    at: path(&self.root.join(name))?,
+                }),
+                Ok(found) if found.is_dir() => {
+                    self = self.directory(&of_host, name, MsFlags::empty())?;
+                }
+                _ => {}
+            }
+        }
+        Ok(self)
+    }
+
+    /// Adds the directory `tree` as `name`, read-only.
+    pub fn reading(self, tree: &Path, name: &str) -> io::Result<Self> {
+        self.directory(tree, name, MsFlags::MS_NOEXEC)
+    }
+
+    /// Adds the file `file` as `name`, writable.
+    pub fn writing(mut self, file: &Path, name: &str) -> io::Result<Self> {
+        let at = self.root.join(name);
+        self.steps.push(ViewStep::File(path(&at)?));
+        let bind = bind(file, &at, REMOUNT | MsFlags::MS_NOEXEC)?;
+        self.steps.extend(bind);
+        Ok(self)
+    }
+
+    fn directory(mut self, of: &Path, name: &str, more: MsFlags) -> io::Result<Self> {
+        let at = self.root.join(name);
+        self.steps.push(ViewStep::Directory(path(&at)?));
+        let bind = bind(of, &at, REMOUNT | MsFlags::MS_RDONLY | more)?;
+        self.steps.extend(bind);
+        Ok(self)
+    }
+
+    /// Makes the tree the root of the calling process, which has a private mount namespace. Makes
+    /// system calls only and does not allocate, so that it can run between fork and exec.
+    pub fn enter(&self) -> io::Result<()> {
+        for step in &self.steps {
+            step.take()?;
+        }
+        chdir(self.steps.first().map_or(c"/", ViewStep::place))?;
+        Ok(pivot()?)
+    }
+}
+
+impl ViewStep {
+    fn place(&self) -> &CStr {
+        match self {
+            Self::Mount { at, .. } | Self::Link { at, .. } => at,
+            Self::Directory(at) | Self::File(at) => at,
+        }
+    }
+
+    fn take(&self) -> nix::Result<()> {
+        match self {
+            Self::Mount {
+                from,
+                at,
+                kind,
+                flags,
+                options,
+            } => mount(Some(&**from), &**at, *kind, *flags, *options),
+            Self::Directory(at) => mkdir(&**at, Mode::from_bits_truncate(0o755)),
+            Self::File(at) => {
+                let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+                mknod(&**at, SFlag::S_IFREG, mode, 0)
+            }
+            Self::Link { to, at } => symlinkat(&**to, nix::fcntl::AT_FDCWD, &**at),
+        }
+    }
+}
