@@ -3,7 +3,7 @@
 
 use http::HeaderValue;
 use jiffy_gateway::host_only_path::is_host_only;
-use jiffy_headers::set_cookie::{confined, prefixed_location, values_of, without_reserved};
+use jiffy_http::headers::set_cookie::{confined, prefixed_location, values_of, without_reserved};
 use libfuzzer_sys::fuzz_target;
 
 const PREFIX: &str = "/sandboxes/abc/proxy/80";

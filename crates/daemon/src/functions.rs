@@ -17,11 +17,12 @@ use jiffy_function_manager::{
 use jiffy_gateway::headers::{confine_answer, confine_function_request, requested_host};
 use jiffy_gateway::request_id::X_REQUEST_ID;
 use jiffy_gateway::{Peer, RequestId};
+use jiffy_http::GuardedBody;
 use jiffy_microvm_engine::Cgroups;
 use jiffy_proto::function::{CompileLimits, MetricsSnapshot, SlotReset, TenantLimits};
 use jiffy_proto::internal::ControlPlaneConnector;
-use jiffy_remote::RemoteStore;
 use jiffy_sandbox_manager::FigureFamily;
+use jiffy_store::host::RemoteStore;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,10 +117,7 @@ impl FunctionGateway {
         head.version = Version::HTTP_11;
         confine_answer(&mut head.headers, prefix, &host, true);
         head.headers.insert(X_REQUEST_ID.clone(), id.value());
-        let body = match call.permit {
-            Some(permit) => body.with_permit(permit),
-            None => body,
-        };
+        let body = GuardedBody::new(body, call.permit);
         Ok(Response::from_parts(head, Body::new(body)))
     }
 }

@@ -4,7 +4,7 @@ use crate::{DiskShare, StoreOptions};
 use anyhow::Context;
 use jiffy_engines::LazyStore;
 use jiffy_image::Home;
-use jiffy_remote::{FetcherProcess, LastStore, RemoteSettings, RemoteStore};
+use jiffy_store::host::{FetcherProcess, LastStore, RemoteSettings, RemoteStore};
 use jiffy_store::{GcOptions, StoreError};
 use std::path::PathBuf;
 use std::sync::Arc;

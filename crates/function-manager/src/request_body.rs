@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 
-/// Any error.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub use jiffy_http::BoxError;
+
 /// Body of a request to a function.
 pub type RequestBody = UnsyncBoxBody<Bytes, BoxError>;

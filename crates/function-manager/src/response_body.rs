@@ -4,7 +4,6 @@ use crate::process_connections::ConnectionBody;
 use crate::running_process::ProcessUse;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
-use std::any::Any;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -13,7 +12,6 @@ use std::task::{Context, Poll};
 pub struct FunctionBody {
     inner: ConnectionBody,
     _in_use: ProcessUse,
-    permit: Option<Box<dyn Any + Send>>,
 }
 
 impl FunctionBody {
@@ -21,27 +19,21 @@ impl FunctionBody {
         Self {
             inner,
             _in_use: in_use,
-            permit: None,
         }
-    }
-
-    /// The same with a permit that is held until the end of the body.
-    #[must_use]
-    pub fn with_permit(mut self, permit: impl Any + Send) -> Self {
-        self.permit = Some(Box::new(permit));
-        self
     }
 }
 
+// Not a `GuardedBody`: the compiler cannot show that futures with its bounds on the error type of
+// requests are `Send`.
 impl Body for FunctionBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
+        Pin::new(&mut self.inner).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {

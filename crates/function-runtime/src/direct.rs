@@ -15,7 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use jiffy_headers::{confine_answer, confine_function_request};
+use jiffy_http::headers::{confine_answer, confine_function_request};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::function::{DirectAccess, DirectActivity, DirectClosed, DirectConnection};
 use nix::errno::Errno;

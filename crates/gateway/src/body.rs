@@ -5,8 +5,8 @@ use bytes::{Buf, Bytes};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::Frame;
 
-/// Any error.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub use jiffy_http::BoxError;
+
 /// Body of an answer to a client.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 

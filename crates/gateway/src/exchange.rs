@@ -1,7 +1,7 @@
 //! One request to a guest: on a connection that waited, or a fresh one.
 
 use crate::counters::add;
-use crate::pool::{GuestConnection, GuestConnectionPool, PoolKey};
+use crate::pool::{GuestConnection, PoolKey};
 use crate::request_body::{ClientRequestBody, GuestRequestBody};
 use crate::request_error::RequestError;
 use crate::sandboxes::{OpenError, Sandboxes};
@@ -11,8 +11,8 @@ use hyper::client::conn::http1;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use jiffy_http::{PooledConnection, UpstreamConnection};
 use jiffy_proto::agent::ENVD_PORT;
-use jiffy_upstream::UpstreamConnection;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -40,7 +40,7 @@ pub(crate) async fn send<S: Sandboxes>(
     } else {
         MAX_UNREPEATABLE_IDLE
     };
-    if !fresh && let Some(mut guest) = shared.pool.take(key, max_idle) {
+    if !fresh && let Some(mut guest) = shared.pool.idle.take(key, max_idle) {
         add(&counters.reused, 1);
         match guest.connection.send(request, whole).await {
             Ok(answer) => return Ok((answer, guest)),
@@ -88,7 +88,7 @@ async fn connect<S: Sandboxes>(
         .pool
         .permit(&key.0, limits.exchanges_per_sandbox)
         .ok_or(RequestError::Busy)?;
-    let epoch = shared.pool.epoch();
+    let epoch = shared.pool.idle.epoch();
     let opening = shared.sandboxes.open(&key.0, key.1);
     let stream = match timeout(limits.open, opening).await {
         Ok(Ok(stream)) => stream,
@@ -114,10 +114,11 @@ async fn connect<S: Sandboxes>(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|e| broken_off(&e))?;
-    Ok(GuestConnectionPool::connection(
+    let connection = UpstreamConnection::new(handshake);
+    Ok(PooledConnection::new(
+        connection,
         key.clone(),
         epoch,
-        UpstreamConnection::new(handshake),
         permit,
     ))
 }

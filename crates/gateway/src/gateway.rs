@@ -28,6 +28,7 @@ use http_body_util::BodyExt;
 use hyper::header::{CONNECTION, COOKIE, HeaderValue, LOCATION, ORIGIN, SET_COOKIE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
+use jiffy_http::PooledBody;
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::internal::InternalOrigin;
 use std::sync::Arc;
@@ -375,13 +376,8 @@ impl<S: Sandboxes> GatewayState<S> {
             head.headers.append(SET_COOKIE, cookie);
         }
         let Some(guest) = guest else {
-            let body = ClientResponseBody::new(
-                incoming,
-                Arc::clone(&self.counters),
-                Arc::clone(&self.pool),
-                connection,
-                in_flight,
-            );
+            let body = PooledBody::new(incoming, Arc::clone(&self.pool.idle), connection);
+            let body = ClientResponseBody::new(body, Arc::clone(&self.counters), in_flight);
             let body = body.boxed_unsync();
             let body = match end {
                 None => body,
@@ -442,7 +438,7 @@ impl<S: Sandboxes> GatewayState<S> {
                     let secure = if tls { "; Secure" } else { "" };
                     let text = format!(
                         "{}link_{port}={until}.{signature}; Path={prefix}; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
-                        jiffy_headers::set_cookie::RESERVED_PREFIX,
+                        jiffy_http::headers::set_cookie::RESERVED_PREFIX,
                         until.saturating_sub(now),
                     );
                     cookie = HeaderValue::from_str(&text).ok();
@@ -450,8 +446,11 @@ impl<S: Sandboxes> GatewayState<S> {
                     true
                 }
                 None => {
-                    let name = format!("{}link_{port}", jiffy_headers::set_cookie::RESERVED_PREFIX);
-                    jiffy_headers::set_cookie::values_of(
+                    let name = format!(
+                        "{}link_{port}",
+                        jiffy_http::headers::set_cookie::RESERVED_PREFIX
+                    );
+                    jiffy_http::headers::set_cookie::values_of(
                         parts.headers.get_all(COOKIE).iter(),
                         &name,
                     )

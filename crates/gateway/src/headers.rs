@@ -8,9 +8,11 @@ use crate::sandboxes::SandboxAccess;
 use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use hyper::http::request::Parts;
 use hyper::{Uri, Version};
-use jiffy_headers::has_token;
+use jiffy_http::headers::has_token;
 
-pub use jiffy_headers::{TRAFFIC_TOKEN, confine_answer, confine_function_request, confine_request};
+pub use jiffy_http::headers::{
+    TRAFFIC_TOKEN, confine_answer, confine_function_request, confine_request,
+};
 
 /// Facts about a request by which its head, and that of the answer, are rewritten.
 #[derive(Debug)]

@@ -140,7 +140,7 @@ impl HttpBody for GuestRequestBody {
         if let Some(Ok(frame)) = &mut frame {
             count(&self.counters.bytes_to_guests, frame);
             if let Some(trailers) = frame.trailers_mut() {
-                jiffy_headers::api_key::strip(trailers);
+                jiffy_http::headers::api_key::strip(trailers);
             }
         }
         Poll::Ready(frame)

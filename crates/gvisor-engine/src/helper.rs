@@ -6,7 +6,6 @@ use jiffy_confinement::{CapabilitySet, limit_privileges};
 use jiffy_proto::channel::{Channel, ChannelError};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::libc;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

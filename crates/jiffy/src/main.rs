@@ -67,16 +67,16 @@ fn main() -> ExitCode {
     // Started by ourselves to fetch memory that guests wait for.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|a| a == jiffy_remote::FETCHER_ARGUMENT)
+        .is_some_and(|a| a == jiffy_store::host::FETCHER_ARGUMENT)
     {
-        return jiffy_remote::fetcher_main();
+        return jiffy_store::host::fetcher_main();
     }
     // Started by the fetcher to run the command that unwraps master keys.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|a| a == jiffy_remote::KEY_BROKER_ARGUMENT)
+        .is_some_and(|a| a == jiffy_store::host::KEY_BROKER_ARGUMENT)
     {
-        return jiffy_remote::key_broker_main();
+        return jiffy_store::host::key_broker_main();
     }
     // This very program, also when its file has been replaced.
     jiffy_image::set_unpacker_program("/proc/self/exe");

@@ -8,7 +8,7 @@ use anyhow::Context;
 use copies::LocalCopies;
 use jiffy_client::step_bar::StepBar;
 use jiffy_image::Home;
-use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use jiffy_store::host::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     ChunkUsage, DamagedSnapshot, GcOptions, GcReport, Hash, StoreError, StoreStats, Tenant,
     TenantKeys, TenantNames, VerifyReport,

@@ -2,7 +2,7 @@
 
 use crate::support::s3::{self, S3Server};
 use crate::support::skip;
-use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use jiffy_store::host::{LastStore, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_store::{
     Attributes, EngineKind, LayerKind, PartSource, PushOptions, Selection, SnapshotSource,
 };

@@ -5,7 +5,7 @@ use crate::quota::{Bytes, QuotaRefusal};
 use crate::startup::StartupError;
 use jiffy_api_types::{MAX_SANDBOX_NAME, SandboxState};
 use jiffy_engine_api::{EngineError, IdentityError, SizeError};
-use jiffy_remote::RemoteError;
+use jiffy_store::host::RemoteError;
 use std::time::Duration;
 
 /// Time after which it is worth a look whether a snapshot is in the store by now.

@@ -3,6 +3,9 @@
 //! A snapshot is cut into chunks of 64 KiB, each named by its keyed hash. Chunks lie in packs
 //! ([`pack`]); a [`StoredManifest`] has the hashes, [`Locations`] say in which packs the chunks
 //! are. All of it is encrypted under keys of the tenant.
+//!
+//! Objects, formats, backends and tenants are modules of this crate, which know no host. [`host`] is
+//! above them: what one host knows of the store and does with it.
 
 mod backend;
 #[cfg(feature = "s3")]
@@ -15,6 +18,7 @@ mod directory_store;
 pub mod envelope;
 mod error;
 mod fetch_plan;
+pub mod host;
 mod key_broker;
 mod keyring;
 pub mod layer;

@@ -4,10 +4,10 @@ use super::MicroVmEngine;
 use jiffy_engine_api::EngineError;
 use jiffy_microvm_engine::LazyMemory;
 use jiffy_proto::layer::{LayerIndex, UnitSet};
-use jiffy_remote::{
+use jiffy_snapshot::{Lineage, Snapshot, SnapshotError, read_index};
+use jiffy_store::host::{
     FETCHER_WATCH_INTERVAL, FetchGrant, FetcherProcess, GrantedLayer, LayerOrigin, RemoteStore,
 };
-use jiffy_snapshot::{Lineage, Snapshot, SnapshotError, read_index};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::{self, File};
 use std::io;

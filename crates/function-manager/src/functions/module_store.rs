@@ -8,7 +8,7 @@ use crate::function_error::FunctionError;
 use crate::module_digest::ModuleDigest;
 use crate::module_queue::ModuleQueue;
 use jiffy_proto::function::MAX_MODULE_BYTES;
-use jiffy_remote::{RemoteError, RemoteStore, StoredModules};
+use jiffy_store::host::{RemoteError, RemoteStore, StoredModules};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;

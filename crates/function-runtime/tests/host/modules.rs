@@ -5,7 +5,7 @@ use crate::support::constant;
 use jiffy_function_manager::{
     DeployChanges, DeployRoom, FunctionError, FunctionRecord, Functions, ModuleDigest,
 };
-use jiffy_remote::{LastStore, RemoteSettings, RemoteStore, StoredModules};
+use jiffy_store::host::{LastStore, RemoteSettings, RemoteStore, StoredModules};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use crate::cli::StoreTargetArgs;
 use anyhow::Context;
 use jiffy_daemon::TemplateProgress;
 use jiffy_image::{Home, Reference, TemplateFiles, Templates, UnpackLimits, Visibility};
-use jiffy_remote::{RemoteSettings, RemoteStore, STORE_TIMEOUT, StoredTemplate};
+use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT, StoredTemplate};
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, Read};

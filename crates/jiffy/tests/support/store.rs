@@ -2,7 +2,7 @@
 
 use super::test_home::TestHome;
 use super::wait_for;
-use jiffy_remote::{FoundSnapshot, LOCAL_TENANT, RemoteSettings, RemoteStore, STORE_TIMEOUT};
+use jiffy_store::host::{FoundSnapshot, LOCAL_TENANT, RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;

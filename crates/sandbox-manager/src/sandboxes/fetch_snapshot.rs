@@ -11,9 +11,10 @@ use crate::records::SnapshotRecord;
 use crate::store_copies::{StoreCopies, StoreCopy, StorePlace};
 use jiffy_api_types::SnapshotPurpose;
 use jiffy_engine_api::{EngineError, ExistingSnapshot, ImportedFile, SnapshotImport, is_id};
-use jiffy_remote::{
+use jiffy_store::SHARED_TENANT;
+use jiffy_store::host::{
     FoundSnapshot, LOCAL_TENANT, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART, RemoteStore,
-    SHARED_TENANT, first_chunks,
+    first_chunks,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -69,7 +70,7 @@ impl ImportedFile for Pulled {
     }
 
     fn missing(&self) -> Option<String> {
-        self.0.missing().map(jiffy_remote::LayerOrigin::encode)
+        self.0.missing().map(jiffy_store::host::LayerOrigin::encode)
     }
 
     fn pin(&self, to: &Path) -> io::Result<()> {
@@ -188,7 +189,7 @@ struct Missing {
 }
 
 impl Fetch {
-    fn store_error(id: &str) -> impl FnOnce(jiffy_remote::RemoteError) -> OperationError + '_ {
+    fn store_error(id: &str) -> impl FnOnce(jiffy_store::host::RemoteError) -> OperationError + '_ {
         |source| OperationError::Store {
             id: id.to_owned(),
             source,

@@ -2,7 +2,7 @@
 
 use crate::admission::{HostLimits, HostReader};
 use jiffy_proto::agent::SiteSettings;
-use jiffy_remote::RemoteStore;
+use jiffy_store::host::RemoteStore;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,11 +3,11 @@
 use crate::fake;
 
 use fake::{Bench, Dice, base, until};
-use jiffy_remote::{LOCAL_TENANT, RemoteSettings, RemoteStore};
 use jiffy_sandbox_manager::{
     HostOptions, OperationError, SandboxSettings, Sandboxes, SnapshotRecord, StoreState,
 };
 use jiffy_store::RemoteSnapshot;
+use jiffy_store::host::{LOCAL_TENANT, RemoteSettings, RemoteStore};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteSt
         home: dir.path().join(host),
         cache_bytes: 1 << 20,
         upload_bytes_per_second: limit,
-        timeout: jiffy_remote::STORE_TIMEOUT,
+        timeout: jiffy_store::host::STORE_TIMEOUT,
     });
     remote.unwrap()
 }
@@ -208,7 +208,7 @@ async fn the_snapshot_of_a_stock_template_is_stored_once_for_all_owners() {
     assert_eq!(below[0].scope, jiffy_store::Scope::Shared);
     let shared = store
         .look
-        .tenant(Some(jiffy_remote::SHARED_TENANT))
+        .tenant(Some(jiffy_store::SHARED_TENANT))
         .await
         .unwrap();
     store

@@ -5,7 +5,7 @@ use crate::operation_error::{ErrorKind, OperationError};
 use crate::records::SnapshotRecord;
 use crate::sandboxes::{Sandboxes, Snapshots};
 use jiffy_engine_api::ExistingSnapshot;
-use jiffy_remote::PulledFile;
+use jiffy_store::host::PulledFile;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -7,9 +7,8 @@ use crate::journal::JournalChange;
 use crate::records::SnapshotRecord;
 use crate::store_copies::{StoreCopies, StorePlace, StoreRetraction};
 use jiffy_engine_api::SnapshotParts;
-use jiffy_remote::{
-    LOCAL_TENANT, MAX_LINEAGE, PushRequest, Pushed, RemoteError, RemoteStore, SHARED_TENANT,
-};
+use jiffy_store::host::{LOCAL_TENANT, PushRequest, Pushed, RemoteError, RemoteStore};
+use jiffy_store::{MAX_LINEAGE, SHARED_TENANT};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
@@ -191,7 +190,7 @@ impl Sandboxes {
         remote: &RemoteStore,
         link: &Link,
         record: SnapshotRecord,
-        lineage: Vec<jiffy_remote::SnapshotName>,
+        lineage: Vec<jiffy_store::SnapshotName>,
         cancelled: &watch::Receiver<bool>,
     ) -> Result<Pushed, UploadError> {
         let id = &record.id;

@@ -3,7 +3,7 @@
 use crate::records::SnapshotRecord;
 use crate::store_copies::StoreRetraction;
 use jiffy_api_types::SnapshotPurpose;
-use jiffy_remote::RemoteStore;
+use jiffy_store::host::RemoteStore;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -252,7 +252,7 @@ mod tests {
 
     fn uploads() -> Uploads {
         let dir = tempfile::tempdir().unwrap();
-        let remote = RemoteStore::open(&jiffy_remote::RemoteSettings {
+        let remote = RemoteStore::open(&jiffy_store::host::RemoteSettings {
             url: format!("file://{}/bucket", dir.path().display())
                 .parse()
                 .unwrap(),
@@ -260,7 +260,7 @@ mod tests {
             home: dir.path().join("home"),
             cache_bytes: 1,
             upload_bytes_per_second: None,
-            timeout: jiffy_remote::STORE_TIMEOUT,
+            timeout: jiffy_store::host::STORE_TIMEOUT,
         });
         Uploads::new(Some(remote.unwrap()), |_| false, Vec::new())
     }

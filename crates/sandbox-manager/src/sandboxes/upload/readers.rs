@@ -2,7 +2,7 @@
 
 use super::super::{OperationError, Sandboxes, SandboxesInner, Snapshots};
 use jiffy_engine_api::EngineError;
-use jiffy_remote::{LayerOrigin, RemoteStore};
+use jiffy_store::host::{LayerOrigin, RemoteStore};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

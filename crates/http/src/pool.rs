@@ -1,0 +1,207 @@
+//! Connections that wait for the next request.
+
+use crate::UpstreamConnection;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+
+/// Time for a connection to become ready after a response: the body of the request may still be in
+/// transit.
+const READY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Limits of a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolLimits {
+    /// Maximum idle time of a connection.
+    pub idle_time: Duration,
+    /// Interval between checks for connections to close, while connections are idle.
+    pub check_interval: Duration,
+    /// Maximum number of idle connections per key.
+    pub idle_per_key: usize,
+    /// Maximum number of idle connections.
+    pub idle: usize,
+}
+
+/// A connection with at most one request on it. Dropped, the connection is closed at once.
+#[derive(Debug)]
+pub struct PooledConnection<K, B, T> {
+    /// The connection.
+    pub connection: UpstreamConnection<B>,
+    key: K,
+    /// Number of [`ConnectionPool::invalidate`] calls before it was opened.
+    epoch: u64,
+    _held: T,
+}
+
+impl<K, B, T> PooledConnection<K, B, T> {
+    /// A fresh connection to `key`, which keeps `held` until it is closed. `epoch` is the value of
+    /// [`ConnectionPool::epoch`] before the connection was opened.
+    pub const fn new(connection: UpstreamConnection<B>, key: K, epoch: u64, held: T) -> Self {
+        Self {
+            connection,
+            key,
+            epoch,
+            _held: held,
+        }
+    }
+}
+
+/// A connection, and the time since which it is idle.
+type Idle<K, B, T> = (PooledConnection<K, B, T>, Instant);
+
+#[derive(Debug)]
+struct PoolState<K, B, T> {
+    /// In the order in which they became idle.
+    idle: HashMap<K, Vec<Idle<K, B, T>>>,
+    idle_count: usize,
+    /// A task closes idle connections.
+    is_watched: bool,
+}
+
+/// Pool of connections to servers that are named by keys.
+#[derive(Debug)]
+pub struct ConnectionPool<K, B, T> {
+    limits: PoolLimits,
+    state: Mutex<PoolState<K, B, T>>,
+    epoch: AtomicU64,
+}
+
+impl<K, B, T> ConnectionPool<K, B, T>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    B: Send + 'static,
+    T: Send + 'static,
+{
+    /// Creates an empty pool.
+    pub fn new(limits: PoolLimits) -> Arc<Self> {
+        let state = PoolState {
+            idle: HashMap::new(),
+            idle_count: 0,
+            is_watched: false,
+        };
+        Arc::new(Self {
+            limits,
+            state: Mutex::new(state),
+            epoch: AtomicU64::new(0),
+        })
+    }
+
+    /// Closes the idle connections of the keys that `is_stale` selects, and closes connections that
+    /// are in use now instead of taking them back.
+    pub fn invalidate(&self, is_stale: impl Fn(&K) -> bool) {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        let mut state = self.state.lock();
+        let stale: HashMap<_, _> = state.idle.extract_if(|key, _| is_stale(key)).collect();
+        state.idle_count -= stale.values().map(Vec::len).sum::<usize>();
+        // Values that connections hold are dropped without the lock.
+        drop(state);
+        drop(stale);
+    }
+
+    /// Number of idle connections.
+    #[must_use]
+    pub fn idle_count(&self) -> usize {
+        self.state.lock().idle_count
+    }
+
+    /// Number of calls of [`Self::invalidate`]. Read before opening a connection.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Takes a connection that has been idle for at most `max_idle`.
+    pub fn take(&self, key: &K, max_idle: Duration) -> Option<PooledConnection<K, B, T>> {
+        let mut dead = Vec::new();
+        let mut taken = None;
+        let mut state = self.state.lock();
+        if let Some(list) = state.idle.get_mut(key) {
+            // The most recently used connection is the least likely to be closed by now.
+            while let Some((mut pooled, since)) = list.pop() {
+                if pooled.connection.is_ready() && since.elapsed() <= max_idle {
+                    taken = Some(pooled);
+                    break;
+                }
+                dead.push(pooled);
+            }
+            if list.is_empty() {
+                state.idle.remove(key);
+            }
+        }
+        state.idle_count -= dead.len() + usize::from(taken.is_some());
+        drop(state);
+        drop(dead);
+        taken
+    }
+
+    /// Takes a connection back whose response is complete, once it is ready for a request.
+    pub fn give_back(self: &Arc<Self>, mut pooled: PooledConnection<K, B, T>) {
+        if pooled.connection.is_ready() {
+            return self.keep(pooled);
+        }
+        let pool = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Ok(true) = timeout(READY_TIMEOUT, pooled.connection.ready()).await {
+                pool.keep(pooled);
+            }
+        });
+    }
+
+    fn keep(self: &Arc<Self>, pooled: PooledConnection<K, B, T>) {
+        let mut state = self.state.lock();
+        let key = &pooled.key;
+        let of_key = state.idle.get(key).map_or(0, Vec::len);
+        if pooled.epoch != self.epoch()
+            || state.idle_count >= self.limits.idle
+            || of_key >= self.limits.idle_per_key
+        {
+            drop(state);
+            return;
+        }
+        let list = state.idle.entry(key.clone()).or_default();
+        list.push((pooled, Instant::now()));
+        state.idle_count += 1;
+        if !state.is_watched {
+            state.is_watched = true;
+            tokio::spawn(close_idle(Arc::downgrade(self)));
+        }
+    }
+
+    /// Closes connections that were idle for too long or that the other side has closed. Returns
+    /// whether others are idle.
+    fn close_old(&self) -> bool {
+        let mut closed = Vec::new();
+        let mut state = self.state.lock();
+        for list in state.idle.values_mut() {
+            closed.extend(list.extract_if(.., |(pooled, since)| {
+                since.elapsed() >= self.limits.idle_time || pooled.connection.has_ended()
+            }));
+        }
+        state.idle.retain(|_, list| !list.is_empty());
+        state.idle_count -= closed.len();
+        state.is_watched = state.idle_count > 0;
+        state.is_watched
+    }
+}
+
+/// Closes connections that were idle for too long, until none is idle.
+async fn close_idle<K, B, T>(pool: Weak<ConnectionPool<K, B, T>>)
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    B: Send + 'static,
+    T: Send + 'static,
+{
+    loop {
+        let Some(interval) = pool.upgrade().map(|pool| pool.limits.check_interval) else {
+            return;
+        };
+        sleep(interval).await;
+        match pool.upgrade() {
+            Some(pool) if pool.close_old() => {}
+            _ => return,
+        }
+    }
+}

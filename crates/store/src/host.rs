@@ -1,0 +1,35 @@
+//! Snapshots of this host in the store that hosts share.
+//!
+//! [`RemoteStore`] is the store as this host uses it: its requests, its master keys, its fetcher
+//! process, and what the data directory has of it (`<home>/store/`). Nothing outside of this module
+//! depends on it.
+
+mod error;
+mod fetch_grants;
+mod fetcher;
+mod fetcher_process;
+mod key_file;
+mod module_book;
+mod pull;
+mod push;
+mod readers;
+mod remote_store;
+mod settings;
+mod stored_modules;
+mod template_files;
+mod working_set;
+
+pub use error::RemoteError;
+pub use fetch_grants::{FetchGrant, GrantDirectory, GrantSocket, GrantedLayer, LayerOrigin};
+pub use fetcher::{
+    FETCHER_ARGUMENT, FetchService, FetcherSettings, KEY_BROKER_ARGUMENT, fetcher_main,
+    key_broker_main,
+};
+pub use fetcher_process::{FETCHER_WATCH_INTERVAL, FetcherProcess};
+pub use pull::{FoundSnapshot, MANIFEST_PART, MemoryPull, PulledFile, RECORD_PART};
+pub use push::{PushRequest, Pushed};
+pub use remote_store::{LOCAL_TENANT, RemoteStore};
+pub use settings::{LastStore, RemoteSettings, STORE_TIMEOUT};
+pub use stored_modules::StoredModules;
+pub use template_files::StoredTemplate;
+pub use working_set::first_chunks;

@@ -1,0 +1,60 @@
+//! Key broker of the fetcher: a process that may run the command of a file of keys.
+
+use crate::host::RemoteError;
+use crate::{KeyBroker, Keyring};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use std::error::Error;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+/// First argument of a program that is to run as the key broker. The second one is the path of the
+/// file of keys; standard input is the socket to the fetcher.
+pub const KEY_BROKER_ARGUMENT: &str = "--as-key-broker";
+
+/// Keys of the fetcher, from the file at `path`: a command is called by a broker, which is started
+/// here.
+pub(super) fn keyring(path: &Path, keyring: Keyring) -> Result<Keyring, RemoteError> {
+    if !keyring.has_command() {
+        return Ok(keyring);
+    }
+    let start = || -> io::Result<KeyBroker> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Command::new("/proc/self/exe")
+            .arg0("jiffy-key-broker")
+            .arg(KEY_BROKER_ARGUMENT)
+            .arg(path)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        KeyBroker::new(ours)
+    };
+    let broker = start().map_err(RemoteError::io(path))?;
+    Ok(keyring.with_broker(broker))
+}
+
+/// Main function of the key broker's process. It ends when the fetcher does.
+pub fn main() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!(error = %e, "the key broker exited");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> Result<(), Box<dyn Error>> {
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    prctl::set_dumpable(false)?;
+    let path = std::env::args_os().nth(2).unwrap_or_default();
+    let keyring = Keyring::load(Path::new(&path))?;
+    // SAFETY: descriptor 0 is open for as long as the process runs, and nothing else owns it.
+    let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
+    Ok(KeyBroker::serve(socket, &keyring)?)
+}

@@ -1,0 +1,69 @@
+//! File of master keys, made at the first start on a host that was given none.
+
+use crate::host::RemoteError;
+use data_encoding::HEXLOWER;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Makes a file of keys at `path` unless there is one. Returns true if it was made.
+pub fn make(path: &Path) -> Result<bool, RemoteError> {
+    let failed = |e| RemoteError::io(path)(e);
+    let content = content().map_err(failed)?;
+    // Complete or absent: a daemon that is killed here must not leave half a key.
+    let new = path.with_extension("new");
+    let write = || -> io::Result<bool> {
+        let mut file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        file.write_all(content.as_bytes())?;
+        file.sync_all()?;
+        let linked = std::fs::hard_link(&new, path);
+        std::fs::remove_file(&new)?;
+        match linked {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            other => other.map(|()| true),
+        }
+    };
+    match path.exists() {
+        true => Ok(false),
+        false => write().map_err(failed),
+    }
+}
+
+fn content() -> io::Result<String> {
+    let secret = || -> io::Result<String> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+        Ok(HEXLOWER.encode(&bytes))
+    };
+    Ok(format!(
+        "# Master keys of a snapshot store. Without them nothing in it can be read: keep a copy,\n\
+         # and give it to every host that uses the store (--store-keys).\n\
+         locator = \"{}\"\ncurrent = \"k1\"\n[keys]\nk1 = \"{}\"\n",
+        secret()?,
+        secret()?
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Keyring;
+
+    #[test]
+    fn a_file_of_keys_is_made_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        assert!(make(&path).unwrap());
+        let before = std::fs::read(&path).unwrap();
+        assert_eq!(Keyring::load(&path).unwrap().current(), "k1");
+        assert!(!make(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

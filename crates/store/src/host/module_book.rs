@@ -1,0 +1,178 @@
+//! Modules that this host holds in the store, as it keeps them: `<home>/store/modules`.
+//!
+//! ```text
+//! host                        random id of this data directory
+//! <tenant>/<digest>.json      a module; written before the store is told of it
+//! ```
+
+use crate::Hash;
+use crate::host::fetch_grants::hash;
+use crate::host::{RemoteError, RemoteStore};
+use data_encoding::HEXLOWER;
+use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Module in the store, or on its way there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HeldModule {
+    /// Address of the store.
+    pub store: String,
+    /// Tenant.
+    pub tenant: String,
+    /// BLAKE3 hash of its content in hexadecimal digits.
+    pub digest: String,
+    /// Root of its copy.
+    #[serde(with = "hash")]
+    pub root: Hash,
+    /// Time in the manifest of its copy, which makes the root another one.
+    pub created_ms: u64,
+    /// True if the copy is complete and this host holds it.
+    pub stored: bool,
+}
+
+/// Modules by tenant and digest.
+type Held = BTreeMap<String, BTreeMap<String, HeldModule>>;
+
+/// Modules that this host holds in the store.
+#[derive(Debug)]
+pub(crate) struct ModuleBook {
+    directory: PathBuf,
+    /// Id of this data directory.
+    pub host: String,
+    held: Mutex<Held>,
+}
+
+impl ModuleBook {
+    /// Reads the book. What was held in another store is forgotten. Blocks.
+    pub(crate) fn open(remote: &RemoteStore) -> Result<Self, RemoteError> {
+        let directory = remote.module_book_path().to_owned();
+        fs::create_dir_all(&directory).map_err(RemoteError::io(&directory))?;
+        let host = host_id(&directory.join("host"))?;
+        let mut held = Held::new();
+        for tenant in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            for entry in fs::read_dir(tenant.path()).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path.extension() != Some("json".as_ref()) {
+                    // Cut off while it was written.
+                    let _ = fs::remove_file(&path);
+                    continue;
+                }
+                let read = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+                let module: HeldModule = match read {
+                    Ok(module) => module,
+                    Err(e) => {
+                        // Stored again if it is needed.
+                        tracing::warn!("forgetting a module in the store: {}: {e}", path.display());
+                        let _ = fs::remove_file(&path);
+                        continue;
+                    }
+                };
+                match module.store == remote.url() {
+                    true => insert(&mut held, module),
+                    false => drop(fs::remove_file(&path)),
+                }
+            }
+        }
+        Ok(Self {
+            directory,
+            host,
+            held: Mutex::new(held),
+        })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock()
+    }
+
+    fn path(&self, tenant: &str, digest: &str) -> PathBuf {
+        let tenant = HEXLOWER.encode(tenant.as_bytes());
+        self.directory.join(tenant).join(format!("{digest}.json"))
+    }
+
+    pub(crate) fn find(&self, tenant: &str, digest: &str) -> Option<HeldModule> {
+        self.held().get(tenant)?.get(digest).cloned()
+    }
+
+    /// Tenants with modules.
+    pub(crate) fn tenants(&self) -> Vec<String> {
+        self.held().keys().cloned().collect()
+    }
+
+    /// Digests of a tenant's modules.
+    pub(crate) fn digests(&self, tenant: &str) -> Vec<String> {
+        let held = self.held();
+        let modules = held.get(tenant).into_iter().flatten();
+        modules.map(|(digest, _)| digest.clone()).collect()
+    }
+
+    /// Takes a module for one that is not stored, until it is written down again.
+    pub(crate) fn doubt(&self, tenant: &str, digest: &str) {
+        let mut held = self.held();
+        let module = held.get_mut(tenant).and_then(|all| all.get_mut(digest));
+        if let Some(module) = module {
+            module.stored = false;
+        }
+    }
+
+    /// Writes a module down. Blocks for a moment.
+    pub(crate) fn write(&self, module: HeldModule) -> Result<(), RemoteError> {
+        let path = self.path(&module.tenant, &module.digest);
+        let new = path.with_extension("new");
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(path.parent().unwrap_or(&path))?;
+            fs::write(&new, serde_json::to_vec(&module)?)?;
+            fs::rename(&new, &path)
+        };
+        write().map_err(RemoteError::io(&path))?;
+        insert(&mut self.held(), module);
+        Ok(())
+    }
+
+    /// Forgets a module, of which nothing is in the store any more.
+    pub(crate) fn forget(&self, tenant: &str, digest: &str) -> Result<(), RemoteError> {
+        let path = self.path(tenant, digest);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(RemoteError::io(&path)(e)),
+            _ => {}
+        }
+        let mut held = self.held();
+        if let Some(modules) = held.get_mut(tenant) {
+            modules.remove(digest);
+            if modules.is_empty() {
+                held.remove(tenant);
+                // Kept if a module was written down there meanwhile.
+                let _ = fs::remove_dir(path.parent().unwrap_or(&path));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn insert(held: &mut Held, module: HeldModule) {
+    let modules = held.entry(module.tenant.clone()).or_default();
+    modules.insert(module.digest.clone(), module);
+}
+
+/// Id of this data directory, which is made if there is none.
+fn host_id(path: &Path) -> Result<String, RemoteError> {
+    let failed = RemoteError::io(path);
+    match fs::read_to_string(path) {
+        Ok(id) if id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()) => return Ok(id),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    let mut id = [0; 16];
+    let made = getrandom::fill(&mut id).map_err(io::Error::other);
+    let id = HEXLOWER.encode(&id);
+    let new = path.with_extension("new");
+    let written = made
+        .and_then(|()| fs::write(&new, &id))
+        .and_then(|()| fs::rename(&new, path));
+    written.map_err(failed)?;
+    Ok(id)
+}

@@ -1,0 +1,352 @@
+//! Pull: snapshots that other hosts pushed, with their ancestors, into the cache of this host.
+
+use crate::host::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
+use crate::{
+    CachedLayer, DataKeys, EngineKind, Layer, LayerKind, PullReport, RemoteSnapshot, RunKind,
+    SHARED_TENANT, Scope, Selection, StoreError, Tenant,
+};
+use futures_util::{StreamExt, TryStreamExt};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Part of a snapshot in the store with the record that its host kept of it.
+pub const RECORD_PART: &str = "record.json";
+/// Part of a snapshot in the store with the manifest that its engine wrote.
+pub const MANIFEST_PART: &str = "manifest.json";
+/// Longest record or manifest in bytes.
+const MAX_DOCUMENT_BYTES: u64 = 8 << 20;
+const PARTS_AT_ONCE: usize = 4;
+const MANIFESTS_AT_ONCE: usize = 8;
+
+/// Snapshot in the store as it was found for an owner. All of it but its authenticity is unchecked:
+/// a host with the owner's keys wrote it.
+#[derive(Debug, Clone)]
+pub struct FoundSnapshot {
+    /// Id.
+    pub id: String,
+    /// Snapshot that its layers are based on.
+    pub parent: Option<String>,
+    /// True if all tenants may read it.
+    pub shared: bool,
+    /// Content in the store.
+    pub remote: RemoteSnapshot,
+}
+
+/// File of a snapshot that has arrived. It stays in the cache while this exists.
+#[derive(Debug, Clone)]
+pub struct PulledFile {
+    part: Layer,
+    layer: Arc<CachedLayer>,
+    /// None: all of it has arrived.
+    origin: Option<LayerOrigin>,
+}
+
+/// Memory that a pull fetches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPull<'a> {
+    /// All of it.
+    All,
+    /// These chunks; the others are fetched when a guest needs them.
+    Chunks(&'a [u64]),
+}
+
+impl FoundSnapshot {
+    /// Engine that took it.
+    pub fn engine(&self) -> &'static str {
+        match self.remote.manifest.engine {
+            EngineKind::Microvm => "microvm",
+            EngineKind::Gvisor => "gvisor",
+        }
+    }
+
+    /// Upper bound of the bytes on disk that it takes.
+    pub fn bytes(&self) -> u64 {
+        let parts = self.remote.manifest.parts.iter();
+        let chunks = parts.map(|part| part.hashes.len() as u64).sum::<u64>();
+        chunks.saturating_mul(crate::CHUNK_BYTES.into())
+    }
+}
+
+impl PulledFile {
+    /// Name of the file.
+    pub fn name(&self) -> &str {
+        &self.part.name
+    }
+
+    /// Makes the file at `to`, which does not exist: another name of the cached file where that is
+    /// possible, so that one copy in memory serves all, or else a copy that shares its storage, or
+    /// else one that does not.
+    pub fn place(&self, to: &Path) -> io::Result<()> {
+        let linked = fs::hard_link(self.layer.path(), to);
+        if linked.is_ok() || self.origin.is_some() {
+            return linked;
+        }
+        let cloned = self.layer.clone_to(&self.part, to);
+        cloned.map(drop).map_err(|e| match e {
+            StoreError::Io { source, .. } => source,
+            StoreError::DiskFull { .. } => io::Error::new(io::ErrorKind::StorageFull, e),
+            other => io::Error::other(other),
+        })
+    }
+
+    /// Returns true if each chunk that is here is as it was pushed. Blocks.
+    fn is_sound(&self, keys: &DataKeys) -> io::Result<bool> {
+        let mut chunk = Vec::new();
+        let stored = self.part.ranges(RunKind::Stored).flatten();
+        let stored = stored.zip(&self.part.hashes);
+        for (number, hash) in stored.filter(|(number, _)| self.layer.has(*number)) {
+            let range = self.part.chunk_range(number);
+            chunk.resize((range.end - range.start) as usize, 0);
+            self.layer.file().read_exact_at(&mut chunk, range.start)?;
+            if keys.chunk_hash(&chunk) != *hash {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Place of its other chunks, if not all have arrived.
+    pub fn missing(&self) -> Option<&LayerOrigin> {
+        self.origin.as_ref()
+    }
+
+    /// Keeps it in the cache until the file `to`, which does not exist, is removed.
+    pub fn pin(&self, to: &Path) -> io::Result<()> {
+        self.layer.pin(to).map_err(io::Error::other)
+    }
+
+    /// The file, which may be gone from the cache when it is closed.
+    pub(crate) fn file(&self) -> Result<File, RemoteError> {
+        let file = self.layer.file().try_clone();
+        file.map_err(RemoteError::io(self.layer.path()))
+    }
+
+    fn read(&self) -> Result<Vec<u8>, RemoteError> {
+        let failed = |e| RemoteError::io(self.layer.path())(e);
+        let mut bytes = vec![0; self.part.bytes.min(MAX_DOCUMENT_BYTES) as usize];
+        self.layer
+            .file()
+            .read_exact_at(&mut bytes, 0)
+            .map_err(failed)?;
+        Ok(bytes)
+    }
+}
+
+impl RemoteStore {
+    /// Finds snapshot `id` of `owner`. Returns it and its ancestors, nearest first; none if the
+    /// store has none of that id for the owner.
+    pub async fn find(
+        &self,
+        owner: Option<&str>,
+        id: &str,
+    ) -> Result<Option<Vec<FoundSnapshot>>, RemoteError> {
+        let name = owner.unwrap_or(LOCAL_TENANT);
+        match self.find_known(name, id).await {
+            // Another host may have renewed the keys since they were read.
+            Err(RemoteError::Store(StoreError::Key { .. })) => {
+                self.forget_tenant(name);
+                self.forget_tenant(SHARED_TENANT);
+                self.find_known(name, id).await
+            }
+            other => other,
+        }
+    }
+
+    async fn find_known(
+        &self,
+        name: &str,
+        id: &str,
+    ) -> Result<Option<Vec<FoundSnapshot>>, RemoteError> {
+        let Some(tenant) = self.find_tenant(name).await? else {
+            return Ok(None);
+        };
+        let Some(root) = self.shared.named(&tenant, id).await? else {
+            return Ok(None);
+        };
+        let newest = self.shared.open(&tenant, root).await?;
+        let names = newest.manifest.lineage.clone();
+        let shared = match names.iter().any(|name| name.scope == Scope::Shared) {
+            true => self.find_tenant(SHARED_TENANT).await?,
+            false => None,
+        };
+        let of = |scope: Scope| -> Option<&Arc<Tenant>> {
+            match scope {
+                Scope::Tenant => Some(&tenant),
+                Scope::Shared => shared.as_ref(),
+            }
+        };
+        let of = &of;
+        let opening = names.clone().into_iter().map(|name| async move {
+            let tenant = of(name.scope).ok_or_else(|| damaged(id, "has no such ancestor"))?;
+            Ok::<_, RemoteError>(self.shared.open(tenant, name.root).await?)
+        });
+        let opening = futures_util::stream::iter(opening);
+        let ancestors: Vec<RemoteSnapshot> =
+            opening.buffered(MANIFESTS_AT_ONCE).try_collect().await?;
+        let scopes = names.iter().map(|name| name.scope == Scope::Shared);
+        let mut found = vec![FoundSnapshot {
+            id: id.to_owned(),
+            parent: None,
+            shared: false,
+            remote: newest,
+        }];
+        for (remote, shared) in ancestors.into_iter().zip(scopes) {
+            let parent = remote.manifest.attributes.id.clone();
+            if let Some(child) = found.last_mut() {
+                child.parent = Some(parent.clone());
+            }
+            found.push(FoundSnapshot {
+                id: parent,
+                parent: None,
+                shared,
+                remote,
+            });
+        }
+        check_lineage(id, &found)?;
+        Ok(Some(found))
+    }
+
+    /// Reads part `name`, a document of a few MiB at most; none: the snapshot has no such part.
+    pub async fn document(
+        &self,
+        found: &FoundSnapshot,
+        name: &str,
+    ) -> Result<Option<Vec<u8>>, RemoteError> {
+        match found.remote.part(name) {
+            None => Ok(None),
+            Some((_, part)) if part.bytes > MAX_DOCUMENT_BYTES => {
+                Err(damaged(&found.id, "has a document that is too long"))
+            }
+            Some((number, _)) => self
+                .pull_part(found, number, MemoryPull::All, "")
+                .await?
+                .0
+                .read()
+                .map(Some),
+        }
+    }
+
+    /// Pulls all files of a snapshot of `owner`, but not those of its ancestors. Of its memory it
+    /// pulls what `memory` says.
+    pub async fn pull(
+        &self,
+        owner: Option<&str>,
+        found: &FoundSnapshot,
+        memory: MemoryPull<'_>,
+    ) -> Result<(Vec<PulledFile>, PullReport), RemoteError> {
+        let parts = found.remote.manifest.parts.iter().enumerate();
+        let wanted = parts.filter(|(_, part)| part.name != RECORD_PART);
+        let wanted: Vec<usize> = wanted.map(|(number, _)| number).collect();
+        let tenant = match found.shared {
+            true => SHARED_TENANT,
+            false => owner.unwrap_or(LOCAL_TENANT),
+        };
+        let pulling = wanted
+            .into_iter()
+            .map(|number| self.pull_part(found, number, memory, tenant));
+        let mut pulling = futures_util::stream::iter(pulling).buffer_unordered(PARTS_AT_ONCE);
+        let (mut files, mut total) = (Vec::new(), PullReport::default());
+        while let Some((file, report)) = pulling.try_next().await? {
+            total.chunks += report.chunks;
+            total.fetched += report.fetched;
+            total.fetched_bytes += report.fetched_bytes;
+            total.ranges += report.ranges;
+            total.range_bytes += report.range_bytes;
+            total.seconds = total.seconds.max(report.seconds);
+            files.push(file);
+        }
+        Ok((files, total))
+    }
+
+    /// Pulls a part. What the cache had of it is checked, and fetched anew if it is damaged.
+    pub(crate) async fn pull_part(
+        &self,
+        found: &FoundSnapshot,
+        number: usize,
+        memory: MemoryPull<'_>,
+        tenant: &str,
+    ) -> Result<(PulledFile, PullReport), RemoteError> {
+        let (id, remote) = (found.id.as_str(), &found.remote);
+        let part = remote.manifest.parts.get(number).cloned();
+        let part = part.ok_or_else(|| damaged(id, "has no such part"))?;
+        let selection = match (part.kind, memory) {
+            (LayerKind::Memory, MemoryPull::Chunks(chunks)) => Selection::Chunks(chunks),
+            _ => Selection::All,
+        };
+        let root = remote.part_root(number)?;
+        let origin = (selection != Selection::All).then(|| LayerOrigin {
+            tenant: tenant.to_owned(),
+            snapshot: remote.root,
+            part: number,
+            layer: root,
+        });
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let pulling = self.shared.pull(remote, number, selection, &self.cache);
+            let (layer, report) = pulling.await?;
+            if origin.is_some() {
+                layer.mark_holes(&part)?;
+            }
+            let file = PulledFile {
+                part: part.clone(),
+                layer,
+                origin: origin.clone(),
+            };
+            if report.fetched == report.chunks {
+                return Ok((file, report));
+            }
+            let (keys, checked) = (remote.keys().clone(), file.clone());
+            let checking = tokio::task::spawn_blocking(move || checked.is_sound(&keys));
+            let checked = checking.await.map_err(io::Error::other);
+            match checked
+                .and_then(|sound| sound)
+                .map_err(RemoteError::io(file.layer.path()))?
+            {
+                true => return Ok((file, report)),
+                false if attempts == 1 => {
+                    tracing::warn!(id, part = part.name, "the cache is damaged: fetched anew");
+                    drop(file);
+                    self.cache.forget(&root)?;
+                }
+                false => return Err(damaged(id, "is damaged in the cache of this host")),
+            }
+        }
+    }
+}
+
+/// Checks that each ancestor says the same about those below it, and that no id is there twice.
+fn check_lineage(id: &str, found: &[FoundSnapshot]) -> Result<(), RemoteError> {
+    let Some((newest, ancestors)) = found.split_first() else {
+        return Ok(());
+    };
+    let names = &newest.remote.manifest.lineage;
+    for (at, ancestor) in ancestors.iter().enumerate() {
+        // Under other keys an ancestor calls those below it by other scopes.
+        let below = ancestor
+            .remote
+            .manifest
+            .lineage
+            .iter()
+            .map(|name| name.root);
+        if !below.eq(names[at + 1..].iter().map(|name| name.root)) {
+            return Err(damaged(id, "has ancestors that do not fit each other"));
+        }
+    }
+    let ids: HashSet<&str> = found.iter().map(|found| found.id.as_str()).collect();
+    match ids.len() == found.len() {
+        true => Ok(()),
+        false => Err(damaged(id, "is its own ancestor")),
+    }
+}
+
+fn damaged(id: &str, reason: &'static str) -> RemoteError {
+    RemoteError::Damaged {
+        id: id.to_owned(),
+        reason,
+    }
+}

@@ -1,0 +1,177 @@
+//! Push: snapshots of this host into the store, and their removal from it.
+
+use crate::host::pull::RECORD_PART;
+use crate::host::{RemoteError, RemoteStore};
+use crate::{
+    Attributes, CHUNK_BYTES, EngineKind, Hash, LayerKind, PartSource, PushOptions, PushReport,
+    SHARED_TENANT, Scope, SnapshotName, SnapshotSource, StoreError,
+};
+use jiffy_engine_api::{GVISOR, PART_CHUNK_BYTES, SnapshotFile, SnapshotFileKind, SnapshotParts};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+const _: () = assert!(PART_CHUNK_BYTES == CHUNK_BYTES as u64);
+
+/// Snapshot that is to be pushed.
+#[derive(Debug)]
+pub struct PushRequest<'a> {
+    /// Tenant that it becomes a snapshot of.
+    pub tenant: &'a str,
+    /// Its files.
+    pub parts: &'a SnapshotParts,
+    /// Record that its host keeps of it.
+    pub record: &'a [u8],
+    /// Id of the API key that owns it; empty: the owner of the host.
+    pub owner: &'a str,
+    /// Time of creation in milliseconds since 1970.
+    pub created_ms: u64,
+    /// Snapshots below it in the store, nearest first ([`RemoteStore::stored_lineage`]).
+    pub lineage: Vec<SnapshotName>,
+    /// True if it is found by its id.
+    pub named: bool,
+    /// Becomes true when it is not wanted any more.
+    pub cancelled: watch::Receiver<bool>,
+}
+
+/// Result of a push.
+#[derive(Debug, Clone)]
+pub struct Pushed {
+    /// Snapshots below one that is based on it, nearest first: itself, and those below it.
+    pub lineage: Vec<SnapshotName>,
+    /// Root that names it.
+    pub root: String,
+    /// Chunks and bytes.
+    pub report: PushReport,
+}
+
+impl RemoteStore {
+    /// Pushes a snapshot. Chunks that the store has are not sent.
+    pub async fn push(&self, request: PushRequest<'_>) -> Result<Pushed, RemoteError> {
+        let tenant = self.tenant(Some(request.tenant)).await?;
+        let parts = request.parts;
+        let mut files: Vec<PartSource> = parts.files.iter().map(part).collect();
+        files.push(record_part(request.record).map_err(RemoteError::io(Path::new(RECORD_PART)))?);
+        let source = SnapshotSource {
+            engine: match parts.engine == GVISOR {
+                true => EngineKind::Gvisor,
+                false => EngineKind::Microvm,
+            },
+            created_ms: request.created_ms,
+            attributes: Attributes {
+                id: parts.id.clone(),
+                template: parts.template.clone(),
+                engine_version: parts.version.clone(),
+                kernel: parts.kernel.clone(),
+                agent: parts.agent.clone(),
+                processor_level: parts.processor.clone(),
+                owner: request.owner.to_owned(),
+            },
+            lineage: request.lineage,
+            parts: files,
+            working_set: parts.working_set.clone(),
+        };
+        let options = PushOptions {
+            cancelled: Some(request.cancelled),
+            ..PushOptions::new(self.index_cache().to_owned())
+        };
+        let (name, report) = self.shared.push(&tenant, &source, &options).await?;
+        if request.named {
+            self.shared.set_name(&tenant, &parts.id, name.root).await?;
+        }
+        let mut lineage = source.lineage;
+        lineage.insert(0, name);
+        Ok(Pushed {
+            lineage,
+            root: name.root.to_string(),
+            report,
+        })
+    }
+
+    /// Returns the snapshots below one that is based on the pushed snapshot `root` of `tenant`,
+    /// nearest first: itself, and those below it. None if the store has it no more.
+    pub async fn stored_lineage(
+        &self,
+        tenant: &str,
+        root: &str,
+    ) -> Result<Option<Vec<SnapshotName>>, RemoteError> {
+        let Ok(root) = root.parse::<Hash>() else {
+            return Ok(None);
+        };
+        let opened = self.tenant(Some(tenant)).await?;
+        let snapshot = match self.shared.open(&opened, root).await {
+            Ok(snapshot) => snapshot,
+            Err(StoreError::Missing { .. } | StoreError::Damaged { .. }) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let scope = scope(tenant);
+        let own = SnapshotName { scope, root };
+        let below = snapshot.manifest.lineage.iter().map(|name| SnapshotName {
+            // Those below one of all tenants are of all tenants, too.
+            scope: match scope {
+                Scope::Shared => Scope::Shared,
+                Scope::Tenant => name.scope,
+            },
+            root: name.root,
+        });
+        Ok(Some([own].into_iter().chain(below).collect()))
+    }
+
+    /// Removes snapshot `id` of `tenant`: its name, if that leads to `root` or `root` is none, and
+    /// its content if `content` is true. Content that another snapshot is based on stays until that
+    /// is removed. One that is gone is no error.
+    pub async fn retract(
+        &self,
+        tenant: &str,
+        id: &str,
+        root: Option<&str>,
+        content: bool,
+    ) -> Result<(), RemoteError> {
+        let tenant = self.tenant(Some(tenant)).await?;
+        let wanted: Option<Hash> = root.and_then(|root| root.parse().ok());
+        let named = self.shared.named(&tenant, id).await?;
+        if named.is_some() && (wanted.is_none() || named == wanted) {
+            self.shared.remove_name(&tenant, id).await?;
+        }
+        match wanted.or(named).filter(|_| content) {
+            Some(root) => Ok(self.shared.remove(&tenant, root).await?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn scope(tenant: &str) -> Scope {
+    match tenant == SHARED_TENANT {
+        true => Scope::Shared,
+        false => Scope::Tenant,
+    }
+}
+
+fn part(file: &SnapshotFile) -> PartSource {
+    PartSource {
+        kind: match file.kind {
+            SnapshotFileKind::Memory => LayerKind::Memory,
+            SnapshotFileKind::Disk(number) => LayerKind::Disk(number),
+            SnapshotFileKind::DeviceState => LayerKind::DeviceState,
+            SnapshotFileKind::Other => LayerKind::File,
+        },
+        name: file.name.clone(),
+        file: file.file.clone(),
+        inherited: file.inherited.clone(),
+    }
+}
+
+/// The record as a file, which no disk has.
+fn record_part(record: &[u8]) -> io::Result<PartSource> {
+    let mut file = File::from(memfd_create("record", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(record)?;
+    Ok(PartSource {
+        kind: LayerKind::File,
+        name: RECORD_PART.to_owned(),
+        file: Arc::new(file),
+        inherited: Vec::new(),
+    })
+}

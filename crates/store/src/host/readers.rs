@@ -1,0 +1,216 @@
+//! Snapshots of the store that this host needs, because it has not fetched all of them: the store
+//! keeps them meanwhile, also if another host removes them. File `<home>/store/readers.json` has
+//! what the store was told, so that a daemon that was killed leaves nothing there.
+
+use crate::host::fetch_grants::hash;
+use crate::host::{LayerOrigin, RemoteError, RemoteStore};
+use crate::{Hash, READER_TIME};
+use data_encoding::HEXLOWER;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use std::time::{Duration, SystemTime};
+
+/// Time after which the store is told again.
+const RENEWAL_TIME: Duration = Duration::from_secs(READER_TIME.as_secs() / 7);
+
+/// Needs of this host that the store was told of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReaderBook {
+    /// Id of this data directory, random.
+    host: String,
+    /// Address of the store.
+    store: String,
+    readers: Vec<Reader>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reader {
+    tenant: String,
+    #[serde(with = "hash")]
+    snapshot: Hash,
+    /// Milliseconds since 1970 when the store was told last; 0: it may not have been told.
+    renewed_ms: u64,
+}
+
+impl RemoteStore {
+    /// Tells the store which snapshots this host needs: those with layers at `missing`, and no
+    /// others. Makes requests only for what has changed, and once a day. One caller at a time.
+    pub async fn keep_readers(&self, missing: &[LayerOrigin]) -> Result<(), RemoteError> {
+        let needed = missing.iter().map(|layer| (&layer.tenant, layer.snapshot));
+        let needed: BTreeSet<(&String, Hash)> = needed.collect();
+        let mut book = self.reader_book()?;
+        if book.readers.is_empty() && needed.is_empty() {
+            return Ok(());
+        }
+        for (tenant, snapshot) in &needed {
+            let mut told = book.readers.iter();
+            if !told.any(|told| (&told.tenant, told.snapshot) == (*tenant, *snapshot)) {
+                book.readers.push(Reader {
+                    tenant: (*tenant).clone(),
+                    snapshot: *snapshot,
+                    renewed_ms: 0,
+                });
+            }
+        }
+        // Before the store is told, so that it can be told otherwise.
+        self.write_reader_book(&book)?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
+        let mut failure = None;
+        let mut kept = Vec::new();
+        for mut reader in std::mem::take(&mut book.readers) {
+            let is_needed = needed.contains(&(&reader.tenant, reader.snapshot));
+            // Also after the clock was set back.
+            let age = Duration::from_millis(now.abs_diff(reader.renewed_ms));
+            let told = match is_needed {
+                true if age < RENEWAL_TIME => Ok(()),
+                _ => self.tell(&book.host, &reader, is_needed).await,
+            };
+            match (told, is_needed) {
+                (Ok(()), false) => continue,
+                (Ok(()), true) if age >= RENEWAL_TIME => reader.renewed_ms = now,
+                (Ok(()), true) => {}
+                (Err(e), _) => failure = Some(e),
+            }
+            kept.push(reader);
+        }
+        book.readers = kept;
+        self.write_reader_book(&book)?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    async fn tell(&self, host: &str, reader: &Reader, needed: bool) -> Result<(), RemoteError> {
+        let Some(tenant) = self.find_tenant(&reader.tenant).await? else {
+            return Ok(());
+        };
+        let (shared, root) = (&self.shared, reader.snapshot);
+        match needed {
+            true => shared.set_reader(&tenant, root, host).await?,
+            false => shared.remove_reader(&tenant, root, host).await?,
+        }
+        Ok(())
+    }
+
+    fn reader_book(&self) -> Result<ReaderBook, RemoteError> {
+        let path = self.reader_book_path();
+        let failed = RemoteError::io(path);
+        let text = match std::fs::read(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(failed(e)),
+            Ok(text) => text,
+        };
+        // A reader that is not known here any more ends by itself in the store.
+        let mut book: ReaderBook = serde_json::from_slice(&text).unwrap_or_default();
+        if book.store != self.url() {
+            book.store = self.url().to_owned();
+            book.readers.clear();
+        }
+        if book.host.is_empty() {
+            let mut id = [0; 16];
+            getrandom::fill(&mut id).map_err(|e| failed(io::Error::other(e)))?;
+            book.host = HEXLOWER.encode(&id);
+        }
+        Ok(book)
+    }
+
+    fn write_reader_book(&self, book: &ReaderBook) -> Result<(), RemoteError> {
+        let path = self.reader_book_path();
+        let new = path.with_extension("new");
+        let write = || -> io::Result<()> {
+            std::fs::write(&new, serde_json::to_vec(book)?)?;
+            std::fs::rename(&new, path)
+        };
+        write().map_err(RemoteError::io(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SHARED_TENANT;
+    use crate::host::{LOCAL_TENANT, RemoteSettings};
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    fn open(dir: &Path, home: &str) -> Arc<RemoteStore> {
+        let keys = dir.join("one/store/keys.toml");
+        let remote = RemoteStore::open(&RemoteSettings {
+            url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
+            keyring: keys.exists().then_some(keys),
+            home: dir.join(home),
+            cache_bytes: 1 << 20,
+            upload_bytes_per_second: None,
+            timeout: Duration::from_secs(2),
+        });
+        remote.unwrap()
+    }
+
+    fn missing(tenant: &str, snapshot: u8) -> LayerOrigin {
+        LayerOrigin {
+            tenant: tenant.to_owned(),
+            snapshot: Hash([snapshot; 32]),
+            part: 2,
+            layer: Hash([9; 32]),
+        }
+    }
+
+    /// Files of the store below folders `readers`, with the times of their last changes.
+    fn told(dir: &Path) -> BTreeSet<(PathBuf, SystemTime)> {
+        let (mut found, mut left) = (BTreeSet::new(), vec![dir.join("bucket")]);
+        while let Some(path) = left.pop() {
+            for entry in std::fs::read_dir(path).unwrap().flatten() {
+                match entry.path().is_dir() {
+                    true => left.push(entry.path()),
+                    false => drop(
+                        found.insert((entry.path(), entry.metadata().unwrap().modified().unwrap())),
+                    ),
+                }
+            }
+        }
+        found.retain(|(path, _)| path.iter().any(|part| part == "readers"));
+        found
+    }
+
+    #[tokio::test]
+    async fn the_store_is_told_what_this_host_needs_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (open(dir.path(), "one"), open(dir.path(), "two"));
+        one.keep_readers(&[]).await.unwrap();
+        assert!(!dir.path().join("one/store/readers.json").exists());
+        one.tenant(None).await.unwrap();
+        one.tenant(Some(SHARED_TENANT)).await.unwrap();
+        let needed = [missing(LOCAL_TENANT, 1), missing(SHARED_TENANT, 2)];
+        one.keep_readers(&needed).await.unwrap();
+        two.keep_readers(&needed[..1]).await.unwrap();
+        let all = told(dir.path());
+        assert_eq!(all.len(), 3, "{all:?}");
+        // Nothing changed, for the next daemon either: nothing is written.
+        let one = open(dir.path(), "one");
+        one.keep_readers(&needed).await.unwrap();
+        assert_eq!(told(dir.path()), all);
+        one.keep_readers(&needed[1..]).await.unwrap();
+        assert_eq!(told(dir.path()).len(), 2);
+        two.keep_readers(&[]).await.unwrap();
+        assert_eq!(told(dir.path()).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_was_gone_is_told_when_it_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = open(dir.path(), "one");
+        one.tenant(None).await.unwrap();
+        let (bucket, away) = (dir.path().join("bucket"), dir.path().join("away"));
+        let needed = [missing(LOCAL_TENANT, 1)];
+        for (needed, expected) in [(&needed[..], 1), (&[], 0)] {
+            std::fs::rename(&bucket, &away).unwrap();
+            one.keep_readers(needed).await.unwrap_err();
+            std::fs::rename(&away, &bucket).unwrap();
+            // The daemon was killed meanwhile.
+            open(dir.path(), "one").keep_readers(needed).await.unwrap();
+            assert_eq!(told(dir.path()).len(), expected);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Settings of the shared store on a host.
+
+use crate::StoreUrl;
+use crate::host::RemoteError;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Default of [`RemoteSettings::timeout`].
+pub const STORE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// File in the data directory that names the store which was opened last.
+const LAST_STORE: &str = "store/last.json";
+
+/// Settings of the shared store on a host.
+#[derive(Debug, Clone)]
+pub struct RemoteSettings {
+    /// Address.
+    pub url: StoreUrl,
+    /// File of master keys, which may name a command that wraps and unwraps; none:
+    /// `<home>/store/keys.toml`, which is made if it is missing.
+    pub keyring: Option<PathBuf>,
+    /// Data directory of this host.
+    pub home: PathBuf,
+    /// Bytes that cached layers may take on disk.
+    pub cache_bytes: u64,
+    /// Bytes sent to the store per second; none: no limit.
+    pub upload_bytes_per_second: Option<u64>,
+    /// Time for which a request to the store, with all its attempts, may bring no byte.
+    pub timeout: Duration,
+}
+
+/// Store that a daemon opened last on a data directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastStore {
+    /// Address.
+    pub url: String,
+    /// File of master keys; none: the one in the data directory.
+    pub keyring: Option<PathBuf>,
+}
+
+impl LastStore {
+    /// Reads it; none if no store was opened yet.
+    pub fn read(home: &Path) -> Result<Option<Self>, RemoteError> {
+        let path = home.join(LAST_STORE);
+        let failed = RemoteError::io(&path);
+        match std::fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed(e)),
+            Ok(text) => match serde_json::from_slice(&text) {
+                Ok(last) => Ok(Some(last)),
+                Err(e) => Err(failed(e.into())),
+            },
+        }
+    }
+
+    /// Writes it. Complete or absent.
+    pub fn write(settings: &RemoteSettings) -> Result<(), RemoteError> {
+        let last = Self {
+            url: settings.url.to_string(),
+            keyring: settings
+                .keyring
+                .as_ref()
+                .and_then(|path| path.canonicalize().ok()),
+        };
+        let path = settings.home.join(LAST_STORE);
+        let new = path.with_extension("new");
+        let write = || -> io::Result<()> {
+            std::fs::write(&new, serde_json::to_vec(&last)?)?;
+            std::fs::rename(&new, &path)
+        };
+        write().map_err(RemoteError::io(&path))
+    }
+}

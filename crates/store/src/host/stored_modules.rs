@@ -1,0 +1,341 @@
+//! Modules of this host's functions in the store that hosts share.
+//!
+//! A module is pushed as a snapshot of one file, whose manifest says nothing of its host, so that
+//! all hosts push the same one. It is found by the BLAKE3 hash of its content, among those of its
+//! tenant only, and stays for as long as a host holds it.
+
+use crate::host::module_book::{HeldModule, ModuleBook};
+use crate::host::{FoundSnapshot, LOCAL_TENANT, MemoryPull, RemoteError, RemoteStore};
+use crate::{
+    Attributes, EngineKind, LayerKind, PartSource, PushOptions, PushReport, SnapshotSource,
+    StoreError, Tenant,
+};
+use jiffy_engine_api::now_ms;
+use std::fs::File;
+use std::sync::Arc;
+
+/// File of a module in the store.
+const MODULE_PART: &str = "module.wasm";
+
+/// Modules of this host's functions in the store. Digests are BLAKE3 hashes in hexadecimal digits;
+/// an owner is the id of an API key, or none for the host's owner.
+#[derive(Debug)]
+pub struct StoredModules {
+    remote: Arc<RemoteStore>,
+    book: ModuleBook,
+}
+
+fn tenant_name(owner: Option<&str>) -> &str {
+    owner.unwrap_or(LOCAL_TENANT)
+}
+
+impl StoredModules {
+    /// Reads what this host holds. Makes no request. Blocks.
+    pub fn open(remote: Arc<RemoteStore>) -> Result<Self, RemoteError> {
+        let book = ModuleBook::open(&remote)?;
+        Ok(Self { remote, book })
+    }
+
+    /// True if other hosts find the module, and find it for as long as this host needs it.
+    pub fn is_stored(&self, owner: Option<&str>, digest: &str) -> bool {
+        let held = self.book.find(tenant_name(owner), digest);
+        held.is_some_and(|module| module.stored)
+    }
+
+    /// Owners of modules that the store was told of.
+    pub fn owners(&self) -> Vec<Option<String>> {
+        let tenants = self.book.tenants().into_iter();
+        let owner = |name: String| Some(name).filter(|name| name != LOCAL_TENANT);
+        tenants.map(owner).collect()
+    }
+
+    /// Digests of an owner's modules that the store was told of.
+    pub fn digests(&self, owner: Option<&str>) -> Vec<String> {
+        self.book.digests(tenant_name(owner))
+    }
+
+    /// Takes a module for one that is not stored, until it was stored again.
+    pub fn doubt(&self, owner: Option<&str>, digest: &str) {
+        self.book.doubt(tenant_name(owner), digest);
+    }
+
+    /// Puts a module into the store and holds it. Chunks that are there are not sent. One call at a
+    /// time for an owner.
+    pub async fn store(
+        &self,
+        owner: Option<&str>,
+        digest: &str,
+        file: File,
+    ) -> Result<PushReport, RemoteError> {
+        let name = tenant_name(owner);
+        let stored = self.store_known(owner, digest, Arc::new(file)).await;
+        if let Err(RemoteError::Store(StoreError::Key { .. })) = &stored {
+            // Another host may have renewed the keys since they were read.
+            self.remote.forget_tenant(name);
+        }
+        stored
+    }
+
+    async fn store_known(
+        &self,
+        owner: Option<&str>,
+        digest: &str,
+        file: Arc<File>,
+    ) -> Result<PushReport, RemoteError> {
+        let tenant = self.remote.tenant(owner).await?;
+        let held = self.book.find(tenant.name(), digest);
+        let created_ms = held.map_or(0, |module| module.created_ms);
+        match self.push(&tenant, digest, file.clone(), created_ms).await {
+            // Its last host has just given it up: content that was removed stays so, under its
+            // root.
+            Err(e) if e.is_gone() => self.push(&tenant, digest, file, now_ms()).await,
+            pushed => pushed,
+        }
+    }
+
+    async fn push(
+        &self,
+        tenant: &Tenant,
+        digest: &str,
+        file: Arc<File>,
+        created_ms: u64,
+    ) -> Result<PushReport, RemoteError> {
+        let shared = &self.remote.shared;
+        let source = source(digest, file, created_ms);
+        let root = shared.root(tenant, &source).await?;
+        let former = self.book.find(tenant.name(), digest);
+        if let Some(former) = former.filter(|former| former.root != root) {
+            let released = shared.release_module(tenant, digest, former.root, &self.book.host);
+            released.await?;
+        }
+        let mut module = HeldModule {
+            store: self.remote.url().to_owned(),
+            tenant: tenant.name().to_owned(),
+            digest: digest.to_owned(),
+            root,
+            created_ms,
+            stored: false,
+        };
+        // Before the store has anything, so that all of it can be released.
+        self.book.write(module.clone())?;
+        let options = PushOptions::new(self.remote.index_cache().to_owned());
+        let (name, report) = shared.push(tenant, &source, &options).await?;
+        module.root = name.root;
+        let holding = shared.hold_module(tenant, digest, name.root, &self.book.host);
+        holding.await?;
+        module.stored = true;
+        self.book.write(module)?;
+        Ok(report)
+    }
+
+    /// Lets go of a module that no function of this host needs. The store's collection removes it
+    /// when no other host holds it.
+    pub async fn release(&self, owner: Option<&str>, digest: &str) -> Result<(), RemoteError> {
+        let name = tenant_name(owner);
+        let Some(mut module) = self.book.find(name, digest) else {
+            return Ok(());
+        };
+        module.stored = false;
+        let root = module.root;
+        self.book.write(module)?;
+        if let Some(tenant) = self.remote.find_tenant(name).await? {
+            let shared = &self.remote.shared;
+            let releasing = shared.release_module(&tenant, digest, root, &self.book.host);
+            releasing.await?;
+        }
+        self.book.forget(name, digest)
+    }
+
+    /// Fetches a module of an owner, which may be gone from the cache when the file is closed. None
+    /// if the store has none of this digest for the owner. The content is that of some host with
+    /// the owner's keys: compare its hash.
+    pub async fn fetch(
+        &self,
+        owner: Option<&str>,
+        digest: &str,
+        max_bytes: u64,
+    ) -> Result<Option<File>, RemoteError> {
+        let name = tenant_name(owner);
+        match self.fetch_known(name, digest, max_bytes).await {
+            Err(RemoteError::Store(StoreError::Key { .. })) => {
+                self.remote.forget_tenant(name);
+                self.fetch_known(name, digest, max_bytes).await
+            }
+            other => other,
+        }
+    }
+
+    async fn fetch_known(
+        &self,
+        name: &str,
+        digest: &str,
+        max_bytes: u64,
+    ) -> Result<Option<File>, RemoteError> {
+        let shared = &self.remote.shared;
+        let Some(tenant) = self.remote.find_tenant(name).await? else {
+            return Ok(None);
+        };
+        let Some(root) = shared.module(&tenant, digest).await? else {
+            return Ok(None);
+        };
+        let found = FoundSnapshot {
+            id: id(digest),
+            parent: None,
+            shared: false,
+            remote: shared.open(&tenant, root).await?,
+        };
+        let damaged = |reason| RemoteError::Damaged {
+            id: id(digest),
+            reason,
+        };
+        let part = found.remote.part(MODULE_PART);
+        let (number, part) = part.ok_or_else(|| damaged("has no file"))?;
+        if part.bytes > max_bytes {
+            return Err(damaged("is longer than a module may be"));
+        }
+        let pulling = self.remote.pull_part(&found, number, MemoryPull::All, name);
+        pulling.await?.0.file().map(Some)
+    }
+}
+
+/// Id of a module in the store. No snapshot has one with a space.
+fn id(digest: &str) -> String {
+    format!("module {digest}")
+}
+
+fn source(digest: &str, file: Arc<File>, created_ms: u64) -> SnapshotSource {
+    SnapshotSource {
+        engine: EngineKind::Microvm,
+        created_ms,
+        attributes: Attributes {
+            id: id(digest),
+            ..Attributes::default()
+        },
+        lineage: Vec::new(),
+        parts: vec![PartSource {
+            kind: LayerKind::File,
+            name: MODULE_PART.to_owned(),
+            file,
+            inherited: Vec::new(),
+        }],
+        working_set: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{LastStore, RemoteSettings};
+    use crate::{GcOptions, Hash};
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::time::Duration;
+
+    const OWNER: Option<&str> = Some("k1");
+    const LIMIT: u64 = 1 << 20;
+
+    fn open(dir: &Path, home: &str) -> StoredModules {
+        let keys = dir.join("one/store/keys.toml");
+        let settings = RemoteSettings {
+            url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
+            keyring: keys.exists().then_some(keys),
+            home: dir.join(home),
+            cache_bytes: 1 << 30,
+            upload_bytes_per_second: None,
+            timeout: Duration::from_millis(200),
+        };
+        let remote = RemoteStore::open(&settings).unwrap();
+        LastStore::write(&settings).unwrap();
+        StoredModules::open(remote).unwrap()
+    }
+
+    fn file(dir: &Path, content: &[u8]) -> File {
+        let path = dir.join("module");
+        std::fs::write(&path, content).unwrap();
+        File::open(path).unwrap()
+    }
+
+    async fn fetched(modules: &StoredModules, owner: Option<&str>) -> Option<Vec<u8>> {
+        let file = modules.fetch(owner, "d1", LIMIT).await.unwrap()?;
+        let mut content = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut content, 0).unwrap();
+        Some(content)
+    }
+
+    #[tokio::test]
+    async fn a_module_that_hosts_share_is_sent_once_and_stays_for_the_last_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (open(dir.path(), "one"), open(dir.path(), "two"));
+        let content: Vec<u8> = (0..200_000u32).flat_map(|n| n.to_le_bytes()).collect();
+        let stored = |modules| {
+            let file = file(dir.path(), &content);
+            async move {
+                StoredModules::store(modules, OWNER, "d1", file)
+                    .await
+                    .unwrap()
+            }
+        };
+        let sent = stored(&one).await;
+        assert!(!sent.existed && sent.new_bytes == content.len() as u64);
+        assert_eq!(fetched(&two, OWNER).await.unwrap(), content);
+        assert!(
+            two.fetch(OWNER, "d1", LIMIT / 2)
+                .await
+                .unwrap_err()
+                .is_damage()
+        );
+        // Not of another owner, nor under another digest.
+        assert_eq!(fetched(&two, None).await, None);
+        assert!(two.fetch(OWNER, "d2", LIMIT).await.unwrap().is_none());
+        let known = stored(&two).await;
+        assert!(known.existed && known.new_chunks == 0, "{known:?}");
+        assert!(two.is_stored(OWNER, "d1") && !two.is_stored(None, "d1"));
+
+        one.release(OWNER, "d1").await.unwrap();
+        assert!(!one.is_stored(OWNER, "d1") && one.owners().is_empty());
+        assert_eq!(fetched(&one, OWNER).await.unwrap(), content);
+        two.release(OWNER, "d1").await.unwrap();
+        assert_eq!(fetched(&one, OWNER).await, None);
+        // Given up, but not collected yet: its chunks are not sent again, its root is another one.
+        let again = stored(&one).await;
+        assert!(
+            again.new_chunks == 0 && again.root != sent.root,
+            "{again:?}"
+        );
+        let (remote, root) = (&one.remote, sent.root.parse::<Hash>().unwrap());
+        let tenant = remote.tenant(OWNER).await.unwrap();
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let at_once = GcOptions {
+                grace: Duration::ZERO,
+                ..GcOptions::default()
+            };
+            remote.shared.collect(&tenant, at_once).await.unwrap();
+        }
+        assert!(remote.shared.open(&tenant, root).await.is_err());
+        assert_eq!(fetched(&two, OWNER).await.unwrap(), content);
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_was_killed_leaves_nothing_that_the_next_one_does_not_know() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = open(dir.path(), "one");
+        one.store(OWNER, "d1", file(dir.path(), b"first"))
+            .await
+            .unwrap();
+        let (bucket, away) = (dir.path().join("bucket"), dir.path().join("away"));
+        std::fs::rename(&bucket, &away).unwrap();
+        let failed = one.store(OWNER, "d2", file(dir.path(), b"second")).await;
+        assert!(failed.unwrap_err().retry_after().is_some());
+        assert!(one.release(OWNER, "d1").await.is_err());
+        let next = open(dir.path(), "one");
+        assert_eq!(next.digests(OWNER), ["d1", "d2"]);
+        assert!(!next.is_stored(OWNER, "d1") && !next.is_stored(OWNER, "d2"));
+        std::fs::rename(&away, &bucket).unwrap();
+        for digest in ["d1", "d2"] {
+            next.release(OWNER, digest).await.unwrap();
+        }
+        assert!(next.fetch(OWNER, "d1", LIMIT).await.unwrap().is_none());
+        assert!(open(dir.path(), "one").owners().is_empty());
+    }
+}
