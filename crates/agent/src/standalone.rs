@@ -74,7 +74,7 @@ async fn serve(options: StandaloneOptions) -> io::Result<()> {
     sys::raise_open_files();
     // Descriptors inherited from the parent are not for children. SAFETY: no pointers; they close
     // at exec, not now.
-    unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+    let _ = unsafe { jiffy_proto::kernel::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     // The parent may ignore signals; children must not inherit that.
     let default = [0_u64; 4];
     for signal in (1..=64).filter(|s| *s != libc::SIGPIPE) {

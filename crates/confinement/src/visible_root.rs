@@ -3,10 +3,12 @@
 use crate::root::{PIVOT_MOUNT_POINT, SEALED, mount_new_root, pivot, private_mounts, seal_root};
 use nix::mount::{MntFlags, mount, umount2};
 use nix::unistd::chdir;
-use std::ffi::{CStr, CString, OsStr};
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
@@ -29,16 +31,10 @@ struct DetachedMount(OwnedFd);
 impl DetachedMount {
     /// Clones the mounts at and below `path`.
     fn clone_of(visible: &VisiblePath) -> io::Result<Self> {
-        let path = CString::new(visible.path.as_os_str().as_bytes())?;
-        let flags = libc::OPEN_TREE_CLONE
-            | libc::OPEN_TREE_CLOEXEC
-            | u32::try_from(libc::AT_RECURSIVE).map_err(io::Error::other)?;
-        // SAFETY: the path is a string that ends with a zero.
-        let made =
-            unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
-        let fd = checked(made)?;
-        // SAFETY: the kernel has just created this descriptor for this process.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE;
+        Ok(Self(open_tree(CWD, &visible.path, flags)?))
     }
 
     fn set_attributes(&self, set: u64, users: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -63,30 +59,15 @@ impl DetachedMount {
                 size_of::<libc::mount_attr>(),
             )
         };
-        checked(done).map(drop)
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn attach(&self, to: &Path) -> io::Result<()> {
-        let to = CString::new(to.as_os_str().as_bytes())?;
-        // SAFETY: the descriptor is open, and both paths are strings that end with a zero.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_move_mount,
-                self.0.as_raw_fd(),
-                c"".as_ptr(),
-                libc::AT_FDCWD,
-                to.as_ptr(),
-                libc::MOVE_MOUNT_F_EMPTY_PATH,
-            )
-        };
-        checked(done).map(drop)
-    }
-}
-
-fn checked(result: libc::c_long) -> io::Result<i32> {
-    match result {
-        -1 => Err(io::Error::last_os_error()),
-        result => i32::try_from(result).map_err(io::Error::other),
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        Ok(move_mount(&self.0, c"", CWD, to, flags)?)
     }
 }
 

@@ -221,7 +221,7 @@ unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
     // connections and other processes' pipes open meanwhile. All are closed on execution at the
     // latest, so that a kernel without this call is fine.
     // SAFETY: no pointers.
-    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+    let _ = unsafe { jiffy_proto::kernel::close_range(3, u32::MAX, 0) };
     if plan.terminal {
         attempt!(
             SpawnStep::Setup,

@@ -5,8 +5,10 @@
 use super::failed;
 use super::layer_writer::LayerWriter;
 use crate::error::VmmError;
+use jiffy_proto::kernel;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::process::{Signal, pidfd_send_signal};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -35,9 +37,7 @@ impl WriterProcess {
 
     /// Kills the process. It ends soon afterwards, as failed.
     pub fn cancel(&self) {
-        let fd = self.pidfd.as_raw_fd();
-        // SAFETY: an open descriptor of a child of ours, and no siginfo.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, 0, 0) };
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
     /// Returns the result of a process that has ended.
@@ -207,13 +207,6 @@ fn exit_with(written: Result<(), Errno>) -> ! {
 unsafe fn close_range(first: RawFd, last: RawFd) {
     if first <= last {
         // SAFETY: the caller's promise.
-        unsafe {
-            libc::syscall(
-                libc::SYS_close_range,
-                libc::c_long::from(first),
-                libc::c_long::from(last),
-                0,
-            )
-        };
+        let _ = unsafe { kernel::close_range(first.unsigned_abs(), last.unsigned_abs(), 0) };
     }
 }

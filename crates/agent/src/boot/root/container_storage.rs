@@ -7,9 +7,11 @@
 
 use super::super::mount::{directory, raw};
 use crate::sys;
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount};
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -144,19 +146,9 @@ fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
         return Ok(false);
     }
     let tree = open_tree(&storage.directory)?;
-    let target = sys::cstring(path.as_bytes())?;
-    // SAFETY: descriptors that are open, and valid C strings.
-    let moved = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_FDCWD,
-            target.as_ptr(),
-            libc::MOVE_MOUNT_F_EMPTY_PATH,
-        )
-    };
-    sys::check(moved as libc::c_int).map(|_| true)
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(&tree, c"", CWD, path, flags)?;
+    Ok(true)
 }
 
 fn bind_one(storage: &ContainerStorage, at: &str, root: &str) -> io::Result<bool> {
@@ -174,19 +166,10 @@ fn bind_one(storage: &ContainerStorage, at: &str, root: &str) -> io::Result<bool
 
 /// The directory as a mount of its own, which has no place yet.
 fn open_tree(directory: &File) -> io::Result<OwnedFd> {
-    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
-    // SAFETY: a descriptor that is open, and an empty C string.
-    let tree = unsafe {
-        libc::syscall(
-            libc::SYS_open_tree,
-            directory.as_raw_fd(),
-            c"".as_ptr(),
-            flags,
-        )
-    };
-    let tree = sys::check(tree as libc::c_int)?;
-    // SAFETY: it was just made for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(tree) })
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok(rustix::mount::open_tree(directory, c"", flags)?)
 }
 
 #[cfg(test)]

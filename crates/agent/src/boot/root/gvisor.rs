@@ -5,8 +5,8 @@
 
 use super::{container_storage, image_count, mount_overlay, system, text, writable};
 use crate::boot::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
-use crate::sys;
 use jiffy_proto::agent::{GVISOR_DISK_MIB, GVISOR_IMAGES};
+use rustix::mount::UnmountFlags;
 use std::ffi::CStr;
 use std::io;
 
@@ -82,11 +82,7 @@ fn disk_mib() -> Result<u64, String> {
 /// Makes the new root the root. The old one, mounted over it for a moment, goes.
 fn switch() -> io::Result<()> {
     std::env::set_current_dir("/newroot")?;
-    // SAFETY: valid C strings.
-    unsafe {
-        let here = c".".as_ptr();
-        sys::check(libc::syscall(libc::SYS_pivot_root, here, here) as libc::c_int)?;
-        sys::check(libc::umount2(here, libc::MNT_DETACH))?;
-    }
+    rustix::process::pivot_root(c".", c".")?;
+    rustix::mount::unmount(c".", UnmountFlags::DETACH)?;
     std::env::set_current_dir("/")
 }
