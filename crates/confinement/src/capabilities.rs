@@ -1,5 +1,5 @@
-//! Capabilities of a process. All steps make system calls only and do not allocate, so that they can
-//! run between fork and exec.
+//! Capabilities of a process. All steps make system calls only and do not allocate, so that they
+//! can run between fork and exec.
 
 pub use rustix::thread::CapabilitySet;
 
@@ -15,8 +15,8 @@ fn all() -> impl Iterator<Item = CapabilitySet> {
     (0..u64::BITS).map(|number| CapabilitySet::from_bits_retain(1 << number))
 }
 
-/// Removes all capabilities except `kept` from the bounding set: programs that this process executes
-/// cannot gain the others. Without `CAP_SETPCAP` the set stays as it is.
+/// Removes all capabilities except `kept` from the bounding set: programs that this process
+/// executes cannot gain the others. Without `CAP_SETPCAP` the set stays as it is.
 pub fn limit_bounding_set(kept: CapabilitySet) {
     for capability in all().filter(|capability| !kept.contains(*capability)) {
         // A capability that this kernel does not know cannot be held either.

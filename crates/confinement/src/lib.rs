@@ -1,5 +1,5 @@
-//! Steps that confine a process. Each confined process is a short list of them, with its own list of
-//! system calls:
+//! Steps that confine a process. Each confined process is a short list of them, with its own list
+//! of system calls:
 //!
 //! 1. descriptors and limits: [`close_descriptors`], [`set_limits`], [`prefer_for_oom_kill`]
 //! 2. namespaces and files: [`leave_host`], or [`detach`] and [`FsView`], or [`enter_root`]

@@ -26,7 +26,11 @@ mod units;
 
 use anyhow::Context;
 use cli::{Cli, Command};
+use jiffy_registry_pull::process::PULLER_ARGUMENT;
+use jiffy_rootless::holder::HOLDER_ARGUMENT;
+use jiffy_store::host::{FETCHER_ARGUMENT, KEY_BROKER_ARGUMENT};
 use run::ephemeral;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -35,48 +39,9 @@ const FAILURE_EXIT_CODE: u8 = 125;
 
 fn main() -> ExitCode {
     jiffy_proto::panic::abort_at_panics();
-    // Started by ourselves to ask registries: before anything else exists in this process.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|a| a == jiffy_registry_pull::process::PULLER_ARGUMENT)
-    {
-        return jiffy_registry_pull::process::main();
-    }
-    // Started by ourselves to unpack a stranger's archive: before anything else exists in this
-    // process.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|a| a == jiffy_image::UNPACK_ARGUMENT)
-    {
-        return jiffy_image::unpacker();
-    }
-    // Started by ourselves to remove the network of a run that has ended.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|a| a == ephemeral::REMOVER_ARGUMENT)
-    {
-        return ephemeral::remover();
-    }
-    // Started by ourselves to keep namespaces of an ordinary user: made before there are threads.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|a| a == jiffy_rootless::holder::HOLDER_ARGUMENT)
-    {
-        return jiffy_rootless::holder::main();
-    }
-    // Started by ourselves to fetch memory that guests wait for.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|a| a == jiffy_store::host::FETCHER_ARGUMENT)
-    {
-        return jiffy_store::host::fetcher_main();
-    }
-    // Started by the fetcher to run the command that unwraps master keys.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|a| a == jiffy_store::host::KEY_BROKER_ARGUMENT)
-    {
-        return jiffy_store::host::key_broker_main();
+    // Before anything else exists in this process: most roles confine it first.
+    if let Some(main) = std::env::args_os().nth(1).and_then(|word| role(&word)) {
+        return main();
     }
     // This very program, also when its file has been replaced.
     jiffy_image::set_unpacker_program("/proc/self/exe");
@@ -104,6 +69,26 @@ fn main() -> ExitCode {
         errln!("jiffy: {}", error_text::told(&e));
         ExitCode::from(failed)
     })
+}
+
+/// Main function of a role in which this program starts itself, by the first argument.
+fn role(argument: &OsStr) -> Option<fn() -> ExitCode> {
+    let roles: [(&str, fn() -> ExitCode); 6] = [
+        // Sends requests to registries.
+        (PULLER_ARGUMENT, jiffy_registry_pull::process::main),
+        // Unpacks untrusted archives.
+        (jiffy_image::UNPACK_ARGUMENT, jiffy_image::unpacker),
+        // Removes the network of a `jiffy run` that has ended.
+        (ephemeral::REMOVER_ARGUMENT, ephemeral::remover),
+        // Holds the namespaces of an ordinary user.
+        (HOLDER_ARGUMENT, jiffy_rootless::holder::main),
+        // Fetches memory that guests wait for.
+        (FETCHER_ARGUMENT, jiffy_store::host::fetcher_main),
+        // Runs the command that unwraps master keys, for the fetcher.
+        (KEY_BROKER_ARGUMENT, jiffy_store::host::key_broker_main),
+    ];
+    let mut roles = roles.into_iter();
+    roles.find_map(|(word, main)| (argument == word).then_some(main))
 }
 
 /// `jiffy agent-image`: writes the image of the guest agent that packages contain.

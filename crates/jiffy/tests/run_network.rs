@@ -74,7 +74,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         read_until(run.stdout.as_mut().unwrap(), "up");
         let remover = children(run.id()).into_iter().find(|pid| {
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
-            line.is_ok_and(|line| line.contains("__remove-network-of"))
+            line.is_ok_and(|line| line.contains("--as-network-remover"))
         });
         let remover = Pid::from_raw(remover.unwrap().try_into().unwrap());
         kill(remover, Signal::SIGKILL).unwrap();

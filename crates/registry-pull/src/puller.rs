@@ -360,7 +360,7 @@ pub struct LayerPull(ResponseDeadlines);
 fn spawn(socket: OwnedFd) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command
-        .arg0("jiffy-pull")
+        .arg0("jiffy")
         .arg(PULLER_ARGUMENT)
         .env_clear()
         .current_dir("/")

@@ -31,7 +31,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Argument that makes `jiffy` a holder.
-pub const HOLDER_ARGUMENT: &str = "hold-namespaces";
+pub const HOLDER_ARGUMENT: &str = "--as-namespace-holder";
 /// Descriptor of the stream to the starter.
 pub(crate) const CONTROL_FD: RawFd = 3;
 /// Descriptor of the socket for later clients; persistent holders only.

@@ -4,8 +4,8 @@
 //! ([`pack`]); a [`StoredManifest`] has the hashes, [`Locations`] say in which packs the chunks
 //! are. All of it is encrypted under keys of the tenant.
 //!
-//! Objects, formats, backends and tenants are modules of this crate, which know no host. [`host`] is
-//! above them: what one host knows of the store and does with it.
+//! Objects, formats, backends and tenants are modules of this crate, which know no host. The module
+//! [`host`] is above them: what one host knows of the store and does with it.
 
 mod backend;
 #[cfg(feature = "s3")]

@@ -20,8 +20,6 @@ use std::process::ExitCode;
 /// Threads and processes of one VMM at a time: its vCPUs, its event loop, and the writers of its
 /// snapshots.
 const MAX_TASKS: u64 = 64;
-/// Mount point for the new root: a directory that every host has and the new root does not need.
-const PIVOT_MOUNT_POINT: &str = "/proc";
 
 /// Confines this process, which must have one thread only. With [`ENTER_ARGUMENT`] it applies the
 /// whole jail; without, what an unprivileged process can do to itself.

@@ -32,7 +32,7 @@ use std::thread;
 use std::time::Duration;
 
 /// First argument of the unpacker process; the second is a [`UnpackTask`].
-pub const UNPACK_ARGUMENT: &str = "--unpack-layer";
+pub const UNPACK_ARGUMENT: &str = "--as-unpacker";
 /// Additional time before an unpacker is killed.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Maximum length of the first line of output in bytes.

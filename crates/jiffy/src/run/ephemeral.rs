@@ -22,7 +22,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// First argument of the process that removes a network.
-pub const REMOVER_ARGUMENT: &str = "__remove-network-of";
+pub const REMOVER_ARGUMENT: &str = "--as-network-remover";
 
 /// Prefix of the directories of such processes.
 const DIRECTORY_PREFIX: &str = ".tmp-run-";
@@ -53,6 +53,7 @@ struct NetworkRemover {
 impl NetworkRemover {
     fn start(directory: &Path) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
+            .arg0("jiffy")
             .arg(REMOVER_ARGUMENT)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())

@@ -95,7 +95,7 @@ fn pullers(daemon: u32) -> Vec<PathBuf> {
         let command = fs::read(process.join("cmdline")).ok()?;
         let status = fs::read_to_string(process.join("status")).ok()?;
         let parent = status.contains(&format!("PPid:\t{daemon}\n"));
-        (parent && command.starts_with(b"jiffy-pull\0")).then(|| process.to_owned())
+        (parent && command.starts_with(b"jiffy\0--as-puller\0")).then(|| process.to_owned())
     };
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes.filter_map(|p| ours(&p.path())).collect()

@@ -25,7 +25,7 @@ pub(super) fn keyring(path: &Path, keyring: Keyring) -> Result<Keyring, RemoteEr
     let start = || -> io::Result<KeyBroker> {
         let (ours, theirs) = UnixStream::pair()?;
         Command::new("/proc/self/exe")
-            .arg0("jiffy-key-broker")
+            .arg0("jiffy")
             .arg(KEY_BROKER_ARGUMENT)
             .arg(path)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
