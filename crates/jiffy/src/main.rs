@@ -71,9 +71,12 @@ fn main() -> ExitCode {
     })
 }
 
+/// Entry point of a role: `jiffy` starts itself as another process.
+type Role = fn() -> ExitCode;
+
 /// Main function of a role in which this program starts itself, by the first argument.
 fn role(argument: &OsStr) -> Option<fn() -> ExitCode> {
-    let roles: [(&str, fn() -> ExitCode); 6] = [
+    let roles: [(&str, Role); 6] = [
         // Sends requests to registries.
         (PULLER_ARGUMENT, jiffy_registry_pull::process::main),
         // Unpacks untrusted archives.
