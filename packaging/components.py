@@ -38,9 +38,16 @@ def crates() -> list[Component]:
     packages = {package["id"]: package for package in told["packages"]}
     nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
     members = set(told["workspace_members"])
-    waiting = [id for id in members if packages[id]["name"] in SHIPPED]
-    if {packages[id]["name"] for id in waiting} != SHIPPED:
-        raise SystemExit("package: a program has no package of its name in the workspace")
+    programs = {
+        target["name"]: id
+        for id in members
+        for target in packages[id]["targets"]
+        if "bin" in target["kind"]
+    }
+    missing = sorted(SHIPPED - programs.keys())
+    if missing:
+        raise SystemExit(f"package: the workspace has no program {', '.join(missing)}")
+    waiting = [programs[name] for name in SHIPPED]
     linked = set()
     while waiting:
         id = waiting.pop()
