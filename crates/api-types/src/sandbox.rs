@@ -1,4 +1,4 @@
-//! Answers about sandboxes. The fields are those of E2B, and those that Jiffy adds.
+//! Answers about sandboxes, with the fields of E2B and further fields of Jiffy.
 
 use crate::engine::BootMode;
 use crate::error::ErrorBody;

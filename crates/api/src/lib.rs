@@ -1,8 +1,8 @@
 //! Control plane of one host: REST as E2B clients expect it, and what Jiffy adds in the same style.
 //!
-//! [`router`] serves [`jiffy_sandbox_manager::Sandboxes`] to whoever shows an API key, or to the
-//! host's owner where the listener says so ([`Caller::Owner`]). What it answers is described by the
-//! document at `/openapi.json`.
+//! [`router`] serves [`jiffy_sandbox_manager::Sandboxes`] to clients with an API key, and to the
+//! owner of the host on listeners for the owner ([`Caller::Owner`]). The document at
+//! `/openapi.json` describes the answers.
 
 mod app;
 mod auto_resume;

@@ -414,7 +414,7 @@ impl Linker {
         let imported = imported.filter(|import| matches!(import.ty, TypeRef::Func(_)));
         let imported = narrow(imported.count())?;
         for subsection in module.names.clone().into_iter().flatten() {
-            // Names only serve debugging: ignore those that cannot be parsed.
+            // Names only serve debugging: ignore names that cannot be parsed.
             let Ok(Name::Function(names)) = subsection else {
                 continue;
             };

@@ -24,8 +24,8 @@ use std::sync::Arc;
 pub struct KeptGuest {
     /// Handle from [`Guest::keep`].
     pub handle: GuestHandle,
-    /// Its latest snapshot, including one that was completed while the former process ended
-    /// ([`SnapshotFiles::ids`]).
+    /// Latest snapshot of the guest, even if the former process ended while the snapshot was
+    /// completed ([`SnapshotFiles::ids`]).
     pub snapshot: Option<String>,
     /// Egress rules.
     pub network: NetworkRules,

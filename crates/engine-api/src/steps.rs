@@ -2,7 +2,7 @@
 //!
 //! An operation runs in the scope of a recorder ([`OperationSteps::scope`]), and each step of it
 //! holds the guard of [`begin`]. Without a recorder in scope a step costs nothing. At most one step
-//! of an operation is recorded at a time: one that begins inside another step is part of that step.
+//! of an operation is recorded at a time: a step inside another step is part of the outer one.
 //! The durations of an operation's steps therefore sum to at most its own duration.
 
 use parking_lot::Mutex;

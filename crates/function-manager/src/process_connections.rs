@@ -37,8 +37,8 @@ impl ProcessConnections {
         Arc::new(Self { socket, pool })
     }
 
-    /// Sends a request and waits, without limit, for the head of the response. One that was not
-    /// sent on a connection that has waited is sent on a fresh one.
+    /// Sends a request and waits, without limit, for the head of the response. If an idle
+    /// connection turns out to be closed before the request is sent, a new connection is used.
     pub(crate) async fn send(
         &self,
         mut request: Request<RequestBody>,

@@ -1,4 +1,4 @@
-//! Connections into guests: those that wait for the next request, and the number of all.
+//! Pool of connections into guests: idle connections, and the number of all connections.
 
 use crate::request_body::GuestRequestBody;
 use jiffy_http::{ConnectionPool, PoolLimits, PooledBody, PooledConnection};

@@ -32,7 +32,7 @@ pub enum TemplateError {
     Version { name: String, version: String },
     /// The snapshot may need any image.
     #[error(
-        "snapshot {id} does not tell what it needs ({problem}): remove it with `jiffy rm {id}` and run again"
+        "cannot read which template snapshot {id} needs ({problem}): remove it with `jiffy rm {id}` and run again"
     )]
     Snapshot { id: String, problem: String },
     #[error(transparent)]

@@ -21,11 +21,11 @@ impl SandboxesInner {
     /// # Errors
     /// Fails if the snapshot has no record or if this host lacks its engine.
     pub(super) fn engine_of(&self, id: &str) -> Result<&Arc<dyn Engine>, EngineError> {
-        let name = self.catalog.read().get(id).map(|s| s.engine.clone());
-        let name = name.ok_or_else(|| EngineError::Failed {
+        let snapshots = self.catalog.read();
+        let record = snapshots.get(id).ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;
-        self.engines.get(&name)
+        self.engines.get(&record.engine)
     }
 
     /// Returns the files of the engine of snapshot `id`. Locks the snapshot index.
