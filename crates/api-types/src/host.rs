@@ -150,7 +150,7 @@ pub struct BudgetLimits {
     pub memory_mb: Option<u32>,
     /// New sandboxes per minute.
     pub creates_per_minute: Option<u32>,
-    /// Paused sandboxes, and those that will be paused at their timeout.
+    /// Sandboxes that are paused, or that are paused at their timeout.
     pub paused: Option<u32>,
     /// Snapshots.
     pub snapshots: Option<u32>,
@@ -175,7 +175,7 @@ pub struct BudgetUsage {
     /// Memory of running sandboxes in MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// Paused sandboxes, and those that will be paused at their timeout.
+    /// Sandboxes that are paused, or that are paused at their timeout.
     pub paused: u64,
     /// Snapshots.
     pub snapshots: u64,
