@@ -1,10 +1,10 @@
-"""Keeps a headless Chromium running, and the relay in front of its DevTools.
+"""Runs a headless Chromium and the relay in front of its DevTools.
 
-Chromium listens on a port of its own on the loopback device (INNER); clients come to OUTER, see relay.py. A client may end the
-browser (`Browser.close`): then it is started again, with an empty page.
+Chromium listens on the loopback device at INNER. Clients connect to OUTER, see relay.py. A client may close the browser
+(`Browser.close`): the browser is then started again with an empty page.
 
-It reads its store of authorities when it starts. One that was started before the sandbox was told of others, as in a template's
-snapshot, is replaced before the first client that comes afterwards is answered.
+Chromium reads its store of certificate authorities only at start. A browser from a template's snapshot started before the
+sandbox received its authorities; it is restarted before the first request of a client is answered.
 """
 
 import asyncio
@@ -13,24 +13,24 @@ import shutil
 import signal
 import sys
 
-from authorities import given, trust
+from authorities import site_authorities, trust
 from relay import Relay
 
 OUTER = 9222
 INNER = 9223
 PROFILE = "/home/user/.cache/browser"
-# Seconds between two starts of a browser that ends at once.
-PAUSE = 1
+# Seconds before the browser is started again.
+RESTART_DELAY = 1
 
 CHROMIUM = [
     "chromium-headless-shell",
     f"--remote-debugging-port={INNER}",
     f"--user-data-dir={PROFILE}",
-    # There is no graphics card. Software draws what pages do with WebGL.
+    # Sandboxes have no graphics card: WebGL is rendered in software.
     "--disable-gpu",
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
-    # A sandbox is nobody's desktop: nothing is reported, updated, synchronised or asked on its own.
+    # Disable background reports, updates, synchronisation and dialogues.
     "--disable-background-networking",
     "--disable-breakpad",
     "--disable-component-update",
@@ -41,10 +41,9 @@ CHROMIUM = [
     "--no-default-browser-check",
     "--no-first-run",
     "--password-store=basic",
-    # What waited in the template's snapshot for its first page would draw the same random numbers
-    # in every sandbox.
+    # A spare renderer in the template's snapshot would have the same random state in every sandbox.
     "--disable-features=SpareRendererForSitePerProcess",
-    # Pages that nobody looks at work on: automation does not look.
+    # Automated pages are never visible; they must run at full speed nevertheless.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
@@ -54,38 +53,38 @@ CHROMIUM = [
 
 
 class Browser:
-    """The browser that runs, or is about to."""
+    """The browser process and its relay."""
 
     def __init__(self) -> None:
         self.relay = Relay(INNER, self.renew)
         self.process: asyncio.subprocess.Process | None = None
-        # Authorities that it was started with.
+        # Certificate authorities at the start of the browser.
         self.trusted = ""
         self.started = asyncio.Event()
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     async def keep_running(self) -> None:
-        """Starts the browser again whenever it ends."""
+        """Runs the browser, and starts it again after each exit."""
         while True:
-            self.trusted = given()
+            self.trusted = site_authorities()
             try:
                 await trust(self.trusted)
             except OSError as e:
-                print(f"the browser is not told of authorities: {e}", file=sys.stderr, flush=True)
-            self.relay.begin()
-            # In a group of its own, with the processes that it starts.
+                print(f"cannot install certificate authorities for the browser: {e}", file=sys.stderr, flush=True)
+            self.relay.browser_started()
+            # The new session lets `end` kill the browser together with its child processes.
             self.process = await asyncio.create_subprocess_exec(*CHROMIUM, start_new_session=True)
             self.started.set()
             status = await self.process.wait()
             self.started.clear()
-            print(f"the browser ended with status {status}; starting another", file=sys.stderr, flush=True)
+            print(f"the browser exited with status {status}; restarting it", file=sys.stderr, flush=True)
             await self.end()
-            # What a killed one left would keep the next from starting.
+            # A lock file of a killed browser would prevent the next start.
             shutil.rmtree(PROFILE, ignore_errors=True)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(RESTART_DELAY)
 
     async def end(self) -> None:
-        """Ends what there is of the browser, and returns when nothing listens any more."""
+        """Kills the browser's processes and waits until its port is closed."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -94,11 +93,11 @@ class Browser:
             await asyncio.sleep(0.05)
 
     async def renew(self) -> None:
-        """Replaces a browser that was started with other authorities than those there are now."""
-        async with self.turn:
-            while given() != self.trusted:
+        """Restarts the browser if the certificate authorities have changed since its start."""
+        async with self.lock:
+            while site_authorities() != self.trusted:
                 await self.started.wait()
-                if given() == self.trusted:
+                if site_authorities() == self.trusted:
                     break
                 self.started.clear()
                 await self.end()

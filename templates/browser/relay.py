@@ -1,12 +1,13 @@
-"""Lets clients from outside reach Chromium's DevTools.
+"""Relay between clients outside of the sandbox and Chromium's DevTools.
 
-Chromium answers only requests whose Host is an address or `localhost`, so that no page can reach it under a name of its own; and it
-tells clients addresses that begin with that Host. Through the gateway, Host is the sandbox's name. So the relay speaks to Chromium as
-`127.0.0.1`, and puts the address by which the client came into what comes back. The protection stays: a foreign Host is let pass only
-with the sandbox's id beside it, which the gateway writes and no page knows. `Origin` is handed on, and judged by Chromium.
+Chromium accepts only requests whose Host is an IP address or `localhost`, which prevents DNS rebinding by web pages. Its responses
+contain addresses with that Host. Requests through the gateway have the sandbox's name as Host. The relay therefore sends
+`127.0.0.1` to Chromium and replaces the address in responses by the client's. The protection remains: the relay accepts another
+Host only together with the sandbox's id in a header, which the gateway sets and web pages do not know. `Origin` is forwarded;
+Chromium checks it.
 
-The page that a browser begins with is in the memory that all sandboxes of the template begin with, and would draw the same random numbers
-in each. So it is replaced, and its process with it, when the first client comes and the sandbox is another than the page was made in.
+The browser's first page is a part of the template's memory, so that its process has the same random state in all sandboxes. The
+relay replaces the page and its process before the first request if the page was created in another sandbox.
 """
 
 import asyncio
@@ -17,16 +18,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 GENERATION = "/run/jiffy/generation"
-# Bytes of a request's or an answer's head, and of an answer that is rewritten: lists of pages.
+# Maximum bytes of the head of a request or response.
 HEAD = 64 * 1024
+# Maximum bytes of a response that is rewritten: lists of pages.
 LIST = 16 * 1024 * 1024
 CHUNK = 64 * 1024
-# Seconds that a browser which is just starting is waited for.
-PATIENCE = 10
+# Seconds to wait for a browser that is starting.
+CONNECT_TIMEOUT = 10
 
 
-class Refused(Exception):
-    """Status and reason for a client."""
+class RelayError(Exception):
+    """Error response for a client: status and reason."""
 
 
 @dataclass
@@ -38,19 +40,19 @@ class Head:
 
     @classmethod
     async def read(cls, reader: asyncio.StreamReader) -> "Head | None":
-        """None if the other side had nothing (more) to say."""
+        """Reads a head. Returns `None` if the connection was closed before a complete head."""
         try:
             text = await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
             return None
         except asyncio.LimitOverrunError:
-            raise Refused("431 Request Header Fields Too Large") from None
+            raise RelayError("431 Request Header Fields Too Large") from None
         first, *lines = text.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
         fields = [line.partition(":") for line in lines]
         return cls(first, [(name.strip(), value.strip()) for name, _, value in fields])
 
     def get(self, name: str) -> str:
-        return next((value for known, value in self.fields if known.lower() == name), "")
+        return next((value for field, value in self.fields if field.lower() == name), "")
 
     def set(self, name: str, value: str) -> None:
         self.fields = [field for field in self.fields if field[0].lower() != name.lower()]
@@ -62,7 +64,7 @@ class Head:
 
 
 def generation() -> str:
-    """The sandbox's id and a number that no copy of it has."""
+    """Returns the sandbox's id and generation number. Each clone has other values."""
     try:
         with open(GENERATION) as file:
             return file.read()
@@ -70,8 +72,8 @@ def generation() -> str:
         return ""
 
 
-def is_here(host: str) -> bool:
-    """Whether Chromium itself would answer under this name."""
+def is_local(host: str) -> bool:
+    """Returns whether Chromium accepts this host: an IP address or `localhost`."""
     name = re.sub(r":\d+$", "", host).strip("[]")
     if name in ("", "localhost"):
         return True
@@ -83,24 +85,24 @@ def is_here(host: str) -> bool:
 
 
 def address(request: Head) -> tuple[bool, str]:
-    """Whether the client came over TLS, and under which host and path it found this."""
+    """Returns whether the client uses TLS, and the host and path prefix in the client's URL."""
     host = request.get("host")
     if re.search(r"[^\w.:\[\]-]", host):
-        raise Refused("400 Bad Request")
-    known = generation().split(" ")[0]
-    through_gateway = known != "" and request.get("e2b-sandbox-id") == known
-    if not through_gateway and not is_here(host):
-        raise Refused("403 Forbidden")
+        raise RelayError("400 Bad Request")
+    sandbox_id = generation().split(" ")[0]
+    through_gateway = sandbox_id != "" and request.get("e2b-sandbox-id") == sandbox_id
+    if not through_gateway and not is_local(host):
+        raise RelayError("403 Forbidden")
     prefix = request.get("x-forwarded-prefix") if through_gateway else ""
     tls = through_gateway and request.get("x-forwarded-proto") == "https"
     return tls, host + prefix.rstrip("/")
 
 
 def readdressed(body: bytes, inner: str, tls: bool, outer: str) -> bytes:
-    """An answer of DevTools with the client's address in place of the inner one."""
+    """Replaces the inner address in a response of DevTools by the client's."""
     scheme = "wss" if tls else "ws"
-    # `ws://HOST/devtools/...` to connect to, and `?ws=HOST/devtools/...` in links to the DevTools'
-    # own page.
+    # WebSocket URLs have the form `ws://HOST/devtools/...`. Links to the DevTools page have the
+    # form `?ws=HOST/devtools/...`.
     body = body.replace(f"ws://{inner}/".encode(), f"{scheme}://{outer}/".encode())
     return body.replace(f"?ws={inner}/".encode(), f"?{scheme}={outer}/".encode())
 
@@ -116,45 +118,45 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 class Relay:
-    """Connections from clients to the DevTools at a port of the loopback device."""
+    """Relays connections of clients to the DevTools at `port` of the loopback device."""
 
     def __init__(self, port: int, renew: Callable[[], Awaitable[None]]) -> None:
         self.port = port
         # Called before each request.
         self.renew = renew
         self.inner = f"127.0.0.1:{port}"
-        self.turn = asyncio.Lock()
-        self.begin()
+        self.lock = asyncio.Lock()
+        self.browser_started()
 
-    def begin(self) -> None:
-        """A browser begins, with a page that no client has seen."""
-        self.made_in: str | None = generation()
+    def browser_started(self) -> None:
+        """Records the sandbox in which the browser's first page was created."""
+        self.first_page_generation: str | None = generation()
 
-    async def own_page(self) -> None:
-        """Sees to it, before the first client comes, that the page is not one that other sandboxes have, too."""
-        async with self.turn:
-            if self.made_in not in (None, generation()):
-                pages = json.loads(await self.ask("GET", "/json/list"))
-                await self.ask("PUT", "/json/new?about:blank")
+    async def replace_first_page(self) -> None:
+        """Replaces the browser's first page, once, if it was created in another sandbox."""
+        async with self.lock:
+            if self.first_page_generation not in (None, generation()):
+                pages = json.loads(await self.call("GET", "/json/list"))
+                await self.call("PUT", "/json/new?about:blank")
                 for page in pages:
-                    await self.ask("GET", f"/json/close/{page['id']}")
-            self.made_in = None
+                    await self.call("GET", f"/json/close/{page['id']}")
+            self.first_page_generation = None
 
-    async def ask(self, method: str, path: str) -> bytes:
-        """Asks DevTools."""
-        there, to = await self.connect()
+    async def call(self, method: str, path: str) -> bytes:
+        """Sends a request to DevTools and returns the body of the response."""
+        reader, to = await self.connect()
         try:
             fields = [("Host", self.inner), ("Content-Length", "0"), ("Connection", "close")]
             to.write(Head(f"{method} {path} HTTP/1.1", fields).bytes())
-            answer = await Head.read(there)
+            answer = await Head.read(reader)
             if answer is None or " 200 " not in answer.first:
-                raise Refused("502 Bad Gateway")
-            return await body_of(answer, there)
+                raise RelayError("502 Bad Gateway")
+            return await body_of(answer, reader)
         finally:
             to.close()
 
     async def is_open(self) -> bool:
-        """Tells if anything listens at the port."""
+        """Returns whether a process listens at the port."""
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
@@ -163,21 +165,21 @@ class Relay:
         return True
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        for _ in range(PATIENCE * 10):
+        for _ in range(CONNECT_TIMEOUT * 10):
             try:
                 return await asyncio.open_connection("127.0.0.1", self.port, limit=HEAD)
             except OSError:
                 await asyncio.sleep(0.1)
-        raise Refused("502 Bad Gateway")
+        raise RelayError("502 Bad Gateway")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, or one WebSocket."""
+        """Serves one request or one WebSocket."""
         try:
             request = await Head.read(reader)
             if request is not None:
                 await self.exchange(request, reader, writer)
-        except Refused as refused:
-            answer = f"HTTP/1.1 {refused}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        except RelayError as error:
+            answer = f"HTTP/1.1 {error}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             writer.write(answer.encode())
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -187,10 +189,10 @@ class Relay:
     async def exchange(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tls, outer = address(request)
         await self.renew()
-        # Whether it is there is asked by whoever makes the template, too.
+        # `/json/version` is the readiness check of the template's build; it does not use the page.
         if "/json/version" not in request.first:
-            await self.own_page()
-        there, to = await self.connect()
+            await self.replace_first_page()
+        browser_reader, to = await self.connect()
         try:
             request.set("Host", self.inner)
             websocket = request.get("upgrade").lower() == "websocket"
@@ -198,13 +200,13 @@ class Relay:
                 request.set("Connection", "close")
             to.write(request.bytes())
             if websocket:
-                await asyncio.gather(copy(reader, to), copy(there, writer))
+                await asyncio.gather(copy(reader, to), copy(browser_reader, writer))
                 return
-            # None of its requests has a body.
-            answer = await Head.read(there)
+            # HTTP requests to DevTools have no body.
+            answer = await Head.read(browser_reader)
             if answer is None:
-                raise Refused("502 Bad Gateway")
-            body = readdressed(await body_of(answer, there), self.inner, tls, outer)
+                raise RelayError("502 Bad Gateway")
+            body = readdressed(await body_of(answer, browser_reader), self.inner, tls, outer)
             answer.set("Content-Length", str(len(body)))
             answer.set("Connection", "close")
             writer.write(answer.bytes() + body)
@@ -216,5 +218,5 @@ class Relay:
 async def body_of(answer: Head, reader: asyncio.StreamReader) -> bytes:
     length = answer.get("content-length")
     if not length.isdigit() or int(length) > LIST:
-        raise Refused("502 Bad Gateway")
+        raise RelayError("502 Bad Gateway")
     return await reader.readexactly(int(length))

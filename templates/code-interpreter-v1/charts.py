@@ -1,17 +1,17 @@
-"""What a matplotlib figure shows, as data: the shapes are those of E2B's chart model."""
+"""Converts matplotlib figures to data, in the shapes of E2B's chart model."""
 
 import math
 import re
 
-# Points of one figure; with more, the picture has to do.
-MOST_POINTS = 100_000
+# Maximum points of one figure. A figure with more is returned only as a picture.
+MAX_POINTS = 100_000
 
 _UNIT = re.compile(r"\(([^()]+)\)\s*$|\[([^\[\]]+)\]\s*$")
 _BOXES = "_jiffy_boxes"
 
 
 def watch():
-    """Has the statistics of box plots kept where `chart_of` finds them: once drawn they are only lines."""
+    """Records the statistics of box plots for `chart_of`: a drawn box plot consists of lines only."""
     from matplotlib.axes import Axes
 
     if getattr(Axes.bxp, "jiffy", False):
@@ -21,9 +21,9 @@ def watch():
     def bxp(self, bxpstats, *args, **kwargs):
         drawn = draw(self, bxpstats, *args, **kwargs)
         lines = {id(line) for part in drawn.values() for line in part}
-        kept = self.__dict__.setdefault(_BOXES, ([], set()))
-        kept[0].extend(bxpstats)
-        kept[1].update(lines)
+        boxes, box_lines = self.__dict__.setdefault(_BOXES, ([], set()))
+        boxes.extend(bxpstats)
+        box_lines.update(lines)
         return drawn
 
     bxp.__name__, bxp.__doc__, bxp.jiffy = draw.__name__, draw.__doc__, True
@@ -31,7 +31,7 @@ def watch():
 
 
 def chart_of(figure):
-    """The figure as one chart, or several in a `superchart`; `None` if it shows nothing."""
+    """Converts a figure to a chart, or to a `superchart` of several. Returns `None` if the figure is empty."""
     drawn = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
     charts = [chart for chart in map(_chart, drawn) if chart]
     if not charts:
@@ -67,7 +67,7 @@ def _chart(axes):
         return {**chart, "type": "bar", **_labels(axes), "elements": _bars(axes, bars)}
     if lines or clouds:
         kind, series = ("line", [_line(axes, *n) for n in enumerate(lines)]) if lines else ("scatter", [_cloud(axes, *n) for n in enumerate(clouds)])
-        if sum(len(s["points"]) for s in series) > MOST_POINTS:
+        if sum(len(s["points"]) for s in series) > MAX_POINTS:
             return None
         return {**chart, "type": kind, **_labels(axes), **_scales(axes), "elements": series}
     if axes.images or axes.collections or axes.patches or axes.texts:
@@ -81,8 +81,8 @@ def _labels(axes):
 
 
 def _unit(label):
-    found = _UNIT.search(label or "")
-    return (found.group(1) or found.group(2)) if found else None
+    match = _UNIT.search(label or "")
+    return (match.group(1) or match.group(2)) if match else None
 
 
 def _scale(axis):
@@ -112,7 +112,7 @@ def _number(value):
 
 
 def _values(axis, values):
-    """Places on an axis, as what they stand for."""
+    """Converts positions on an axis to category names, times or numbers."""
     from matplotlib.dates import num2date
 
     kind = _scale(axis)
@@ -126,13 +126,13 @@ def _values(axis, values):
 
 def _series(axes, artist, default, xs, ys):
     points = [[x, y] for x, y in zip(_values(axes.xaxis, xs), _values(axes.yaxis, ys))]
-    # Clients take the points as they come, but not one without a place.
+    # Clients reject points without coordinates.
     points = [p for p in points if None not in p]
     return {"label": _name(artist, default), "points": points}
 
 
 def _name(artist, default):
-    """Its label; matplotlib's own placeholders begin with an underscore."""
+    """Returns the artist's label, or `default`. Placeholders of matplotlib start with an underscore."""
     label = str(artist.get_label() or "")
     return default if not label or label.startswith("_") else label
 
@@ -159,7 +159,7 @@ def _bars(axes, containers):
             value = bar.get_width() if lying else bar.get_height()
             label = named.get(round(float(centre), 6))
             elements.append({"label": str(label or f"{centre:g}"), "group": group, "value": _number(value)})
-    return elements[:MOST_POINTS]
+    return elements[:MAX_POINTS]
 
 
 def _slices(axes, wedges):

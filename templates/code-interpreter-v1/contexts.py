@@ -1,4 +1,4 @@
-"""Contexts: places where code runs and leaves its state for the next piece."""
+"""Contexts: each runs code in a process that preserves state between executions."""
 
 import asyncio
 import getpass
@@ -8,15 +8,15 @@ import uuid
 import identity
 
 HOME = os.environ.get("JIFFY_WORKDIR", "/home/user")
-# Contexts at once; each is a process with tens of MiB.
-MOST = 64
-# After an interrupt: how long until the next, and how many there are.
-PATIENCE = 2.0
+# Maximum number of contexts. Each is a process with tens of MiB.
+MAX_CONTEXTS = 64
+# Seconds between interrupts of an abandoned execution, and their maximum number.
+INTERRUPT_INTERVAL = 2.0
 INTERRUPTS = 5
 
 
-class Refused(Exception):
-    """A request that cannot be served: HTTP status and reason."""
+class RequestError(Exception):
+    """Error response to a request: HTTP status and reason."""
 
     def __init__(self, status, reason):
         super().__init__(reason)
@@ -24,61 +24,61 @@ class Refused(Exception):
 
 
 class Died(Exception):
-    """The process behind a context has ended."""
+    """The process of a context has exited."""
 
 
 class Context:
-    """One context. Its executions run one after the other; those of different contexts at the same time."""
+    """One context. Its executions run one after the other. Executions of different contexts run concurrently."""
 
-    # Whether a process that hears no interrupt is ended. Others go on to their end, or until
-    # somebody restarts them.
-    KILLED_IF_DEAF = False
+    # Whether a process that ignores interrupts is killed. Otherwise the abandoned code runs until
+    # it finishes or the client restarts the context.
+    KILL_IF_UNRESPONSIVE = False
 
     def __init__(self, language, cwd):
         self.id = str(uuid.uuid4())
         self.language = language
         self.cwd = cwd
         self.count = 0
-        self.doomed = False
-        self._turn = asyncio.Lock()
+        self.is_removed = False
+        self._lock = asyncio.Lock()
         self._generation = None
         self._stamp = None
         self._env = {}
 
-    # What each language does in its own way.
+    # Each language implements the following methods.
     async def start(self):
         raise NotImplementedError
 
     async def stop(self):
-        """Ends the process, whatever it does."""
+        """Kills the process."""
         raise NotImplementedError
 
     def alive(self):
         raise NotImplementedError
 
     def exiting(self):
-        """Returns whether the code asked its process to exit, which takes the process a while."""
+        """Returns whether the code requested the exit of its process. The process may still be running."""
         return False
 
     async def evaluate(self, code, env, output):
-        """Runs `code` with `env` on top; raises `Died` if the process ends."""
+        """Runs `code` with the additional variables `env`. Raises `Died` if the process exits."""
         raise NotImplementedError
 
     async def interrupt(self):
         raise NotImplementedError
 
     async def adopt(self, reseed, env, dropped):
-        """Becomes another sandbox's: new random state if `reseed`, `env` set, the variables `dropped` unset."""
+        """Applies a new sandbox identity: new random state if `reseed`, sets `env`, unsets the variables `dropped`."""
         raise NotImplementedError
 
     async def launch(self):
-        """Starts the process as what this sandbox is now."""
+        """Starts the process with the current identity of the sandbox."""
         self._generation, self._stamp = identity.generation(), identity.environment_stamp()
         self._env = identity.environment()
         await self.start()
 
     async def _be_current(self):
-        """Two looks at files if nothing changed."""
+        """Applies a changed identity. Costs a read and a stat if nothing has changed."""
         generation, stamp = identity.generation(), identity.environment_stamp()
         if generation == self._generation and stamp == self._stamp:
             return
@@ -92,19 +92,19 @@ class Context:
         return {**os.environ, **self._env}
 
     async def run(self, code, env, output):
-        """One execution, from its turn to its last line. Never raises what the code is to blame for."""
+        """Waits for earlier executions, then runs `code`. Errors of the code become output, not exceptions."""
         try:
-            async with self._turn:
+            async with self._lock:
                 if not output.abandoned.is_set():
                     await self._run(code, env, output)
         except Died:
-            how = "was ended" if self.doomed else "ended unexpectedly; a new one takes its place, without its state"
+            how = "was terminated" if self.is_removed else "exited unexpectedly and was restarted; its state is lost"
             output.error("KernelDied", f"the {self.language} process {how}", "")
         finally:
             output.close()
 
     async def _run(self, code, env, output):
-        if self.doomed:
+        if self.is_removed:
             raise Died
         if not self.alive():
             await self.stop()
@@ -114,53 +114,53 @@ class Context:
             self.count += 1
             output.count(self.count)
             work = asyncio.ensure_future(self.evaluate(code, env, output))
-            gone = asyncio.ensure_future(output.abandoned.wait())
+            disconnect = asyncio.ensure_future(output.abandoned.wait())
             try:
-                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
                 for _ in range(INTERRUPTS):
                     if work.done():
                         break
                     await self.interrupt()
-                    await asyncio.wait({work}, timeout=PATIENCE)
-                if not work.done() and self.KILLED_IF_DEAF:
+                    await asyncio.wait({work}, timeout=INTERRUPT_INTERVAL)
+                if not work.done() and self.KILL_IF_UNRESPONSIVE:
                     await self.stop()
                 await work
                 if self.exiting():
-                    # The caller has its answer; the next one waits for the new process.
+                    # Complete the response first: only the next execution waits for the restart.
                     output.close()
                     await self.stop()
                     await self.launch()
             finally:
-                gone.cancel()
+                disconnect.cancel()
                 work.cancel()
         except Died:
-            if not self.doomed:
+            if not self.is_removed:
                 await self.stop()
                 await self.launch()
             raise
 
     async def restart(self):
-        """Throws the state away. What runs is ended, as an error."""
+        """Discards the state. A running execution ends with an error."""
         await self.stop()
-        async with self._turn:
-            if not self.doomed and not self.alive():
+        async with self._lock:
+            if not self.is_removed and not self.alive():
                 await self.stop()
                 await self.launch()
                 self.count = 0
 
     async def remove(self):
-        self.doomed = True
+        self.is_removed = True
         await self.stop()
 
 
 class Contexts:
-    """All contexts, and the default one of each language."""
+    """All contexts, and the default context of each language."""
 
     def __init__(self, kinds):
         self._kinds = kinds
         self._all = {}
         self._defaults = {}
-        self._making = {}
+        self._creation_locks = {}
 
     def list(self):
         return list(self._all.values())
@@ -169,26 +169,26 @@ class Contexts:
         try:
             return self._all[context_id]
         except (KeyError, TypeError):
-            raise Refused(404, f"Context {context_id} not found") from None
+            raise RequestError(404, f"Context {context_id} not found") from None
 
     def kind(self, language):
-        """The class for a language, by any of its usual names."""
+        """Returns the name and the class of a language. Accepts usual abbreviations."""
         name = (language or "python").strip().lower()
         name = {"python3": "python", "py": "python", "js": "javascript", "ts": "typescript", "sh": "bash"}.get(name, name)
         if name not in self._kinds:
-            known = ", ".join(sorted(self._kinds))
-            raise Refused(400, f"Language {language!r} is not supported here; there are: {known}")
+            supported = ", ".join(sorted(self._kinds))
+            raise RequestError(400, f"Language {language!r} is not supported; supported languages: {supported}")
         return name, self._kinds[name]
 
     async def create(self, language, cwd):
         name, kind = self.kind(language)
         cwd = cwd or HOME
         if not os.path.isdir(cwd):
-            raise Refused(400, f"There is no directory {cwd}")
+            raise RequestError(400, f"The directory {cwd} does not exist")
         if not os.access(cwd, os.X_OK):
-            raise Refused(400, f"The directory {cwd} cannot be entered: {getpass.getuser()} may not")
-        if len(self._all) >= MOST:
-            raise Refused(429, f"There are {MOST} contexts already; remove one")
+            raise RequestError(400, f"The directory {cwd} cannot be entered: {getpass.getuser()} has no permission")
+        if len(self._all) >= MAX_CONTEXTS:
+            raise RequestError(429, f"The limit of {MAX_CONTEXTS} contexts is reached; remove a context")
         context = kind(name, cwd)
         self._all[context.id] = context
         try:
@@ -198,19 +198,19 @@ class Contexts:
             await context.remove()
             if isinstance(error, (OSError, Died, asyncio.TimeoutError)):
                 why = str(error) or type(error).__name__
-                raise Refused(500, f"The {name} process did not come up: {why}") from error
+                raise RequestError(500, f"The {name} process did not start: {why}") from error
             raise
         return context
 
     async def default(self, language):
-        """The context of those who name none; made when it is first asked for."""
+        """Returns the default context of a language. Creates it at the first request."""
         name, _ = self.kind(language)
-        async with self._making.setdefault(name, asyncio.Lock()):
-            found = self._all.get(self._defaults.get(name))
-            if found is None:
-                found = await self.create(name, None)
-                self._defaults[name] = found.id
-        return found
+        async with self._creation_locks.setdefault(name, asyncio.Lock()):
+            context = self._all.get(self._defaults.get(name))
+            if context is None:
+                context = await self.create(name, None)
+                self._defaults[name] = context.id
+        return context
 
     async def remove(self, context_id):
         context = self.find(context_id)

@@ -1,16 +1,16 @@
-"""Who this sandbox is. It changes when a snapshot is restored: the clone has another generation, and an environment of its own."""
+"""Identity of this sandbox. It changes when a snapshot is restored: the clone has a new generation and its own environment."""
 
 import json
 import os
 
-# One line, replaced as a whole by the agent at each new identity.
+# One line. The agent replaces the file atomically at each new identity.
 GENERATION = os.environ.get("JIFFY_GENERATION_FILE", "/run/jiffy/generation")
-# The sandbox's environment as a JSON object, replaced as a whole before the generation is.
+# The sandbox's environment as a JSON object. The agent replaces it before the generation.
 ENVIRONMENT = os.environ.get("JIFFY_ENVIRONMENT_FILE", "/run/jiffy/environment")
 
 
 def generation():
-    """The present generation; where there is none, what else is new in a clone."""
+    """Returns the current generation, or the machine id if the agent does not write generations."""
     for path in (GENERATION, "/etc/machine-id"):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -21,7 +21,7 @@ def generation():
 
 
 def environment_stamp():
-    """Differs when the environment was replaced."""
+    """Returns a value that changes when the environment is replaced. `None` if there is no environment."""
     try:
         status = os.stat(ENVIRONMENT)
         return (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -30,10 +30,10 @@ def environment_stamp():
 
 
 def environment():
-    """The sandbox's environment; empty where nobody writes it down."""
+    """Returns the sandbox's environment. Empty if the agent has not written one."""
     try:
         with open(ENVIRONMENT, encoding="utf-8") as file:
-            found = json.load(file)
+            variables = json.load(file)
     except (OSError, ValueError):
         return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    return {str(k): str(v) for k, v in variables.items()} if isinstance(variables, dict) else {}

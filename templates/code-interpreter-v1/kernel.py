@@ -1,4 +1,4 @@
-"""Runs inside each Python kernel, as the module `jiffy_kernel`: what is imported beforehand, what is shown, what is limited."""
+"""Module `jiffy_kernel` in each Python kernel: imports libraries in advance, adds display formats, limits output."""
 
 import base64
 import datetime
@@ -12,15 +12,15 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Most bytes that one execution may write. The messages have no other brake than being dropped, and
-# memory is the sandbox's.
-MOST_OUTPUT = 64 << 20
-# Bytes that wait to be sent from which on whoever writes waits as well.
-UNSENT = 1 << 20
-# Most pixels of a picture that is shown because it was saved.
-MOST_PIXELS = 32 << 20
-# Most cells of a table that is also given as data.
-MOST_CELLS = 100_000
+# Maximum bytes that one execution may write. Jupyter's messages have no flow control: they are
+# queued in the sandbox's memory and then dropped.
+MAX_OUTPUT = 64 << 20
+# Bytes not yet sent above which a writer waits.
+MAX_UNSENT = 1 << 20
+# Maximum pixels of a picture that is displayed because it was saved.
+MAX_PIXELS = 32 << 20
+# Maximum cells of a table that is also returned as data.
+MAX_CELLS = 100_000
 # Font with the characters of Chinese, Japanese and Korean.
 FALLBACK_FONT = "WenQuanYi Micro Hei"
 
@@ -29,7 +29,7 @@ _written = 0
 
 
 def set_up(shell):
-    """Warms the kernel up: from here on imports cost nothing, nor does the first picture."""
+    """Imports the libraries and draws a first picture, so that the client's code does not wait for them."""
     _limit_output()
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
     try:
@@ -43,8 +43,8 @@ def set_up(shell):
         _add_fallback_font()
         charts = _charts()
         charts.watch()
-        # As methods, because `%matplotlib inline` takes away all functions that are registered for
-        # figures.
+        # Formatters are registered as methods, because `%matplotlib inline` removes all functions
+        # that are registered for figures.
         _add_format(shell, matplotlib.figure.Figure, "chart", charts.chart_of)
         _add_format(shell, pandas.DataFrame, "data", table)
         figure = plt.figure()
@@ -53,7 +53,7 @@ def set_up(shell):
         plt.close(figure)
         shell.display_formatter.format(pandas.DataFrame({"a": numpy.zeros(1)}))
     except ImportError:
-        # A sandbox without one of them is a sandbox.
+        # The client's template may lack one of the libraries.
         pass
     del shell.user_ns["_dh"][1:]
 
@@ -66,7 +66,7 @@ def _charts():
 
 
 def _add_fallback_font():
-    """Draws characters that a chart's fonts lack in FALLBACK_FONT, whatever styles say about fonts."""
+    """Makes matplotlib draw characters that are missing in a chart's fonts with FALLBACK_FONT, for all styles."""
     from matplotlib import font_manager
 
     find = getattr(font_manager.FontManager, "_find_fonts_by_props", None)
@@ -86,7 +86,7 @@ def _add_fallback_font():
 
 
 def _show_images():
-    """Has pictures of PIL that are shown, or saved to a file, displayed as results: there is no screen."""
+    """Displays pictures of PIL as results when they are shown or saved to a file: a sandbox has no screen."""
     import PIL.Image
     import PIL.ImageShow
 
@@ -95,7 +95,7 @@ def _show_images():
             _display(image)
             return 1
 
-    # Before those that look for a program with a window.
+    # Registered before the viewers that start a program with a window.
     PIL.ImageShow.register(Displayed(), 0)
     save = PIL.Image.Image.save
 
@@ -103,7 +103,7 @@ def _show_images():
     def displayed(self, fp, *args, **kwargs):
         saved = save(self, fp, *args, **kwargs)
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        # A figure that is saved is a picture, too, and shown as one already.
+        # matplotlib saves figures through PIL, and the figure itself is displayed already.
         if isinstance(fp, (str, os.PathLike)) and not caller.startswith("matplotlib."):
             _display(self)
         return saved
@@ -114,12 +114,12 @@ def _show_images():
 def _display(image):
     from IPython.display import publish_display_data
 
-    if image.width * image.height > MOST_PIXELS:
+    if image.width * image.height > MAX_PIXELS:
         return
     try:
         png = image._repr_png_()
     except Exception:
-        # Of a kind that PNG has not.
+        # PNG does not support this pixel format.
         png = None
     if png:
         encoded = base64.b64encode(png).decode("ascii")
@@ -127,7 +127,7 @@ def _display(image):
 
 
 def _add_format(shell, kind, name, function):
-    """Has values of class `kind` shown as data, too."""
+    """Adds `function`'s result to the representations of values of class `kind`."""
     from IPython.core.formatters import BaseFormatter
     from traitlets import ObjectName, Unicode
 
@@ -145,7 +145,7 @@ def _add_format(shell, kind, name, function):
 
 
 def _harmless(function):
-    """A representation that cannot be made is none; the others say what there is to say."""
+    """Returns `function` with exceptions replaced by `None`, so that the other representations are still shown."""
 
     def guarded(value):
         try:
@@ -157,13 +157,13 @@ def _harmless(function):
 
 
 def plain(value):
-    """A value as JSON has it."""
+    """Converts a value to JSON types."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (datetime.date, datetime.time)):
-        # Also pandas' timestamps; "not a time" is none.
+        # Includes pandas' timestamps. Pandas' "not a time" is not equal to itself.
         return value.isoformat() if value == value else None
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return plain(value.item())
@@ -175,14 +175,14 @@ def plain(value):
 
 
 def table(frame):
-    """A data frame as column -> values."""
-    if frame.size > MOST_CELLS:
+    """Converts a data frame to a dictionary from column to values. Returns `None` above MAX_CELLS."""
+    if frame.size > MAX_CELLS:
         return None
     return {str(name): [plain(v) for v in frame.iloc[:, i].tolist()] for i, name in enumerate(frame.columns)}
 
 
 def _limit_output():
-    """What is printed waits while much is unsent, and is cut off at the limit."""
+    """Makes printing wait while more than MAX_UNSENT bytes are unsent, and truncates output at MAX_OUTPUT."""
     from ipykernel.iostream import OutStream
 
     write = OutStream.write
@@ -192,14 +192,14 @@ def _limit_output():
         global _written
         if not isinstance(text, str):
             return write(self, text)
-        if _written > MOST_OUTPUT:
+        if _written > MAX_OUTPUT:
             return len(text)
         _written += len(text)
-        if _written > MOST_OUTPUT:
-            return write(self, f"\n[output cut off after {MOST_OUTPUT >> 20} MiB]\n")
+        if _written > MAX_OUTPUT:
+            return write(self, f"\n[output truncated after {MAX_OUTPUT >> 20} MiB]\n")
         done = write(self, text)
         pending[self.name] = pending.get(self.name, 0) + len(text)
-        if pending[self.name] > UNSENT:
+        if pending[self.name] > MAX_UNSENT:
             pending[self.name] = 0
             self.flush()
         return done
@@ -208,7 +208,7 @@ def _limit_output():
 
 
 def begin(env):
-    """Before an execution: its own variables."""
+    """Sets the environment variables of an execution. Called before it."""
     global _written
     end()
     _written = 0
@@ -218,7 +218,7 @@ def begin(env):
 
 
 def end():
-    """After it: the variables as they were."""
+    """Restores the environment variables. Called after an execution."""
     for key, value in _saved.items():
         if value is None:
             os.environ.pop(key, None)
@@ -228,12 +228,12 @@ def end():
 
 
 def adopt(reseed, env, dropped):
-    """Another sandbox's life begins, in a copy of this memory."""
+    """Adapts the kernel to a new sandbox identity after its memory was cloned."""
     end()
     for key in dropped:
         os.environ.pop(key, None)
     os.environ.update(env)
-    # The time zone may be among them.
+    # The variables may include the time zone.
     time.tzset()
     if not reseed:
         return

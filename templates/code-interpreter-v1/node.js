@@ -1,5 +1,5 @@
-// JavaScript and TypeScript: runs code in its own global scope, as a debugger's console does: values and imports stay, `await`
-// works everywhere, names may be declared again. Takes orders from the server over a socket; SIGINT interrupts.
+// JavaScript and TypeScript contexts: runs code in the global scope, like a debugger's console. Values and imports persist, `await`
+// works at top level, and names may be declared again. Receives requests from the server over a socket. SIGINT interrupts code.
 'use strict'
 
 const { createRequire } = require('module')
@@ -41,7 +41,7 @@ function prepareGlobals () {
     }
     return JSON.stringify(before)
   })
-  // The engine's own generator cannot be seeded again, which the clones of a snapshot must be.
+  // Clones of a snapshot need new random seeds, and the engine's own generator cannot be reseeded.
   hidden('__jiffy_seed', seed => { state = Uint32Array.from(JSON.parse(seed)) })
   let state = require('crypto').getRandomValues(new Uint32Array(4))
   const next = () => { // xoshiro128**, public domain, by David Blackman and Sebastiano Vigna
@@ -54,7 +54,7 @@ function prepareGlobals () {
     return result
   }
   Math.random = function random () { return ((next() >>> 5) * 67108864 + (next() >>> 6)) / 9007199254740992 }
-  // What goes wrong between two pieces of code must not end all of them.
+  // Errors in callbacks that run between executions must not terminate the context.
   process.on('uncaughtException', error => console.error(error))
   process.on('unhandledRejection', error => console.error(error))
 }
@@ -70,7 +70,7 @@ function direct () {
   try {
     acorn = require('acorn')
   } catch {
-    // Then there are no imports but those of `require`.
+    // Without acorn, code can import modules only with `require`.
   }
 
   const session = new inspector.Session()
@@ -80,7 +80,7 @@ function direct () {
   const server = new net.Socket({ fd: Number(process.argv[2]), readable: true, writable: true })
   const say = message => server.write(JSON.stringify(message) + '\n')
 
-  // Runs `work` at once, such that an interrupt ends it even if it never gives way.
+  // Runs `work` synchronously in such a way that SIGINT interrupts even an endless loop.
   const script = new vm.Script('__jiffy_work()')
   const interruptibly = work => {
     let made
@@ -89,7 +89,7 @@ function direct () {
     return made
   }
 
-  // Calls a function above with a value that only the debugger has a name for.
+  // Calls a function of `prepareGlobals` with a value that only the debugger has a reference to.
   const call = async (name, argument) => {
     const { result } = await ask('Runtime.evaluate', { expression: 'globalThis' })
     const answer = await ask('Runtime.callFunctionOn', {
@@ -111,13 +111,13 @@ function direct () {
     const child = execFile('esbuild', options, { maxBuffer: 64 << 20 }, (error, stdout, stderr) => {
       if (!error) return resolve(stdout)
       const missing = error.code === 'ENOENT'
-      reject(missing ? new Error('TypeScript needs esbuild, which is not installed') : new SyntaxError(stderr.trim()))
+      reject(missing ? new Error('TypeScript requires esbuild, which is not installed') : new SyntaxError(stderr.trim()))
     })
     child.stdin.on('error', () => {})
     child.stdin.end(code)
   })
 
-  // A script cannot import; what it means is put in words that it can say.
+  // A script cannot contain import statements: rewrite them to calls of `__jiffy_import`.
   const withImports = code => {
     if (!acorn || !/\b(import|export)\b/.test(code)) return code
     let tree
@@ -176,7 +176,7 @@ function direct () {
     const [name, value] = interrupted ? ['Interrupted', 'the execution was interrupted'] : [error.name, error.message]
     return { error: { name: String(name ?? 'Error'), value: String(value ?? error), traceback: '' } }
   }
-  // What was written must be on its way before the answer is.
+  // Output must be written to the pipes before the reply is sent.
   const flushes = [process.stdout, process.stderr].map(stream => {
     const write = stream.write.bind(stream)
     return () => new Promise(resolve => write('', resolve))

@@ -1,14 +1,14 @@
-"""What one execution says: lines of JSON on their way to the client, bounded, since either end may be slow or hostile."""
+"""Output of one execution: a bounded queue of JSON lines for the client. Both ends may be slow or hostile."""
 
 import asyncio
 import collections
 import json
 from datetime import datetime, timezone
 
-# Bytes waiting for the client from which on whatever can be told to wait is told to.
+# Bytes queued for the client above which producers that can wait do so.
 FULL = 4 << 20
-# Most bytes of one execution's results (pictures, tables); what is beyond is left out, with a note.
-MOST_RESULTS = 256 << 20
+# Maximum bytes of one execution's results (pictures, tables). A note replaces further results.
+MAX_RESULTS = 256 << 20
 
 # MIME type in a kernel's message -> field of a result line.
 FIELDS = {
@@ -28,18 +28,18 @@ FIELDS = {
 
 
 def line(event):
-    """One event as the wire has it. JSON knows no NaN, and a lone surrogate is no text."""
+    """Encodes an event as one line. Raises `ValueError` for NaN, which JSON lacks; replaces lone surrogates."""
     text = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
     return text.encode("utf-8", "replace") + b"\n"
 
 
 def quoted(text):
-    """Whether a string's representation is a plain string in quotes, which clients expect without them."""
+    """Returns whether `text` is a string in quotes. Clients expect it without the quotes."""
     return len(text) >= 2 and text[0] == text[-1] == "'"
 
 
 class Output:
-    """The events of one execution. Whoever writes asks `has_room` first, if it can wait."""
+    """Events of one execution. A producer that can wait checks `has_room` before it writes."""
 
     def __init__(self):
         self._lines = collections.deque()
@@ -49,14 +49,14 @@ class Output:
         self._room = asyncio.Event()
         self._room.set()
         self.closed = False
-        # Set when the client has gone.
+        # Set when the client has disconnected.
         self.abandoned = asyncio.Event()
 
     def has_room(self):
         return self._bytes < FULL
 
     async def room(self):
-        """Returns when there is room, or nobody to keep it for."""
+        """Waits until the queue has room or the client has disconnected."""
         await self._room.wait()
 
     def _put(self, data):
@@ -72,14 +72,14 @@ class Output:
         self._put(line(event))
 
     def text(self, stream, text):
-        """A piece of `stdout` or `stderr`."""
+        """Adds a piece of `stdout` or `stderr`."""
         if text:
-            # As Jupyter's messages have it: clients in typed languages read a string.
+            # The format of Jupyter's messages: clients in typed languages expect a string.
             now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
             self.put({"type": stream, "text": text, "timestamp": now})
 
     def result(self, bundle, main):
-        """A displayed value: a bundle of representations by MIME type."""
+        """Adds a displayed value: a bundle of representations by MIME type."""
         event, extra = {"type": "result"}, {}
         for mime, value in bundle.items():
             field = FIELDS.get(mime)
@@ -101,8 +101,8 @@ class Output:
                 event.pop(field, None)
             data = line(event)
         self._results += len(data)
-        if self._results > MOST_RESULTS:
-            self.text("stderr", "[a result was left out: this execution has shown too much]\n")
+        if self._results > MAX_RESULTS:
+            self.text("stderr", f"[result omitted: the results of this execution exceed {MAX_RESULTS >> 20} MiB]\n")
             return
         self._put(data)
 
@@ -113,7 +113,7 @@ class Output:
         self.put({"type": "number_of_executions", "execution_count": number})
 
     def close(self):
-        """Ends the execution, unless it has ended."""
+        """Adds the final event, unless the output is closed already."""
         if self.closed:
             return
         self.put({"type": "end_of_execution"})
@@ -121,7 +121,7 @@ class Output:
         self._news.set()
 
     def abandon(self):
-        """The client has gone: what it would have read is dropped, and nobody waits for it any more."""
+        """Drops queued events and releases waiting producers. Called when the client has disconnected."""
         self.abandoned.set()
         self._lines.clear()
         self._bytes = 0
@@ -129,7 +129,7 @@ class Output:
         self._news.set()
 
     async def next(self):
-        """What has come together since the last call, in bites of at most 1 MiB or one line; `None` after the end."""
+        """Waits for output and returns at most 1 MiB, but at least one line. Returns `None` after the end."""
         while not self._lines:
             if self.closed or self.abandoned.is_set():
                 return None

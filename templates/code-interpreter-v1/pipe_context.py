@@ -1,4 +1,4 @@
-"""Bash, JavaScript and TypeScript: a process per context that is told over a socket what to run and writes into pipes."""
+"""Bash, JavaScript and TypeScript contexts: one process per context, which receives code over a socket and writes output to pipes."""
 
 import asyncio
 import codecs
@@ -16,14 +16,15 @@ import termios
 from contexts import Context, Died
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-COMING_UP = 60.0
-# After something was read, what comes next may gather for so long: a line at a time would be slow.
-GATHER = 0.002
+# Seconds that a process may take to start.
+START_TIMEOUT = 60.0
+# Seconds to wait after each read, so that output is forwarded in larger pieces than single lines.
+COALESCE_TIME = 0.002
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class Pipe:
-    """Output of a process: to whatever execution there is, at its pace, else nowhere."""
+    """Reads output of a process for the current execution, at the client's pace. Discards output between executions."""
 
     def __init__(self, stream, fd, context):
         self.stream, self.fd, self.context = stream, fd, context
@@ -40,16 +41,16 @@ class Pipe:
             self._paused = asyncio.ensure_future(self._resume())
 
     async def _resume(self):
-        await asyncio.sleep(GATHER)
+        await asyncio.sleep(COALESCE_TIME)
         if self.context.output:
             await self.context.output.room()
         self._paused = None
         if self.fd is not None:
             self._loop.add_reader(self.fd, self._readable)
 
-    def _read(self, most):
+    def _read(self, max_bytes):
         try:
-            data = os.read(self.fd, most)
+            data = os.read(self.fd, max_bytes)
         except BlockingIOError:
             return 0
         except OSError:
@@ -62,18 +63,18 @@ class Pipe:
         return len(data)
 
     def drain(self):
-        """Takes what is there already, and not what a busy child goes on to write."""
+        """Reads the bytes that are in the pipe now. Does not wait for a child that continues to write."""
         if self.fd is None:
             return
-        left = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, b"\0" * 4))[0]
-        while left > 0 and self.fd is not None:
-            got = self._read(left)
-            if got == 0:
+        remaining = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, b"\0" * 4))[0]
+        while remaining > 0 and self.fd is not None:
+            count = self._read(remaining)
+            if count == 0:
                 break
-            left -= got
+            remaining -= count
 
     def finish(self):
-        """The execution is over: half a character will not become a whole one."""
+        """Flushes the decoder at the end of an execution. An incomplete character is replaced."""
         output = self.context.output
         if output:
             output.text(self.stream, self._decoder.decode(b"", final=True))
@@ -89,7 +90,7 @@ class Pipe:
 
 
 class PipeContext(Context):
-    """One process. What it says over the socket, a line per answer, is the subclass's to understand."""
+    """One process. It sends one line per reply over the socket; the subclass parses the lines."""
 
     def __init__(self, language, cwd):
         super().__init__(language, cwd)
@@ -101,7 +102,7 @@ class PipeContext(Context):
         raise NotImplementedError
 
     async def set_up(self):
-        """Returns when the process listens."""
+        """Waits until the process accepts code."""
         raise NotImplementedError
 
     async def start(self):
@@ -128,17 +129,17 @@ class PipeContext(Context):
             self._socket = ours
         loop = asyncio.get_running_loop()
         self._rest = b""
-        loop.add_reader(ours, self._heard)
+        loop.add_reader(ours, self._receive)
         self._pidfd = os.pidfd_open(self._process.pid)
         loop.add_reader(self._pidfd, self._ended)
         self._answer = loop.create_future()
-        await asyncio.wait_for(self.set_up(), COMING_UP)
+        await asyncio.wait_for(self.set_up(), START_TIMEOUT)
         self.drain()
 
     def alive(self):
         return self._process is not None and self._process.poll() is None
 
-    def _heard(self):
+    def _receive(self):
         try:
             data = self._socket.recv(1 << 20)
         except BlockingIOError:
@@ -150,25 +151,25 @@ class PipeContext(Context):
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            answer = self.understand(line)
+            answer = self.parse(line)
             if answer is not None and self._answer and not self._answer.done():
                 self._answer.set_result(answer)
 
-    def understand(self, line):
-        """The answer in a line, if it is one to the last question."""
+    def parse(self, line):
+        """Returns the reply in a line, or `None` if it is not the reply to the last request."""
         return line
 
     def _ended(self):
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        # What it said last counts, if it said it.
-        self._heard()
+        # The reply may have arrived just before the exit.
+        self._receive()
         self.drain()
         if self._answer and not self._answer.done():
             self._answer.set_exception(Died())
             self._answer.exception()
 
-    async def ask(self, data):
-        """Sends an order and returns the answer's line."""
+    async def request(self, data):
+        """Sends a request and returns the reply."""
         if not self.alive():
             raise Died
         self._answer = asyncio.get_running_loop().create_future()
@@ -234,7 +235,7 @@ class PipeContext(Context):
 
 
 class BashContext(PipeContext):
-    """An interactive shell without a terminal: after an interrupt it is at its prompt again, which is never shown."""
+    """An interactive shell without a terminal. Only an interactive shell survives an interrupt. Its prompt is empty."""
 
     SETUP = "PS1= PS2= PS0=; unset PROMPT_COMMAND HISTFILE; set +H +m +o history; history -c\n"
 
@@ -246,25 +247,25 @@ class BashContext(PipeContext):
         return ["/bin/bash", "--noprofile", "--norc", "--noediting", "-i"]
 
     async def set_up(self):
-        await self.ask((self.SETUP + self._mark()).encode())
+        await self.request((self.SETUP + self._mark()).encode())
 
     def _mark(self, status='"$?"'):
-        """Has the shell say that it has come so far."""
+        """Returns a command that reports a new mark number and `status` over the socket."""
         self._marks += 1
         return self._repeated_mark(status)
 
     def _repeated_mark(self, status):
         return f"printf '%s %s\\n' {self._marks} {status} >&{self._fd}\n"
 
-    def understand(self, line):
+    def parse(self, line):
         number, _, status = line.partition(b" ")
         return status if number == b"%d" % self._marks else None
 
     async def interrupt(self):
         await super().interrupt()
         if self.alive():
-            # The mark may be what was interrupted. Whichever comes second is not understood any
-            # more.
+            # The interrupt may have hit the command that prints the mark, so send it again.
+            # `parse` ignores the second of two equal marks.
             await self.send(self._repeated_mark("130").encode())
 
     async def send(self, data):
@@ -278,7 +279,7 @@ class BashContext(PipeContext):
 
     async def evaluate_in(self, code, env, output):
         if "\0" in code:
-            output.error("ValueError", "Bash knows no NUL characters", "")
+            output.error("ValueError", "Bash does not support NUL characters", "")
             return
         before, after = [], []
         for number, (key, value) in enumerate((k, v) for k, v in env.items() if IDENTIFIER.match(k)):
@@ -286,10 +287,10 @@ class BashContext(PipeContext):
             before.append(f"{had}=${{{key}+x}} {old}=${{{key}-}}; export {key}={shlex.quote(value)}\n")
             after.append(f'if [ -n "${had}" ]; then {key}=${old}; else unset {key}; fi; unset {had} {old}\n')
         body = f"eval -- {shlex.quote(code)} </dev/null {self._fd}>&-\n"
-        status = await self.ask("".join([*before, body, self._mark()]).encode("utf-8", "surrogateescape"))
+        status = await self.request("".join([*before, body, self._mark()]).encode("utf-8", "surrogateescape"))
         self.drain()
         if after:
-            await self.ask("".join([*after, self._mark()]).encode())
+            await self.request("".join([*after, self._mark()]).encode())
         if status != b"0":
             number = status.decode("ascii", "replace")
             output.error("ExitStatus", number, f"exit status {number}")
@@ -299,17 +300,17 @@ class BashContext(PipeContext):
         lines += [f"export {k}={shlex.quote(v)}\n" for k, v in env.items() if IDENTIFIER.match(k)]
         if reseed:
             lines.append(f"RANDOM={int.from_bytes(os.urandom(4), 'little')}\n")
-        await self.ask("".join([*lines, self._mark()]).encode())
+        await self.request("".join([*lines, self._mark()]).encode())
 
 
 class NodeContext(PipeContext):
-    """`node.js`, which answers each order with a line of JSON."""
+    """A process of `node.js`, which replies to each request with a line of JSON."""
 
     def command(self, fd):
         return ["node", os.path.join(HERE, "node.js"), str(fd)]
 
     async def set_up(self):
-        # It speaks first.
+        # The process sends a first line without a request.
         await self._answer
 
     async def send(self, data):
@@ -320,7 +321,7 @@ class NodeContext(PipeContext):
 
     async def evaluate_in(self, code, env, output):
         order = self._order(do="execute", id=self.count, code=code, env=env, typescript=self.language == "typescript")
-        outcome = json.loads(await self.ask(order))
+        outcome = json.loads(await self.request(order))
         self.drain()
         error, result = outcome.get("error"), outcome.get("result")
         if error:
@@ -328,10 +329,10 @@ class NodeContext(PipeContext):
         elif result:
             output.result(result, True)
 
-    # An endless loop behind an `await` hears no interrupt.
-    KILLED_IF_DEAF = True
+    # An endless loop after an `await` cannot be interrupted.
+    KILL_IF_UNRESPONSIVE = True
 
     async def adopt(self, reseed, env, dropped):
         seed = list(struct.unpack("4I", os.urandom(16))) if reseed else None
         changes = {**{key: None for key in dropped}, **env}
-        await self.ask(self._order(do="adopt", id=self.count, changes=changes, seed=seed))
+        await self.request(self._order(do="adopt", id=self.count, changes=changes, seed=seed))

@@ -1,4 +1,4 @@
-"""Python: an IPython kernel of its own for each context, driven over the Jupyter protocol."""
+"""Python contexts: one IPython kernel per context, controlled over the Jupyter protocol."""
 
 import asyncio
 import json
@@ -15,12 +15,12 @@ from jupyter_client.manager import AsyncKernelManager
 from contexts import INTERRUPTS, Context, Died
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# How long a kernel may take to answer when it comes up: the first time fonts are looked for, too.
-COMING_UP = 120.0
-# After the reply to an execution: how long for the rest of its output.
-LAST_WORDS = 5.0
-# Between two looks at whether a busy kernel lives.
-LOOK = 0.5
+# Seconds that a kernel may take to start. The first start includes matplotlib's search for fonts.
+START_TIMEOUT = 120.0
+# Seconds to wait for the rest of an execution's output after its reply.
+OUTPUT_TIMEOUT = 5.0
+# Seconds between checks whether a busy kernel is still running.
+POLL_INTERVAL = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ del _jiffy_setup
 
 
 class PythonContext(Context):
-    """One kernel. What it shows comes over `iopub`, its answers over `shell`."""
+    """One kernel. It sends output over `iopub` and replies over `shell`."""
 
     def __init__(self, language, cwd):
         super().__init__(language, cwd)
@@ -47,11 +47,11 @@ class PythonContext(Context):
 
     async def start(self):
         self._exiting = False
-        # A kernel looks for packages of the user only if their directory exists when it starts.
+        # Python adds the user's package directory to its path only if it exists at start.
         try:
             os.makedirs(site.getusersitepackages(), exist_ok=True)
         except OSError as error:
-            log.warning("packages that the user installs are not found: %s", error)
+            log.warning("cannot create the user's package directory, packages installed by the user will not be found: %s", error)
         self._place = tempfile.mkdtemp(prefix="jiffy-kernel-")
         manager = AsyncKernelManager(
             kernel_name="python3",
@@ -62,12 +62,13 @@ class PythonContext(Context):
         await manager.start_kernel(cwd=self.cwd, env={**self.process_env(), "MPLBACKEND": "agg"})
         self._manager, self._client = manager, manager.client()
         self._client.start_channels(stdin=False, hb=False, control=False)
-        self._listener = [asyncio.ensure_future(self._hear_output()), asyncio.ensure_future(self._hear_replies())]
-        # The first answer shows that it listens; the first output, that it is heard.
-        await asyncio.wait_for(self._until_heard(), COMING_UP)
-        await asyncio.wait_for(self._silently(SETUP.format(path=os.path.join(HERE, "kernel.py"))), COMING_UP)
+        self._listener = [asyncio.ensure_future(self._receive_output()), asyncio.ensure_future(self._receive_replies())]
+        # Output sent before the subscription to `iopub` takes effect is lost. Repeat an empty
+        # execution until its output arrives.
+        await asyncio.wait_for(self._connect(), START_TIMEOUT)
+        await asyncio.wait_for(self._silently(SETUP.format(path=os.path.join(HERE, "kernel.py"))), START_TIMEOUT)
 
-    async def _until_heard(self):
+    async def _connect(self):
         while True:
             request = self._send("pass", silent=True)
             try:
@@ -102,7 +103,7 @@ class PythonContext(Context):
             shutil.rmtree(place, ignore_errors=True)
 
     async def interrupt(self):
-        # Only what the client asked for: our own calls are short, and must be made.
+        # Interrupt only code of the client: internal calls are short and must complete.
         if self.alive() and self._evaluating:
             self._interrupted = True
             await self._manager.interrupt_kernel()
@@ -117,9 +118,9 @@ class PythonContext(Context):
         try:
             reply = await self._reply(request)
             try:
-                await asyncio.wait_for(request.idle.wait(), LAST_WORDS)
+                await asyncio.wait_for(request.idle.wait(), OUTPUT_TIMEOUT)
             except asyncio.TimeoutError:
-                # A flood was cut short somewhere on its way: the reply is what counts.
+                # Some output was dropped because there was too much of it. The reply is complete.
                 pass
             content = reply["content"]
             self._exiting = any(map(is_exit, content.get("payload") or ()))
@@ -137,38 +138,40 @@ class PythonContext(Context):
         return self._exiting
 
     def _send(self, code, silent, output=None):
-        # An error must not have the kernel refuse what comes next, which is ours.
+        # By default a kernel aborts queued executions after an error. Internal calls may be queued.
         options = {"store_history": not silent, "allow_stdin": False, "stop_on_error": False}
         message_id = self._client.execute(code, silent=silent, **options)
-        # Sending takes note of replies that have come, and tells nobody: our listener would wait
-        # for news that it had already. Asked in its own name, its socket looks again.
+        # Sending consumes the notification of replies that have already arrived, so that the
+        # listener would wait although messages are queued. Reading the state of the listener's own
+        # socket raises the notification again.
         self._client.shell_channel.socket.get(zmq.EVENTS)
         request = self._requests[message_id] = Request(message_id, output)
         return request
 
     async def _reply(self, request):
-        """The answer to a request, or `Died`, or `Lost`."""
-        later = []
+        """Returns the reply to a request. Raises `Died` or `Lost`."""
+        probes = []
         try:
             while True:
-                done, _ = await asyncio.wait({request.reply}, timeout=LOOK)
+                done, _ = await asyncio.wait({request.reply}, timeout=POLL_INTERVAL)
                 if done:
                     return request.reply.result()
                 if not self.alive():
                     raise Died
-                # Requests are answered in their order.
-                if any(other.reply.done() for other in later):
+                # A kernel replies in the order of requests: a reply to a later request means that
+                # the kernel will not reply to this one.
+                if any(probe.reply.done() for probe in probes):
                     raise Lost
-                # More than one, because an interrupt may meet them, too.
-                if self._interrupted and len(later) < INTERRUPTS * 2:
-                    later.append(self._send("pass", silent=True))
+                # Send several probes, because an interrupt may hit a probe, too.
+                if self._interrupted and len(probes) < INTERRUPTS * 2:
+                    probes.append(self._send("pass", silent=True))
         finally:
-            for other in later:
-                self._requests.pop(other.id, None)
+            for probe in probes:
+                self._requests.pop(probe.id, None)
 
     async def _silently(self, code):
         content = {"status": "lost"}
-        # An interrupt may arrive after what it was meant for.
+        # An interrupt of the client's code may arrive late and hit this call: repeat it.
         for _ in range(3):
             request = self._send(code, silent=True)
             try:
@@ -180,16 +183,16 @@ class PythonContext(Context):
             if content.get("ename") != "KeyboardInterrupt":
                 break
         if content.get("status") != "ok":
-            # Whoever breaks our module from inside gets a fresh kernel, not half a sandbox's
-            # identity.
-            log.warning("the kernel does not do as told: %s", "\n".join(failure(content)))
+            # The client's code has broken this module's functions in the kernel. Start a new
+            # kernel: a kernel with only a part of the sandbox's identity is unsafe.
+            log.warning("internal call to the kernel failed: %s", "\n".join(failure(content)))
             raise Died
 
     async def _call(self, function, *arguments):
         given = json.dumps(arguments)
         await self._silently(f"__import__('sys').modules['jiffy_kernel'].{function}(*__import__('json').loads({given!r}))")
 
-    async def _hear_output(self):
+    async def _receive_output(self):
         client = self._client
         while True:
             try:
@@ -198,9 +201,9 @@ class PythonContext(Context):
                 continue
             request = self._requests.get(message["parent_header"].get("msg_id"))
             if request:
-                request.hear(message)
+                request.receive(message)
 
-    async def _hear_replies(self):
+    async def _receive_replies(self):
         client = self._client
         while True:
             try:
@@ -213,12 +216,12 @@ class PythonContext(Context):
 
 
 def is_exit(payload):
-    """Returns whether a payload of a reply says that the code called `exit()` or `quit()`."""
+    """Returns whether a reply's payload means that the code called `exit()` or `quit()`."""
     return payload.get("source") == "ask_exit" and not payload.get("keepkernel")
 
 
 class Lost(Exception):
-    """An interrupt met the kernel at a moment when it forgets to answer."""
+    """The kernel was interrupted in a state in which it does not send a reply."""
 
 
 def failure(content):
@@ -227,7 +230,7 @@ def failure(content):
 
 
 class Request:
-    """An execution that was asked for, and what the kernel says about it."""
+    """An execution request and the state of its replies."""
 
     def __init__(self, message_id, output):
         self.id = message_id
@@ -239,10 +242,10 @@ class Request:
     def fail(self):
         if not self.reply.done():
             self.reply.set_exception(Died())
-            # Nobody may be waiting.
+            # Mark the exception as retrieved: there may be no waiter.
             self.reply.exception()
 
-    def hear(self, message):
+    def receive(self, message):
         kind, content, output = message["msg_type"], message["content"], self.output
         if kind == "status" and content["execution_state"] == "idle":
             self.idle.set()

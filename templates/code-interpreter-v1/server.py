@@ -1,7 +1,7 @@
 """The code interpreter: HTTP on loopback, port 49999. POST /execute streams newline-delimited JSON; /contexts, /health.
 
-Nobody is asked for a token: the guest's loopback is reached from inside the sandbox, where everybody may do anything
-anyway, and through the host, which decides whom it lets in.
+Requests need no token. The guest's loopback is reachable from inside the sandbox, where all processes are trusted, and
+through the gateway on the host, which authenticates its clients.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ import tornado.httpserver
 import tornado.netutil
 import tornado.web
 
-from contexts import Contexts, Refused
+from contexts import Contexts, RequestError
 from output import Output, line
 from python_context import PythonContext
 from pipe_context import BashContext, NodeContext
 
 PORT = int(os.environ.get("JIFFY_PORT", "49999"))
-# A sign of life for clients and for whatever sits between.
+# Seconds between keep-alive messages, which prevent timeouts in clients and proxies.
 KEEPALIVE = 5.0
-LONGEST_BODY = 64 << 20
+MAX_BODY = 64 << 20
 NAME = "=\0"
 
 
 def optional(request, key, kind):
     value = request.get(key)
     if value is not None and not isinstance(value, kind):
-        raise Refused(400, f"`{key}` is not understood")
+        raise RequestError(400, f"`{key}` is not a {kind.__name__}")
     return value
 
 
@@ -39,7 +39,7 @@ def variables(request):
     env = optional(request, "env_vars", dict) or {}
     for key, value in env.items():
         if not key or any(c in key for c in NAME) or not isinstance(value, str) or "\0" in value:
-            raise Refused(400, f"`env_vars` is not understood at {key!r}")
+            raise RequestError(400, f"`env_vars` has an invalid name or value at {key!r}")
     return env
 
 
@@ -52,18 +52,18 @@ class Handler(tornado.web.RequestHandler):
         try:
             request = json.loads(self.request.body or b"{}")
         except ValueError:
-            raise Refused(400, "The body is not JSON") from None
+            raise RequestError(400, "The body is not JSON") from None
         if not isinstance(request, dict):
-            raise Refused(400, "The body is not a JSON object")
+            raise RequestError(400, "The body is not a JSON object")
         return request
 
     def write_error(self, status, **kwargs):
         error = kwargs.get("exc_info", (None, None, None))[1]
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(str(error) if isinstance(error, Refused) else self._reason)
+        self.finish(str(error) if isinstance(error, RequestError) else self._reason)
 
     def _handle_request_exception(self, error):
-        if isinstance(error, Refused) and not self._headers_written:
+        if isinstance(error, RequestError) and not self._headers_written:
             self.send_error(error.status, exc_info=(type(error), error, None))
         else:
             super()._handle_request_exception(error)
@@ -81,21 +81,21 @@ class Execute(Handler):
         request = self.body()
         code = optional(request, "code", str)
         if code is None:
-            raise Refused(400, "`code` is missing")
+            raise RequestError(400, "`code` is missing")
         context_id, language = optional(request, "context_id", str), optional(request, "language", str)
         if context_id and language:
-            raise Refused(400, "Only one of context_id or language can be provided")
+            raise RequestError(400, "Only one of context_id or language can be provided")
         env = variables(request)
-        found = self.contexts.find(context_id) if context_id else await self.contexts.default(language)
+        context = self.contexts.find(context_id) if context_id else await self.contexts.default(language)
         self.set_header("Content-Type", "application/x-ndjson")
         self.set_header("X-Accel-Buffering", "no")
         output = self.output = Output()
         if self.request.connection.stream.closed():
             return
-        work = asyncio.ensure_future(found.run(code, env, output))
+        work = asyncio.ensure_future(context.run(code, env, output))
         try:
             await self.stream(output)
-            # The process may be restarted now, for which the client does not wait.
+            # The client does not wait for a restart of the process, which may follow.
             await self.finish()
         except tornado.iostream.StreamClosedError:
             pass
@@ -106,41 +106,41 @@ class Execute(Handler):
 
     async def stream(self, output):
         await self.flush()
-        following = None
+        pending = None
         try:
             while True:
-                following = following or asyncio.ensure_future(output.next())
-                await asyncio.wait({following}, timeout=KEEPALIVE)
-                if not following.done():
+                pending = pending or asyncio.ensure_future(output.next())
+                await asyncio.wait({pending}, timeout=KEEPALIVE)
+                if not pending.done():
                     self.write(line({"type": "keepalive"}))
                 else:
-                    lines, following = following.result(), None
+                    lines, pending = pending.result(), None
                     if lines is None:
                         return
                     self.write(lines)
-                # Returns when the bytes have left: a slow reader slows what can be slowed.
+                # Wait until the bytes are sent, so that a slow reader slows down the code.
                 await self.flush()
         finally:
-            if following:
-                following.cancel()
+            if pending:
+                pending.cancel()
 
     def on_connection_close(self):
         if self.output:
             self.output.abandon()
 
 
-def shown(context):
+def description(context):
     return {"id": context.id, "language": context.language, "cwd": context.cwd}
 
 
 class ContextList(Handler):
     def get(self):
-        self.answer([shown(c) for c in self.contexts.list()])
+        self.answer([description(c) for c in self.contexts.list()])
 
     async def post(self):
         request = self.body()
-        made = await self.contexts.create(optional(request, "language", str), optional(request, "cwd", str))
-        self.answer(shown(made))
+        context = await self.contexts.create(optional(request, "language", str), optional(request, "cwd", str))
+        self.answer(description(context))
 
 
 class OneContext(Handler):
@@ -162,7 +162,7 @@ class Health(Handler):
         if self.application.settings["warm"].is_set():
             self.finish("OK")
         else:
-            raise Refused(503, "Warming up")
+            raise RequestError(503, "Warming up")
 
 
 async def main():
@@ -186,23 +186,23 @@ async def main():
         warm=warm,
         log_function=lambda handler: None,
     )
-    server = tornado.httpserver.HTTPServer(application, max_body_size=LONGEST_BODY, max_buffer_size=LONGEST_BODY)
-    # The host looks for a guest's ports on loopback, on either of these.
+    server = tornado.httpserver.HTTPServer(application, max_body_size=MAX_BODY, max_buffer_size=MAX_BODY)
+    # The gateway connects to a guest's port on either of the loopback addresses.
     server.add_sockets(tornado.netutil.bind_sockets(PORT, "127.0.0.1"))
     try:
         server.add_sockets(tornado.netutil.bind_sockets(PORT, "::1"))
     except OSError:
-        # A sandbox without IPv6.
+        # The sandbox has no IPv6.
         pass
-    ended = asyncio.Event()
+    shutdown = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    # Those that E2B's clients find waiting. Others come up when they are first asked for.
+        asyncio.get_running_loop().add_signal_handler(number, shutdown.set)
+    # E2B's template starts these contexts in advance. Other contexts start at their first request.
     await contexts.default("python")
     if shutil.which("node"):
         await contexts.default("javascript")
     warm.set()
-    await ended.wait()
+    await shutdown.wait()
     await contexts.close()
 
 

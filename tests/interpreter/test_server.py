@@ -19,7 +19,7 @@ from pathlib import Path
 
 SERVER = Path(__file__).resolve().parents[2] / "templates/code-interpreter-v1/server.py"
 NODE = shutil.which("node")
-# Imports in JavaScript need the parser that Debian's Node.js brings along.
+# Imports in JavaScript require the parser that Debian's Node.js includes.
 ACORN = NODE and subprocess.run([NODE, "-e", "require('acorn')"], capture_output=True).returncode == 0
 LIMIT = 60
 
@@ -59,7 +59,7 @@ class Server:
             time.sleep(0.05)
 
     def become(self, generation, env):
-        """What the agent does when the sandbox is told who it is."""
+        """Writes the files that the agent writes when a sandbox receives its identity."""
         for name, text in (("environment", json.dumps(env)), ("generation", generation)):
             (self.home / f".{name}").write_text(text)
             (self.home / f".{name}").rename(self.home / name)
@@ -71,7 +71,7 @@ class Server:
         return answer.status, answer.read()
 
     def open(self, **body):
-        """An execution whose answer is not read yet."""
+        """Starts an execution without reading its response."""
         stream = socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT)
         data = json.dumps(body).encode()
         stream.sendall(b"POST /execute HTTP/1.0\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
@@ -120,7 +120,7 @@ class Protocol(unittest.TestCase):
         cls.addClassCleanup(cls.server.stop)
         cls.languages = ["python", "bash"] + (["javascript"] if NODE else [])
 
-    def test_state_stays_and_explicit_nulls_are_as_good_as_nothing(self):
+    def test_state_persists_and_explicit_nulls_mean_absent(self):
         nothing = {"context_id": None, "language": None, "env_vars": None}
         first = self.server.execute("s = 41", **nothing)
         self.assertEqual([e["type"] for e in first], ["number_of_executions", "end_of_execution"])
@@ -131,7 +131,7 @@ class Protocol(unittest.TestCase):
     def test_text_results_lose_their_quotes(self):
         self.assertEqual(self.server.result("'word'"), "word")
 
-    def test_every_representation_arrives(self):
+    def test_every_representation_is_returned(self):
         code = "class All:\n" + "".join(
             f"    def {name}(self): return {value!r}\n"
             for name, value in {
@@ -176,7 +176,7 @@ class Protocol(unittest.TestCase):
         self.assertEqual((chart["type"], chart["y_unit"]), ("bar", "m"))
         self.assertEqual(chart["elements"][1], {"label": "b", "group": "g", "value": 4.0})
 
-    def test_what_is_wrong_with_a_request_is_told_by_status(self):
+    def test_invalid_requests_get_an_error_status(self):
         def status(method, path, body):
             return self.server.request(method, path, body)[0]
 
@@ -193,7 +193,7 @@ class Protocol(unittest.TestCase):
         self.assertEqual(status("POST", "/contexts/nope/restart", None), 404)
         self.assertIn(b"cobol", self.server.request("POST", "/execute", {"code": "1", "language": "cobol"})[1])
 
-    def test_contexts_are_apart_and_can_be_restarted_and_removed(self):
+    def test_contexts_are_isolated_and_can_be_restarted_and_removed(self):
         for language in self.languages:
             _, made = self.server.request("POST", "/contexts", {"language": language, "cwd": "/tmp"})
             made = json.loads(made)
@@ -211,7 +211,7 @@ class Protocol(unittest.TestCase):
             self.assertEqual(self.server.request("DELETE", one)[0], 204)
             self.assertEqual(self.server.request("POST", "/execute", {"code": "1", "context_id": made["id"]})[0], 404)
 
-    def test_clients_find_a_context_of_python_and_one_of_javascript(self):
+    def test_default_contexts_of_python_and_javascript_exist_at_start(self):
         listed = json.loads(self.server.request("GET", "/contexts")[1])
         languages = [context["language"] for context in listed]
         self.assertEqual(languages[:2] if NODE else languages[:1], ["python", "javascript"][: 2 if NODE else 1])
@@ -225,14 +225,14 @@ class Protocol(unittest.TestCase):
             png = base64.b64decode(result["png"])
             self.assertTrue(png.startswith(b"\x89PNG"), code)
         self.assertTrue(saved.exists())
-        # Into memory is no picture for people, nor is what PNG has not; a figure is shown once.
+        # Pictures saved to memory and formats that PNG lacks are not shown; a figure is shown once.
         self.assertEqual(pictures(make + "import io; image.save(io.BytesIO(), 'PNG')"), [])
         self.assertEqual(pictures(f"Image.new('F', (2, 2)).save({str(saved.with_suffix('.tiff'))!r})"), [])
         plot = f"import matplotlib.pyplot as plt; plt.plot([1]); plt.savefig({str(saved)!r}); plt.show()"
         (result,) = pictures(plot)
         self.assertIn("chart", result)
 
-    def test_variables_of_one_execution_are_gone_in_the_next(self):
+    def test_variables_of_one_execution_are_unset_in_the_next(self):
         show = {
             "python": "import os; print(os.environ.get('NAME'), os.environ.get('ONCE'))",
             "bash": "echo $NAME ${ONCE-None}",
@@ -266,7 +266,7 @@ class Protocol(unittest.TestCase):
                 self.server.execute(same[language], language=language)
                 drawn[language] = text(self.server.execute(draw[language], language=language))
                 self.server.execute(same[language], language=language)
-        # An environment alone is no new generation: whoever seeded, drew on.
+        # A new environment without a new generation does not reseed random generators.
         self.server.become("one", {"NAME": "still one", "ONLY": "1"})
         for language in same:
             self.assertEqual(text(self.server.execute(draw[language], language=language)), drawn[language])
@@ -278,7 +278,7 @@ class Protocol(unittest.TestCase):
             self.assertEqual(text(self.server.execute(show[language], language=language)).split(), ["two"])
         self.server.become("one", {"NAME": "one", "ONLY": "1"})
 
-    def test_a_client_that_goes_away_interrupts_its_code(self):
+    def test_a_disconnect_of_the_client_interrupts_its_code(self):
         endless = {
             "python": "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.1)",
             "bash": "echo begun; while :; do :; done",
@@ -304,12 +304,12 @@ class Protocol(unittest.TestCase):
         waiting.settimeout(LIMIT)
         read_until(waiting, b"second")
 
-    def test_a_quiet_execution_shows_signs_of_life(self):
+    def test_a_silent_execution_sends_keep_alive_messages(self):
         stream = self.server.open(code="import time; time.sleep(7); print('late')")
         data = read_until(stream, b"late")
         self.assertIn(b'{"type":"keepalive"}\n', data)
 
-    def test_a_process_that_dies_is_told_and_replaced(self):
+    def test_the_exit_of_a_process_is_reported_and_the_process_replaced(self):
         die = {"python": "import os; os._exit(3)", "bash": "kill -9 $$", "javascript": "process.exit(3)"}
         for language in self.languages:
             (error,) = (e for e in self.server.execute(die[language], language=language) if e["type"] == "error")
@@ -326,7 +326,7 @@ class Protocol(unittest.TestCase):
         self.server.execute("kept = 2\nexit(keep_kernel=True)")
         self.assertEqual(self.server.result("kept"), "2")
 
-    def test_a_restart_ends_what_never_ends(self):
+    def test_a_restart_terminates_an_endless_execution(self):
         made = json.loads(self.server.request("POST", "/contexts", {})[1])
         deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun', flush=True)\nwhile True: pass"
         stream = self.server.open(code=deaf, context_id=made["id"])
@@ -336,10 +336,10 @@ class Protocol(unittest.TestCase):
         self.assertEqual(self.server.result("1 + 1", context_id=made["id"]), "2")
         self.server.request("DELETE", f"/contexts/{made['id']}")
 
-    def test_a_flood_is_cut_off_with_a_note_and_a_stuck_reader_costs_no_memory(self):
+    def test_excessive_output_is_truncated_and_a_stuck_reader_costs_no_memory(self):
         events = self.server.execute("for _ in range(80): print('x' * (1 << 20))")
         self.assertLess(len(text(events)), 66 << 20)
-        self.assertIn("output cut off", text(events))
+        self.assertIn("output truncated", text(events))
         stuck = self.server.open(code="yes", language="bash")
         read_until(stuck, b"stdout")
         before = self.memory()
@@ -366,7 +366,7 @@ class Protocol(unittest.TestCase):
         (error,) = (e for e in self.server.execute("throw new TypeError('no')", language="javascript") if e["type"] == "error")
         self.assertEqual((error["name"], error["value"]), ("TypeError", "no"))
 
-    def test_the_stock_client_is_content(self):
+    def test_the_stock_client_works(self):
         client = """
 import os, sys
 from e2b_code_interpreter import Sandbox
@@ -387,8 +387,8 @@ sandbox.remove_code_context(context)
 
 
 class Directories(unittest.IsolatedAsyncioTestCase):
-    @unittest.skipIf(os.geteuid() != 0, "needs root to become somebody else")
-    async def test_a_directory_that_cannot_be_entered_is_refused_in_words(self):
+    @unittest.skipIf(os.geteuid() != 0, "requires root to change the user")
+    async def test_a_directory_without_permission_is_reported(self):
         closed = tempfile.mkdtemp()
         self.addCleanup(os.rmdir, closed)
         code = f"""
@@ -400,8 +400,8 @@ os.setuid(65534)
 async def main():
     try:
         await contexts.Contexts({{"bash": BashContext}}).create("bash", {closed!r})
-    except contexts.Refused as refused:
-        print(refused.status, refused)
+    except contexts.RequestError as error:
+        print(error.status, error)
 asyncio.run(main())
 """
         run = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=LIMIT)
@@ -409,7 +409,7 @@ asyncio.run(main())
 
 
 class Replies(unittest.IsolatedAsyncioTestCase):
-    async def test_a_reply_that_arrives_while_the_next_request_is_sent_is_heard(self):
+    async def test_a_reply_that_arrives_while_the_next_request_is_sent_is_received(self):
         sys.path.insert(0, str(SERVER.parent))
         from python_context import PythonContext
 
@@ -417,7 +417,7 @@ class Replies(unittest.IsolatedAsyncioTestCase):
         await context.launch()
         try:
             first = context._send("pass", silent=True)
-            # Nobody listens in the meantime, for long enough that the reply is there.
+            # The listener does not run during this sleep, in which the reply arrives.
             time.sleep(1)
             second = context._send("pass", silent=True)
             await asyncio.wait_for(asyncio.gather(first.reply, second.reply), LIMIT)
