@@ -14,8 +14,8 @@ pub struct Series {
     /// Figure to reach, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub least: Option<f64>,
-    /// Figure that another project publishes for the same on its own host, if it does (see
-    /// docs/performance.md for whose).
+    /// Figure that CubeSandbox publishes for the same operation on its own host (see
+    /// docs/figures.md). `None` if it publishes none.
     pub reference: Option<f64>,
     /// Our average, which is what they publish, as a part of the reference.
     pub ratio: Option<f64>,
