@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
 
-/// 16 blocks and one sector of nothing but hole: whoever writes to it makes it take up room.
+/// 16 blocks and one sector, as a sparse file: a write allocates space.
 static BASE: LazyLock<File> = LazyLock::new(|| {
     let file = File::from(memfd_create("base", MFdFlags::empty()).unwrap());
     file.set_len(SIZE).unwrap();
@@ -18,7 +18,7 @@ static BASE: LazyLock<File> = LazyLock::new(|| {
 });
 const SIZE: u64 = 16 * 4096 + 512;
 
-/// A request that is nearly right.
+/// A request that is almost valid.
 fn request(driver: &mut Driver, input: &mut Input<'_>) {
     let kind = [0, 1, 1, 4, 8, 11, 13, 13][usize::from(input.u8() % 8)];
     let sector = u64::from(input.u8() % 140);
@@ -57,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = block.queue_event(0);
     });
     assert_eq!(BASE.metadata().unwrap().blocks(), 0, "the base was written");
-    // No bit beyond the disk is ever owned.
+    // Bits after the end of the disk must never be set.
     if let [word] = block.owned_blocks() {
         assert_eq!(word >> 17, 0);
     }

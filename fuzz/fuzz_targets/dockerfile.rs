@@ -1,9 +1,9 @@
 #![no_main]
-//! Whatever a Dockerfile says, it is read or refused in words: always the same way, in bounded
-//! time, with a line that it has. What is read can be expanded within the bounds, and what is
-//! escaped expands to itself.
+//! Any Dockerfile is parsed or rejected with a message, deterministically, in bounded time, and
+//! with an existing line number. A parsed Dockerfile expands within the limits, and escaped text
+//! expands to itself.
 //!
-//! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an
+//! Half of the inputs are assembled from fragments of Dockerfiles: random bytes are rarely a valid
 //! instruction.
 
 use jiffy_build_spec::context::DockerIgnore;
@@ -160,7 +160,7 @@ fuzz_target!(|data: &[u8]| {
             false => said,
         };
         let ignored = ignore.ignores(&path);
-        // Only a rule leaves anything out.
+        // Files are excluded only by a rule.
         assert!(!ignored || !rules.trim().is_empty());
     }
 });

@@ -1,6 +1,6 @@
 #![no_main]
-//! Whatever a VMM and the fetcher of its memory send each other, a message is refused or is what
-//! its encoding says, within its bounds.
+//! Messages between a VMM and the process that fetches its memory: a message is rejected, or
+//! decoded within its limits and encoded to the same bytes.
 
 use jiffy_proto::fetch::{FetchAnswer, FetchOutcome, FetchRequest, MAX_ANSWER_BYTES};
 use libfuzzer_sys::fuzz_target;
@@ -15,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     if let FetchOutcome::Failed(reason) = &answer.outcome {
         assert!(!reason.contains(char::is_control));
     }
-    // A reason that was not text is longer as text, and is cut.
+    // A reason that is not UTF-8 grows when it is converted to text, and is truncated.
     let encoded = answer.encode();
     assert!(encoded.len() <= MAX_ANSWER_BYTES);
     let again = FetchAnswer::decode(&encoded).unwrap();

@@ -1,5 +1,5 @@
 #![no_main]
-//! Modules of functions: what is compiled, and the header of what was.
+//! Modules of functions: compilation, and the header of compiled files.
 
 use jiffy_function_runtime::artifact;
 use jiffy_function_runtime::compile::compile;
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 use wasmtime::Engine;
 
-/// Larger modules take long to compile, and find nothing more.
+/// Maximum size in bytes. Larger modules take long to compile and reach no further code.
 const MAX_MODULE_BYTES: usize = 16 << 10;
 
 static ENGINE: LazyLock<Engine> = LazyLock::new(|| engine::compiling().expect("an engine"));

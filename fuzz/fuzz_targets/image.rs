@@ -1,10 +1,10 @@
 #![no_main]
-//! Whatever a template's image says, what is unpacked of it is what a layer can hold, within the
-//! bounds, and nothing changes beside.
+//! Any image of a template unpacks only to entries that a layer can contain, within the limits, and
+//! changes no file outside of the target directory.
 //!
-//! Half of the inputs are places and bytes that are changed in an image that `mkfs.erofs` wrote
-//! (`small.erofs.gz`: files, links, a pipe, a deletion, an emptied directory, attributes); the
-//! others are all of an image but for its super block.
+//! Half of the inputs are offsets and bytes to change in an image that `mkfs.erofs` wrote. The
+//! image (`small.erofs.gz`) contains files, links, a pipe, a deletion, an emptied directory and
+//! attributes. The other inputs are a complete image except its super block.
 
 use flate2::read::GzDecoder;
 use jiffy_fuzz::tree::survey;
@@ -22,7 +22,7 @@ static SMALL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     image
 });
 
-/// The image with bytes changed: two that say where, one that says what.
+/// The image with changed bytes. Each change takes three bytes: offset (2) and value (1).
 fn changed(orders: &[u8]) -> Vec<u8> {
     let mut image = SMALL.clone();
     let length = image.len();
@@ -33,7 +33,7 @@ fn changed(orders: &[u8]) -> Vec<u8> {
     image
 }
 
-/// An image with blocks of 512 bytes, whose inodes begin right behind the super block.
+/// An image with blocks of 512 bytes, whose inodes start directly after the super block.
 fn made(rest: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 1152];
     image[1024..1028].copy_from_slice(&0xe0f5_e1e2_u32.to_le_bytes());
@@ -54,7 +54,7 @@ fuzz_target!(|data: &[u8]| {
         0 => changed(rest),
         _ => made(rest),
     };
-    // In memory: unpacking flushes the file system it is on.
+    // Unpack to a tmpfs: unpacking flushes the target's file system.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::create_dir(path("in")).unwrap();
@@ -70,7 +70,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let file = File::open(path("image")).unwrap();
     let unpacked = unpack_image(&file, &path("in"), limits);
-    // The image as it was written can be read.
+    // The unchanged image is valid.
     assert!(unpacked.is_ok() || *first % 2 != 0 || !rest.is_empty());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     assert!(survey(&path("in")).1 <= (1 << 20) * 64);

@@ -1,10 +1,9 @@
 #![no_main]
-//! Whatever an archive says, nothing changes outside of the directory it is unpacked into, and what
-//! is in there is nothing but files, directories, links, FIFOs and overlay marks, within the
-//! bounds.
+//! Unpacking any archive changes no file outside of the target directory. The directory then
+//! contains only files, directories, links, FIFOs and overlay marks, within the limits.
 //!
-//! The input is a list of small orders, from which an archive with right checksums is made: random
-//! bytes would hardly ever be one. Half of the inputs are taken as the archive itself.
+//! Half of the inputs are lists of commands from which an archive with correct checksums is built:
+//! random bytes are rarely an archive. The other inputs are the archive itself.
 
 use jiffy_fuzz::tree::survey;
 use jiffy_image::{UnpackLimits, unpack};
@@ -14,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Names that lead somewhere, and parts of such names.
+/// Names that resolve to a file, and parts of such names.
 const NAMES: [&[u8]; 24] = [
     b"a",
     b"b",
@@ -62,7 +61,7 @@ fn field(block: &mut [u8], at: usize, length: usize, text: &[u8]) {
     block[at..at + n].copy_from_slice(&text[..n]);
 }
 
-/// An archive made of orders of six bytes, each followed by content.
+/// Builds an archive from commands of six bytes, each followed by content.
 fn archive(mut data: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     while let [name, kind, target, mode, size, magic, rest @ ..] = data {
@@ -127,7 +126,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((first, rest)) = data.split_first() else {
         return;
     };
-    // In memory: unpacking flushes the file system it is on.
+    // Unpack to a tmpfs: unpacking flushes the target's file system.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::create_dir(path("in")).unwrap();

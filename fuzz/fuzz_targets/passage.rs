@@ -1,5 +1,5 @@
 #![no_main]
-//! Headers of guests and clients stay within what is allowed.
+//! Rewritten headers of guests and clients contain only permitted values.
 
 use http::HeaderValue;
 use jiffy_gateway::host_only_path::is_host_only;
@@ -10,7 +10,7 @@ const PREFIX: &str = "/sandboxes/abc/proxy/80";
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(text) = std::str::from_utf8(data) {
-        // However it is wrapped, it stays the host's.
+        // The host's headers stay in place for every spelling of a guest's header.
         for path in [
             format!("/init/{text}"),
             format!("//INIT;{text}"),

@@ -1,5 +1,6 @@
 #![no_main]
-//! Whose a request is: what is decided holds however host name, headers and path are written.
+//! Routing of requests: the decision does not depend on the spelling of host name, headers and
+//! path.
 
 use http::Request;
 use jiffy_gateway::host_name::is_id;
@@ -7,8 +8,8 @@ use jiffy_gateway::host_only_path::is_host_only;
 use jiffy_gateway::{Addressing, GatewayConfig, LinkSigner, Route, route};
 use libfuzzer_sys::fuzz_target;
 
-/// True if a host, perhaps with a port, is one the configuration names; written another way than in
-/// the crate.
+/// Returns whether a host, with or without a port, is in the configuration. An independent
+/// implementation, to compare with the crate's.
 fn is_ours(host: &str) -> bool {
     if host.starts_with('[') {
         return true;
@@ -23,7 +24,7 @@ fn is_ours(host: &str) -> bool {
 }
 
 fuzz_target!(|data: &[u8]| {
-    // First line: the target; every other: a header.
+    // The first line is the target, every other line a header.
     let mut lines = data.split(|b| *b == b'\n');
     let Ok(uri) = std::str::from_utf8(lines.next().unwrap_or_default()) else {
         return;

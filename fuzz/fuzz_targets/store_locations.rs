@@ -1,5 +1,5 @@
 #![no_main]
-//! Locations of chunks: each lies in a pack that is named, within the longest one.
+//! Locations of chunks: each is within the maximum size of a listed pack.
 
 use jiffy_store::Locations;
 use jiffy_store::pack::MAX_PACK_BYTES;

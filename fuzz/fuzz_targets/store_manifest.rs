@@ -1,6 +1,6 @@
 #![no_main]
-//! Manifests of snapshots, decrypted but hostile: what is read is within the limits, and is written
-//! as it was read.
+//! Decrypted but hostile manifests of snapshots: a decoded manifest is within the limits and is
+//! encoded to the same bytes.
 
 use jiffy_store::{DataKeys, StoredManifest};
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,6 @@
 #![no_main]
-//! Indexes, ends and frames of packs: frames follow each other within their pack, whatever an index
-//! says.
+//! Indexes, trailers and frames of packs: for any index, frames are contiguous and within their
+//! pack.
 
 use jiffy_store::pack::{Trailer, decode_frame, decode_index};
 use jiffy_store::{DataKeys, Hash};

@@ -19,7 +19,7 @@ const TX_AREA: u64 = 0x2_0000;
 const RING: u16 = 16;
 static BYTES: [u8; 70_000] = [0x5a; 70_000];
 
-/// The host's ends of connections, whoever opened them.
+/// The host's ends of connections, opened by either side.
 type Streams = Arc<Mutex<Vec<UnixStream>>>;
 
 fn device() -> (Vsock, Streams) {
@@ -37,7 +37,7 @@ fn device() -> (Vsock, Streams) {
     (Vsock::new(config, Box::new(listener)), streams)
 }
 
-/// The host does something.
+/// Performs one action of the host.
 fn host(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
     let kind = input.u8() % 8;
     if kind == 0 {
@@ -72,15 +72,15 @@ fn host(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
     }
 }
 
-/// Rings in order, packets of the right shape, and hardly a rule kept otherwise: this reaches what
-/// lies behind the checks of the first layer.
+/// A driver with valid rings and packet layouts, which violates most other rules. It reaches the
+/// code after the first checks.
 struct Driver {
     harness: DeviceHarness,
     rings: [Ring; 3],
-    /// Host ports seen in packets, so that answers to requests are possible.
+    /// Host ports seen in packets, to which the driver can respond.
     seen: Vec<u32>,
     event_idx: bool,
-    /// Chains given to each queue and not seen again yet.
+    /// Chains added to each queue that the device has not returned yet.
     outstanding: [u16; 3],
     given: u16,
 }
@@ -167,7 +167,7 @@ impl Driver {
         }
     }
 
-    /// The event loop must come to rest whatever state everything is in.
+    /// Checks that the event loop becomes idle in every state.
     fn events(&mut self, vsock: &mut Vsock) {
         for _ in 0..1000 {
             let ready = self.harness.ready(0);

@@ -1,5 +1,5 @@
-//! The hostile driver that all targets share: it reads its plan from the fuzzer's input and carries
-//! it out on a device, over the same trait that the transport uses.
+//! Hostile driver shared by the device targets: it decodes a plan from the fuzzer's input and
+//! executes it on a device through the trait that the transport uses.
 
 pub mod tree;
 
@@ -9,12 +9,12 @@ use jiffy_vmm::virtio::testing::{Buffer, DeviceHarness, INDIRECT, NEXT, Ring, WR
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Two adjacent regions, and one behind a hole, so that buffers can cross, fall between and run
-/// out.
+/// Two adjacent regions and, after a hole, a third one, so that buffers can cross a border, start
+/// in the hole, or exceed the end.
 const REGIONS: [(u64, usize); 3] = [(0, 0x1_0000), (0x1_0000, 0x1_0000), (0x3_0000, 0x1_0000)];
-/// Most steps of one plan.
+/// Maximum steps of one plan.
 const STEPS: usize = 64;
-/// Offsets at which configuration spaces have been known to break.
+/// Offsets at which accesses to configuration spaces are likely to fail.
 const OFFSETS: [u64; 8] = [0, 4, 8, 60, 0xff, 1 << 32, u64::MAX - 3, u64::MAX];
 
 /// The fuzzer's input, read from the front; zeroes follow its end.
@@ -55,8 +55,8 @@ impl<'i> Input<'i> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A guest address: mostly in memory, sometimes in the hole, behind the end or at the end of
-    /// the world.
+    /// A guest address: mostly in memory, sometimes in the hole, after the end of memory, or at the
+    /// end of the address space.
     pub fn addr(&mut self) -> u64 {
         match self.u8() {
             0xff => u64::MAX - u64::from(self.u8()),
@@ -65,7 +65,7 @@ impl<'i> Input<'i> {
         }
     }
 
-    /// A buffer: mostly short, sometimes as long as a descriptor can say.
+    /// A buffer: mostly short, sometimes of the maximum length of a descriptor.
     fn buffer(&mut self) -> Buffer {
         let addr = self.addr();
         let kind = self.u8();
@@ -85,7 +85,7 @@ impl<'i> Input<'i> {
     }
 }
 
-/// Setup of one queue by the driver: honestly, or with addresses and a size out of the input.
+/// Setup of one queue by the driver: valid, or with addresses and a size from the input.
 enum Layout {
     Honest,
     Raw {
@@ -95,7 +95,7 @@ enum Layout {
     },
 }
 
-/// The driver that carries out the plan.
+/// The driver that executes the plan.
 pub struct Driver {
     harness: DeviceHarness,
     rings: Vec<Ring>,
@@ -163,12 +163,12 @@ impl Driver {
         let _ = device.activate(self.harness.activation(queues, self.features));
     }
 
-    /// Writes to guest memory, where there is any.
+    /// Writes to guest memory. Ignores addresses outside of it.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         let _ = self.harness.memory.write(bytes, GuestAddress(addr));
     }
 
-    /// Makes a chain available in queue `index`, as an honest driver would.
+    /// Makes a chain available in queue `index`, like a correct driver.
     pub fn add(&mut self, index: usize, buffers: &[Buffer]) {
         let ring = &mut self.rings[index];
         if buffers.len() <= usize::from(ring.size()) {
@@ -176,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// One step with the rings; `false` if the step is none of these.
+    /// Executes a step on the rings. Returns `false` if it is another kind of step.
     fn touch_rings(&mut self, kind: u8, input: &mut Input<'_>) -> bool {
         let index = usize::from(input.u8()) % self.rings.len();
         let ring = &mut self.rings[index];
@@ -185,8 +185,7 @@ impl Driver {
                 let count = 1 + usize::from(input.u8() % 4);
                 let mut buffers: Vec<Buffer> = (0..count).map(|_| input.buffer()).collect();
                 if kind == 0 {
-                    // In the order that the specification demands, so that devices get to see the
-                    // data.
+                    // Use the order of the specification, so that devices process the data.
                     buffers.sort_by_key(|b| b.writable);
                 }
                 buffers.truncate(usize::from(ring.size()));
@@ -214,7 +213,7 @@ impl Driver {
     }
 }
 
-/// Runs one plan against `device`. `special` does what only this kind of device knows about.
+/// Runs one plan on `device`. `special` executes steps that are specific to this kind of device.
 pub fn run<D: VirtioDevice>(
     device: &mut D,
     input: &mut Input<'_>,
@@ -223,7 +222,7 @@ pub fn run<D: VirtioDevice>(
     run_with(device, input, |device, _, input| special(device, input));
 }
 
-/// The same, for devices whose requests are too particular to be met by chance.
+/// Like the function above, for devices whose requests random input would rarely produce.
 pub fn run_with<D: VirtioDevice>(
     device: &mut D,
     input: &mut Input<'_>,
@@ -242,7 +241,7 @@ pub fn run_with<D: VirtioDevice>(
         }
         match kind {
             6 | 7 => {
-                // Calls that an earlier failure forbids must still be harmless.
+                // Calls that are invalid after an earlier failure must have no effect.
                 let _ = device.queue_event(usize::from(input.u8() % 5));
             }
             8 => {

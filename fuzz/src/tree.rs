@@ -1,10 +1,10 @@
-//! Bounds of what unpacking leaves behind.
+//! Limits on the result of unpacking.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Entries and bytes below a directory, each entry of a kind that may be there.
+/// Counts entries and bytes below a directory, and checks that each entry is of a permitted kind.
 pub fn survey(path: &Path) -> (u64, u64) {
     let (mut entries, mut bytes) = (0, 0);
     for entry in fs::read_dir(path).unwrap() {

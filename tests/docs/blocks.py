@@ -1,4 +1,4 @@
-"""Fenced blocks of Markdown pages: what a reader runs and the output that the page shows for it.
+"""Fenced blocks of Markdown pages: commands and their expected output.
 
 Info strings:
 
@@ -14,7 +14,8 @@ import textwrap
 from dataclasses import dataclass
 
 RUN = ("sh", "python", "javascript")
-# Values that differ between two runs: what the page shows, and what the output may contain instead.
+# Values that differ between runs: pattern in the page, and pattern that the output may contain
+# instead.
 QUANTITY = r"\d[\d,]*(?:\.\d+)? ?(?:us|ms|s|min|h|d|B|KiB|MiB|GiB|kB|MB|GB|%)(?!\w)"
 VOLATILE = [(rf"(?<!\w){pattern}", pattern) for pattern in (
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
@@ -25,7 +26,7 @@ VOLATILE = [(rf"(?<!\w){pattern}", pattern) for pattern in (
     QUANTITY,
     r"process \d+\b",
 )] + [
-    # Ids of sandboxes and snapshots, and their beginnings.
+    # Ids of sandboxes and snapshots, and prefixes of ids.
     (r"(?<!\w)(?=[a-z]*\d)[a-z0-9]{20}\b", r"[a-z0-9]{20}\b"),
     (r"(?<!\w)(?=[a-z]*\d)(?=\d*[a-z])[a-z0-9]{8}\b", r"[a-z0-9]{8}\b"),
 ]
@@ -47,7 +48,7 @@ class Block:
 
 
 def blocks(page, text):
-    """The blocks of a page with a language of `RUN`, in order. Raises `PageError`."""
+    """Returns the blocks of a page with a language of `RUN`, in order. Raises `PageError`."""
     found, last, end, lines = [], None, 0, text.splitlines()
     number = 0
     while number < len(lines):
@@ -70,7 +71,7 @@ def blocks(page, text):
 
 
 def add_block(page, line, info, body, last, found):
-    """Adds a block to `found`. Returns the block whose output may follow."""
+    """Adds a block to `found`. Returns the block to which a following output block belongs."""
     language, _, options = info.partition(" ")
     if not language:
         raise PageError(f"{page}:{line}: the block has no info string")
@@ -95,7 +96,7 @@ def add_block(page, line, info, body, last, found):
 
 
 def expected_pattern(expected):
-    """A regular expression for output: `...` stands for any text, alone in a line for any lines."""
+    """Returns a regular expression for output. `...` matches any text; alone in a line it matches any lines."""
     parts = []
     for line in expected.strip().splitlines():
         if line.strip() == "...":

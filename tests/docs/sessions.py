@@ -1,4 +1,4 @@
-"""Interpreters that keep their state from one block of a page to the next."""
+"""Interpreters that preserve state between the blocks of a page."""
 
 import json
 import os
@@ -95,7 +95,7 @@ class Sessions:
         self.sessions = {}
 
     def run(self, block, code):
-        """Returns what went wrong, or None, and the output of the block."""
+        """Returns the error, or None, and the output of the block."""
         session = self.session(block.language)
         if block.language == "sh":
             return self.run_shell(session, block, code)

@@ -47,7 +47,7 @@ CODE = [
 
 
 def failures():
-    """Prints what is not reported. Returns the number of such cases."""
+    """Prints cases that are not reported. Returns their number."""
     found = []
     for page, message in BROKEN_PAGES.items():
         try:

@@ -1,4 +1,4 @@
-"""scripts/lint-text finds tables, listings and sentences that a reflow has broken."""
+"""scripts/lint-text reports tables, listings and sentences that a reflow has broken."""
 
 import importlib.util
 import sys
@@ -54,7 +54,7 @@ base/recipe.toml    packages
 
 
 def failures():
-    """Prints what the lint misses or reports wrongly. Returns the number of such texts."""
+    """Prints texts for which the lint is wrong. Returns their number."""
     lint = load(ROOT / "scripts/lint-text")
     count = 0
     for name, (text, message) in BROKEN.items():

@@ -1,7 +1,7 @@
 /*
- * Floating point and vector state: what one context keeps in x87, MXCSR and
- * every xmm/ymm/zmm register must survive preemption by others that use them
- * differently, signal handlers that overwrite them, fork, and system calls.
+ * Floating point and vector state: x87, MXCSR and all xmm/ymm/zmm registers
+ * must survive preemption by contexts with other values, fork, system calls,
+ * and signal handlers that overwrite them.
  */
 #include "torture.h"
 #include <cpuid.h>
@@ -32,14 +32,14 @@ static volatile sig_atomic_t signals;
 #define SAVE_Y(n) "vmovups %%ymm" STRING(n) ", " STRING(n) "*64(%1)\n"
 #define SAVE_Z(n) "vmovups %%zmm" STRING(n) ", " STRING(n) "*64(%1)\n"
 
-/* How the registers are kept: spin in user mode, or enter the kernel. */
+/* Action while the registers hold values: spin in user mode, or enter the kernel. */
 #define SPIN "mov %2, %%rcx\n1: pause\n dec %%rcx\n jnz 1b\n"
 #define CALL "mov %2, %%rax\n syscall\n"
 #define CLOBBERS "rax", "rcx", "r11", "memory", "cc", \
 	"xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", \
 	"xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
 
-/* Returns the result of the system call, so that fork can be kept across. */
+/* Returns the result of the system call, so that registers can be checked across fork. */
 #define KEEP(load, save, how) \
 	asm volatile(load how save "mov %%rax, %3" \
 		     : : "r"(in), "r"(out), "r"(argument), "m"(result) : CLOBBERS)
@@ -100,11 +100,11 @@ static void check_modes(uint16_t control, uint32_t mxcsr)
 	CHECK((m & ~0x3fu) == (mxcsr & ~0x3fu), "MXCSR %#x became %#x", mxcsr, m);
 }
 
-/* x87, SSE, AVX and AVX-512. A processor may have more in XCR0, which nobody sees who has not asked for it (AMX tiles need
- * arch_prctl(ARCH_REQ_XCOMP_PERM)) or for whom the kernel does not use it (protection keys). */
+/* x87, SSE, AVX and AVX-512. XCR0 may contain further components that this program does not use: AMX tiles require
+ * arch_prctl(ARCH_REQ_XCOMP_PERM), and the kernel may not use protection keys. */
 #define VECTORS 0xe7ul
 
-/* The handler overwrites everything; the frame must describe all that it overwrites, and nothing that is not there. */
+/* The handler overwrites all registers. The frame must describe exactly the components that exist. */
 static void on_signal(int number, siginfo_t *info, void *context)
 {
 	ucontext_t *uc = context;

@@ -1,5 +1,5 @@
-// The kernel of a guest that only wants to harm its VMM: it does what a script in its initial ramdisk says, and resets the machine.
-// Freestanding and for the 64-bit entry of Linux; crates/engines/tests/hostile_driver.rs writes the scripts.
+// Guest kernel that attacks its VMM: it executes a script from its initial ramdisk and resets the machine. Freestanding, with the
+// 64-bit entry of Linux; crates/engines/tests/hostile_driver.rs writes the scripts.
 #include <stdint.h>
 
 enum { END, STORE, LOAD, OUT, COPY, ASK };
@@ -10,7 +10,7 @@ struct step {
     uint8_t width;
     uint16_t port;
     uint32_t address;
-    // What is stored; for COPY offset in the ramdisk (low half) and bytes (high half); for ASK a mask.
+    // Stored value. For COPY: offset in the ramdisk (low half) and bytes (high half). For `ASK`: a mask.
     uint64_t value;
 };
 

@@ -1,6 +1,6 @@
 /*
- * Process 1 of the test guest: mounts what the torture programs need, runs each
- * in order, counts, and restarts the machine, which ends the virtual machine.
+ * Process 1 of the test guest: mounts file systems for the torture programs, runs
+ * each in order, counts, and restarts the machine, which ends the virtual machine.
  *
  * Kernel command line: torture_seconds=N (default 5) for each program,
  * torture=name,name to run only some, torture_rounds=N to repeat everything.
@@ -32,7 +32,7 @@ static void mount_on(const char *type, const char *where)
 		printf("torture: mount %s: %s\n", where, strerror(errno));
 }
 
-/* Modules that need no other, from the image on the first disk if there is one. */
+/* Modules without dependencies, from the image on the first disk if it exists. */
 static void load_modules(const char *release)
 {
 	static const char *const modules[] = {

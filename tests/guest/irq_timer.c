@@ -1,6 +1,6 @@
 /*
- * Interrupts and timers: none may be lost. Looks for the three windows where
- * that happens: falling asleep, returning to user mode, and enabling
+ * Interrupts and timers: none may be lost. Tests the three windows in which
+ * interrupts can be lost: halting, returning to user mode, and enabling
  * interrupts; on every CPU, with wakeups from timers and from other CPUs.
  */
 #include "torture.h"
@@ -9,7 +9,7 @@
 #include <sys/time.h>
 #include <sys/timerfd.h>
 
-/* A lost interrupt stays lost until something else happens; a busy host is late. */
+/* A lost interrupt stays lost until another event; an interrupt on a busy host is only late. */
 #define LATE 1.5
 
 static volatile sig_atomic_t fired;
@@ -48,7 +48,7 @@ static int sleep_race(double until)
 }
 
 /*
- * A timer signal that fires around system call returns. User code then spins
+ * A timer signal that fires near system call returns. User code then spins
  * without entering the kernel, so only the interrupt itself can deliver it.
  */
 static int return_race(double until)

@@ -1,7 +1,7 @@
 /*
  * Isolation: user code can neither read nor write kernel memory, nor use
  * privileged instructions, hypercalls or software interrupts. Each attempt
- * runs in a process of its own, gets the right signal, and harms nobody else.
+ * runs in a separate process, gets the right signal, and affects no other process.
  */
 #include "torture.h"
 #include <setjmp.h>
@@ -124,7 +124,7 @@ static void software_interrupt(unsigned vector)
 		: "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "memory", "cc");
 }
 
-/* The one that may return: CPUID as a PVM host offers it, to anybody. */
+/* The only instruction that may return: CPUID, which a PVM host offers to all programs. */
 #define PVM_CPUID_VECTOR 0x1a
 
 static void software_interrupts(unsigned vector)
@@ -157,7 +157,7 @@ static void hypercalls(void)
 	for (volatile uint64_t number = 0; number < 16; number++) {
 		volatile int64_t result = number;
 
-		/* Ordinary KVM refuses by a result, other machines by a signal. */
+		/* Ordinary KVM returns an error, other machines send a signal. */
 		ATTEMPT(asm volatile("vmcall" : "+a"(result) : "b"(0), "c"(0), "d"(0), "S"(0) : "memory"));
 		CHECK(got || result < 0, "vmcall %lu from user code returned %ld", number, result);
 		result = number;

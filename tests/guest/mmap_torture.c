@@ -1,7 +1,7 @@
 /*
  * Memory maps: random mmap, munmap, mprotect, mremap, madvise, fork and system
- * calls over a region, next to a model that knows what each page must hold and
- * whether it may be written. Small pages, 64 KiB and 2 MiB ones alike.
+ * calls over a region, compared with a model of each page's content and
+ * protection. Uses small, 64 KiB and 2 MiB pages.
  */
 #include "torture.h"
 #include <setjmp.h>
@@ -12,7 +12,7 @@
 enum { READ = 1, WRITE = 2, MAPPED = 4 };
 
 static char *region;
-static uint32_t seed[PAGES];   /* what the page holds; 0: zeroes */
+static uint32_t seed[PAGES];   /* content of each page; 0: zeroes */
 static uint8_t access_of[PAGES];
 static sigjmp_buf back;
 static volatile int got;
@@ -32,7 +32,7 @@ static void fill(size_t page, uint32_t s)
 {
 	uint64_t *at = (uint64_t *)(region + page * PAGE);
 
-	/* Not every word: more pages touched in the same time. */
+	/* Check only some words, to touch more pages in the same time. */
 	for (int i = 0; i < 512; i += 37)
 		at[i] = word(s, i);
 	seed[page] = s;
@@ -65,7 +65,7 @@ static void verify_some(size_t first, size_t count, const char *after)
 
 	for (size_t i = 0; i < count; i += step)
 		verify(first + i, after);
-	/* The neighbours, which the operation must not have touched. */
+	/* The operation must not have changed the neighbours. */
 	if (first)
 		verify(first - 1, after);
 	if (first + count < PAGES)
@@ -102,7 +102,7 @@ static void move(size_t first, size_t count)
 {
 	void *at = region + first * PAGE, *elsewhere, *moved;
 
-	/* One mapping only, or mremap refuses: make it so. */
+	/* mremap fails if the range has several mappings: replace them by one. */
 	if (mprotect(at, count * PAGE, PROT_READ | PROT_WRITE))
 		return;
 	set_range(first, count, READ | WRITE | MAPPED, 1);
@@ -121,7 +121,7 @@ static void move(size_t first, size_t count)
 	      "mremap back: %s", strerror(errno));
 }
 
-/* The child checks what it inherited, changes it, and must not be noticed. */
+/* The child checks the inherited pages and changes them. The parent must not see the changes. */
 static void fork_and_change(size_t first, size_t count)
 {
 	pid_t child = fork();
@@ -138,7 +138,7 @@ static void fork_and_change(size_t first, size_t count)
 	wait_for_success(child, "forked child");
 }
 
-/* System calls read and write user memory with the kernel's eyes. */
+/* System calls access user memory through the kernel's mappings. */
 static void through_kernel(size_t page, int pipe_ends[2])
 {
 	char *at = region + page * PAGE;
@@ -210,7 +210,7 @@ int main(int argc, char **argv)
 			CHECK(!munmap(at, bytes), "munmap: %s", strerror(errno));
 			set_range(first, count, 0, 0);
 			verify_some(first, count, "munmap");
-			/* Nobody else may take the hole: fill it with something. */
+			/* Fill the hole, so that no other mapping is placed there. */
 			CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at,
 			      "mmap: %s", strerror(errno));

@@ -98,7 +98,7 @@ static int single_steps(void)
 	CHECK(regs.rbx == ROUNDS && syscalls == ROUNDS, "loop ran %lld times, %d system calls",
 	      regs.rbx, syscalls);
 
-	/* Its breakpoint, then an address no processor can execute at. */
+	/* A breakpoint, then an address at which no processor can execute. */
 	resume(PTRACE_CONT, child, &status, "PTRACE_CONT");
 	CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP, "int3 gave status %#x", status);
 	regs = registers(child);

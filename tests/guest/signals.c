@@ -1,7 +1,7 @@
 /*
- * Signals: registers survive them, faults are reported with the right number,
- * address and error code, queued signals arrive in order, and a process that
- * returns from a handler to an impossible context dies alone.
+ * Signals: registers survive, faults are reported with the right number, address
+ * and error code, and queued signals arrive in order. A process that returns from
+ * a handler to an invalid context dies without effect on others.
  */
 #include "torture.h"
 #include <setjmp.h>
@@ -199,7 +199,7 @@ static void stack_overflow(void)
 	wait_for_success(child, "process that overflows its stack");
 }
 
-/* What a handler returns to: a register of the frame and an evil value. */
+/* Context to which a handler returns: a register of the frame and an invalid value. */
 static const struct evil {
 	const char *name;
 	int reg;
@@ -241,7 +241,7 @@ static void on_evil(int number, siginfo_t *info, void *context)
 	(void)number;
 	(void)info;
 	uc->uc_mcontext.gregs[evil->reg] = evil->value;
-	/* Only one chance: whatever comes next ends the process. */
+	/* Only one attempt: the next signal ends the process. */
 	signal(SIGSEGV, SIG_DFL);
 	uc->uc_flags &= ~4ul; /* let the frame's SS through as it is */
 	uc->uc_flags |= 2;

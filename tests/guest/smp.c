@@ -27,7 +27,7 @@ static void on_fault(int number)
 	siglongjmp(fault_jump, 1);
 }
 
-/* Keeps its CPU's translation of the target hot, and writes where it may. */
+/* Accesses the target continuously, so that its CPU caches the translation, and writes if permitted. */
 static void *writer(void *argument)
 {
 	pin_to((int)(long)argument);
@@ -47,7 +47,7 @@ static void *writer(void *argument)
 	return NULL;
 }
 
-/* After mprotect, munmap, or replacement, no other CPU may write any more. */
+/* After mprotect, munmap, or replacement, no other CPU may write. */
 static int shootdown(double deadline, int cpus)
 {
 	pthread_t threads[CPU_SETSIZE];
@@ -179,7 +179,7 @@ static unsigned long futexes(double deadline, int cpus)
 	return sum;
 }
 
-/* Dekker's algorithm without fences on one side; membarrier supplies them. */
+/* Dekker's algorithm without fences on one side; membarrier provides them. */
 static atomic_int slow_flag, fast_flag, inside;
 
 static void *fast_side(void *argument)

@@ -1,7 +1,7 @@
 /*
- * Process 1 of a guest that is snapshotted: computes, writes checksummed records to
- * memory and to /dev/vda, notices by itself when anything of that is wrong, greets the
- * host on vsock port 1024 like the agent does, and answers commands on vsock port 5000.
+ * Process 1 of a guest that is snapshotted. It writes checksummed records to
+ * memory and to /dev/vda and verifies them continuously. It greets the host on vsock port 1024
+ * like the agent and answers commands on vsock port 5000.
  *
  * One line per command: status | verify | dirty MIB | free | mark WORD | marks
  */
@@ -115,7 +115,7 @@ static void *writer(void *unused)
 	return NULL;
 }
 
-/* Keeps a pattern in all vector registers and counts in general ones; both must survive. */
+/* Holds a pattern in all vector registers and counts in general ones; both must survive. */
 __attribute__((target("avx"))) static int hold_avx(uint64_t seed)
 {
 	uint64_t in[4] __attribute__((aligned(32))) = { seed, mix(seed), ~seed, seed << 1 };

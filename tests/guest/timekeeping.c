@@ -1,6 +1,6 @@
 /*
- * Clocks: never backwards, not even between CPUs; the same rate whichever is
- * asked; the vDSO agrees with the kernel; sleeps are not short and not long.
+ * Clocks: never run backwards, not even between CPUs; all have the same rate;
+ * the vDSO agrees with the kernel; sleeps have the requested duration.
  */
 #include "torture.h"
 #include <pthread.h>
@@ -33,7 +33,7 @@ static long kernel_nanoseconds(clockid_t clock)
 	return t.tv_sec * 1000000000l + t.tv_nsec;
 }
 
-/* Whatever any CPU has published must not lie in this CPU's future. */
+/* A time published by any CPU must not be in this CPU's future. */
 static void *reader(void *argument)
 {
 	int cpu = pin_to((int)(long)argument);
@@ -115,7 +115,7 @@ static double rates(double seconds)
 	same_rate("CLOCK_MONOTONIC_RAW", b.raw - a.raw, reference, 2e-3);
 	same_rate("CLOCK_BOOTTIME", b.boot - a.boot, reference, 1e-3);
 	same_rate("CLOCK_REALTIME", b.real - a.real, reference, 2e-3);
-	/* The time-stamp counter keeps one rate, asleep or busy. */
+	/* The time-stamp counter has the same rate on an idle and on a busy CPU. */
 	first = (double)(middle.tsc - a.tsc) / (middle.mono - a.mono);
 	second = (double)(b.tsc - middle.tsc) / (b.mono - middle.mono);
 	CHECK(first / second > 1 - tolerance && first / second < 1 + tolerance,
@@ -130,7 +130,7 @@ static int compare_double(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Sleeps by relative and absolute time; the median tells about the timer. */
+/* Sleeps by relative and absolute time; the median shows the timer's accuracy. */
 static double sleeps(double deadline)
 {
 	static double late[4096];

@@ -1,4 +1,4 @@
-/* What every torture program shares: one result line, a clock, a time limit. */
+/* Shared parts of the torture programs: a result line, a clock, a time limit. */
 #ifndef TORTURE_H
 #define TORTURE_H
 #define _GNU_SOURCE
@@ -149,7 +149,7 @@ static void wait_for_success(pid_t child, const char *what)
 	if (WIFSIGNALED(status))
 		fail("%s killed by signal %d", what, WTERMSIG(status));
 	if (WEXITSTATUS(status) == 1)
-		_exit(1); /* it has said why */
+		_exit(1); /* the child has printed the reason */
 	if (WEXITSTATUS(status))
 		fail("%s exited with %d", what, WEXITSTATUS(status));
 }

@@ -2,12 +2,12 @@
 
 from sandbox import Failed, Sandbox
 
-# An image of one static program, as no registry is reachable from here.
+# An image with one static program, because no registry is reachable from here.
 IMAGE = r"""
 mkdir -p image/www && cd image && cp /bin/busybox . && echo "it is served" >www/index.html
 printf 'FROM scratch\nCOPY busybox /bin/busybox\nCOPY www /www\nCMD ["/bin/busybox", "httpd", "-f", "-p", "80", "-h", "/www"]\n' >Dockerfile
 """
-# Asks a published port until it answers.
+# Sends requests to a published port until it responds.
 ASK = "for i in $(seq 100); do curl -sf --max-time 5 http://127.0.0.1:8080/ && exit 0; sleep 0.1; done; exit 1"
 
 
@@ -17,7 +17,7 @@ def served(sandbox, user):
         raise Failed(f"the published port answered {heard!r}")
 
 
-# gVisor has neither nftables nor MASQUERADE: as the template `docker` does it there.
+# gVisor has neither nftables nor MASQUERADE: use the settings of the template `docker`.
 DOCKERD = {
     "microvm": "nohup dockerd",
     "gvisor": "echo 1 >/proc/sys/net/ipv4/ip_forward; "
@@ -29,7 +29,7 @@ DOCKERD = {
 
 
 def docker(engine):
-    """dockerd builds an image and runs it with a published port, which forks answer at, too (on microVMs)."""
+    """dockerd builds an image and runs it with a published port, which also works in forks (on microVMs)."""
     sandbox = Sandbox.create(memory="1GiB")
     sandbox.sh(DOCKERD[engine] + " >/var/log/dockerd.log 2>&1 </dev/null & "
                "for i in $(seq 300); do docker info >/dev/null 2>&1 && exit 0; sleep 0.1; done; tail -40 /var/log/dockerd.log; exit 1")
@@ -38,7 +38,7 @@ def docker(engine):
         raise Failed(f"the storage driver is {driver}")
     sandbox.sh(IMAGE + "docker build -q -t served . && docker run -d --name served -p 8080:80 served")
     served(sandbox, "root")
-    # gVisor does not save what a bridge has learned.
+    # gVisor does not save the forwarding table of a bridge.
     if engine == "microvm":
         child = sandbox.fork(1)[0]
         served(child, "root")
@@ -51,7 +51,7 @@ def docker(engine):
 
 
 def podman(engine):
-    """podman builds and runs the same for a user without rights; on gVisor for root, in the sandbox's network."""
+    """podman builds and runs the image as an unprivileged user; on gVisor as root in the sandbox's network."""
     sandbox = Sandbox.create(memory="1GiB")
     if engine == "gvisor":
         sandbox.sh(IMAGE + "podman build -q -t served . && podman run --rm --network host served /bin/busybox test -e /www/index.html")
@@ -67,16 +67,16 @@ def podman(engine):
 
 
 def bubblewrap(engine):
-    """bubblewrap makes sandboxes in sandboxes for a user without rights, also in forks."""
-    # gVisor gives addresses to no device of a namespace that programs make, which bubblewrap asks
-    # for.
+    """bubblewrap creates nested sandboxes as an unprivileged user, also in forks."""
+    # bubblewrap assigns addresses to devices of a new network namespace, which gVisor does not
+    # support.
     network = "--share-net " if engine == "gvisor" else ""
     script = (f"bwrap --unshare-all {network}--die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp "
               "sh -c 'echo $$ $(ls /proc | grep -c ^[0-9]) $(cat /proc/sys/kernel/random/boot_id | wc -c); touch /tmp/mine; ! touch /usr/mine 2>/dev/null'")
     sandbox = Sandbox.create(memory="512MiB", cpus=1)
     child = sandbox.fork(1)[0]
     for each in (sandbox, child):
-        # Its first process is bubblewrap's own.
+        # The first process is bubblewrap's own.
         first, processes, boot_id = (int(word) for word in each.sh(script, user="user").split())
         if first != 2 or processes > 6 or boot_id != 37:
             raise Failed(f"not a world of its own: {first} {processes} {boot_id}")

@@ -1,4 +1,4 @@
-"""The own tests of languages."""
+"""Test suites of programming languages."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def known(name, engine):
-    """Tests that are known to fail, each with its reason, from `known_failures/NAME`: ENGINE TEST REASON."""
+    """Returns tests that are expected to fail, with reasons, from `known_failures/NAME` (lines of ENGINE TEST REASON)."""
     found = []
     with open(os.path.join(HERE, "known_failures", name), encoding="utf-8") as file:
         for line in file:
@@ -22,8 +22,7 @@ def known(name, engine):
     return found
 
 
-# Of each engine. gVisor passes test_asyncio and Go's runtime as well: they are left out for their
-# time.
+# Tests for each engine. test_asyncio and Go's runtime tests also pass on gVisor, but take too long.
 MODULES = {
     "microvm": ["test_os", "test_subprocess", "test_signal", "test_socket", "test_asyncio"],
     "gvisor": ["test_os", "test_subprocess", "test_signal", "test_socket"],
@@ -47,7 +46,7 @@ def golang(engine):
     os.makedirs(cache, exist_ok=True)
     sandbox = Sandbox.create(memory="3GiB")
     with tempfile.TemporaryDirectory() as work:
-        # Some tests read what all packages share.
+        # Some tests read files that all packages share.
         shutil.copytree(os.path.join(root, "src", "testdata"), os.path.join(work, "go", "testdata"))
         for package in packages:
             binary = os.path.join(cache, f"{package}.test")
@@ -56,12 +55,12 @@ def golang(engine):
             shutil.copytree(os.path.join(root, "src", package), place)
             shutil.copy(binary, place)
         sandbox.put(os.path.join(work, "go"), "/home/user/")
-    # Where the test programs were told that their sources are.
+    # The test programs contain this path of their sources.
     sandbox.sh(f"mkdir -p {root} && ln -s /home/user/go {root}/src")
     for package in packages:
         skipped = "|".join(known(f"go-{package}", engine))
         skip = f"-test.skip '{skipped}'" if skipped else ""
-        # Not as the leader of a session, which a terminal that a test opens and closes would end.
+        # Not as a session leader: a test that opens and closes a terminal would terminate it.
         sandbox.sh(f"cd ~/go/{package} && ./{package}.test -test.short -test.timeout 300s {skip}; exit $?",
                    user="user", timeout=400)
     sandbox.check_kernel()

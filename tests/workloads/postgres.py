@@ -1,8 +1,9 @@
-"""PostgreSQL under load, through everything that can be done to its sandbox."""
+"""PostgreSQL under load, during all operations on its sandbox."""
 
 from sandbox import Failed, Sandbox
 
-# One statement sees one state of the database: each transaction adds the same to all four.
+# One statement sees one state of the database: each transaction adds the same amount to all four
+# sums.
 SUMS = """select (select coalesce(sum(abalance), 0) from pgbench_accounts),
     (select coalesce(sum(tbalance), 0) from pgbench_tellers), (select coalesce(sum(bbalance), 0) from pgbench_branches),
     (select coalesce(sum(delta), 0) from pgbench_history), (select count(*) from pgbench_history)"""
@@ -14,7 +15,7 @@ def sql(sandbox, text):
 
 
 def transactions(sandbox):
-    """How many transactions there are; what they wrote agrees."""
+    """Returns the number of transactions. Fails if the sums differ."""
     *sums, count = (int(word) for word in sql(sandbox, SUMS).split())
     if len(set(sums)) != 1:
         raise Failed(f"accounts, tellers, branches and history do not agree: {sums} after {count}")
@@ -22,7 +23,7 @@ def transactions(sandbox):
 
 
 def goes_on(sandbox):
-    """The load does, and what it writes goes on to agree."""
+    """Checks that transactions continue and that the sums agree."""
     before = transactions(sandbox)
     for _ in range(100):
         sandbox.sh("sleep 0.3")
@@ -32,7 +33,7 @@ def goes_on(sandbox):
 
 
 def recovers(sandbox):
-    """A server that is killed comes back with every transaction that it acknowledged, and every page whole."""
+    """A killed server recovers every acknowledged transaction, and all pages are intact."""
     sandbox.sh("kill $(cat /tmp/pgbench.pid)")
     before = transactions(sandbox)
     sandbox.sh("kill -9 $(head -1 /var/lib/postgresql/15/main/postmaster.pid); "

@@ -1,14 +1,14 @@
-"""Sandboxes of a daemon, by the command line that users type."""
+"""Controls sandboxes of a daemon with the command line."""
 
 import os
 import re
 import subprocess
 import threading
 
-# Engine of the sandboxes that are created.
+# Engine of new sandboxes.
 engine = None
 
-# Words by which a kernel says that something went wrong in it.
+# Words in a kernel's log that indicate a problem.
 TROUBLE = re.compile(
     r"\bBUG\b|WARNING: CPU|\bOops\b|general protection|Kernel panic|soft lockup|hard LOCKUP"
     r"|blocked for more than|rcu.*stall|EXT4-fs (error|warning)|I/O error|Call Trace|KASAN|UBSAN"
@@ -16,11 +16,11 @@ TROUBLE = re.compile(
 
 
 class Failed(Exception):
-    """A call that must succeed did not, or something is not as it was promised."""
+    """A command failed that must succeed, or a guarantee does not hold."""
 
 
 def jiffy(*args, timeout=300, data=None):
-    """Calls the command line; returns its exit status, output and errors."""
+    """Runs a command. Returns its exit status, output and errors."""
     command = [os.path.join(os.environ["JIFFY_BIN_DIR"], "jiffy"), *args]
     done = subprocess.run(
         command, capture_output=True, timeout=timeout, input=data, check=False,
@@ -30,7 +30,7 @@ def jiffy(*args, timeout=300, data=None):
 
 
 def ok(*args, **options):
-    """What a call prints that must succeed."""
+    """Runs a command that must succeed. Returns its output."""
     status, out, err = jiffy(*args, **options)
     if status != 0:
         words = " ".join(args)
@@ -39,12 +39,12 @@ def ok(*args, **options):
 
 
 def trouble(text):
-    """The first trouble in a kernel's log, with the lines around it; none if there is none."""
+    """Returns the first problem in a kernel's log with the surrounding lines, or `None`."""
     lines = text.splitlines()
     starved = False
     for number, line in enumerate(lines):
-        # Memory that is used up is a program's doing. The kernel shows the stack of the one that
-        # asked for more, which is no trouble of its own.
+        # Programs may exhaust memory. The kernel then logs the stack of the allocating process,
+        # which is not a problem of the kernel.
         if "invoked oom-killer" in line:
             starved = True
         elif "Call Trace" in line and starved:
@@ -54,17 +54,17 @@ def trouble(text):
     return None
 
 
-# Sandboxes of this thread that are still there.
+# Existing sandboxes of this thread.
 _here = threading.local()
 
 
 def mine():
-    """Sandboxes of this thread that are still there."""
+    """Returns the existing sandboxes of this thread."""
     return list(getattr(_here, "all", []))
 
 
 class Sandbox:
-    """A sandbox of the template `workloads`, or one that came of another."""
+    """A sandbox of the template `workloads`, or a copy of another sandbox."""
 
     def __init__(self, identity):
         self.id = identity
@@ -76,7 +76,7 @@ class Sandbox:
         return cls(ok("create", "--engine", engine, "--template", "workloads", *size))
 
     def run(self, script, user="root", timeout=300):
-        """Runs a script to its end; its exit status and all that it wrote."""
+        """Runs a script. Returns its exit status and its output."""
         status, out, err = jiffy(
             "exec", "--user", user, "--timeout", f"{timeout}s", self.id, "--", "bash", "-c", script,
             timeout=timeout + 30,
@@ -84,7 +84,7 @@ class Sandbox:
         return status, out + err
 
     def sh(self, script, user="root", timeout=300):
-        """What a script writes that must succeed."""
+        """Runs a script that must succeed. Returns its output."""
         status, text = self.run(script, user, timeout)
         if status != 0:
             raise Failed(f"{script}\n: exit {status}\n{text[-8000:]}")
@@ -109,7 +109,7 @@ class Sandbox:
         return [Sandbox(line) for line in ok("fork", self.id, "-n", str(count)).split()]
 
     def check_kernel(self):
-        """The guest's kernel has nothing to complain about."""
+        """Checks that the guest's kernel logged no problem."""
         text = ok("logs", self.id)
         if engine == "microvm":
             text += "\n" + self.sh("dmesg")

@@ -1,20 +1,20 @@
-"""stress-ng, which checks what it computes and reads back."""
+"""stress-ng, which verifies its own results."""
 
 from sandbox import Failed, Sandbox
 
-# Some of each class: computation, memory, files, pipes, signals, timers, processes.
+# Some stressors of each class: computation, memory, files, pipes, signals, timers, processes.
 BRIEF = ["cpu", "matrix", "vm", "memcpy", "hdd", "pipe", "fork", "sigq", "timer", "mmap", "futex", "sock"]
 CLASSES = ["cpu", "cpu-cache", "memory", "vm", "io", "filesystem", "network", "pipe", "scheduler", "interrupt", "os"]
-# Stressors that may see nothing within the second or two that each of a class has.
+# Stressors that may not complete an operation within the one or two seconds of their class.
 SLOW = ["vm-segv"]
-# What stress-ng says of results that are wrong, and of stressors that failed.
+# Messages of stress-ng about wrong results and failed stressors.
 WRONG = ("fail:", "unsuccessful", "verification failed", "corrupt")
 
 
 def judged(sandbox, command, seconds):
     status, text = sandbox.run(f"cd /home/user && {command}", user="user", timeout=seconds)
     wrong = [line for line in text.splitlines() if any(word in line for word in WRONG)]
-    # 0: all well; 3: some stressors have not what they need; 4: this system has not what they need.
+    # Exit status 0: success; 3: some stressors lack resources; 4: not supported on this system.
     if status not in (0, 3, 4) or wrong:
         raise Failed(f"{command}: exit {status}\n" + "\n".join(wrong[:40]) + "\n" + text[-3000:])
 
@@ -33,7 +33,7 @@ def classes(engine, seconds=600):
     sandbox = Sandbox.create(memory="2GiB")
     for name in CLASSES:
         each = seconds // len(CLASSES)
-        # All stressors of the class one after the other, as long as its share of the time.
+        # All stressors of the class run one after the other and share its time.
         count = f"$(stress-ng --class {name}? 2>&1 | tail -n +1 | tr ' ' '\\n' | grep -c '^[a-z]')"
         judged(sandbox, f"n={count}; s=$(({each} / (n > 0 ? n : 1))); [ $s -ge 1 ] || s=1; "
                         f"stress-ng --verify --class {name} --exclude {','.join(SLOW)} --sequential 2 --timeout ${{s}}s "

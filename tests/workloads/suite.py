@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line of each, and records its totals in JIFFY_RESULTS."""
+"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line for each workload and records totals in JIFFY_RESULTS."""
 
 import os
 import queue
@@ -19,7 +19,7 @@ import sandbox
 import stress
 from sandbox import Failed, mine
 
-# Name, what is done, engines it is done on in every run, and those only in long ones.
+# Name, function, engines of every run, and engines of long runs only.
 WORKLOADS = [
     ("postgresql", postgres.consistent, ["microvm", "gvisor"], []),
     ("cpython", languages.cpython, ["microvm"], ["gvisor"]),
@@ -30,12 +30,12 @@ WORKLOADS = [
     ("stress-ng", stress.brief, ["microvm"], ["gvisor"]),
     ("stress-ng-classes", stress.classes, [], ["microvm"]),
 ]
-# Those that run side by side: a host of two processors is busy with them.
+# Workloads that run concurrently: they keep two processors busy.
 LANES = 2
 
 
 def attempt(work, engine):
-    """Why it failed; none if it did not. Its sandboxes are gone afterwards."""
+    """Runs a workload and removes its sandboxes. Returns the reason of a failure, or `None`."""
     why = None
     try:
         work(engine)
@@ -83,7 +83,7 @@ def main():
         thread.start()
     for thread in lanes:
         thread.join()
-    # As with other tests: once more, alone, because hosts are shared.
+    # A failed workload is repeated alone, because the host may be shared.
     for name, (work, why) in list(failed.items()):
         print("\n".join(f"   first try | {line}" for line in why.splitlines()[-60:]))
         began = time.monotonic()

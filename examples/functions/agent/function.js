@@ -3,7 +3,7 @@ import { handle } from "./handler.js";
 
 addEventListener("fetch", (event) => event.respondWith(answer(event.request)));
 
-// An error of the handler is an answer, too.
+// An error of the handler becomes a response.
 async function answer(request) {
   try {
     return await handle(request, Object.fromEntries(getEnvironment()));

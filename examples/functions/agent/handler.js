@@ -1,10 +1,10 @@
-// Runs the program of each request in a sandbox of its own, and answers with its output.
+// Runs the program of each request in a new sandbox, and responds with its output.
 //
-// Deployed with `--sandbox-key create`, which hands in key and address of the control plane. The
-// program reaches nothing but this function: what it sends to $JIFFY_CALLBACK_URL is logged here.
+// Deployed with `--sandbox-key create`, which provides a key and the address of the control plane. The
+// program can reach only this function: requests to $JIFFY_CALLBACK_URL are logged here.
 import { envelope, messages } from "./connect.js";
 
-// Seconds after which a sandbox ends, if this function did not end it.
+// Seconds after which a sandbox is killed, if this function did not kill it.
 const TIMEOUT = 120;
 
 export async function handle(request, env) {
@@ -22,7 +22,7 @@ export async function handle(request, env) {
     secure: true,
     allow_internet_access: false,
     network: { allowOut: [new URL(env.JIFFY_URL).hostname] },
-    // The key of calls back, which is good for nothing else; the other one stays here.
+    // This key is only valid for callbacks. The other key stays in this function.
     envVars: {
       JIFFY_CALLBACK_URL: env.JIFFY_CALLBACK_URL,
       JIFFY_CALLBACK_KEY: env.JIFFY_CALLBACK_KEY,
@@ -42,7 +42,7 @@ function call(env, method, path, body) {
   return fetch(`${env.JIFFY_URL}${path}`, { method, headers, body: body && JSON.stringify(body) });
 }
 
-// Runs a program of the shell by the sandbox's agent, which asks for a token of its own.
+// Runs a shell program through the sandbox's agent, which requires its own token.
 async function run(env, sandbox, program) {
   const started = await fetch(`${env.JIFFY_URL}/process.Process/Start`, {
     method: "POST",

@@ -10,7 +10,7 @@ const env = {
   JIFFY_CALLBACK_KEY: "e2b_callback",
 };
 
-// Takes the place of the control plane, and keeps what it was asked.
+// Replaces the control plane and records its requests.
 function controlPlane(create, start) {
   const calls = [];
   globalThis.fetch = async (url, options) => {

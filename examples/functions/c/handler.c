@@ -10,7 +10,7 @@ static unsigned crc32(const char *bytes, size_t length) {
     return ~crc;
 }
 
-/// Offset of the body: behind the first empty line.
+/// Offset of the body: after the first empty line.
 static size_t body(const char *request, size_t length) {
     for (size_t i = 1; i < length; i++)
         if (request[i] == '\n' && request[i - 1] == '\n') return i + 1;

@@ -3,7 +3,7 @@ import { componentize } from "@bytecodealliance/componentize-js";
 import { existsSync } from "node:fs";
 import { mkdir, readFile, readdir, writeFile } from "node:fs/promises";
 
-// The interfaces of WASI, as jco has them, under the version that componentize-js implements.
+// jco's WASI interfaces, with the version that componentize-js implements.
 const [theirs, ours] = ["0.2.12", "0.2.10"];
 const modules = ["node_modules", "../node_modules"].find(existsSync);
 const interfaces = `${modules}/@bytecodealliance/jco/lib/wit/builtin/${theirs}`;

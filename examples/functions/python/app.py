@@ -7,7 +7,7 @@ from wit_world.imports.streams import StreamError_Closed
 
 from handler import handle
 
-# Bytes of one read and of one write; a host takes 4 KiB at least.
+# Bytes of one read and of one write. A host accepts at least 4 KiB.
 CHUNK = 4096
 
 

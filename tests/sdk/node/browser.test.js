@@ -1,4 +1,4 @@
-// The stock template `browser` with Playwright, as users drive a browser that is somewhere else.
+// The stock template `browser` with Playwright, as users control a remote browser.
 import assert from 'node:assert/strict'
 import { existsSync } from 'node:fs'
 import { test } from 'node:test'
@@ -8,7 +8,7 @@ import { create, limit, url } from './support.js'
 const built = existsSync(`${process.env.JIFFY_SDK_HOME}/templates/browser`)
 const options = { ...limit, skip: built ? false : 'template browser is not built' }
 
-// By the gateway's address and headers, because the sandbox's own host name leads nowhere here.
+// Uses the gateway's address and headers, because the sandbox's host name does not resolve here.
 async function connect(context, sandbox, address = url) {
   const headers = { 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': '9222' }
   const browser = await chromium.connectOverCDP(address, address === url ? { headers } : {})
@@ -39,7 +39,7 @@ test('letters of many scripts have shapes', options, async (t) => {
   const browser = await connect(t, await create(t, 'browser'))
   const page = await browser.contexts()[0].newPage()
   await page.goto(html('<body style="font: 40px sans-serif">'))
-  // What no font has is drawn as one and the same box.
+  // Characters that no font contains are all drawn as the same box.
   const drawn = await page.evaluate(() => ['A', 'Ж', 'ß', '你', 'あ', '한', '😀', '\u{10FFFE}'].map((letter) => {
     const canvas = new OffscreenCanvas(60, 60).getContext('2d')
     canvas.font = '40px sans-serif'

@@ -14,7 +14,7 @@ let home
 before(async () => (home = await mkdtemp(path.join(tmpdir(), 'jiffy-cli-'))))
 after(() => rm(home, { recursive: true }))
 
-// What a command prints. It keeps what it knows in its user's home.
+// Returns the output of a command. The command line stores its state in the user's home directory.
 async function e2b(...args) {
   const env = { ...process.env, HOME: home, E2B_ACCESS_TOKEN: apiKey, NO_COLOR: '1' }
   const said = promisify(execFile)(program, args, { cwd: home, env, timeout: 60_000 })

@@ -1,4 +1,4 @@
-// Code runs with a memory of what ran before.
+// Code runs in contexts that preserve state.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { Sandbox } from '@e2b/code-interpreter'

@@ -123,7 +123,8 @@ test('interrupt reaches what runs on a terminal, and a killed terminal is gone',
   const shown = new Heard()
   const terminal = await sandbox.pty.create({ cols: 80, rows: 24, onData: shown.push })
   const type = (text) => sandbox.pty.sendInput(terminal.pid, new TextEncoder().encode(text))
-  // Said by the program itself: it has the terminal then. The shell says it before it gives the terminal away.
+  // The program prints the line itself, so that it owns the terminal at that time. The shell's prompt appears before the
+  // shell hands over the terminal.
   await type(`sh -c 'echo rea""dy; exec sleep 1000'\n`)
   await shown.says('ready\r\n')
   await type('\x03')

@@ -1,4 +1,4 @@
-// Sandboxes sleep and wake, are snapshotted and forked.
+// Sandboxes are paused, resumed, snapshotted and forked.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Sandbox, SandboxNotFoundError, TimeoutError } from 'e2b'

@@ -1,4 +1,4 @@
-// Sandboxes are made, found, listed, timed and ended.
+// Sandboxes are created, found, listed, timed out and killed.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Sandbox, SandboxNotFoundError, TimeoutError } from 'e2b'

@@ -1,4 +1,4 @@
-// Who may ask, what may be reached, and servers in the guest.
+// Authentication, egress rules, and servers in the guest.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { AuthenticationError, Sandbox } from 'e2b'

@@ -1,4 +1,4 @@
-// What the tests share. The daemon and its address come from `tests/sdk/run`, through the very variables that users set.
+// Shared parts of the tests. `tests/sdk/run` starts the daemon and sets the environment variables that users set.
 import { randomUUID } from 'node:crypto'
 import http from 'node:http'
 import { Sandbox } from 'e2b'
@@ -8,14 +8,14 @@ export const apiKey = process.env.E2B_API_KEY
 export const limit = { timeout: 60_000 }
 export const unique = () => randomUUID().replaceAll('-', '').slice(0, 12)
 
-// Makes a sandbox that is gone when the test has ended.
+// Creates a sandbox and kills it after the test.
 export async function create(context, template = 'base', options = {}, Kind = Sandbox) {
   const sandbox = await Kind.create(template, { timeoutMs: 120_000, ...options })
   context?.after(() => sandbox.kill())
   return sandbox
 }
 
-// Something that grows and can be waited for.
+// A collection that grows and that tests can wait for.
 export class Heard {
   items = []
   #waiting = new Set()
@@ -52,7 +52,7 @@ export class Heard {
   }
 }
 
-// For what the API can only be asked about: asks until it holds, within a limit.
+// Polls the API until a condition holds or a time limit is reached.
 export async function eventually(question, milliseconds = 20_000) {
   const end = Date.now() + milliseconds
   for (;;) {
@@ -63,7 +63,7 @@ export async function eventually(question, milliseconds = 20_000) {
   }
 }
 
-// A request by an HTTP client that is no SDK and may say any `Host`.
+// Sends a request without an SDK, with any `Host`.
 export function request(target, { method = 'GET', headers = {}, body } = {}) {
   return new Promise((resolve, reject) => {
     const sent = http.request(target, { method, headers }, (answer) => {
@@ -77,7 +77,7 @@ export function request(target, { method = 'GET', headers = {}, body } = {}) {
   })
 }
 
-// All pages of a listing.
+// Returns all pages of a listing.
 export async function pages(paginator) {
   const all = []
   while (paginator.hasNext) all.push(await paginator.nextItems())

@@ -1,4 +1,4 @@
-"""Fixtures. The daemon and its address come from `tests/sdk/run`, through the very variables that users set."""
+"""Fixtures. `tests/sdk/run` starts the daemon and sets the environment variables that users set."""
 
 import asyncio
 import os
@@ -27,14 +27,14 @@ def sdk(request):
 
 @pytest.fixture(scope="session")
 async def web():
-    """An HTTP client that is no SDK: a browser, so to say."""
+    """An HTTP client without an SDK, like a browser."""
     async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
         yield client
 
 
 @pytest.fixture
 async def create(sdk):
-    """Makes sandboxes that are gone after the test."""
+    """Creates sandboxes and kills them after the test."""
     made = []
 
     async def make(template=None, **options):
@@ -50,7 +50,7 @@ async def create(sdk):
 
 @pytest.fixture(scope="module")
 async def sandbox(sdk):
-    """A sandbox that the tests of one file share, because none of them can disturb another."""
+    """A sandbox shared by the tests of one file, which do not disturb each other."""
     sandbox = await sdk(sdk.Sandbox.create, timeout=600)
     yield sandbox
     await sdk(sandbox.kill)
@@ -58,7 +58,7 @@ async def sandbox(sdk):
 
 @pytest.fixture(scope="module")
 async def interpreter(sdk):
-    """The same, with the code interpreter."""
+    """A shared sandbox with the code interpreter."""
     sandbox = await sdk(sdk.Interpreter.create, timeout=600)
     yield sandbox
     await sdk(sandbox.kill)
@@ -66,13 +66,13 @@ async def interpreter(sdk):
 
 @pytest.fixture
 def unique():
-    """A word that nobody else uses."""
+    """A unique word."""
     return uuid.uuid4().hex[:12]
 
 
 @pytest.fixture(scope="session")
 def eventually():
-    """For what the API can only be asked about: asks until it holds, within a limit."""
+    """Polls the API until a condition holds or a time limit is reached."""
 
     async def wait(question, limit=20):
         end = time.monotonic() + limit

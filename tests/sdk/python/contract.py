@@ -1,9 +1,9 @@
-"""Asks the API everything that its own OpenAPI document allows and much that it does not, and holds it to that document.
+"""Sends requests that the OpenAPI document allows, and many that it does not, and checks the responses against the document.
 
     contract.py REPORT [SECONDS]
 
-Runs Schemathesis on `/openapi.json` of the daemon at E2B_API_URL and writes a JUnit report. The hooks in `contract_hooks.py` see to it
-that about half of what is asked is about things that exist. Afterwards all sandboxes and snapshots are removed.
+Runs Schemathesis on `/openapi.json` of the daemon at E2B_API_URL and writes a JUnit report. The hooks in
+`contract_hooks.py` make about half of the requests use existing objects. All sandboxes and snapshots are removed at the end.
 """
 
 import os
@@ -30,7 +30,7 @@ def run(report, seconds):
             "--max-time", seconds, "--request-timeout", "30", "--continue-on-failure", "--no-shrink",
             "--suppress-health-check", "all", "--warnings", "off", "--no-color",
             "--report", "junit", "--report-junit-path", report,
-            # What is checked before a change may land is the same for every change.
+            # The requests are derandomized: every change is checked with the same requests.
             *(["--seed", "1"] if os.environ.get("CI") else []),
         ],
         env=os.environ | {"SCHEMATHESIS_HOOKS": "contract_hooks", "PYTHONPATH": str(HERE)},

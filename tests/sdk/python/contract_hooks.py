@@ -1,4 +1,4 @@
-"""Lets Schemathesis meet what exists: ids of real sandboxes, snapshots and templates in half of its requests."""
+"""Makes Schemathesis use ids of existing sandboxes, snapshots and templates in half of its requests."""
 
 import os
 import random
@@ -7,7 +7,7 @@ import requests
 import schemathesis
 
 URL, KEY = os.environ["E2B_API_URL"], {"X-API-KEY": os.environ["E2B_API_KEY"]}
-# More than these are never alive for long: what is made in passing is removed when there are more.
+# Maximum number of objects created by requests. Older ones are removed above it.
 MOST = 8
 STOCK = ("base", "code-interpreter-v1")
 
@@ -36,8 +36,8 @@ def some_snapshot():
 
 @schemathesis.hook
 def before_call(context, case, **kwargs):
-    # Schemathesis learns names from answers. Of the stock templates none is removed: it would be
-    # built again, for minutes.
+    # Schemathesis learns names from responses. Stock templates are not removed, because building
+    # them again takes minutes.
     name = (case.path_parameters or {}).get("templateID", "")
     if case.method.upper() == "DELETE" and str(name).partition(":")[0] in STOCK:
         case.path_parameters["templateID"] = some_snapshot()

@@ -1,4 +1,4 @@
-"""The two flavours of the Python client, driven by the same tests.
+"""The two flavours of the Python client, controlled by the same tests.
 
 A test is a coroutine. `await sdk(function, ...)` calls a function of the client: in a thread of its own if the client is the blocking
 one, awaiting it if it is the asynchronous one. Where the two differ in more than that (output of background commands, watching,
@@ -27,7 +27,7 @@ class Flavour:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def pages(self, paginator):
-        """All pages of a listing."""
+        """Returns all pages of a listing."""
         pages = []
         while paginator.has_next:
             pages.append(await self(paginator.next_items))
@@ -37,11 +37,11 @@ class Flavour:
         return [item for page in await self.pages(paginator) for item in page]
 
     async def start(self, sandbox, command, **options):
-        """A background command whose output is followed from its beginning."""
+        """Starts a background command and collects its output."""
         return await Command(self).follow(sandbox.commands.run, command, background=True, **options)
 
     async def attach(self, sandbox, pid):
-        """The same for a command that runs already."""
+        """Collects the output of a command that is already running."""
         return await Command(self).follow(sandbox.commands.connect, pid)
 
     async def terminal(self, sandbox, **options):
@@ -63,13 +63,13 @@ class Flavour:
                 await handle.send(chunk)
 
     async def chunks(self, stream):
-        """What a streamed download yields, piece by piece."""
+        """Yields the pieces of a streamed download."""
         if self.blocking:
             return await asyncio.to_thread(list, stream)
         return [chunk async for chunk in stream]
 
     def body(self, chunks):
-        """Something to upload that is made while it is sent."""
+        """Returns an upload body that is generated while it is sent."""
         if self.blocking:
             return iter(chunks)
 

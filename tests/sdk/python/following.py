@@ -1,4 +1,4 @@
-"""What goes on in a sandbox, collected as it is told, so that tests can wait for it."""
+"""Collects output and events of a sandbox as they arrive, so that tests can wait for them."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ LIMIT = 20
 
 
 class Heard:
-    """Something that grows, in whatever thread, and can be waited for."""
+    """A collection that any thread appends to and tests wait for."""
 
     def __init__(self):
         self._loop = asyncio.get_running_loop()
@@ -16,12 +16,12 @@ class Heard:
         self._loop.call_soon_threadsafe(self._grown.set)
 
     async def until(self, holds, limit=LIMIT):
-        """Waits until `holds()` is true; fails with what there is instead."""
+        """Waits until `holds()` is true. Fails with the current content at the deadline."""
 
         async def wait():
             while not holds():
                 self._grown.clear()
-                # It may have grown between the look and the clearing.
+                # An item may have been added between the check and the clearing of the event.
                 if holds():
                     return
                 await self._grown.wait()
@@ -33,7 +33,7 @@ class Heard:
 
 
 class Command(Heard):
-    """A command in the background."""
+    """A background command."""
 
     def __init__(self, sdk):
         super().__init__()
@@ -58,7 +58,8 @@ class Command(Heard):
         else:
             self.handle = await begin(*args, **options, **heard)
             self._end = asyncio.create_task(self.handle.wait())
-        # Whether a test asks for the end or not, its exception is nobody's surprise.
+        # Retrieve the exception of the task, so that asyncio does not log it if the test ignores
+        # it.
         self._end.add_done_callback(lambda end: end.cancelled() or end.exception())
         return self
 
@@ -70,7 +71,7 @@ class Command(Heard):
         await self.until(lambda: text in self.stdout)
 
     async def end(self, limit=LIMIT):
-        """The result; raises what the client raises."""
+        """Returns the result. Raises the client's exception."""
         return await asyncio.wait_for(asyncio.shield(self._end), limit)
 
 
@@ -113,7 +114,7 @@ class Terminal(Heard):
 
 
 class Watch(Heard):
-    """Events of a directory. The blocking client has no callback: it is asked, as its users have to."""
+    """Events of a directory. The blocking client has no callback and is polled."""
 
     def __init__(self, sdk):
         super().__init__()

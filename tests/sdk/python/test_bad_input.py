@@ -1,4 +1,4 @@
-"""Whatever strangers send: an answer in words or a closed connection, never a 500, and nobody else notices."""
+"""Invalid input gets an error message or a closed connection, never a 500, and does not affect other clients."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ LIMIT = 20
 
 @pytest.fixture
 async def raw(url):
-    """Sends bytes as they are; answers with all that comes back until the other side closes or is silent."""
+    """Sends raw bytes. Returns all bytes received until the peer closes the connection or is silent."""
     address = httpx.URL(url)
     open_ones = []
 
@@ -45,7 +45,7 @@ async def raw(url):
 
 
 def answered(data):
-    """Whether `data` is a whole answer with a known length."""
+    """Returns whether `data` is a complete response with a known length."""
     head, found, body = data.partition(b"\r\n\r\n")
     if not found:
         return False
@@ -60,7 +60,7 @@ def status(data):
 
 @pytest.fixture(scope="session")
 async def made(web, url, api_key):
-    """One sandbox for all of these."""
+    """One sandbox for all tests of this file."""
     answer = await web.post(f"{url}/sandboxes", headers={"X-API-KEY": api_key}, json={"templateID": "base", "timeout": 600})
     assert answer.status_code == 201, answer.text
     yield answer.json()
@@ -69,7 +69,7 @@ async def made(web, url, api_key):
 
 @pytest.fixture(autouse=True)
 async def nobody_else_notices(web, url, api_key, made):
-    """After each of these the daemon and the sandbox answer as before."""
+    """Checks after each test that the daemon and the sandbox still respond."""
     yield
     began = time.monotonic()
     answer = await web.get(f"{url}/sandboxes/{made['sandboxID']}", headers={"X-API-KEY": api_key})
@@ -107,7 +107,7 @@ def is_error(answer, *statuses):
 )
 async def test_what_is_no_json_object_is_refused(web, url, api_key, made, method, path, body):
     if body in (b"", b"null") and path.endswith(("connect", "fork", "snapshots")):
-        return  # may be left out here: nothing in it is required
+        return  # the body may be omitted: it has no required field
     headers = {"X-API-KEY": api_key, "Content-Type": "application/json"}
     is_error(await web.request(method, url + path.format(id=made["sandboxID"]), headers=headers, content=body), 400, 413, 415, 422)
 
@@ -154,7 +154,7 @@ async def test_bodies_have_a_limit(web, url, api_key):
     try:
         answer = await web.post(url + CREATE, headers={"X-API-KEY": api_key, "Content-Type": "application/json"}, content=body)
     except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
-        return  # hung up on in the middle: as good
+        return  # the server closed the connection during the request, which is acceptable
     is_error(answer, 413)
 
 
@@ -236,7 +236,7 @@ async def test_slow_heads_are_cut_off_and_hold_up_nobody(raw, web, url):
     assert time.monotonic() - began < 2
 
     async def drip(reader, writer):
-        """One byte a second for ever; ends when the server has had enough."""
+        """Sends one byte per second until the server closes the connection."""
         ended = asyncio.ensure_future(reader.read())
         while not ended.done():
             try:

@@ -1,4 +1,4 @@
-"""Code runs with a memory of what ran before."""
+"""Code runs in contexts that preserve state."""
 
 import asyncio
 import base64
@@ -46,7 +46,7 @@ async def test_output_results_and_errors_are_told_as_they_come(sdk, interpreter)
 async def test_an_error_has_name_value_and_traceback_and_ends_nothing_else(sdk, interpreter):
     execution = await sdk(interpreter.run_code, "kept = 'kept'\ndef fails():\n    raise ValueError('broken on purpose')\nfails()")
     assert (execution.error.name, execution.error.value) == ("ValueError", "broken on purpose")
-    traceback = re.sub(r"\x1b\[[0-9;]*m", "", execution.error.traceback)  # coloured, as Jupyter has it
+    traceback = re.sub(r"\x1b\[[0-9;]*m", "", execution.error.traceback)  # coloured, as in Jupyter
     assert "fails()" in traceback and "3     raise ValueError('broken on purpose')" in traceback
     assert execution.results == []
     assert (await sdk(interpreter.run_code, "kept")).text == "kept"
@@ -119,7 +119,7 @@ async def test_contexts_know_nothing_of_each_other(sdk, interpreter, unique):
 
 async def test_two_contexts_run_at_the_same_time(sdk, interpreter):
     contexts = [await sdk(interpreter.create_code_context) for _ in range(2)]
-    # Each waits for the other's file: one after the other they would never end.
+    # Each execution waits for the other's file: sequential executions would never end.
     meet = "import pathlib, time\npathlib.Path('/tmp/meet{0}').touch()\nwhile not pathlib.Path('/tmp/meet{1}').exists(): time.sleep(0.01)\n'met'"
     runs = [sdk(interpreter.run_code, meet.format(n, 1 - n), context=contexts[n], timeout=20) for n in range(2)]
     assert [execution.text for execution in await asyncio.gather(*runs)] == ["met", "met"]
@@ -166,8 +166,7 @@ async def test_code_over_its_time_is_interrupted_and_its_context_lives_on(sdk, i
     await sdk(interpreter.run_code, "kept = 1", context=context)
     with pytest.raises(TimeoutException):
         await sdk(interpreter.run_code, "import time\nwhile True: time.sleep(0.05)", context=context, timeout=1)
-    # The client only hung up. That the loop ended is what this shows: it would hold the context for
-    # ever.
+    # Only the connection was closed. A loop that continued would block the context for ever.
     assert (await sdk(interpreter.run_code, "kept + 1", context=context, timeout=20)).text == "2"
     await sdk(interpreter.remove_code_context, context)
 

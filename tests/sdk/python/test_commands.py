@@ -1,4 +1,4 @@
-"""Commands run in the foreground and the background, as whom, where and with what was asked."""
+"""Commands run in the foreground and the background, with the requested user, directory and environment."""
 
 import asyncio
 import hashlib

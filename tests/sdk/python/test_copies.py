@@ -1,9 +1,10 @@
-"""Snapshots and forks: copies with everything in them, that go their own ways."""
+"""Snapshots and forks are complete, independent copies."""
 
 import pytest
 from e2b import InvalidArgumentException, SandboxException, SnapshotInfo
 
-# Keeps a number in memory only, and tells it, one more each time, to whoever connects.
+# A server that stores a number only in memory. It increments the number and sends it to each
+# client.
 KEEPER = """exec python3 -uc '
 import socket
 server, n = socket.create_server(("127.0.0.1", 7000)), 42
@@ -149,7 +150,7 @@ async def test_a_count_of_forks_out_of_bounds_is_refused(sdk, create, web, url, 
     source = await create()
     with pytest.raises(InvalidArgumentException):
         await sdk(source.fork, count=21)
-    # The client knows its bounds; the server has its own, and must not rely on that.
+    # The client checks these limits; the server must not rely on that.
     for count in (0, 101, -1, "two"):
         answer = await web.post(f"{url}/sandboxes/{source.sandbox_id}/fork", headers={"X-API-KEY": api_key}, json={"count": count})
         assert answer.status_code == 400 and answer.json()["code"] == 400

@@ -1,4 +1,4 @@
-"""CubeSandbox's own client, which speaks to the same API in its own way: by host name, as root, and with rollbacks."""
+"""CubeSandbox's client uses the same API by host name, as root, and with rollbacks."""
 
 import pytest
 from cubesandbox import ApiError, Config, FilesystemNotFoundError, PtySize, Sandbox, SandboxNotFoundError, TemplateNotFoundError
@@ -63,7 +63,7 @@ def test_a_rollback_brings_back_memory_and_files_in_place(cube):
     assert (answer["sandboxID"], answer["snapshotID"]) == (cube.sandbox_id, snapshot.snapshot_id)
     assert cube.run_code("state").text == "before"
     assert cube.files.read("/root/file") == "before"
-    # And once more: what was done since is undone again.
+    # A second rollback undoes the changes since the first.
     cube.files.write("/root/file", "again")
     cube.rollback(snapshot.snapshot_id)
     assert cube.files.read("/root/file") == "before"

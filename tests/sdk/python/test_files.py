@@ -1,4 +1,4 @@
-"""Files are written, read, listed, moved and removed; every way of sending them arrives."""
+"""Files are written, read, listed, moved and removed; every method of uploading works."""
 
 import hashlib
 import io

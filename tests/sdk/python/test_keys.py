@@ -1,4 +1,4 @@
-"""Who may ask."""
+"""API keys: authentication, ownership and limits."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from e2b import AuthenticationException, SandboxException, SandboxNotFoundExcept
 
 
 async def jiffy(*words):
-    """What the owner of the host types."""
+    """Runs a command of the operator."""
     program = Path(os.environ["JIFFY_BIN_DIR"], "jiffy")
     environment = os.environ | {"JIFFY_HOME": os.environ["JIFFY_SDK_HOME"]}
     process = await asyncio.create_subprocess_exec(program, *words, stdout=asyncio.subprocess.PIPE, env=environment)
@@ -20,7 +20,7 @@ async def jiffy(*words):
 
 @pytest.fixture
 async def new_key(unique):
-    """Makes keys that are revoked after the test. Asked for first, so that sandboxes are killed before their key goes."""
+    """Creates keys and revokes them after the test. Requested before `sandbox`, so that sandboxes are killed first."""
     made = set()
 
     async def revoke(name):
@@ -93,7 +93,7 @@ async def test_what_a_key_may_have_at_once_is_counted_however_a_sandbox_comes_up
     for more in (
         lambda: sdk(sdk.Sandbox.create, api_key=key, request_timeout=5),
         lambda: sdk(sleeper.connect, request_timeout=5),
-        # Waking by traffic is no way around.
+        # Auto-resume by traffic must not bypass the limit.
         lambda: sdk(sleeper.files.read, "/dev/shm/kept", request_timeout=5),
     ):
         with pytest.raises(SandboxException, match="running sandboxes"):

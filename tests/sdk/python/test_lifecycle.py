@@ -1,4 +1,4 @@
-"""Sandboxes are made, found, listed, timed and ended."""
+"""Sandboxes are created, found, listed, timed out and killed."""
 
 import os
 from datetime import datetime, timedelta, timezone

@@ -1,4 +1,4 @@
-"""What a sandbox uses is told."""
+"""Resource usage of a sandbox is reported."""
 
 from datetime import datetime, timedelta, timezone
 

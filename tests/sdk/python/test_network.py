@@ -1,4 +1,4 @@
-"""What a sandbox may reach and who may reach it: told, kept, changed; servers in the guest are reached from outside."""
+"""Egress and ingress rules are reported, enforced and changed; servers in the guest are reachable from outside."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Sandboxes sleep and wake: memory, processes and files are as they were."""
+"""Sandboxes are paused and resumed: memory, processes and files are unchanged."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone
@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from e2b import CommandExitException, SandboxNotRunningException, SandboxState
 
-# Counts in memory, and answers where it is when a line comes: a process that lost its memory would
-# start at 0 again.
+# Counts in memory and prints the count for each input line. A process that lost its memory would
+# restart at 0.
 COUNTER = "exec python3 -uc 'n = 0\nprint(\"ready\")\nwhile True:\n  input()\n  n += 1\n  print(\"count\", n)'"
 
 

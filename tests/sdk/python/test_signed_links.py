@@ -1,4 +1,4 @@
-"""Links to one file that need no token: for a browser, or for somebody else."""
+"""Signed links to one file, which require no token."""
 
 import httpx
 import pytest

@@ -13,7 +13,7 @@ def builder(sdk):
 
 @pytest.fixture
 async def build(sdk, builder, unique):
-    """Builds templates that are gone after the test."""
+    """Builds templates and removes them after the test."""
     names = []
 
     async def make(template, name=None, **options):
@@ -29,7 +29,7 @@ async def build(sdk, builder, unique):
 
 
 async def with_key(names):
-    """There is no call to remove a template in the packages; the one of the API does."""
+    """Removes a template through the API, because the packages have no such call."""
     import os
 
     import httpx

@@ -1,4 +1,4 @@
-"""Terminals: a shell that believes that somebody sits before it."""
+"""Terminals: an interactive shell."""
 
 import pytest
 from e2b import CommandExitException, PtySize
@@ -23,8 +23,8 @@ async def test_a_terminal_has_the_size_it_was_given_and_follows_a_resize(sdk, sa
 
 async def test_interrupt_reaches_what_runs_on_the_terminal(sdk, sandbox):
     terminal = await sdk.terminal(sandbox, size=PtySize(rows=24, cols=80))
-    # Said by the program itself: it has the terminal then. The shell says it before it gives the
-    # terminal away.
+    # The program prints the line itself, so that it owns the terminal at that time. The shell's
+    # prompt appears before the shell hands over the terminal.
     await terminal.type("sh -c 'echo rea\"\"dy; exec sleep 1000'\n")
     await terminal.shows("ready\r\n")
     await terminal.type("\x03")

@@ -7,7 +7,7 @@ use wasip2::http::types::{
 };
 use wasip2::io::streams::StreamError;
 
-/// Bytes of one read and of one write; a host takes 4 KiB at least.
+/// Bytes of one read and of one write. A host accepts at least 4 KiB.
 const CHUNK_BYTES: usize = 4096;
 
 struct Function;
@@ -33,7 +33,7 @@ impl Guest for Function {
         ResponseOutparam::set(response_out, Ok(response));
         let stream = outgoing.write().expect("the stream is taken once");
         for chunk in body.as_bytes().chunks(CHUNK_BYTES) {
-            // The client may have left.
+            // The client may have disconnected.
             if stream.blocking_write_and_flush(chunk).is_err() {
                 return;
             }

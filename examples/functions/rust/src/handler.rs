@@ -3,7 +3,7 @@
 /// Status, content type and body of the response.
 pub type Response = (u16, &'static str, String);
 
-/// Answers one request.
+/// Returns the response to one request.
 #[cfg_attr(not(target_os = "wasi"), allow(dead_code))]
 pub fn handle(method: &str, _path: &str, body: &[u8]) -> Response {
     if method != "POST" {

@@ -1,4 +1,4 @@
-//! Counts lines, words and characters of the text that is sent.
+//! Counts lines, words and characters of the request's body.
 
 mod handler;
 
