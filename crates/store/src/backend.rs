@@ -1,4 +1,4 @@
-//! Requests to a store: made again, hedged, limited and counted.
+//! Requests to a store, with retries, hedging, limits and counters.
 
 mod conditional;
 mod listing;
@@ -23,13 +23,13 @@ use tokio::time::Instant;
 
 pub use listing::Listed;
 
-/// Bytes per second below which the upload of an object is given up.
+/// Minimum rate of an upload. Slower uploads are aborted.
 const MIN_UPLOAD_BYTES_PER_SECOND: u64 = 64 << 10;
-/// Bytes per second below which an answer is given up that takes longer than the deadline.
+/// Minimum rate of a download that takes longer than the deadline. Slower downloads are aborted.
 const MIN_DOWNLOAD_BYTES_PER_SECOND: u64 = 512;
-/// Maximum size in bytes of an object. A listing that states more is wrong.
+/// Maximum size in bytes of an object. A listing that reports a larger object is wrong.
 const MAX_OBJECT_BYTES: u64 = 1 << 40;
-/// Memory in bytes that is reserved for an answer before its bytes arrive.
+/// Maximum number of bytes reserved for a response before its body arrives.
 const RESERVED_ANSWER_BYTES: u64 = 16 << 20;
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
@@ -37,21 +37,24 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// Limits of the requests to a store.
 #[derive(Debug, Clone)]
 pub struct BackendSettings {
-    /// Requests at once.
+    /// Maximum number of concurrent requests.
     pub concurrency: usize,
-    /// Attempts at a request.
+    /// Maximum number of attempts per request.
     pub attempts: u32,
-    /// Time for which an attempt may bring no byte; a write has more, by its size.
+    /// Maximum time without a received byte per attempt. Extended for a write according to its
+    /// size.
     pub request_timeout: Duration,
-    /// Time for which all attempts at a request may bring no byte; a write has more, by its size.
+    /// Maximum time without a received byte over all attempts. Extended for a write according to
+    /// its size.
     pub deadline: Duration,
-    /// Time without a byte after which a range is asked for a second time; the first answer counts.
+    /// Time without a received byte after which a range is requested a second time. The first
+    /// response is used.
     pub hedge_after: Option<Duration>,
     /// Maximum number of objects in a listing.
     pub max_listed: usize,
-    /// Bytes written per second.
+    /// Maximum rate of uploads. `None` if unlimited.
     pub upload_bytes_per_second: Option<u64>,
-    /// Bytes read per second.
+    /// Maximum rate of downloads. `None` if unlimited.
     pub download_bytes_per_second: Option<u64>,
 }
 
@@ -73,7 +76,7 @@ impl Default for BackendSettings {
 /// ETag and version id of an object, as the store returns them.
 type Tags = (Option<String>, Option<String>);
 
-/// Store as requests reach it.
+/// Client of a store that applies [`BackendSettings`] to its requests.
 #[derive(Debug)]
 pub struct Backend {
     store: Arc<dyn ObjectStore>,
@@ -111,7 +114,7 @@ impl Backend {
         Path::from_iter(parts.chain(key.split('/').map(str::to_owned)))
     }
 
-    /// Clock of a request that writes `bytes` bytes.
+    /// Returns the stall clock of a request that writes `bytes` bytes.
     fn clock(&self, bytes: u64) -> StallClock {
         let more = Duration::from_secs(bytes / MIN_UPLOAD_BYTES_PER_SECOND);
         StallClock::new(
@@ -120,7 +123,7 @@ impl Backend {
         )
     }
 
-    /// Makes a request until it succeeds, fails for good, or has brought no byte for too long.
+    /// Sends a request until it succeeds, fails permanently or stalls.
     async fn attempt<T, F, R>(
         &self,
         key: &str,
@@ -132,7 +135,7 @@ impl Backend {
         R: Future<Output = Result<T, Error>>,
     {
         let mut number = 1;
-        // The last answer, once there is one, says more than the time that passed.
+        // After the first error, report that error instead of the elapsed time.
         let mut last = StoreError::Timeout {
             object: key.to_owned(),
             limit: clock.limit(),
@@ -140,7 +143,7 @@ impl Backend {
         loop {
             let since = Instant::now();
             let permit = self.permits.acquire().await;
-            // Others had their turn: that is no fault of the store.
+            // Do not count the time in the queue as a stall of the store.
             clock.begin_attempt(since.elapsed());
             let (failure, silent) = tokio::select! {
                 biased;
@@ -149,7 +152,7 @@ impl Backend {
                     Err(e) => (e, false),
                 },
                 () = clock.stalled() => return Err(last),
-                () = clock.attempt_stalled() => (generic("it did not answer in time"), true),
+                () = clock.attempt_stalled() => (generic("no response in time"), true),
             };
             drop(permit);
             let error = classify(key, number, &failure);
@@ -157,7 +160,7 @@ impl Backend {
             if !again || number >= self.settings.attempts {
                 return Err(error);
             }
-            tracing::debug!("asking the store again for {key}: {failure}");
+            tracing::debug!(key, error = %failure, "retrying a request to the store");
             add(&self.counters.retries, 1);
             if !silent {
                 last = error;
@@ -170,7 +173,7 @@ impl Backend {
         }
     }
 
-    /// Reads the body of an answer, of which each piece counts as progress.
+    /// Reads the body of a response. Each received piece counts as progress.
     async fn body(
         &self,
         answer: GetResult,
@@ -179,10 +182,10 @@ impl Backend {
     ) -> Result<Bytes, Error> {
         let length = answer.range.end.saturating_sub(answer.range.start);
         if length > expected {
-            return Err(generic("the answer is longer than requested"));
+            return Err(generic("the response is longer than requested"));
         }
         let bytes = match answer.payload {
-            // At once: as a stream it comes in pieces of a few KiB.
+            // Read the file in one piece: as a stream, it arrives in pieces of a few KiB.
             GetResultPayload::File(..) => {
                 let bytes = answer.bytes().await?;
                 add(&self.counters.bytes_read, bytes.len() as u64);
@@ -195,16 +198,17 @@ impl Backend {
                     clock.tick(time_of(piece.len() as u64, MIN_DOWNLOAD_BYTES_PER_SECOND));
                     add(&self.counters.bytes_read, piece.len() as u64);
                     if (bytes.len() + piece.len()) as u64 > length {
-                        return Err(generic("the answer is longer than it says"));
+                        return Err(generic("the response is longer than its stated length"));
                     }
                     bytes.extend_from_slice(&piece);
                 }
                 bytes.freeze()
             }
         };
-        match bytes.len() as u64 == length {
-            true => Ok(bytes),
-            false => Err(generic("the answer was cut short")),
+        if bytes.len() as u64 == length {
+            Ok(bytes)
+        } else {
+            Err(generic("the response is truncated"))
         }
     }
 
@@ -257,19 +261,20 @@ impl Backend {
         let answer = self.store.get_opts(path, options).await?;
         let expected = range.end.saturating_sub(range.start);
         let bytes = self.body(answer, expected, clock).await?;
-        match bytes.len() as u64 == expected {
-            true => Ok(bytes),
-            false => Err(generic("the answer was cut short")),
+        if bytes.len() as u64 == expected {
+            Ok(bytes)
+        } else {
+            Err(generic("the response is truncated"))
         }
     }
 
-    /// Reads a range of bytes of an object. A request that brings nothing is made a second time.
+    /// Reads a range of bytes of an object. A request without progress is hedged with a second one.
     pub async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         self.throttle(range.end.saturating_sub(range.start)).await;
         self.get_urgent(key, range).await
     }
 
-    /// As [`Self::get_range`], whatever the bandwidth's limit is.
+    /// Like [`Self::get_range`], but ignores the bandwidth limit.
     pub async fn get_urgent(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         let path = self.path(key);
         let hedge_after = self.settings.hedge_after;
@@ -313,19 +318,19 @@ impl Backend {
         .await
     }
 
-    /// Writes an object, whether it exists or not.
+    /// Writes an object, replacing an existing one.
     pub async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError> {
         self.write(key, bytes, PutMode::Overwrite).await.map(drop)
     }
 
-    /// Writes an object unless it exists; returns false if it does. An object may be found to exist
-    /// because an earlier attempt wrote it whose answer was lost.
+    /// Creates an object. Returns false if it already exists, which may also mean that an earlier
+    /// attempt succeeded but its response was lost.
     pub async fn create(&self, key: &str, bytes: Bytes) -> Result<bool, StoreError> {
         match self.write(key, bytes, PutMode::Create).await {
             Ok(_) => Ok(true),
             Err(StoreError::Conflict { .. }) => match self.head(key).await? {
                 Some(_) => Ok(false),
-                // Another write was under way, and failed.
+                // A concurrent write conflicted with this one and failed.
                 None => Err(StoreError::Conflict {
                     object: key.to_owned(),
                 }),
@@ -334,15 +339,15 @@ impl Backend {
         }
     }
 
-    /// Size and time of an object, if it exists.
+    /// Returns size and time of an object, or `None` if it does not exist.
     pub async fn head(&self, key: &str) -> Result<Option<Listed>, StoreError> {
         let path = self.path(key);
         let clock = self.clock(0);
-        let asked = self.attempt(key, &clock, || async {
+        let head = self.attempt(key, &clock, || async {
             add(&self.counters.heads, 1);
             self.store.head(&path).await
         });
-        match asked.await {
+        match head.await {
             Ok(meta) => Ok(Some(Listed {
                 key: key.to_owned(),
                 bytes: meta.size.min(MAX_OBJECT_BYTES),
@@ -353,7 +358,7 @@ impl Backend {
         }
     }
 
-    /// Removes an object; one that is missing is no error.
+    /// Removes an object. Succeeds if the object does not exist.
     pub async fn delete(&self, key: &str) -> Result<(), StoreError> {
         let path = self.path(key);
         let clock = self.clock(0);
@@ -367,14 +372,14 @@ impl Backend {
         }
     }
 
-    /// Carries out `work` for each of `items`, several at once; stops at the first failure.
+    /// Runs `work` for each of `items`, several concurrently, and stops at the first error.
     pub(crate) async fn each<I, F, R>(&self, items: I, work: F) -> Result<(), StoreError>
     where
         I: IntoIterator,
         F: FnMut(I::Item) -> R,
         R: Future<Output = Result<(), StoreError>>,
     {
-        // Collected, or what contains this could not be proved to be `Send`.
+        // Collected first, because the compiler cannot prove that a lazy stream here is `Send`.
         let requests: Vec<R> = items.into_iter().map(work).collect();
         futures_util::stream::iter(requests)
             .buffer_unordered(self.settings.concurrency.max(1))
@@ -388,11 +393,11 @@ fn backoff(attempt: u32) -> Duration {
         .saturating_mul(1 << attempt.min(10))
         .min(MAX_BACKOFF);
     let random = crate::data_keys::random::<1>().map_or(128, |[byte]| byte);
-    // Between half of it and all of it.
+    // Jitter: between half and all of the base.
     base / 2 + base * u32::from(random) / 512
 }
 
-/// Time that `units` take at `per_second` of them.
+/// Returns the time that `units` take at a rate of `per_second`.
 fn time_of(units: u64, per_second: u64) -> Duration {
     Duration::from_micros(units.saturating_mul(1_000_000) / per_second)
 }

@@ -1,8 +1,8 @@
-//! HTTP client of an S3 server whose answers have bounds.
+//! HTTP client for S3 servers that bounds the size of responses.
 //!
-//! The S3 client collects listings, error messages and confirmations in memory before it returns
-//! them. Each such body has a limit here. The body of an object is a stream, which
-//! [`crate::Backend`] bounds by the size that the caller expects.
+//! The S3 client collects listings, error messages and write confirmations in memory. Each of these
+//! bodies has a limit here. The body of an object is a stream, which [`crate::Backend`] bounds by
+//! the size that the caller expects.
 
 use async_trait::async_trait;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -18,19 +18,19 @@ use std::fmt;
 const MAX_PAGE_BYTES: usize = 8 << 20;
 /// Maximum size in bytes of the message of a failed request.
 const MAX_ERROR_BYTES: usize = 64 << 10;
-/// Maximum size in bytes of the answer to a write or a removal.
+/// Maximum size in bytes of the response to a write or a removal.
 const MAX_CONFIRMATION_BYTES: usize = 1 << 20;
-/// Maximum number of digits of a number in a header: larger ones overflow sums.
+/// Maximum number of digits of a number in a header. Longer numbers could overflow sums.
 const MAX_DIGITS: usize = 15;
 
-/// Connects clients whose answers have bounds.
+/// Connector whose clients bound the size of responses.
 #[derive(Debug)]
 pub(crate) struct BoundedConnector;
 
 #[derive(Debug)]
 struct BoundedClient(HttpClient);
 
-/// An answer of the store is larger than it may be.
+/// The response of the store exceeds its maximum size.
 #[derive(Debug)]
 struct AnswerTooLarge {
     limit: usize,
@@ -39,7 +39,7 @@ struct AnswerTooLarge {
 impl fmt::Display for AnswerTooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limit = self.limit;
-        write!(f, "the body of the answer is larger than {limit} bytes")
+        write!(f, "the response body is larger than {limit} bytes")
     }
 }
 
@@ -59,12 +59,13 @@ impl HttpService for BoundedClient {
         let answer = self.0.execute(request).await?;
         let range = answer.headers().get("content-range");
         if range.is_some_and(|range| has_long_number(range.as_bytes())) {
-            let reason = "the Content-Range of the answer is malformed";
+            let reason = "malformed Content-Range in the response";
             return Err(HttpError::new_boxed(HttpErrorKind::Decode, reason.into()));
         }
-        let limit = match answer.status().is_success() {
-            true => limit,
-            false => Some(MAX_ERROR_BYTES),
+        let limit = if answer.status().is_success() {
+            limit
+        } else {
+            Some(MAX_ERROR_BYTES)
         };
         Ok(match limit {
             Some(limit) => answer.map(|body| bounded(body, limit)),
@@ -78,7 +79,8 @@ fn has_long_number(header: &[u8]) -> bool {
     numbers.any(|number| number.len() > MAX_DIGITS)
 }
 
-/// Limit in bytes of the body of a successful answer. `None` for an object.
+/// Returns the maximum size in bytes of a successful response's body. `None` for the body of an
+/// object.
 fn success_limit(request: &HttpRequest) -> Option<usize> {
     let is_read = request.method().as_str() == "GET";
     let query = request.uri().query().unwrap_or_default();

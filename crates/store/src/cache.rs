@@ -1,8 +1,9 @@
-//! Cache of layers on a host: a sparse file and a bitmap of present chunks for each, both named by
-//! the layer's root.
+//! Cache of layers on a host. Each layer has a sparse file and a bitmap of present chunks, both
+//! named by the layer's root.
 //!
-//! Users hold a shared lock on the bitmap's file ([`presence`]), so that a layer in use is not
-//! evicted. A further name of that file ([`CachedLayer::pin`]) does the same without a process.
+//! Users hold a shared lock on the bitmap file ([`presence`]), which protects a layer in use from
+//! eviction. A second hard link to that file ([`CachedLayer::pin`]) has the same effect without a
+//! process.
 
 mod presence;
 
@@ -21,10 +22,10 @@ pub(crate) use presence::ChunkLocks;
 use presence::{BootId, Presence, Settling};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Attempts at opening a layer that is evicted meanwhile.
+/// Attempts at opening a layer that is concurrently evicted.
 const OPEN_ATTEMPTS: usize = 16;
 const BLOCK_BYTES: u64 = 512;
-/// Bytes that are evicted when a layer cannot be made because the file system is full.
+/// Number of bytes evicted when a layer cannot be created because the file system is full.
 const PLACE_BYTES: u64 = 16 << 20;
 
 /// Directory of cached layers.
@@ -35,20 +36,20 @@ pub struct LayerCache {
     boot: BootId,
 }
 
-/// Layer in the cache, kept from eviction.
+/// Cached layer, protected from eviction while this value exists.
 #[derive(Debug)]
 pub struct CachedLayer {
     path: PathBuf,
     data: File,
     bytes: u64,
     presence: Presence,
-    /// Bytes that may be written before the cache must make place for more.
+    /// Bytes that may be written before the cache must evict other layers.
     reserved: AtomicU64,
     arrived: Notify,
 }
 
 impl LayerCache {
-    /// Opens the cache in `dir`, which may take `max_bytes` bytes on disk.
+    /// Opens the cache in `dir`, which may use at most `max_bytes` bytes on disk.
     pub fn open(dir: PathBuf, max_bytes: u64) -> Result<Self, StoreError> {
         let id = fs::read(BOOT_ID).map_err(StoreError::io(BOOT_ID.as_ref()))?;
         let hash = blake3::hash(&id);
@@ -56,8 +57,8 @@ impl LayerCache {
         Self::open_in_boot(dir, max_bytes, boot)
     }
 
-    /// As [`Self::open`], in the boot of the host named `boot`: in another boot, chunks count that
-    /// were on storage.
+    /// Like [`Self::open`], with an explicit id of the host's current boot. After a reboot, only
+    /// the chunks that were persisted count as present.
     pub fn open_in_boot(dir: PathBuf, max_bytes: u64, boot: [u8; 16]) -> Result<Self, StoreError> {
         fs::create_dir_all(&dir).map_err(StoreError::io(&dir))?;
         Ok(Self {
@@ -76,26 +77,26 @@ impl LayerCache {
         self.dir.join(format!("{root}.{kind}"))
     }
 
-    /// Opens the layer named `root`; an absent one is made without any chunk present.
+    /// Opens the layer named `root`. Creates a layer without present chunks if it is absent.
     pub fn layer(&self, root: &Hash, layer: &Layer) -> Result<CachedLayer, StoreError> {
         self.layer_of(root, layer.bytes)
     }
 
-    /// As [`Self::layer`], a layer of `bytes` bytes whose runs are not known here.
+    /// Like [`Self::layer`], for a layer of `bytes` bytes whose runs are unknown.
     pub fn layer_of(&self, root: &Hash, bytes: u64) -> Result<CachedLayer, StoreError> {
         let path = self.path(root, "present");
         for _ in 0..OPEN_ATTEMPTS {
             match self.try_layer(root, bytes) {
-                Ok(Some(found)) => return Ok(found),
+                Ok(Some(layer)) => return Ok(layer),
                 Ok(None) => {}
-                // Layers that are not in use give place.
+                // Free space by evicting unused layers, then try again.
                 Err(e)
                     if e.kind() == io::ErrorKind::StorageFull
                         && self.evict_unused(PLACE_BYTES)? > 0 => {}
                 Err(e) => return Err(StoreError::io(&path)(e)),
             }
         }
-        let evicted = io::Error::other("it was evicted again and again");
+        let evicted = io::Error::other("the layer was evicted repeatedly while it was opened");
         Err(StoreError::io(&path)(evicted))
     }
 
@@ -117,7 +118,7 @@ impl LayerCache {
         if named.is_none_or(|named| (named.dev(), named.ino()) != (ours.dev(), ours.ino())) {
             return Ok(None);
         }
-        // The time of the last use, by which layers are evicted.
+        // Eviction orders layers by this time of the last use.
         let _ = present.set_modified(std::time::SystemTime::now());
         let data = open(&data_path)?;
         let presence = Presence::open(present, &data, bytes, &self.boot)?;
@@ -131,18 +132,20 @@ impl LayerCache {
         }))
     }
 
-    /// Reads bytes of the layer named `root`, present or not; returns false if there are none.
+    /// Reads bytes of the layer named `root` without checking their presence. Returns false on
+    /// failure.
     pub(crate) fn read_at(&self, root: &Hash, offset: u64, buffer: &mut [u8]) -> bool {
         let data = File::open(self.path(root, "data"));
         data.is_ok_and(|data| data.read_exact_at(buffer, offset).is_ok())
     }
 
-    /// Bytes on disk.
+    /// Returns the number of bytes on disk.
     pub fn bytes(&self) -> Result<u64, StoreError> {
         Ok(self.layers()?.iter().map(|(_, bytes, _)| bytes).sum())
     }
 
-    /// Paths without their ending, bytes on disk and times of last use of all layers.
+    /// Returns for each layer its path without extension, its bytes on disk and the time of its
+    /// last use.
     fn layers(&self) -> Result<Vec<(PathBuf, u64, i64)>, StoreError> {
         let mut layers = Vec::new();
         for entry in fs::read_dir(&self.dir)
@@ -159,23 +162,24 @@ impl LayerCache {
         Ok(layers)
     }
 
-    /// Makes place for `bytes` bytes: evicts what is not in use, the longest unused first.
+    /// Frees space for `bytes` bytes by evicting unused layers, least recently used first.
     pub fn make_place(&self, bytes: u64) -> Result<u64, StoreError> {
         let layers = self.layers()?;
         let total: u64 = layers.iter().map(|(_, bytes, _)| bytes).sum();
         let excess = total.saturating_add(bytes).saturating_sub(self.max_bytes);
         let freed = evict_layers(layers, excess)?;
-        match freed >= excess {
-            true => Ok(freed),
-            false => Err(StoreError::CacheFull {
+        if freed >= excess {
+            Ok(freed)
+        } else {
+            Err(StoreError::CacheFull {
                 path: self.dir.clone(),
                 limit: self.max_bytes,
-            }),
+            })
         }
     }
 
-    /// Removes the layer named `root`, so that it is fetched anew. Returns false if it is in use,
-    /// and stays.
+    /// Removes the layer named `root`, so that it is fetched again. Returns false without removing
+    /// the layer if it is in use.
     pub fn forget(&self, root: &Hash) -> Result<bool, StoreError> {
         let data = self.path(root, "data");
         match evict(&data) {
@@ -184,13 +188,13 @@ impl LayerCache {
         }
     }
 
-    /// Evicts at least `bytes` bytes of what is not in use, as far as there is as much.
+    /// Evicts unused layers until `bytes` bytes are freed or no unused layer remains.
     pub fn evict_unused(&self, bytes: u64) -> Result<u64, StoreError> {
         evict_layers(self.layers()?, bytes)
     }
 }
 
-/// Evicts those of `layers` that are the longest unused, until `bytes` bytes are free.
+/// Evicts the least recently used of `layers` until `bytes` bytes are free.
 fn evict_layers(mut layers: Vec<(PathBuf, u64, i64)>, bytes: u64) -> Result<u64, StoreError> {
     layers.sort_by_key(|(_, _, used)| *used);
     let mut freed = 0;
@@ -205,12 +209,12 @@ fn evict_layers(mut layers: Vec<(PathBuf, u64, i64)>, bytes: u64) -> Result<u64,
     Ok(freed)
 }
 
-/// Removes a layer that is not in use; returns false if it is.
+/// Removes an unused layer. Returns false if the layer is in use.
 fn evict(data: &Path) -> io::Result<bool> {
     let present = data.with_extension("present");
     let file = match File::open(&present) {
         Ok(file) => file,
-        // Left by a crash between two removals.
+        // A crash between the two removals left the data file.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return fs::remove_file(data).map(|()| true);
         }
@@ -222,7 +226,7 @@ fn evict(data: &Path) -> io::Result<bool> {
     if lock.metadata()?.nlink() > 1 {
         return Ok(false);
     }
-    // The bitmap first: without it nothing is present.
+    // Remove the bitmap first: a data file without a bitmap has no present chunks.
     fs::remove_file(&present)?;
     fs::remove_file(data)?;
     Ok(true)
@@ -239,12 +243,12 @@ impl CachedLayer {
         &self.data
     }
 
-    /// Returns true if chunk `number` is present, whichever process wrote it.
+    /// Returns true if chunk `number` is present, no matter which process wrote it.
     pub fn has(&self, number: u64) -> bool {
         self.presence.has(number)
     }
 
-    /// Returns true if chunk `number` is known to be present since [`Self::refresh`].
+    /// Returns true if chunk `number` was present at the last [`Self::refresh`].
     pub(crate) fn knows(&self, number: u64) -> bool {
         self.presence.knows(number)
     }
@@ -254,32 +258,32 @@ impl CachedLayer {
         self.bytes
     }
 
-    /// Keeps the layer in the cache until the file `to`, another name of its bitmap, is removed.
+    /// Protects the layer from eviction until `to`, another hard link to its bitmap, is removed.
     pub fn pin(&self, to: &Path) -> Result<(), StoreError> {
         let present = self.path.with_extension("present");
         fs::hard_link(&present, to).map_err(StoreError::io(to))
     }
 
-    /// Returns true if `pin` was made by [`Self::pin`] of this layer.
+    /// Returns true if `pin` was created by [`Self::pin`] of this layer.
     pub fn is_pinned_by(&self, pin: &Path) -> Result<bool, StoreError> {
         let pinned = fs::metadata(pin).map_err(StoreError::io(pin))?;
         let own = self.presence.inode().map_err(StoreError::io(&self.path))?;
         Ok((pinned.dev(), pinned.ino()) == own)
     }
 
-    /// Chunks that are present: chunk `c` at bit `c % 8` of byte `c / 8`.
+    /// Returns the bitmap of present chunks: chunk `c` at bit `c % 8` of byte `c / 8`.
     pub fn present(&self) -> Result<Vec<u8>, StoreError> {
         self.refresh()?;
         Ok(self.presence.bitmap())
     }
 
-    /// As [`Self::present`], those that are on storage.
+    /// Like [`Self::present`], limited to persisted chunks.
     pub fn settled(&self) -> Result<Vec<u8>, StoreError> {
         self.presence.settled().map_err(StoreError::io(&self.path))
     }
 
-    /// Marks the chunks of `layer`, the description of this one, that need not be fetched: they
-    /// read as zeroes.
+    /// Marks the chunks of `layer` that read as zeroes and need not be fetched. `layer` must
+    /// describe this layer.
     pub fn mark_holes(&self, layer: &Layer) -> Result<(), StoreError> {
         let kinds = [RunKind::Zero, RunKind::Inherited];
         let holes = kinds.into_iter().flat_map(|kind| layer.ranges(kind));
@@ -287,7 +291,7 @@ impl CachedLayer {
         self.mark(&holes)
     }
 
-    /// Reads the bitmap anew: another process may have filled the layer.
+    /// Reads the bitmap again, because another process may have added chunks.
     pub(crate) fn refresh(&self) -> Result<(), StoreError> {
         self.presence.refresh().map_err(StoreError::io(&self.path))
     }
@@ -299,7 +303,7 @@ impl CachedLayer {
             .map_err(StoreError::io(&self.path))
     }
 
-    /// Marks chunks as written, and wakes those that wait for one.
+    /// Marks chunks as written and notifies the tasks that wait for chunks.
     pub(crate) fn mark(&self, numbers: &[u64]) -> Result<(), StoreError> {
         self.presence
             .mark(numbers)
@@ -308,18 +312,18 @@ impl CachedLayer {
         Ok(())
     }
 
-    /// Told when chunks were marked in this process.
+    /// Notified when this process has marked chunks.
     pub(crate) fn arrived(&self) -> &Notify {
         &self.arrived
     }
 
-    /// Locks of its chunks for one that fetches some.
+    /// Opens the locks of this layer's chunks, for a task that fetches chunks.
     pub(crate) fn locks(&self) -> Result<ChunkLocks, StoreError> {
         let present = self.path.with_extension("present");
         ChunkLocks::open(&present).map_err(StoreError::io(&present))
     }
 
-    /// Takes `bytes` bytes of what was reserved; returns false if that is not enough.
+    /// Consumes `bytes` bytes of the reservation. Returns false if fewer are reserved.
     pub(crate) fn take_reserved(&self, bytes: u64) -> bool {
         let take = |reserved: u64| reserved.checked_sub(bytes);
         self.reserved
@@ -331,7 +335,7 @@ impl CachedLayer {
         self.reserved.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Puts on storage what was written, so that it outlives the host's next boot.
+    /// Persists the written chunks, so that they survive a reboot of the host.
     pub fn settle(&self) -> Result<(), StoreError> {
         let present = self.path.with_extension("present");
         Settling::new(&self.data, &present, self.bytes)
@@ -339,20 +343,20 @@ impl CachedLayer {
             .map_err(StoreError::io(&self.path))
     }
 
-    /// As [`Self::settle`], in a thread that does not keep the layer in use.
+    /// Like [`Self::settle`], in a background thread that does not protect the layer from eviction.
     pub(crate) fn settle_later(&self) {
         let present = self.path.with_extension("present");
         let path = self.path.clone();
         let settling = Settling::new(&self.data, &present, self.bytes);
         tokio::task::spawn_blocking(move || {
             if let Err(e) = settling.and_then(Settling::run) {
-                tracing::warn!("{} will be fetched again after a boot: {e}", path.display());
+                tracing::warn!(path = %path.display(), error = %e, "cannot persist chunks of a cached layer");
             }
         });
     }
 
-    /// Makes a file with the content of the layer at `to`, which must not exist: it shares storage
-    /// with the cache where the file system can. Returns true if it does.
+    /// Creates a file with the content of the layer at `to`, which must not exist. Returns true if
+    /// the file shares storage with the cache (reflink).
     pub fn clone_to(&self, layer: &Layer, to: &Path) -> Result<bool, StoreError> {
         let failed = StoreError::io(to);
         let new = File::options().write(true).create_new(true).open(to);

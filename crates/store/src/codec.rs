@@ -1,8 +1,8 @@
-//! Little-endian fields of the formats, read within bounds.
+//! Bounds-checked decoding of the little-endian fields of the formats.
 
 use crate::FormatError;
 
-/// Bytes that are left to read.
+/// Remaining bytes of the input.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -10,16 +10,16 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
-    /// Takes the next `count` bytes.
+    /// Reads the next `count` bytes.
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], FormatError> {
-        let short = FormatError::Damaged("it is cut short");
+        let short = FormatError::Damaged("it is truncated");
         let (taken, rest) = self.0.split_at_checked(count).ok_or(short)?;
         self.0 = rest;
         Ok(taken)
     }
 
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
-        let short = FormatError::Damaged("it is cut short");
+        let short = FormatError::Damaged("it is truncated");
         self.bytes(N)?.try_into().map_err(|_| short)
     }
 
@@ -35,28 +35,30 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads a count of elements of `size` bytes each, at most `limit` and as many as are left.
+    /// Reads a count of elements of `size` bytes each. The count is at most `limit` and must fit
+    /// into the remaining bytes.
     pub fn count(&mut self, size: usize, limit: usize) -> Result<usize, FormatError> {
         let count = self.u32()? as usize;
         if count > limit || count.saturating_mul(size) > self.0.len() {
-            return Err(FormatError::Damaged("a number in it is too large"));
+            return Err(FormatError::Damaged("a count is too large"));
         }
         Ok(count)
     }
 
-    /// Reads a string of at most 65,535 bytes behind its length.
+    /// Reads a length-prefixed string of at most 65,535 bytes.
     pub fn string(&mut self) -> Result<String, FormatError> {
         let length = self.u16()?;
         let text = std::str::from_utf8(self.bytes(length.into())?);
         text.map(str::to_owned)
-            .map_err(|_| FormatError::Damaged("a text in it is not UTF-8"))
+            .map_err(|_| FormatError::Damaged("a string is not UTF-8"))
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no bytes remain.
     pub fn end(&self) -> Result<(), FormatError> {
-        match self.0.is_empty() {
-            true => Ok(()),
-            false => Err(FormatError::Damaged("something follows its end")),
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(FormatError::Damaged("unexpected bytes follow its end"))
         }
     }
 
@@ -75,9 +77,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends a string behind its length.
+/// Appends a string after its length.
 pub(crate) fn put_string(to: &mut Vec<u8>, text: &str) -> Result<(), FormatError> {
-    let long = |_| FormatError::Damaged("a text is longer than 65,535 bytes");
+    let long = |_| FormatError::Damaged("a string is longer than 65,535 bytes");
     to.extend(u16::try_from(text.len()).map_err(long)?.to_le_bytes());
     to.extend(text.as_bytes());
     Ok(())
@@ -85,7 +87,7 @@ pub(crate) fn put_string(to: &mut Vec<u8>, text: &str) -> Result<(), FormatError
 
 /// Appends a count.
 pub(crate) fn put_count(to: &mut Vec<u8>, count: usize) -> Result<(), FormatError> {
-    let long = |_| FormatError::Damaged("a number is too large");
+    let long = |_| FormatError::Damaged("a count is too large");
     to.extend(u32::try_from(count).map_err(long)?.to_le_bytes());
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Collection: removal of what no snapshot needs, safe beside pushes of any host.
+//! Garbage collection: removes objects that no snapshot needs, safely during pushes from any host.
 //!
-//! A collection marks what manifests and leases need. An object that is not marked, and older than
-//! the oldest lease and the grace period, is condemned: a push does not count on it any more. A
-//! later collection that finds it condemned for the grace period and still unmarked removes it. All
-//! times are the store's own: the clock of no host matters.
+//! A collection marks the objects that manifests and leases refer to. An unmarked object that is
+//! older than the oldest lease and the grace period is condemned: later pushes do not reuse it. A
+//! later collection removes the object if it is still unmarked after having been condemned for the
+//! grace period. All times come from the store's clock, so that the clocks of hosts do not matter.
 //!
-//! Chunks in use of packs that are mostly dead are moved to new packs ([`repack`]).
+//! Live chunks of packs that are mostly dead are moved to new packs ([`repack`]).
 
 mod lock;
 mod mark;
@@ -25,26 +25,26 @@ pub use lock::GC_LOCK_TIME;
 
 /// Kinds of objects that are collected.
 const COLLECTED: [&str; 3] = ["manifests", "locations", "packs"];
-/// Object whose time is that of the last collection.
+/// Object whose modification time is the time of the last collection.
 const LAST: &str = "gc/last";
 
-/// Told what is being done, how much of it is done, and how much there is.
+/// Callback that receives the current step, the number of finished items and their total.
 pub type OnProgress<'a> = &'a (dyn Fn(&'static str, u64, u64) + Send + Sync);
 
 /// Settings of a collection.
 #[derive(Debug, Clone, Copy)]
 pub struct GcOptions {
-    /// Age below which nothing is condemned, and time from that to the removal.
+    /// Minimum age of an object to be condemned, and minimum time from that to its removal.
     pub grace: Duration,
-    /// Age from which on the lock of another collection counts as left behind.
+    /// Age at which the lock of another collection is considered abandoned.
     pub lock_time: Duration,
-    /// Age from which on a host that did not renew its need of a snapshot counts as gone.
+    /// Age at which the record of a host that reads a snapshot expires unless it is renewed.
     pub reader_time: Duration,
-    /// Packs with fewer bytes in use than this part of them, in percent, are rewritten. 0: none.
+    /// Packs of which less than this percentage is live are repacked. 0 disables repacking.
     pub repack_percent: u8,
-    /// Most bytes that are moved from such packs.
+    /// Maximum number of bytes that are moved from such packs.
     pub repack_bytes: u64,
-    /// Says what would be done, and does none of it.
+    /// Computes the report without changing the store.
     pub dry_run: bool,
 }
 
@@ -64,9 +64,9 @@ impl Default for GcOptions {
 /// Result of a collection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct GcReport {
-    /// Objects that are needed.
+    /// Number of objects in use.
     pub live: u64,
-    /// Objects that a later collection may remove.
+    /// Number of objects that a later collection may remove.
     pub condemned: u64,
     /// Their bytes.
     pub condemned_bytes: u64,
@@ -74,38 +74,38 @@ pub struct GcReport {
     pub removed: u64,
     /// Their bytes.
     pub removed_bytes: u64,
-    /// Packs whose chunks in use were moved to others.
+    /// Number of packs whose live chunks were moved to other packs.
     pub repacked: u64,
-    /// Bytes of these packs.
+    /// Bytes of the repacked packs.
     pub repacked_bytes: u64,
-    /// Bytes of the packs that were written instead.
+    /// Bytes of the packs written in their place.
     pub rewritten_bytes: u64,
-    /// Leases of pushes that are under way.
+    /// Number of leases of pushes in progress.
     pub leases: u64,
-    /// Needs of hosts that have not fetched all of a snapshot.
+    /// Number of hosts that still have to fetch a part of a snapshot.
     pub readers: u64,
 }
 
-/// A collection that is under way.
+/// Collection in progress.
 struct Collector<'a> {
     store: &'a SharedStore,
     tenant: &'a Tenant,
     options: GcOptions,
-    /// None in a dry run.
+    /// `None` in a dry run.
     lock: Option<CollectionLock>,
     now: i64,
     progress: OnProgress<'a>,
 }
 
 impl SharedStore {
-    /// Gives a snapshot up. A collection removes it when no other snapshot is based on it, no id
-    /// names it, and no host holds it as a module.
+    /// Marks a snapshot for removal. A collection removes it when no snapshot is based on it, no id
+    /// names it and no host holds it as a module.
     pub async fn remove(&self, tenant: &Tenant, root: Hash) -> Result<(), StoreError> {
         let removed = bytes::Bytes::from_static(b"removed");
         self.backend.put(&tenant.removed_key(&root), removed).await
     }
 
-    /// Collects what `tenant` does not need any more.
+    /// Removes the objects that `tenant` does not need.
     pub async fn collect(
         &self,
         tenant: &Tenant,
@@ -114,16 +114,17 @@ impl SharedStore {
         self.collect_with(tenant, options, &|_, _, _| {}).await
     }
 
-    /// As [`Self::collect`], and tells how far it is.
+    /// Like [`Self::collect`], and reports progress.
     pub async fn collect_with(
         &self,
         tenant: &Tenant,
         options: GcOptions,
         progress: OnProgress<'_>,
     ) -> Result<GcReport, StoreError> {
-        let lock = match options.dry_run {
-            true => None,
-            false => Some(self.lock_collection(tenant, options.lock_time).await?),
+        let lock = if options.dry_run {
+            None
+        } else {
+            Some(self.lock_collection(tenant, options.lock_time).await?)
         };
         let now = match &lock {
             Some(lock) => lock.now,
@@ -144,7 +145,7 @@ impl SharedStore {
         collected
     }
 
-    /// Collects unless a host did within `interval`, or another does now. Returns none then.
+    /// Collects garbage. `None` if a host did so within `interval` or is doing so now.
     pub async fn collect_if_due(
         &self,
         tenant: &Tenant,
@@ -165,14 +166,15 @@ impl SharedStore {
 }
 
 impl Collector<'_> {
-    fn report(&self, what: &'static str, done: u64, total: u64) {
-        (self.progress)(what, done, total);
+    fn report(&self, step: &'static str, done: u64, total: u64) {
+        (self.progress)(step, done, total);
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        match self.options.dry_run {
-            true => Ok(()),
-            false => self.store.backend.delete(key).await,
+        if self.options.dry_run {
+            Ok(())
+        } else {
+            self.store.backend.delete(key).await
         }
     }
 
@@ -188,7 +190,8 @@ impl Collector<'_> {
     async fn run(&self) -> Result<GcReport, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         let before = store.condemned(tenant).await?;
-        // Leases before manifests: a push that ends in between is seen as the one or the other.
+        // List leases before manifests: a push that ends in between is then seen as a lease, a
+        // manifest or both.
         let leases = self.leases().await?;
         let mut objects = Vec::new();
         for kind in COLLECTED {
@@ -208,13 +211,13 @@ impl Collector<'_> {
             let since = before.get(&object.key).copied();
             condemned.insert(object.key.clone(), since.unwrap_or(self.now));
             condemned_bytes += object.bytes;
-            // Condemned by an earlier collection, and long enough for each push to have seen it.
+            // Removable: condemned by an earlier collection, and every push has had time to notice.
             let grace = millis(self.options.grace);
             if since.is_some_and(|since| self.now - since >= grace && since < self.now) {
                 doomed.push(object);
             }
         }
-        // An object stays condemned until it is gone.
+        // An object stays in the list until it is removed.
         self.write_condemned(&condemned).await?;
         self.sweep(&doomed).await?;
         let removed_bytes = doomed.iter().map(|object| object.bytes).sum();
@@ -250,7 +253,7 @@ impl Collector<'_> {
         Ok(report)
     }
 
-    /// Removes objects: manifests first, so that none is left without what it needs.
+    /// Removes objects. Manifests come first, so that no manifest refers to a removed object.
     async fn sweep(&self, doomed: &[&Listed]) -> Result<(), StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         let Some(lock) = &self.lock else {
@@ -267,7 +270,7 @@ impl Collector<'_> {
             store.check_lock(lock).await?;
             let lineage = match store.manifest(tenant, root).await {
                 Ok((_, manifest)) => manifest.lineage,
-                // References to its ancestors then stay.
+                // The references to its ancestors remain.
                 Err(StoreError::Damaged { .. } | StoreError::Missing { .. }) => Vec::new(),
                 Err(e) => return Err(e),
             };

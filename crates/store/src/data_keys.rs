@@ -1,13 +1,13 @@
-//! Keys of a tenant, as they are used: names, hashes and encryption.
+//! Data keys of a tenant: hashing and encryption.
 
 use crate::FormatError;
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
-/// Bytes of a hash.
+/// Length in bytes of a hash.
 pub const HASH_BYTES: usize = 32;
-/// Bytes that encryption adds: nonce and tag.
+/// Number of bytes that encryption adds: nonce and tag.
 pub const SEAL_BYTES: usize = NONCE_BYTES + 16;
 const NONCE_BYTES: usize = 24;
 
@@ -53,14 +53,14 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Random bytes of the operating system.
+/// Returns random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], FormatError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|_| FormatError::Damaged("the host has no entropy"))?;
     Ok(bytes)
 }
 
-/// Subject of a hash: equal bytes of two subjects have different hashes.
+/// Subject of a hash. Equal bytes have different hashes under different subjects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HashOf {
     Chunk,
@@ -109,12 +109,13 @@ impl DataKeys {
         Hash(*blake3::keyed_hash(&self.hashes[of as usize], bytes).as_bytes())
     }
 
-    /// Hash of the content of a chunk. The last chunk of a file is hashed at its own length.
+    /// Returns the hash of a chunk's content. The last chunk of a file is hashed at its actual
+    /// length.
     pub fn chunk_hash(&self, bytes: &[u8]) -> Hash {
         self.hash(HashOf::Chunk, bytes)
     }
 
-    /// Encrypts `bytes`; opening needs the same `context`. Returns nonce, ciphertext and tag.
+    /// Encrypts `bytes`. Decryption requires the same `context`. Returns nonce, ciphertext and tag.
     pub(crate) fn seal(&self, context: &[u8], bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
         seal(&self.cipher, context, bytes)
     }
@@ -147,7 +148,7 @@ pub(crate) fn open(
     sealed: &[u8],
 ) -> Result<Vec<u8>, FormatError> {
     const FORGED: FormatError =
-        FormatError::Damaged("it is not what was written there, or not under this key");
+        FormatError::Damaged("it was changed, or was encrypted under another key");
     let (nonce, sealed) = sealed.split_first_chunk::<NONCE_BYTES>().ok_or(FORGED)?;
     let payload = Payload {
         msg: sealed,

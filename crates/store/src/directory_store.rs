@@ -1,8 +1,8 @@
-//! Store in a directory, whose file system may not be mounted now.
+//! Store in a directory on a file system that may be unmounted.
 //!
-//! A directory that is gone would look like a store without objects, and a write would make it anew
-//! below the mount point. So each store has a folder from its first day on, and where that is
-//! missing nothing is read as absent, and nothing is written.
+//! If the file system is not mounted, the directory looks like an empty store, and a write would
+//! create a new store below the mount point. Therefore each store has a marker folder from its
+//! creation. If that folder is missing, reads do not report objects as absent and writes fail.
 
 use async_trait::async_trait;
 use futures_util::stream::{BoxStream, once};
@@ -21,15 +21,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Folder that each store has: the first object of a store is a tenant's record.
+/// Marker folder of each store. The first object of a store is a tenant's record.
 const TENANTS_FOLDER: &str = "tenants";
-/// File that is locked for a conditional replace. Listings leave out names of this form.
+/// File that is locked for a conditional replace. Listings omit names of this form.
 const REPLACE_LOCK: &str = "replace#1";
 
-/// The directory of a store is not there.
+/// The directory of a store does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{}: {source}; mount the file system of file://{}, or make that folder if the store is to begin anew",
+    "{}: {source}; mount the file system of file://{}, or create that folder to start an empty store",
     store.join(TENANTS_FOLDER).display(), store.display()
 )]
 pub(crate) struct DirectoryMissing {
@@ -37,14 +37,14 @@ pub(crate) struct DirectoryMissing {
     source: io::Error,
 }
 
-/// Further check that the directory of a store is there, of a process that sees it under a mount of
-/// its own. Set after the store was opened.
+/// Additional check that the directory of a store exists, for a process that sees the directory
+/// under a mount of its own. Set after the store was opened.
 pub type DirectoryCheck = Arc<OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>>;
 
 struct Directory {
     path: PathBuf,
     further_check: Option<DirectoryCheck>,
-    /// Opened when the directory is first there.
+    /// Initialised when the directory exists for the first time.
     files: OnceLock<LocalFileSystem>,
 }
 
@@ -73,19 +73,22 @@ impl Directory {
         Ok(self.files.get_or_init(|| files))
     }
 
-    /// Fails if the directory is not there. Blocks.
+    /// Fails if the directory does not exist. Blocks.
     fn check(&self) -> Result<&LocalFileSystem> {
         self.check_further()?;
         let folder = std::fs::metadata(self.path.join(TENANTS_FOLDER));
-        let found = folder.and_then(|folder| match folder.is_dir() {
-            true => Ok(()),
-            false => Err(io::ErrorKind::NotADirectory.into()),
+        let existing = folder.and_then(|folder| {
+            if folder.is_dir() {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::NotADirectory.into())
+            }
         });
-        found.map_err(|e| self.missing(e))?;
+        existing.map_err(|e| self.missing(e))?;
         self.open()
     }
 
-    /// Makes the further check, which takes microseconds.
+    /// Runs the additional check, which takes microseconds.
     fn check_further(&self) -> Result<()> {
         let check = self.further_check.as_ref().and_then(|check| check.get());
         check.map_or(Ok(()), |check| check().map_err(|e| self.missing(e)))
@@ -103,8 +106,8 @@ impl Directory {
 }
 
 impl Directory {
-    /// Replaces a file if its version still is `expected`. File systems have no such operation: all
-    /// hosts make it under one lock. Holding the lock is bounded by one write of a small file.
+    /// Replaces a file if its version still is `expected`. File systems have no such operation, so
+    /// all hosts take a file lock for it. The lock is held for at most one write of a small file.
     async fn replace(
         self: Arc<Self>,
         key: &Key,
@@ -120,9 +123,10 @@ impl Directory {
             source: e.into(),
         })?;
         let files = self.open()?;
-        // Opened rather than looked up: a network file system then asks its server.
-        let found = files.get_opts(key, GetOptions::default()).await?;
-        if found.meta.e_tag != expected.e_tag {
+        // Open the file instead of reading its metadata, so that a network file system queries its
+        // server.
+        let current = files.get_opts(key, GetOptions::default()).await?;
+        if current.meta.e_tag != expected.e_tag {
             return Err(Error::Precondition {
                 path: key.to_string(),
                 source: "another host replaced it".into(),
@@ -133,7 +137,7 @@ impl Directory {
     }
 }
 
-/// Takes the lock at `path`, which ends when the file is closed. Blocks.
+/// Takes the lock at `path`, which is released when the file is closed. Blocks.
 fn lock(path: &Path) -> io::Result<Flock<File>> {
     let mut options = File::options();
     let file = options
@@ -145,7 +149,7 @@ fn lock(path: &Path) -> io::Result<Flock<File>> {
 }
 
 impl DirectoryStore {
-    /// The store in `path`. Makes nothing, and looks at nothing.
+    /// Returns the store in `path` without accessing the directory.
     pub fn new(path: PathBuf, further_check: Option<DirectoryCheck>) -> Self {
         Self(Arc::new(Directory {
             path,
@@ -154,12 +158,12 @@ impl DirectoryStore {
         }))
     }
 
-    /// Makes the directory of a new store at `path`, unless there is one.
+    /// Creates the directory of a new store at `path`, unless it exists.
     pub fn create(path: &Path) -> io::Result<()> {
         std::fs::create_dir_all(path.join(TENANTS_FOLDER))
     }
 
-    /// Files of the directory, which is there.
+    /// Checks that the directory exists and returns it.
     async fn files(self) -> Result<Arc<Directory>> {
         let directory = self.0.clone();
         let checking = tokio::task::spawn_blocking(move || directory.check().map(drop));
@@ -170,7 +174,7 @@ impl DirectoryStore {
         Ok(self.0)
     }
 
-    /// A missing object is one only if the directory is there.
+    /// Accepts a "not found" error only if the directory exists.
     async fn checked<T>(self, answer: Result<T>) -> Result<T> {
         if matches!(answer, Err(Error::NotFound { .. })) {
             self.files().await?;
@@ -232,7 +236,7 @@ impl ObjectStore for DirectoryStore {
             let directory = opened.await?;
             Ok::<_, Error>(directory.open()?.list(prefix.as_ref()))
         });
-        // One that went away meanwhile looks as if it had less.
+        // Check again at the end: a listing is incomplete if the directory disappeared meanwhile.
         let after = self.clone().files();
         let after = once(async move { after.await.map(|_| None) });
         let listed = listed.try_flatten().map_ok(Some).chain(after);

@@ -1,4 +1,4 @@
-//! Envelope of the encrypted objects: 64 bytes that can be read without a key, then what cannot.
+//! Envelope of the encrypted objects: a header of 64 bytes in plain text, then the ciphertext.
 //!
 //! | offset | bytes | content |
 //! |---|---|---|
@@ -12,12 +12,12 @@ use crate::FormatError;
 use crate::codec::Reader;
 use crate::data_keys::{DataKeys, SEAL_BYTES};
 
-/// Bytes of the header of an encrypted object.
+/// Length in bytes of the header of an encrypted object.
 pub const HEADER_BYTES: usize = 64;
 /// Version of all formats of the store.
 pub const STORE_FORMAT: u32 = 1;
 
-/// Public id of a tenant: random, so that it tells nothing.
+/// Public id of a tenant. It is random and reveals nothing about the tenant.
 pub type TenantId = [u8; 16];
 
 /// Readable part of an encrypted object.
@@ -57,15 +57,15 @@ impl Header {
         })
     }
 
-    /// Encrypts `body` behind the header, which it is bound to.
+    /// Encrypts `body`, authenticated together with this header, and returns header and ciphertext.
     pub(crate) fn seal(&self, keys: &DataKeys, body: &[u8]) -> Result<Vec<u8>, FormatError> {
         let header = self.encode();
         Ok([&header[..], &keys.seal(&header, body)?].concat())
     }
 
-    /// Decrypts the body of `object`, whose header this is.
+    /// Decrypts the body of `object`, which has this header.
     pub(crate) fn open(&self, keys: &DataKeys, object: &[u8]) -> Result<Vec<u8>, FormatError> {
-        let short = FormatError::Damaged("it is cut short");
+        let short = FormatError::Damaged("it is truncated");
         if object.len() < HEADER_BYTES + SEAL_BYTES {
             return Err(short);
         }

@@ -7,18 +7,18 @@ use std::time::Duration;
 /// Defect of the bytes of an object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// Not what it should be.
-    #[error("it is something else")]
+    /// Wrong magic number.
+    #[error("it has another format")]
     Magic,
-    /// An unknown version.
-    #[error("it has version {found}, and this jiffy reads version {read}: use a newer jiffy")]
+    /// Unknown version.
+    #[error("it has version {found}, but this jiffy reads version {read}: use a newer jiffy")]
     Version {
         /// Version of the object.
         found: u32,
-        /// Version of this program.
+        /// Version that this program reads.
         read: u32,
     },
-    /// Contradictions, lengths beyond the limits or bytes that are not authentic.
+    /// Contradictory, oversized or unauthentic content.
     #[error("{0}")]
     Damaged(&'static str),
 }
@@ -26,50 +26,52 @@ pub enum FormatError {
 /// Failure of an operation on a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The address of a store is invalid.
-    #[error("{url:?} is no address of a store: {reason}; write s3://BUCKET/PREFIX or file:///PATH")]
+    /// The URL of a store is invalid.
+    #[error("{url:?} is not a store URL: {reason}; use s3://BUCKET/PREFIX or file:///PATH")]
     Url {
-        /// The address.
+        /// The URL.
         url: String,
         /// Defect.
         reason: String,
     },
-    /// The store cannot be reached, or keeps failing.
+    /// The store is unreachable or keeps failing.
     #[error(
-        "the store failed at {object} after {attempts} attempts: {reason}; try again when it answers"
+        "cannot access {object} after {attempts} attempts: {reason}; try again when the store is available"
     )]
     Unavailable {
         /// Key of the object.
         object: String,
-        /// Number of requests made.
+        /// Number of attempts.
         attempts: u32,
         /// Last failure.
         reason: String,
     },
-    /// The directory or bucket of the store is not there: nothing is known of its objects.
-    #[error("the store is not there, asked for {object}: {reason}")]
+    /// The directory or bucket of the store does not exist. The state of its objects is unknown.
+    #[error("cannot access {object}: the store does not exist: {reason}")]
     Absent {
         /// Key of the object.
         object: String,
-        /// Place that was looked at, and remedy.
+        /// Path that was checked, and remedy.
         reason: String,
     },
-    /// The store brought nothing for too long.
-    #[error("the store did not answer for {object} within {limit:?}; try again when it does")]
+    /// The store sent no data for too long.
+    #[error(
+        "the store sent no data for {object} within {limit:?}; try again when the store is available"
+    )]
     Timeout {
         /// Key of the object.
         object: String,
-        /// Time without a byte.
+        /// Timeout.
         limit: Duration,
     },
-    /// The credentials do not allow the request.
+    /// The store denies the request.
     #[error(
-        "the store refuses access to {object}: {reason}; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, the policy of the bucket and this host's clock"
+        "the store denied access to {object}: {reason}; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, the policy of the bucket and this host's clock"
     )]
     Denied {
         /// Key of the object.
         object: String,
-        /// Answer of the store.
+        /// Response of the store.
         reason: String,
     },
     /// An object is missing.
@@ -78,13 +80,13 @@ pub enum StoreError {
         /// Key of the object.
         object: String,
     },
-    /// An object exists already, or is not the one that was read.
-    #[error("{object} was changed by another host meanwhile; repeat the operation")]
+    /// An object already exists, or was replaced since it was read.
+    #[error("{object} was concurrently changed by another host; repeat the operation")]
     Conflict {
         /// Key of the object.
         object: String,
     },
-    /// An object is not as it was written.
+    /// An object has invalid or unauthentic content.
     #[error("{object} is damaged: {reason}; repair it from a copy of the snapshot")]
     Damaged {
         /// Key of the object.
@@ -92,19 +94,19 @@ pub enum StoreError {
         /// Defect.
         reason: FormatError,
     },
-    /// An object has another size than it may have.
-    #[error("{object} has {bytes} bytes, and may have {limit}")]
+    /// An object exceeds its maximum size.
+    #[error("{object} has {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
         /// Key of the object.
         object: String,
         /// Its size in bytes.
         bytes: u64,
-        /// The bound in bytes.
+        /// Maximum size in bytes.
         limit: u64,
     },
-    /// The store ignores the conditions of writes.
+    /// The store does not implement conditional writes.
     #[error(
-        "cannot write {object} on a condition: the store has no ETags, or ignores If-None-Match; use a server with conditional writes (versitygw: without --nometa, on a file system with extended attributes)"
+        "cannot write {object} conditionally: the store has no ETags or ignores If-None-Match; use a server with conditional writes (versitygw: without --nometa, on a file system with extended attributes)"
     )]
     NoConditions {
         /// Key of the object.
@@ -112,37 +114,37 @@ pub enum StoreError {
     },
     /// The store has an older version of a record than this host has seen.
     #[error(
-        "the store has version {version} of {object}, and this host has seen version {known}: it was set back, or serves old data; if you restored it from a backup, remove {} and try again",
+        "the store has version {version} of {object}, but this host has seen version {known}: the store was rolled back or is stale; after restoring a backup, remove {}",
         file.display()
     )]
     Regressed {
         /// Record.
         object: String,
-        /// Version in the store; 0 if it has none.
+        /// Version in the store. 0 if the record does not exist.
         version: u64,
         /// Highest version that this host has seen.
         known: u64,
         /// File in which the host remembers versions.
         file: PathBuf,
     },
-    /// A listing has more objects than it may have.
+    /// A listing exceeds its maximum number of objects.
     #[error(
         "the listing of {prefix} has more than {limit} objects; remove snapshots, or check that the store is the right one"
     )]
     TooMany {
-        /// Common beginning of the keys.
+        /// Common prefix of the keys.
         prefix: String,
         /// Maximum number of objects.
         limit: usize,
     },
-    /// A manifest of another tenant.
+    /// The manifest belongs to another tenant.
     #[error("{object} belongs to another tenant")]
     Tenant {
         /// Key of the object.
         object: String,
     },
-    /// A key is missing, malformed or does not fit.
-    #[error("the key of tenant {tenant:?} cannot be used: {reason}")]
+    /// A key is missing, malformed or wrong.
+    #[error("cannot use the key of tenant {tenant:?}: {reason}")]
     Key {
         /// Name of the tenant.
         tenant: String,
@@ -150,35 +152,37 @@ pub enum StoreError {
         reason: String,
     },
     /// The source of a push is unusable.
-    #[error("the snapshot cannot be pushed: {0}")]
+    #[error("cannot push the snapshot: {0}")]
     Source(String),
     /// A push took longer than its lease.
-    #[error("the lease {0} ended before the push did; push again")]
+    #[error("the lease {0} expired before the push completed; push again")]
     LeaseEnded(String),
-    /// Packs went away during a push.
-    #[error("{0} is gone since this push began; push again")]
+    /// Objects that a push relies on were removed during the push.
+    #[error("{0} was removed during this push; push again")]
     Gone(String),
-    /// Another collection is under way.
-    #[error("another collection runs, or was cut off less than {0:?} ago; try again later")]
-    Collecting(Duration),
-    /// The cache is full of what is in use.
+    /// Another collection is in progress.
     #[error(
-        "the cache {path} may have {limit} bytes and all of it is in use; stop sandboxes or raise its bound"
+        "another collection is running, or was interrupted less than {0:?} ago; try again later"
+    )]
+    Collecting(Duration),
+    /// All layers in the full cache are in use.
+    #[error(
+        "the cache {path} is full: all of its {limit} bytes are in use; stop sandboxes or increase --cache-size"
     )]
     CacheFull {
         /// Directory of the cache.
         path: PathBuf,
-        /// Bound in bytes.
+        /// Maximum size in bytes.
         limit: u64,
     },
     /// The file system of a local file is full.
-    #[error("the file system of {path} is full; free space on it, or lower --cache-size")]
+    #[error("the file system of {path} is full; free space on it, or reduce --cache-size")]
     DiskFull {
         /// Path of the file.
         path: PathBuf,
     },
     /// A local file may not be written.
-    #[error("{path} cannot be written: {source}; the host needs a home that it can write")]
+    #[error("cannot write {path}: {source}; the data directory must be writable")]
     ReadOnly {
         /// Path of the file.
         path: PathBuf,
@@ -196,7 +200,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// True if the store cannot be reached, or keeps failing.
+    /// Returns whether the store is unreachable or keeps failing.
     pub fn is_unavailable(&self) -> bool {
         matches!(
             self,

@@ -1,19 +1,19 @@
-//! Plan of a pull: ranges of packs that have the wanted chunks.
+//! Plan of a pull: ranges of packs that contain the requested chunks.
 
 use crate::data_keys::Hash;
 use crate::locations::Location;
 use crate::pack::PackId;
 use std::collections::{BTreeMap, HashMap};
 
-/// Bytes after which a range ends, but for a rest that is too short for a range of its own.
+/// Maximum length of a range. A short remainder may extend it.
 pub(crate) const MAX_RANGE_BYTES: u64 = 4 << 20;
-/// Bytes that are read in vain rather than with another request, more than a frame that does not
-/// compress: in a range that is long already...
+/// Maximum gap between two frames of a range whose length is at least [`MIN_RANGE_BYTES`]. Reading
+/// the gap is cheaper than another request. The gap is larger than an incompressible frame.
 const MAX_GAP_BYTES: u64 = 128 << 10;
-/// ... and in one that is shorter than this.
+/// Length below which a range may include gaps of up to this length.
 const MIN_RANGE_BYTES: u64 = 256 << 10;
 
-/// A chunk that is wanted.
+/// Requested chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub number: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Wanted {
     pub location: Location,
 }
 
-/// Frame in a range, and the chunks that have its content.
+/// Frame in a range, with the numbers of all chunks that have its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedFrame {
     pub location: Location,
@@ -29,7 +29,7 @@ pub(crate) struct PlannedFrame {
     pub numbers: Vec<u64>,
 }
 
-/// A range of a pack.
+/// Range of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedRange {
     pub pack: PackId,
@@ -38,7 +38,7 @@ pub(crate) struct PlannedRange {
     pub frames: Vec<PlannedFrame>,
 }
 
-/// Plans the ranges of `wanted`; packs come in the order in which they are wanted first.
+/// Plans the ranges of `wanted`. Packs are ordered by their first requested chunk.
 pub(crate) fn plan(wanted: &[Wanted]) -> Vec<PlannedRange> {
     let mut order: Vec<PackId> = Vec::new();
     let mut packs: HashMap<PackId, BTreeMap<u32, PlannedFrame>> = HashMap::new();
@@ -82,7 +82,7 @@ pub(crate) fn plan(wanted: &[Wanted]) -> Vec<PlannedRange> {
     ranges
 }
 
-/// Joins the last range with the one before, if it is short and they are near.
+/// Joins the last range with the previous one if it is short and close to it.
 fn join_rest(ranges: &mut Vec<PlannedRange>) {
     let [.., before, last] = &ranges[..] else {
         return;
@@ -102,9 +102,10 @@ fn join_rest(ranges: &mut Vec<PlannedRange>) {
 
 fn joins(range: &PlannedRange, start: u64, end: u64) -> bool {
     let gap = start.saturating_sub(range.end);
-    let allowed = match range.end - range.start < MIN_RANGE_BYTES {
-        true => MIN_RANGE_BYTES,
-        false => MAX_GAP_BYTES,
+    let allowed = if range.end - range.start < MIN_RANGE_BYTES {
+        MIN_RANGE_BYTES
+    } else {
+        MAX_GAP_BYTES
     };
     gap <= allowed && end.saturating_sub(range.start) <= MAX_RANGE_BYTES
 }

@@ -1,8 +1,8 @@
-//! Snapshots of this host in the store that hosts share.
+//! Snapshots of this host in the shared store.
 //!
-//! [`RemoteStore`] is the store as this host uses it: its requests, its master keys, its fetcher
-//! process, and what the data directory has of it (`<home>/store/`). Nothing outside of this module
-//! depends on it.
+//! [`RemoteStore`] is this host's view of the store: its requests, its master keys, its fetcher
+//! process and its state in the data directory (`<home>/store/`). No other module of this crate
+//! depends on this one.
 
 mod error;
 mod fetch_grants;

@@ -1,7 +1,7 @@
-//! Key broker: unwraps secrets by the command of a file of keys, for a process that can start no
-//! program. It is another process, at the other end of a socket.
+//! Key broker: a separate process that unwraps secrets with the command of a key file, for a
+//! process that cannot start programs. The two are connected by a socket.
 //!
-//! A message is its length (4 bytes, little-endian) and JSON.
+//! A message is its length (4 bytes, little-endian) followed by JSON.
 
 use crate::data_keys::{hex, to_hex};
 use crate::keyring::{MAX_WRAPPED_BYTES, key_error};
@@ -16,9 +16,9 @@ use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
-/// Maximum length of a message in bytes: a wrapped secret in hexadecimal digits, and names.
+/// Maximum length in bytes of a message: a wrapped secret in hexadecimal, and names.
 const MAX_MESSAGE_BYTES: usize = 4 * MAX_WRAPPED_BYTES;
-/// Time for an answer: that of the command, and some more.
+/// Timeout of an answer, longer than the timeout of the command.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl KeyBroker {
             key: key.to_owned(),
             wrapped: to_hex(wrapped),
         };
-        let asked = async {
+        let exchange = async {
             let mut socket = self.0.lock().await;
             let message = message(&request)?;
             socket.write_all(&message).await?;
@@ -68,7 +68,7 @@ impl KeyBroker {
             parse::<UnwrapAnswer>(&text)
         };
         let failed = |reason: String| key_error(tenant, &format!("the key broker: {reason}"));
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, asked).await;
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
         let answer = answer.map_err(|_| failed(format!("no answer within {ANSWER_TIMEOUT:?}")))?;
         match answer.map_err(|e| failed(e.to_string()))? {
             UnwrapAnswer::Secret(secret) => bytes(&secret)
@@ -78,8 +78,10 @@ impl KeyBroker {
         }
     }
 
-    /// Serves requests with the command of `keyring` until the other end closes `socket`. A request
-    /// that is malformed ends it.
+    /// Serves requests with the command of `keyring` until the peer closes `socket`.
+    ///
+    /// # Errors
+    /// A malformed request ends the service.
     pub fn serve(mut socket: BlockingStream, keyring: &Keyring) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -113,14 +115,15 @@ fn message(value: &impl Serialize) -> io::Result<Zeroizing<Vec<u8>>> {
 
 fn checked_length(length: [u8; 4]) -> io::Result<usize> {
     let length = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
-    match length <= MAX_MESSAGE_BYTES {
-        true => Ok(length),
-        false => Err(io::ErrorKind::InvalidData.into()),
+    if length <= MAX_MESSAGE_BYTES {
+        Ok(length)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
     }
 }
 
 fn parse<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
-    // The parser's own message could show a secret.
+    // Discard the parser's error, which could contain a secret.
     serde_json::from_slice(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 

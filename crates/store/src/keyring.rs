@@ -1,10 +1,10 @@
 //! Master keys of a store, from a file or a command. They wrap the tenants' secrets.
 //!
 //! ```toml
-//! locator = "64 hexadecimal digits, the same on all hosts, for ever"
+//! locator = "64 hexadecimal digits, permanently the same on all hosts"
 //! current = "k2"
-//! # Wraps and unwraps instead of the keys below: called with `wrap KEY` or `unwrap KEY`, it reads
-//! # standard input and writes standard output.
+//! # Optional command that wraps and unwraps instead of the keys below. It is called with
+//! # `wrap KEY` or `unwrap KEY`, reads standard input and writes standard output.
 //! command = ["/usr/bin/kms"]
 //! [keys]
 //! k1 = "64 hexadecimal digits"
@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zeroize::Zeroizing;
 
 const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
-/// Longest wrapped secret in bytes.
+/// Maximum length in bytes of a wrapped secret.
 pub(crate) const MAX_WRAPPED_BYTES: usize = 4096;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -46,7 +46,7 @@ pub struct Keyring {
     records: XChaCha20Poly1305,
     current: String,
     command: Vec<String>,
-    /// Process that calls the command; `None` if this process does.
+    /// Process that runs the command. `None` if this process runs it.
     broker: Option<KeyBroker>,
     keys: BTreeMap<String, XChaCha20Poly1305>,
 }
@@ -58,25 +58,25 @@ impl std::fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// Reads a file of keys, which only its owner may read.
+    /// Reads a key file. Only its owner may have read access.
     pub fn load(path: &Path) -> Result<Self, StoreError> {
-        let refused = |reason: &str| key_error("", &format!("{}: {reason}", path.display()));
+        let invalid = |reason: &str| key_error("", &format!("{}: {reason}", path.display()));
         let metadata = std::fs::metadata(path).map_err(StoreError::io(path))?;
         if metadata.mode() & 0o077 != 0 {
-            return Err(refused("others can read it; chmod 600"));
+            return Err(invalid("other users can read it; run chmod 600"));
         }
         if metadata.len() > MAX_KEY_FILE_BYTES {
-            return Err(refused("it is too long"));
+            return Err(invalid("it is too long"));
         }
         let text = std::fs::read_to_string(path).map_err(StoreError::io(path))?;
-        Self::parse(&Zeroizing::new(text)).map_err(|reason| refused(&reason))
+        Self::parse(&Zeroizing::new(text)).map_err(|reason| invalid(&reason))
     }
 
-    /// Parses the content of a file of keys. The error is the defect, without any of the content.
+    /// Parses the content of a key file. The error does not contain any of the content.
     pub fn parse(text: &str) -> Result<Self, String> {
-        // The parser's own message would show lines of the file.
+        // Discard the parser's error, which would contain lines of the file.
         let file: KeyFile = toml::from_str(text)
-            .map_err(|_| "it is no file of keys, see `locator`, `current`, `keys`")?;
+            .map_err(|_| "it is not a key file with `locator`, `current` and `keys`")?;
         let secret = |name: &str, text: &str| {
             let key = hex::<32>(text).map(Zeroizing::new);
             key.ok_or_else(|| format!("{name} is not 64 hexadecimal digits"))
@@ -89,10 +89,7 @@ impl Keyring {
             keys.insert(name.clone(), XChaCha20Poly1305::new((&*key).into()));
         }
         if file.command.is_empty() && !keys.contains_key(&file.current) {
-            return Err(format!(
-                "there is no key {:?}, which is the current one",
-                file.current
-            ));
+            return Err(format!("the current key {:?} does not exist", file.current));
         }
         Ok(Self {
             names: derived("jiffy store 2026 tenant names"),
@@ -109,7 +106,7 @@ impl Keyring {
         !self.command.is_empty()
     }
 
-    /// Has `broker` call the command.
+    /// Uses `broker` to run the command.
     #[must_use]
     pub fn with_broker(self, broker: KeyBroker) -> Self {
         Self {
@@ -118,17 +115,17 @@ impl Keyring {
         }
     }
 
-    /// Key that new secrets are wrapped with.
+    /// Returns the name of the key that wraps new secrets.
     pub fn current(&self) -> &str {
         &self.current
     }
 
-    /// Keyed hash of the name of a tenant.
+    /// Returns the keyed hash of the name of a tenant.
     pub(crate) fn locate(&self, tenant: &str) -> Hash {
         Hash(*blake3::keyed_hash(&self.names, tenant.as_bytes()).as_bytes())
     }
 
-    /// Encrypts the record of a tenant, which names keys.
+    /// Encrypts the record of a tenant, which contains names of keys.
     pub(crate) fn seal_record(&self, tenant: &str, record: &[u8]) -> Result<Vec<u8>, FormatError> {
         seal(&self.records, tenant.as_bytes(), record)
     }
@@ -137,8 +134,9 @@ impl Keyring {
         open(&self.records, tenant.as_bytes(), record)
     }
 
-    /// Returns whether a record that cannot be opened was sealed with these keys, by the beginning
-    /// `plain` that each record has. Tolerates damage: this is no authentication.
+    /// Returns whether a record that cannot be decrypted was probably encrypted with these keys.
+    /// Compares the decrypted beginning with `plain`, the known beginning of every record, and
+    /// tolerates damage. This does not authenticate the record.
     pub(crate) fn is_likely_ours(&self, record: &[u8], plain: &[Option<u8>]) -> bool {
         let Some((nonce, sealed)) = record.split_first_chunk() else {
             return false;
@@ -146,22 +144,22 @@ impl Keyring {
         let Some(sealed) = sealed.get(..plain.len()) else {
             return false;
         };
-        // The cipher adds a stream of bits: the second time, this takes the first one away.
+        // Encryption with a stream cipher is its own inverse, so encrypting again decrypts.
         let Ok(opened) = self.records.encrypt(&XNonce::from(*nonce), sealed) else {
             return false;
         };
-        let known = plain.iter().zip(opened);
-        let known = known.filter_map(|(plain, byte)| Some((*plain)? == byte));
+        let pairs = plain.iter().zip(opened);
+        let pairs = pairs.filter_map(|(plain, byte)| Some((*plain)? == byte));
         let (mut equal, mut all) = (0, 0);
-        for is_equal in known {
+        for is_equal in pairs {
             equal += usize::from(is_equal);
             all += 1;
         }
-        // Of random bytes, one in 256 is equal.
+        // In random data, one byte in 256 is equal.
         all > 0 && equal * 2 > all
     }
 
-    /// Wraps a secret with the current key; unwrapping needs the same `context`.
+    /// Wraps a secret with the current key. Unwrapping requires the same `context`.
     pub(crate) async fn wrap(
         &self,
         tenant: &str,
@@ -176,7 +174,7 @@ impl Keyring {
             Some(key) => seal(key, context, secret).map_err(|e| key_error(tenant, &e.to_string())),
             None => Err(key_error(
                 tenant,
-                &format!("there is no key {:?}", self.current),
+                &format!("the key {:?} does not exist", self.current),
             )),
         }
     }
@@ -194,13 +192,18 @@ impl Keyring {
                 .map(Zeroizing::new)
                 .map_err(|e| key_error(tenant, &e.to_string()))?,
             _ if !self.command.is_empty() => self.run(tenant, "unwrap", key, wrapped).await?,
-            _ => return Err(key_error(tenant, &format!("there is no key {key:?}"))),
+            _ => {
+                return Err(key_error(
+                    tenant,
+                    &format!("the key {key:?} does not exist"),
+                ));
+            }
         };
         let secret = secret.as_slice().try_into().map(Zeroizing::new);
-        secret.map_err(|_| key_error(tenant, "what was unwrapped is no secret of 32 bytes"))
+        secret.map_err(|_| key_error(tenant, "the unwrapped secret does not have 32 bytes"))
     }
 
-    /// Calls the command.
+    /// Runs the command.
     pub(crate) async fn run(
         &self,
         tenant: &str,
@@ -211,16 +214,16 @@ impl Keyring {
         let failed =
             |reason: String| key_error(tenant, &format!("the key command failed: {reason}"));
         if let Some(broker) = &self.broker {
-            // It knows that verb only.
+            // The broker supports no other verb.
             return match verb {
                 "unwrap" => broker.unwrap(tenant, key, input).await,
-                _ => Err(failed(format!("this process cannot {verb}"))),
+                _ => Err(failed(format!("this process does not support {verb}"))),
             };
         }
         let (program, arguments) = self
             .command
             .split_first()
-            .ok_or_else(|| failed("there is none".into()))?;
+            .ok_or_else(|| failed("no command is configured".into()))?;
         let called = async {
             let mut child = tokio::process::Command::new(program)
                 .args(arguments)
@@ -244,11 +247,12 @@ impl Keyring {
         };
         let ended = tokio::time::timeout(COMMAND_TIMEOUT, called).await;
         let (status, output) = ended
-            .map_err(|_| failed(format!("it did not end within {COMMAND_TIMEOUT:?}")))?
+            .map_err(|_| failed(format!("no exit within {COMMAND_TIMEOUT:?}")))?
             .map_err(|e| failed(e.to_string()))?;
-        match status.success() && (1..=MAX_WRAPPED_BYTES).contains(&output.len()) {
-            true => Ok(output),
-            false => Err(failed(format!("{status}, {} bytes", output.len()))),
+        if status.success() && (1..=MAX_WRAPPED_BYTES).contains(&output.len()) {
+            Ok(output)
+        } else {
+            Err(failed(format!("{status}, {} bytes", output.len())))
         }
     }
 }

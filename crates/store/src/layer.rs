@@ -5,9 +5,9 @@
 //! | 0 | 4 | kind: 1 memory, 2 disk, 3 device state, 4 file |
 //! | 4 | 4 | number of the disk, otherwise 0 |
 //! | 8 | 8 | length in bytes |
-//! | 16 | | name behind its length (u16): 1 to 255 bytes without `/` and control characters |
-//! | | 4 | number of runs, then each as 4 bytes of kind and 4 of length in chunks |
-//! | | 4 | number of hashes, then the hashes of the stored chunks in their order |
+//! | 16 | | name after its length (u16): 1 to 255 bytes without `/` and control characters |
+//! | | 4 | number of runs, then each run as 4 bytes of kind and 4 of length in chunks |
+//! | | 4 | number of hashes, then the hashes of the stored chunks in order |
 //!
 //! Runs: 0 stored, 1 zero, 2 inherited from the ancestors. The root of a part is the keyed hash of
 //! length, runs and leaves; a leaf is the keyed hash of 1,024 hashes.
@@ -18,11 +18,11 @@ use crate::data_keys::{DataKeys, HASH_BYTES, Hash, HashOf};
 use crate::manifest::CHUNK_BYTES;
 use std::ops::Range;
 
-/// Hashes under one leaf.
+/// Number of hashes per leaf.
 pub const LEAF_HASHES: usize = 1024;
-/// Longest layer in bytes: 16 TiB.
+/// Maximum length of a layer in bytes: 16 TiB.
 pub const MAX_LAYER_BYTES: u64 = 16 << 40;
-/// Stored chunks of a layer: 512 GiB.
+/// Maximum number of stored chunks of a layer: 512 GiB.
 pub const MAX_LAYER_CHUNKS: usize = 8 << 20;
 const MAX_RUNS: usize = 16 << 20;
 const MAX_NAME_BYTES: usize = 255;
@@ -34,26 +34,26 @@ const RUN_BYTES: usize = 8;
 pub enum LayerKind {
     /// Guest memory.
     Memory,
-    /// Writable disk of this number.
+    /// Writable disk with this number.
     Disk(u32),
     /// State of vCPUs and devices.
     DeviceState,
-    /// Another file.
+    /// Any other file.
     File,
 }
 
-/// Source of a run of chunks.
+/// Source of the chunks of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunKind {
-    /// Chunks of this layer.
+    /// Chunks stored in this layer.
     Stored,
     /// Zeroes.
     Zero,
-    /// Those of the layers below.
+    /// Chunks of the ancestors' layers.
     Inherited,
 }
 
-/// Chunks in a row with one source.
+/// Consecutive chunks with the same source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// Source.
@@ -71,13 +71,13 @@ pub struct Layer {
     pub name: String,
     /// Length in bytes.
     pub bytes: u64,
-    /// Sources of its chunks; neighbours differ.
+    /// Sources of its chunks. Adjacent runs have different kinds.
     pub runs: Vec<Run>,
     /// Hashes of the stored chunks.
     pub hashes: Vec<Hash>,
 }
 
-/// Number of chunks of `bytes` bytes.
+/// Returns the number of chunks of `bytes` bytes.
 pub fn chunks_of(bytes: u64) -> u64 {
     bytes.div_ceil(CHUNK_BYTES.into())
 }
@@ -86,27 +86,28 @@ pub fn chunks_of(bytes: u64) -> u64 {
 pub(crate) fn check_name(name: &str) -> Result<(), FormatError> {
     let good = |b: u8| b.is_ascii_graphic() && b != b'/';
     let dots = name == "." || name == "..";
-    match (1..=MAX_NAME_BYTES).contains(&name.len()) && !dots && name.bytes().all(good) {
-        true => Ok(()),
-        false => Err(FormatError::Damaged(
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) && !dots && name.bytes().all(good) {
+        Ok(())
+    } else {
+        Err(FormatError::Damaged(
             "the name of a part is not a file name",
-        )),
+        ))
     }
 }
 
 impl Layer {
-    /// Number of its chunks, stored or not.
+    /// Returns the number of its chunks, stored or not.
     pub fn chunks(&self) -> u64 {
         chunks_of(self.bytes)
     }
 
-    /// Range of bytes of chunk `number`.
+    /// Returns the byte range of chunk `number`.
     pub fn chunk_range(&self, number: u64) -> Range<u64> {
         let start = number * u64::from(CHUNK_BYTES);
         start..self.bytes.min(start + u64::from(CHUNK_BYTES))
     }
 
-    /// Numbers and hashes of the stored chunks, ascending.
+    /// Returns numbers and hashes of the stored chunks in ascending order.
     pub fn stored(&self) -> impl Iterator<Item = (u64, Hash)> {
         let mut at = 0;
         let numbers = self.runs.iter().flat_map(move |run| {
@@ -120,7 +121,7 @@ impl Layer {
         numbers.zip(self.hashes.iter().copied())
     }
 
-    /// Ranges of chunks of the runs of `kind`.
+    /// Returns the chunk ranges of the runs of `kind`.
     pub fn ranges(&self, kind: RunKind) -> impl Iterator<Item = Range<u64>> {
         let mut at = 0;
         self.runs.iter().filter_map(move |run| {
@@ -130,7 +131,7 @@ impl Layer {
         })
     }
 
-    /// Appends everything before the hashes.
+    /// Appends all fields before the hashes.
     pub(crate) fn encode_head(&self, to: &mut Vec<u8>) -> Result<(), FormatError> {
         let (kind, number): (u32, u32) = match self.kind {
             LayerKind::Memory => (1, 0),
@@ -166,7 +167,8 @@ impl Layer {
         Ok(())
     }
 
-    /// Root of the part. Parts of one content have one root, whatever their names are.
+    /// Returns the root of the part. Parts with equal content have equal roots, independently of
+    /// their names.
     pub fn root(&self, keys: &DataKeys) -> Result<Hash, FormatError> {
         let mut bytes = Vec::new();
         bytes.extend(self.bytes.to_le_bytes());
@@ -184,7 +186,7 @@ impl Layer {
             (2, number) => LayerKind::Disk(number),
             (3, 0) => LayerKind::DeviceState,
             (4, 0) => LayerKind::File,
-            _ => return Err(FormatError::Damaged("a part is of an unknown kind")),
+            _ => return Err(FormatError::Damaged("the kind of a part is unknown")),
         };
         let bytes = reader.u64()?;
         let name = reader.string()?;
@@ -201,16 +203,14 @@ impl Layer {
                 stored += u64::from(run.chunks);
             }
             if run.chunks == 0 || runs.last().is_some_and(|last| last.kind == run.kind) {
-                return Err(FormatError::Damaged(
-                    "its runs are not in their normal form",
-                ));
+                return Err(FormatError::Damaged("its runs are not in normal form"));
             }
             runs.push(run);
         }
         let hashes = reader.count(HASH_BYTES, MAX_LAYER_CHUNKS)?;
         if total != chunks_of(bytes) || stored != hashes as u64 {
             return Err(FormatError::Damaged(
-                "its runs do not fit its length or hashes",
+                "its runs do not match its length or hashes",
             ));
         }
         let (hashes, _) = reader.bytes(hashes * HASH_BYTES)?.as_chunks();
@@ -229,7 +229,7 @@ fn run(reader: &mut Reader<'_>) -> Result<Run, FormatError> {
         0 => RunKind::Stored,
         1 => RunKind::Zero,
         2 => RunKind::Inherited,
-        _ => return Err(FormatError::Damaged("a run is of an unknown kind")),
+        _ => return Err(FormatError::Damaged("the kind of a run is unknown")),
     };
     Ok(Run {
         kind,

@@ -1,9 +1,10 @@
-//! Leases: objects that keep a collection from what a push writes and reuses.
+//! Leases: objects that protect the objects of a push from garbage collection.
 //!
-//! `leases/<id>` is written first; nothing written after it is collected. `leases/<id>.reused`
-//! lists the keys of the objects that the push counts on, encrypted. A push writes that list, then
-//! reads what is condemned: what was condemned before it does not reuse, what would be condemned
-//! later is on a list that the collection reads first.
+//! A push first writes `leases/<id>`, which protects all objects written after it. Then it writes
+//! the encrypted list of the keys that it reuses to `leases/<id>.reused`, and only after that reads
+//! the list of condemned objects. The push does not reuse objects that are condemned by then.
+//! Objects condemned later are protected, because a collection reads the lists of the leases before
+//! it removes an object.
 
 use crate::data_keys::{random, to_hex};
 use crate::tenant::{SharedStore, Tenant};
@@ -11,13 +12,13 @@ use crate::{FormatError, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
-/// Time after which a lease is no lease any more, by the clock of the store.
+/// Lifetime of a lease, by the clock of the store.
 pub const LEASE_TIME: Duration = Duration::from_secs(24 * 3600);
 const MAX_LIST_BYTES: u64 = 256 << 20;
 const CONTEXT: &[u8] = b"jiffy store list";
 pub(crate) const REUSED: &str = ".reused";
 
-/// Lease of a push that is under way.
+/// Lease of a push in progress.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub id: String,
@@ -25,7 +26,7 @@ pub(crate) struct Lease {
     since: Instant,
 }
 
-/// Objects that a collection will remove, with the time (store's clock, ms) of their condemnation.
+/// Objects that a collection will remove, with the time of their condemnation (store's clock, ms).
 pub(crate) type Condemned = BTreeMap<String, i64>;
 
 impl SharedStore {
@@ -51,7 +52,7 @@ impl SharedStore {
             .await
     }
 
-    /// Fails if the lease has ended, or may end soon.
+    /// Fails if the lease has expired or may expire soon.
     pub(crate) async fn check_lease(&self, lease: &Lease) -> Result<(), StoreError> {
         let ended = || StoreError::LeaseEnded(lease.id.clone());
         if lease.since.elapsed() > LEASE_TIME / 2 {
@@ -64,23 +65,23 @@ impl SharedStore {
             .map(drop)
     }
 
-    /// Ends a lease. One that stays ends by itself.
+    /// Removes a lease. If the removal fails, the lease expires later.
     pub(crate) async fn end_lease(&self, lease: &Lease) {
         for key in [format!("{}{REUSED}", lease.key), lease.key.clone()] {
             if let Err(e) = self.backend.delete(&key).await {
-                tracing::warn!("a lease stays until it ends: {e}");
+                tracing::warn!(error = %e, "cannot remove a lease: it remains until it expires");
             }
         }
     }
 
-    /// Writes a value, encrypted and bound to its key.
+    /// Writes a value, encrypted and authenticated together with its key.
     pub(crate) async fn write_list(
         &self,
         tenant: &Tenant,
         key: &str,
         value: &impl serde::Serialize,
     ) -> Result<(), StoreError> {
-        let malformed = |_| StoreError::damaged(key)(FormatError::Damaged("it cannot be written"));
+        let malformed = |_| StoreError::damaged(key)(FormatError::Damaged("it cannot be encoded"));
         let keys = tenant.current()?;
         let text = serde_json::to_vec(value).map_err(malformed)?;
         let context = [CONTEXT, key.as_bytes()].concat();
@@ -91,7 +92,7 @@ impl SharedStore {
         self.backend.put(key, object.into()).await
     }
 
-    /// Reads what [`Self::write_list`] wrote; none if there is no such object.
+    /// Reads a value that [`Self::write_list`] wrote. `None` if the object does not exist.
     pub(crate) async fn read_list<T: serde::de::DeserializeOwned>(
         &self,
         tenant: &Tenant,
@@ -104,7 +105,7 @@ impl SharedStore {
         let damaged = |reason| StoreError::damaged(key)(FormatError::Damaged(reason));
         let (generation, sealed) = object
             .split_first_chunk()
-            .ok_or_else(|| damaged("it is cut short"))?;
+            .ok_or_else(|| damaged("it is truncated"))?;
         let keys = tenant.generation(u32::from_le_bytes(*generation))?;
         let context = [CONTEXT, key.as_bytes()].concat();
         let text = keys
@@ -120,8 +121,8 @@ impl SharedStore {
         Ok(condemned.unwrap_or_default())
     }
 
-    /// Keys that a push may not count on: those condemned, packs with damage, and manifests that
-    /// were removed.
+    /// Returns the keys of objects that a push must not reuse: condemned objects, damaged packs and
+    /// manifests of removed snapshots.
     pub(crate) async fn lost(&self, tenant: &Tenant) -> Result<HashSet<String>, StoreError> {
         let mut lost: HashSet<String> = self.condemned(tenant).await?.into_keys().collect();
         lost.extend(self.distrusted(tenant).await?);

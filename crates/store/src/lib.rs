@@ -1,11 +1,13 @@
-//! Snapshots by content. A store is an S3 bucket or a directory that many hosts share.
+//! Snapshot store, addressed by content. A store is an S3 bucket or a directory that many hosts
+//! share.
 //!
-//! A snapshot is cut into chunks of 64 KiB, each named by its keyed hash. Chunks lie in packs
-//! ([`pack`]); a [`StoredManifest`] has the hashes, [`Locations`] say in which packs the chunks
-//! are. All of it is encrypted under keys of the tenant.
+//! A snapshot is split into chunks of 64 KiB, each named by its keyed hash. Chunks are stored in
+//! packs ([`pack`]). A [`StoredManifest`] has the hashes, and [`Locations`] map each chunk to its
+//! pack. All objects are encrypted under keys of the tenant.
 //!
-//! Objects, formats, backends and tenants are modules of this crate, which know no host. The module
-//! [`host`] is above them: what one host knows of the store and does with it.
+//! Objects, formats, backends and tenants are modules of this crate that do not depend on a host.
+//! The module [`host`] builds on them: the state that one host has of the store, and its
+//! operations.
 
 mod backend;
 #[cfg(feature = "s3")]

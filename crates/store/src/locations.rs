@@ -1,9 +1,10 @@
-//! Locations of a snapshot's chunks: pack and frame of each. Apart from the manifest, so that
-//! frames can move without another manifest.
+//! Locations of a snapshot's chunks: pack and frame of each chunk. They are separate from the
+//! manifest, so that frames can move without changing the manifest.
 //!
 //! Body, encrypted in an [`Envelope`](crate::envelope) named by the snapshot's root: number of
-//! packs (4) and their ids (16 each), number of chunks (4), then for each stored chunk, part by
-//! part: number of the pack (4), offset (4) and bytes (4) of the frame.
+//! packs (4) and their ids (16 each), then the number of chunks (4) and an entry per chunk. The
+//! entries follow the order of the stored chunks, part by part. An entry is the number of the
+//! pack (4), and offset (4) and length (4) of the frame.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};
@@ -12,25 +13,25 @@ use crate::envelope::{HEADER_BYTES, Header, TenantId};
 use crate::pack::{MAX_FRAME_BYTES, MAX_PACK_BYTES, PackId};
 use std::collections::HashMap;
 
-/// Longest object of locations in bytes.
+/// Maximum size in bytes of an object of locations.
 pub const MAX_LOCATIONS_BYTES: u64 = 256 << 20;
 const MAX_PACKS: usize = 1 << 20;
 const MAX_CHUNKS: usize = 16 << 20;
 const CHUNK_LOCATION_BYTES: usize = 12;
 const LOCATIONS_MAGIC: [u8; 8] = *b"JIFFYLOC";
 
-/// Place of a chunk.
+/// Location of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Location {
     /// Pack.
     pub pack: PackId,
     /// Offset of the frame in bytes.
     pub offset: u32,
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub length: u32,
 }
 
-/// Places of all stored chunks of a manifest, in their order.
+/// Locations of all stored chunks of a manifest, in the order of the chunks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Locations(pub Vec<Location>);
 
@@ -76,12 +77,12 @@ impl Locations {
     pub fn decode(object: &[u8], keys: &DataKeys, root: Hash) -> Result<Self, FormatError> {
         let header = Header::decode(LOCATIONS_MAGIC, object)?;
         if header.name != root.0 {
-            return Err(FormatError::Damaged("they are those of another snapshot"));
+            return Err(FormatError::Damaged("they belong to another snapshot"));
         }
         Self::decode_body(&header.open(keys, object)?)
     }
 
-    /// Decodes the body: for fuzzing and [`Self::decode`].
+    /// Decodes the body. Public for fuzzing.
     pub fn decode_body(body: &[u8]) -> Result<Self, FormatError> {
         let mut reader = Reader::new(body);
         let packs = reader.count(16, MAX_PACKS)?;
@@ -97,7 +98,7 @@ impl Locations {
                 && offset as usize >= HEADER_BYTES
                 && end <= MAX_PACK_BYTES;
             let (Some(&pack), true) = (pack, fits) else {
-                return Err(FormatError::Damaged("a location leads nowhere"));
+                return Err(FormatError::Damaged("a location is invalid"));
             };
             chunks.push(Location {
                 pack,
@@ -109,7 +110,7 @@ impl Locations {
         Ok(Self(chunks))
     }
 
-    /// Packs, each once.
+    /// Returns the packs without duplicates.
     pub fn packs(&self) -> impl Iterator<Item = PackId> {
         let mut packs: Vec<PackId> = self.0.iter().map(|location| location.pack).collect();
         packs.sort_unstable();

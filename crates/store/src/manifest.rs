@@ -1,4 +1,4 @@
-//! Manifest of a snapshot: hashes of its chunks, and what a host must know to restore it.
+//! Manifest of a snapshot: the hashes of its chunks, and the data for restoring it on a host.
 //!
 //! Body, little-endian, encrypted in an [`Envelope`](crate::envelope):
 //!
@@ -7,13 +7,13 @@
 //! | 0 | 4 | bytes per chunk (65,536) |
 //! | 4 | 4 | engine: 1 microvm, 2 gvisor |
 //! | 8 | 8 | time of creation, milliseconds since 1970 |
-//! | 16 | | 7 texts, each behind its length (u16): [`Attributes`] in their order |
+//! | 16 | | 7 strings, each after its length (u16): the fields of [`Attributes`] in order |
 //! | | 4 | number of ancestors, then each as 4 bytes of scope and 32 of root, nearest first |
 //! | | 4 | number of parts, then the parts ([`crate::layer`]) |
-//! | | 4 | number of chunks of the working set, then each as 4 bytes: its number in memory |
+//! | | 4 | number of chunks of the working set, then the 4-byte number of each chunk |
 //!
-//! The root, which names the snapshot, is the keyed hash of this body with the hashes of each part
-//! replaced by the root of that part.
+//! The root, which identifies the snapshot, is the keyed hash of this body after replacing the
+//! hashes of each part by the root of the part.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count, put_string};
@@ -22,15 +22,15 @@ use crate::envelope::{Header, TenantId};
 use crate::layer::Layer;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a chunk.
+/// Size of a chunk in bytes.
 pub const CHUNK_BYTES: u32 = 64 << 10;
-/// Longest manifest in bytes: that of 512 GiB without a hole.
+/// Maximum size of a manifest in bytes, sufficient for 512 GiB without holes.
 pub const MAX_MANIFEST_BYTES: u64 = 320 << 20;
-/// Ancestors of a snapshot.
+/// Maximum number of ancestors of a snapshot.
 pub const MAX_LINEAGE: usize = 256;
-/// Parts of a snapshot: layers, state and files.
+/// Maximum number of parts of a snapshot: layers, state and files.
 pub const MAX_PARTS: usize = 1024;
-/// Chunks of a working set: 64 GiB.
+/// Maximum number of chunks of a working set: 64 GiB.
 pub const MAX_WORKING_SET: usize = 1 << 20;
 pub(crate) const MANIFEST_MAGIC: [u8; 8] = *b"JIFFYMAN";
 
@@ -38,16 +38,16 @@ pub(crate) const MANIFEST_MAGIC: [u8; 8] = *b"JIFFYMAN";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
-    /// KVM.
+    /// KVM microVM, with layers.
     Microvm,
-    /// gVisor: whole files.
+    /// gVisor, with whole files.
     Gvisor,
 }
 
 /// Versions and origin of a snapshot, as the engine writes them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
-    /// Id of the snapshot on the host that made it.
+    /// Id of the snapshot on the host that created it.
     pub id: String,
     /// Template and its version.
     pub template: String,
@@ -57,26 +57,26 @@ pub struct Attributes {
     pub kernel: String,
     /// Version of the agent.
     pub agent: String,
-    /// Processor level that a host must have.
+    /// Processor level that a host must have at least.
     pub processor_level: String,
-    /// Id of the API key that owns it.
+    /// Id of the API key that owns the snapshot.
     pub owner: String,
 }
 
-/// Keys under which something is stored.
+/// Scope of the keys under which a snapshot is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// The tenant's own.
+    /// Keys of the tenant.
     Tenant,
-    /// The store's, for stock templates.
+    /// Keys of the shared tenant, for stock templates.
     Shared,
 }
 
 /// Name of a snapshot in a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SnapshotName {
-    /// Keys that it is stored under.
+    /// Scope of the keys under which the snapshot is stored.
     pub scope: Scope,
     /// Root of its manifest.
     pub root: Hash,
@@ -95,7 +95,7 @@ pub struct StoredManifest {
     pub lineage: Vec<SnapshotName>,
     /// Layers, state and files.
     pub parts: Vec<Layer>,
-    /// Chunks of memory that a restored guest touches first, in their order.
+    /// Chunks of memory that a restored guest touches first, in order of access.
     pub working_set: Vec<u32>,
 }
 
@@ -144,7 +144,7 @@ impl StoredManifest {
         Ok(to)
     }
 
-    /// Root, which names the snapshot.
+    /// Returns the root, which identifies the snapshot.
     pub fn root(&self, keys: &DataKeys) -> Result<Hash, FormatError> {
         let body = self.body(|to, layer| {
             layer.encode_head(to)?;
@@ -161,9 +161,9 @@ impl StoredManifest {
         tenant: TenantId,
     ) -> Result<(Hash, Vec<u8>), FormatError> {
         let body = self.body(|to, layer| layer.encode(to))?;
-        // Nothing is written that could not be read.
+        // Never write a manifest that cannot be read back.
         if Self::decode_body(&body)? != *self {
-            return Err(FormatError::Damaged("it does not survive being written"));
+            return Err(FormatError::Damaged("it cannot be encoded"));
         }
         let root = self.root(keys)?;
         let header = Header {
@@ -175,7 +175,7 @@ impl StoredManifest {
         Ok((root, header.seal(keys, &body)?))
     }
 
-    /// Decrypts and decodes `object`, and checks that `root` names it.
+    /// Decrypts and decodes `object`, and checks that its root is `root`.
     pub fn decode(object: &[u8], keys: &DataKeys, root: Hash) -> Result<Self, FormatError> {
         let header = Header::decode(MANIFEST_MAGIC, object)?;
         if header.name != root.0 {
@@ -184,13 +184,14 @@ impl StoredManifest {
             ));
         }
         let manifest = Self::decode_body(&header.open(keys, object)?)?;
-        match manifest.root(keys)? == root {
-            true => Ok(manifest),
-            false => Err(FormatError::Damaged("its hashes are not those of its root")),
+        if manifest.root(keys)? == root {
+            Ok(manifest)
+        } else {
+            Err(FormatError::Damaged("its hashes do not match its root"))
         }
     }
 
-    /// Decodes the body of a manifest: for fuzzing and [`Self::decode`].
+    /// Decodes the body of a manifest. Public for fuzzing.
     pub fn decode_body(body: &[u8]) -> Result<Self, FormatError> {
         let mut reader = Reader::new(body);
         if reader.u32()? != CHUNK_BYTES {
@@ -237,7 +238,7 @@ impl StoredManifest {
         let mut names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
         names.sort_unstable();
         if names.windows(2).any(|two| two[0] == two[1]) {
-            return Err(FormatError::Damaged("two of its parts have one name"));
+            return Err(FormatError::Damaged("two of its parts have the same name"));
         }
         Ok(())
     }
@@ -247,7 +248,7 @@ fn ancestor(reader: &mut Reader<'_>) -> Result<SnapshotName, FormatError> {
     let scope = match reader.u32()? {
         0 => Scope::Tenant,
         1 => Scope::Shared,
-        _ => return Err(FormatError::Damaged("the keys of an ancestor are unknown")),
+        _ => return Err(FormatError::Damaged("the scope of an ancestor is unknown")),
     };
     Ok(SnapshotName {
         scope,

@@ -3,16 +3,17 @@
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 64 | header ([`crate::envelope`]), name: the pack's id |
-//! | 64 | | frames, each encrypted: 1 byte of codec (0 as it is, 1 zstd), then the chunk |
+//! | 64 | | frames, each encrypted: 1 byte of codec (0 raw, 1 zstd), then the chunk |
 //! | n | | index, encrypted: entries of 48 bytes |
 //! | end - 56 | 8 | n |
-//! | end - 48 | 4 | bytes of the index |
+//! | end - 48 | 4 | length of the index in bytes |
 //! | end - 44 | 4 | number of frames |
 //! | end - 40 | 32 | BLAKE3 of header, index and the 16 bytes before |
-//! | end - 8 | 8 | magic of the end |
+//! | end - 8 | 8 | end magic |
 //!
-//! An entry: hash of the chunk (32), offset of its frame (4), bytes of the frame (4), bytes of the
-//! chunk (4), 0 (4). A frame is bound to the hash of its chunk, not to its pack: it can be moved.
+//! An entry: hash of the chunk (32), offset of its frame (4), length of the frame (4), length of
+//! the chunk (4), 0 (4). A frame is authenticated with the hash of its chunk but not with its pack,
+//! so that it can be moved to another pack.
 
 use crate::FormatError;
 use crate::codec::Reader;
@@ -21,17 +22,17 @@ use crate::envelope::{HEADER_BYTES, Header, TenantId};
 use crate::manifest::CHUNK_BYTES;
 use bytes::Bytes;
 
-/// Longest pack in bytes.
+/// Maximum size of a pack in bytes.
 pub const MAX_PACK_BYTES: u64 = 64 << 20;
-/// Frames of a pack.
+/// Maximum number of frames of a pack.
 pub const MAX_PACK_FRAMES: usize = 1 << 16;
-/// Bytes of the end of a pack, which says where its index is.
+/// Length in bytes of a pack's trailer, which locates the index.
 pub const TRAILER_BYTES: usize = 56;
-/// Bytes of an entry of the index.
+/// Length in bytes of an entry of the index.
 pub const ENTRY_BYTES: usize = 48;
-/// Longest frame in bytes: a chunk that does not compress.
+/// Maximum length of a frame in bytes: an incompressible chunk.
 pub const MAX_FRAME_BYTES: usize = CHUNK_BYTES as usize + 1 + SEAL_BYTES;
-/// Longest index of a pack in bytes.
+/// Maximum length in bytes of the index of a pack.
 pub const MAX_INDEX_BYTES: usize = MAX_PACK_FRAMES * ENTRY_BYTES + SEAL_BYTES;
 
 pub(crate) const PACK_MAGIC: [u8; 8] = *b"JIFFYPAK";
@@ -43,16 +44,16 @@ const ZSTD_LEVEL: i32 = 1;
 /// Random id of a pack.
 pub type PackId = [u8; 16];
 
-/// A frame in a pack.
+/// Frame in a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Hash of the chunk.
     pub hash: Hash,
     /// Offset of the frame in the pack, in bytes.
     pub offset: u32,
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub length: u32,
-    /// Bytes of the chunk.
+    /// Length of the chunk in bytes.
     pub chunk: u32,
 }
 
@@ -69,7 +70,7 @@ pub fn encode_frame(keys: &DataKeys, hash: &Hash, chunk: &[u8]) -> Result<Vec<u8
     keys.seal(&hash.0, &plain)
 }
 
-/// Decrypts and expands a frame, and checks that `hash` is that of its chunk.
+/// Decrypts and decompresses a frame, and checks that its chunk has the hash `hash`.
 pub fn decode_frame(keys: &DataKeys, hash: &Hash, frame: &[u8]) -> Result<Vec<u8>, FormatError> {
     if frame.len() > MAX_FRAME_BYTES {
         return Err(FormatError::Damaged("a frame is too long"));
@@ -78,16 +79,17 @@ pub fn decode_frame(keys: &DataKeys, hash: &Hash, frame: &[u8]) -> Result<Vec<u8
     let chunk = match plain.first() {
         Some(&RAW) => plain.split_off(1),
         Some(&ZSTD) => zstd::bulk::decompress(&plain[1..], CHUNK_BYTES as usize)
-            .map_err(|_| FormatError::Damaged("a frame does not expand to a chunk"))?,
+            .map_err(|_| FormatError::Damaged("a frame cannot be decompressed"))?,
         _ => return Err(FormatError::Damaged("the codec of a frame is unknown")),
     };
-    match keys.chunk_hash(&chunk) == *hash {
-        true => Ok(chunk),
-        false => Err(FormatError::Damaged("a chunk has another hash")),
+    if keys.chunk_hash(&chunk) == *hash {
+        Ok(chunk)
+    } else {
+        Err(FormatError::Damaged("a chunk has another hash"))
     }
 }
 
-/// Pack that is being filled.
+/// Builder of a pack.
 #[derive(Debug)]
 pub struct PackWriter {
     header: Header,
@@ -96,12 +98,12 @@ pub struct PackWriter {
 }
 
 impl PackWriter {
-    /// Begins a pack of `tenant` with a random id.
+    /// Starts a pack of `tenant` with a random id.
     pub fn new(keys: &DataKeys, tenant: TenantId) -> Result<Self, FormatError> {
         Ok(Self::with_id(keys, tenant, random()?))
     }
 
-    /// Begins the pack `id`.
+    /// Starts a pack with the given id.
     pub fn with_id(keys: &DataKeys, tenant: TenantId, id: PackId) -> Self {
         let mut name = [0; 32];
         name[..16].copy_from_slice(&id);
@@ -118,17 +120,17 @@ impl PackWriter {
         }
     }
 
-    /// Id.
+    /// Returns the id.
     pub fn id(&self) -> PackId {
         *self.header.name.first_chunk().unwrap_or(&[0; 16])
     }
 
-    /// Bytes so far.
+    /// Returns the current length in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Returns true if it has no frame.
+    /// Returns true if the pack has no frames.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -150,7 +152,7 @@ impl PackWriter {
         Ok(entry)
     }
 
-    /// Writes index and end. Returns the object and its index.
+    /// Appends index and trailer. Returns the object and its index.
     pub fn finish(mut self, keys: &DataKeys) -> Result<(Bytes, Vec<Entry>), FormatError> {
         let mut index = Vec::with_capacity(self.entries.len() * ENTRY_BYTES);
         for entry in &self.entries {
@@ -188,12 +190,12 @@ fn checksum(header: &Header, index: &[u8], numbers: &[u8; 16]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// End of a pack: place of its index.
+/// Trailer of a pack: location of its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trailer {
     /// Offset of the index.
     pub offset: u64,
-    /// Bytes of the index.
+    /// Length of the index in bytes.
     pub length: u32,
     /// Number of frames.
     pub frames: u32,
@@ -223,9 +225,10 @@ impl Trailer {
             && trailer.offset >= HEADER_BYTES as u64
             && size <= MAX_PACK_BYTES
             && end == Some(size);
-        match plausible {
-            true => Ok(trailer),
-            false => Err(FormatError::Damaged("its end contradicts its size")),
+        if plausible {
+            Ok(trailer)
+        } else {
+            Err(FormatError::Damaged("its end contradicts its size"))
         }
     }
 
@@ -244,7 +247,7 @@ impl Trailer {
     }
 }
 
-/// Decodes an index whose frames end before `end`: for fuzzing and [`Trailer::open`].
+/// Decodes an index whose frames end at `end`. Public for fuzzing.
 pub fn decode_index(index: &[u8], end: u64) -> Result<Vec<Entry>, FormatError> {
     let mut reader = Reader::new(index);
     let mut entries = Vec::with_capacity(index.len() / ENTRY_BYTES);
@@ -270,9 +273,10 @@ pub fn decode_index(index: &[u8], end: u64) -> Result<Vec<Entry>, FormatError> {
         entries.push(entry);
     }
     reader.end()?;
-    match next == end {
-        true => Ok(entries),
-        false => Err(FormatError::Damaged("its index does not cover its frames")),
+    if next == end {
+        Ok(entries)
+    } else {
+        Err(FormatError::Damaged("its index does not cover its frames"))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Indexes of a tenant's packs: chunks that the store has. Those read before are kept, encrypted as
-//! they are, below a directory of the host.
+//! Indexes of a tenant's packs: the chunks that the store has. Indexes that were read are cached,
+//! still encrypted, in a directory of the host.
 
 use crate::data_keys::{DataKeys, Hash, hex};
 use crate::envelope::{HEADER_BYTES, Header};
@@ -12,10 +12,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Bytes that are read from the end of a pack at first: the index of most packs.
+/// Number of bytes first read from the end of a pack. They include the whole index of most packs.
 const FIRST_READ_BYTES: u64 = 32 << 10;
 
-/// Chunks that the store has.
+/// Chunks that the store has, with their locations.
 #[derive(Debug, Default)]
 pub(crate) struct PackIndex {
     pub chunks: HashMap<Hash, Location>,
@@ -36,13 +36,13 @@ impl PackIndex {
     }
 }
 
-/// Id in the key of a pack.
+/// Returns the id in the key of a pack.
 pub(crate) fn pack_id(key: &str) -> Option<PackId> {
     hex(key.rsplit('/').next()?)
 }
 
 impl SharedStore {
-    /// Reads the index of each pack of a generation but those in `without`.
+    /// Reads the indexes of all packs of a generation except the packs in `without`.
     pub(crate) async fn pack_index(
         &self,
         tenant: &Tenant,
@@ -69,16 +69,16 @@ impl SharedStore {
                             .add(id, &entries);
                         Ok(())
                     }
-                    // A damaged pack is not reused; one that was just collected neither.
+                    // Do not reuse a pack that is damaged or was just collected.
                     Err(e @ (StoreError::Damaged { .. } | StoreError::Missing { .. })) => {
-                        tracing::warn!("not reusing a pack: {e}");
+                        tracing::warn!(error = %e, "cannot reuse a pack");
                         Ok(())
                     }
                     Err(e) => Err(e),
                 }
             })
             .await?;
-        forget_others(&cache, &listed);
+        evict_unlisted(&cache, &listed);
         Ok(index.into_inner().unwrap_or_else(|e| e.into_inner()))
     }
 
@@ -90,8 +90,8 @@ impl SharedStore {
         id: PackId,
         size: u64,
     ) -> Result<Vec<Entry>, StoreError> {
-        let kept = cache.join(crate::data_keys::to_hex(&id));
-        if let Ok(tail) = fs::read(&kept)
+        let cached = cache.join(crate::data_keys::to_hex(&id));
+        if let Ok(tail) = fs::read(&cached)
             && let Ok(entries) = decode_tail(tenant, keys, id, &tail, size)
         {
             return Ok(entries);
@@ -100,14 +100,14 @@ impl SharedStore {
         let key = tenant.pack_key(keys.generation(), &id);
         let entries =
             decode_tail(tenant, keys, id, &tail, size).map_err(StoreError::damaged(&key))?;
-        // Without it the index is read again.
-        if let Err(e) = fs::write(&kept, &tail) {
-            tracing::warn!("{}: {e}", kept.display());
+        // If the write fails, the next push reads the index from the store again.
+        if let Err(e) = fs::write(&cached, &tail) {
+            tracing::warn!(path = %cached.display(), error = %e, "cannot cache the index of a pack");
         }
         Ok(entries)
     }
 
-    /// Reads index and end of a pack of `size` bytes from the store.
+    /// Reads index and trailer of a pack of `size` bytes from the store.
     pub(crate) async fn read_tail(
         &self,
         tenant: &Tenant,
@@ -118,7 +118,7 @@ impl SharedStore {
         let key = tenant.pack_key(keys.generation(), &id);
         let short = StoreError::damaged(&key);
         if size < (HEADER_BYTES + TRAILER_BYTES) as u64 {
-            return Err(short(FormatError::Damaged("it is cut short")));
+            return Err(short(FormatError::Damaged("it is truncated")));
         }
         let from = size.saturating_sub(FIRST_READ_BYTES);
         let read = self.backend.get_range(&key, from..size).await?;
@@ -135,7 +135,7 @@ impl SharedStore {
     }
 }
 
-/// Decodes index and end of a pack of `size` bytes.
+/// Decodes index and trailer of a pack of `size` bytes.
 pub(crate) fn decode_tail(
     tenant: &Tenant,
     keys: &DataKeys,
@@ -143,7 +143,7 @@ pub(crate) fn decode_tail(
     tail: &[u8],
     size: u64,
 ) -> Result<Vec<Entry>, FormatError> {
-    let short = FormatError::Damaged("it is cut short");
+    let short = FormatError::Damaged("it is truncated");
     let end = tail.len().checked_sub(TRAILER_BYTES).ok_or(short.clone())?;
     if end > MAX_INDEX_BYTES {
         return Err(FormatError::Damaged("its index is too long"));
@@ -163,9 +163,9 @@ pub(crate) fn decode_tail(
     trailer.open(keys, &header, &tail[..end])
 }
 
-/// Removes the kept indexes of packs that are gone.
-fn forget_others(cache: &Path, listed: &[crate::Listed]) {
-    let known: HashSet<&str> = listed
+/// Removes cached indexes of packs that no longer exist.
+fn evict_unlisted(cache: &Path, listed: &[crate::Listed]) {
+    let existing: HashSet<&str> = listed
         .iter()
         .filter_map(|pack| pack.key.rsplit('/').next())
         .collect();
@@ -173,7 +173,7 @@ fn forget_others(cache: &Path, listed: &[crate::Listed]) {
         if entry
             .file_name()
             .to_str()
-            .is_none_or(|name| !known.contains(name))
+            .is_none_or(|name| !existing.contains(name))
         {
             let _ = fs::remove_file(entry.path());
         }

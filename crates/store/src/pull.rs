@@ -1,4 +1,4 @@
-//! Pull: chunks of a snapshot in a store into the cache of a host.
+//! Pull: fetches chunks of a snapshot from a store into the cache of a host.
 
 mod fill;
 
@@ -17,44 +17,44 @@ use std::sync::Arc;
 /// Chunks to pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selection<'a> {
-    /// Those of the working set.
+    /// Chunks of the working set.
     WorkingSet,
-    /// All of them, those of the working set first.
+    /// All chunks, starting with the working set.
     All,
-    /// These, in this order.
+    /// These chunks, in this order.
     Chunks(&'a [u64]),
 }
 
 /// Result of a pull.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PullReport {
-    /// Chunks that were selected.
+    /// Number of selected chunks.
     pub chunks: u64,
-    /// Chunks that were fetched.
+    /// Number of fetched chunks.
     pub fetched: u64,
-    /// Their bytes before compression.
+    /// Bytes of the fetched chunks before compression.
     pub fetched_bytes: u64,
-    /// Ranges that were read.
+    /// Number of ranges read.
     pub ranges: u64,
-    /// Bytes of these ranges.
+    /// Bytes of the ranges.
     pub range_bytes: u64,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl RemoteSnapshot {
-    /// Keys that its chunks are hashed and encrypted with.
+    /// Returns the keys that its chunks are hashed and encrypted with.
     pub fn keys(&self) -> &DataKeys {
         &self.keys
     }
 
-    /// Part `name`.
+    /// Returns index and layer of the part named `name`.
     pub fn part(&self, name: &str) -> Option<(usize, &Layer)> {
         let mut parts = self.manifest.parts.iter().enumerate();
         parts.find(|(_, part)| part.name == name)
     }
 
-    /// Root of part `number`, which names it in the cache.
+    /// Returns the root of part `number`, which names the part in the cache.
     pub fn part_root(&self, number: usize) -> Result<Hash, StoreError> {
         let missing = FormatError::Damaged("it has no such part");
         let part = self.manifest.parts.get(number).ok_or(missing);
@@ -62,7 +62,7 @@ impl RemoteSnapshot {
         root.map_err(StoreError::damaged(&self.tenant.manifest_key(&self.root)))
     }
 
-    /// Stored chunks of part `number` with their locations.
+    /// Returns the stored chunks of part `number` with their locations.
     pub(crate) fn wanted(&self, number: usize) -> Vec<Wanted> {
         let before: usize = self
             .manifest
@@ -88,7 +88,7 @@ impl RemoteSnapshot {
     }
 }
 
-/// Chunks of `all`, the stored chunks of part `number`, in the order of `selection`.
+/// Selects from `all`, the stored chunks of part `number`, in the order of `selection`.
 fn select(
     snapshot: &RemoteSnapshot,
     number: usize,
@@ -96,8 +96,8 @@ fn select(
     selection: Selection<'_>,
 ) -> Vec<Wanted> {
     let find = |chunk: u64| {
-        let found = all.binary_search_by_key(&chunk, |wanted| wanted.number);
-        found.ok().map(|at| all[at])
+        let position = all.binary_search_by_key(&chunk, |wanted| wanted.number);
+        position.ok().map(|at| all[at])
     };
     let part = snapshot.manifest.parts.get(number);
     let is_memory = part.is_some_and(|part| part.kind == LayerKind::Memory);
@@ -113,14 +113,14 @@ fn select(
                 .filter(|wanted| seen.insert(wanted.number))
                 .collect()
         }
-        // Other parts are read as a whole.
+        // Other parts are always read completely.
         Selection::WorkingSet | Selection::All => all.to_vec(),
     }
 }
 
 impl SharedStore {
     /// Pulls chunks of part `number` of a snapshot into `cache`. The layer stays in the cache while
-    /// what is returned exists.
+    /// the returned layer exists.
     pub async fn pull(
         &self,
         snapshot: &RemoteSnapshot,

@@ -1,5 +1,5 @@
-//! Push: a snapshot of a host into a store. What the store has is not sent again, so that a push
-//! that was cut off goes on where it was.
+//! Push: copies a snapshot of a host to a store. Chunks that the store has are not uploaded, so
+//! that a repeated push continues after an interrupted one.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::lease::Lease;
@@ -18,23 +18,23 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 const UPLOADS_AT_ONCE: usize = 4;
-/// Stored chunks from which on several threads compress: 128 MiB.
+/// Minimum number of new chunks (128 MiB) for compression with several threads.
 const PARALLEL_CHUNKS: usize = 2048;
 const MAX_BUILDERS: usize = 4;
 
 /// Settings of a push.
 #[derive(Debug, Clone)]
 pub struct PushOptions {
-    /// Directory for indexes of packs that were read.
+    /// Directory of cached pack indexes.
     pub index_cache: PathBuf,
-    /// Bytes of a pack, between 4 and 16 MiB.
+    /// Size of a pack in bytes, between 4 and 16 MiB.
     pub pack_bytes: usize,
-    /// Becomes true when the push is not wanted any more; none: it is to the end.
+    /// Becomes true when the push is cancelled. `None` if the push cannot be cancelled.
     pub cancelled: Option<watch::Receiver<bool>>,
 }
 
 impl PushOptions {
-    /// Packs of 8 MiB.
+    /// Returns options with packs of 8 MiB.
     pub fn new(index_cache: PathBuf) -> Self {
         Self {
             index_cache,
@@ -43,7 +43,7 @@ impl PushOptions {
         }
     }
 
-    /// Returns when the push is not wanted any more.
+    /// Waits until the push is cancelled.
     async fn cancelled(&self) {
         if let Some(mut cancelled) = self.cancelled.clone()
             && cancelled.wait_for(|cancelled| *cancelled).await.is_ok()
@@ -57,21 +57,21 @@ impl PushOptions {
 /// Result of a push.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PushReport {
-    /// Root that names the snapshot.
+    /// Root of the snapshot in hexadecimal.
     pub root: String,
-    /// True if the store had the snapshot.
+    /// True if the store already had the snapshot.
     pub existed: bool,
-    /// Stored chunks of the snapshot.
+    /// Number of stored chunks of the snapshot.
     pub chunks: u64,
-    /// Chunks that the store lacked.
+    /// Number of chunks that the store lacked.
     pub new_chunks: u64,
-    /// Their bytes before compression.
+    /// Bytes of the new chunks before compression.
     pub new_bytes: u64,
-    /// Packs written.
+    /// Number of packs written.
     pub packs: u64,
     /// Bytes of these packs.
     pub pack_bytes: u64,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -82,7 +82,8 @@ struct BuiltPack {
 }
 
 impl SharedStore {
-    /// Root that a push of `source` names it by, unless `tenant` gets further keys meanwhile.
+    /// Returns the root that a push of `source` has unless the keys of `tenant` are rotated before
+    /// it.
     pub async fn root(&self, tenant: &Tenant, source: &SnapshotSource) -> Result<Hash, StoreError> {
         let keys = tenant.current()?;
         let root = hash_source(source, keys).await?.root(keys);
@@ -99,9 +100,9 @@ impl SharedStore {
         let lease = self.take_lease(tenant).await?;
         let pushed = tokio::select! {
             pushed = self.push_under(tenant, source, options, &lease) => pushed,
-            () = options.cancelled() => Err(StoreError::Source("it is not wanted any more".into())),
+            () = options.cancelled() => Err(StoreError::Source("the push was cancelled".into())),
         };
-        // A push that failed has written packs that the next one reuses.
+        // The next push reuses the packs of a failed push.
         self.end_lease(&lease).await;
         pushed
     }
@@ -118,9 +119,10 @@ impl SharedStore {
         let manifest = hash_source(source, keys).await?;
         let (root, object) = manifest.encode(keys, tenant.id()).map_err(unwritable)?;
         let name = SnapshotName {
-            scope: match tenant.name() == SHARED_TENANT {
-                true => Scope::Shared,
-                false => Scope::Tenant,
+            scope: if tenant.name() == SHARED_TENANT {
+                Scope::Shared
+            } else {
+                Scope::Tenant
             },
             root,
         };
@@ -163,11 +165,11 @@ impl SharedStore {
         Ok((name, report))
     }
 
-    /// Returns the chunks that are reused, and the keys of the objects that have them, which the
-    /// lease protects.
+    /// Returns the chunks to reuse and the keys of the objects that contain them. Adds these
+    /// objects to the lease.
     #[expect(
         clippy::too_many_arguments,
-        reason = "all of a push that decides what is reused"
+        reason = "all arguments affect the choice of reused chunks"
     )]
     async fn reuse(
         &self,
@@ -202,14 +204,14 @@ impl SharedStore {
             let mut protected = reused.clone();
             protected.extend([tenant.manifest_key(&root), tenant.locations_key(&root)]);
             self.protect(tenant, lease, &protected).await?;
-            // Read after the lease says what is reused: see `lease`.
+            // Must be read after the lease was written: see `lease`.
             let lost_now = self.lost(tenant).await?;
             let own = tenant.manifest_key(&root);
-            let gone = ancestors
+            let removed = ancestors
                 .iter()
                 .chain([&own])
                 .find(|key| lost_now.contains(*key));
-            if let Some(key) = gone {
+            if let Some(key) = removed {
                 return Err(StoreError::Gone(key.clone()));
             }
             if reused.iter().all(|key| !lost_now.contains(key)) {
@@ -219,7 +221,7 @@ impl SharedStore {
         }
     }
 
-    /// Returns true if the store has the snapshot with all of its packs.
+    /// Returns true if the store has the snapshot and all of its packs.
     async fn is_whole(
         &self,
         tenant: &Tenant,
@@ -244,7 +246,7 @@ impl SharedStore {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "all of a push that its uploads need"
+        reason = "the uploads use all arguments of a push"
     )]
     async fn upload(
         &self,
@@ -288,7 +290,7 @@ impl SharedStore {
             let pack = built?;
             let key = tenant.pack_key(keys.generation(), &pack.id);
             let bytes = pack.object.len() as u64;
-            // A pack that exists is this one: its id is random, and an answer was lost.
+            // An existing pack is this pack: its id is random, so an earlier attempt wrote it.
             self.backend.create(&key, pack.object).await?;
             Ok::<_, StoreError>((pack.id, pack.entries, bytes))
         };
@@ -308,12 +310,14 @@ impl SharedStore {
         .await
     }
 
-    /// Checks that what is counted on is still there, and that the lease protected it all the time.
+    /// Checks that the reused objects still exist and that the lease is still valid.
     async fn recheck(&self, protected: &BTreeSet<String>, lease: &Lease) -> Result<(), StoreError> {
         self.backend
             .each(protected, |key| async move {
-                let found = self.backend.head(key).await?;
-                found.map(drop).ok_or_else(|| StoreError::Gone(key.clone()))
+                let object = self.backend.head(key).await?;
+                object
+                    .map(drop)
+                    .ok_or_else(|| StoreError::Gone(key.clone()))
             })
             .await?;
         self.check_lease(lease).await
@@ -331,7 +335,7 @@ impl SharedStore {
         let hashes = manifest.parts.iter().flat_map(|part| &part.hashes);
         let locations = hashes.map(|hash| index.chunks.get(hash).copied());
         let locations: Option<Vec<Location>> = locations.collect();
-        let unplaced = || StoreError::Source("a chunk of it was not written".to_owned());
+        let unplaced = || StoreError::Source("one of its chunks was not written".to_owned());
         let locations = Locations(locations.ok_or_else(unplaced)?);
         let encoded = locations
             .encode(keys, tenant.id(), root)
@@ -348,10 +352,10 @@ impl SharedStore {
         }
         let key = tenant.manifest_key(&root);
         if !self.backend.create(&key, object.clone()).await? {
-            // Another host pushed the same snapshot; a damaged one is replaced.
-            let there = self.backend.get(&key, crate::MAX_MANIFEST_BYTES).await?;
-            let sound = crate::envelope::Header::decode(MANIFEST_MAGIC, &there).is_ok()
-                && StoredManifest::decode(&there, keys, root).is_ok();
+            // Another host pushed the same snapshot. Replace its manifest if that is damaged.
+            let existing = self.backend.get(&key, crate::MAX_MANIFEST_BYTES).await?;
+            let sound = crate::envelope::Header::decode(MANIFEST_MAGIC, &existing).is_ok()
+                && StoredManifest::decode(&existing, keys, root).is_ok();
             if !sound {
                 self.backend.put(&key, object).await?;
             }
@@ -390,7 +394,7 @@ async fn hash_source(
     })
 }
 
-/// Thread that reads, compresses and encrypts chunks.
+/// Task that reads, compresses and encrypts chunks on a blocking thread.
 struct PackBuilder {
     tenant: crate::envelope::TenantId,
     keys: DataKeys,
@@ -413,7 +417,7 @@ impl PackBuilder {
         let mut buffer = vec![0; CHUNK_BYTES as usize];
         for place in &self.places {
             let part = self.parts.get(place.part);
-            let part = part.ok_or_else(|| StoreError::Source("a part went away".into()))?;
+            let part = part.ok_or_else(|| StoreError::Source("a part does not exist".into()))?;
             let bytes = part
                 .file
                 .metadata()
@@ -422,7 +426,7 @@ impl PackBuilder {
             let chunk = part.read(place.number, bytes, &mut buffer)?;
             if self.keys.chunk_hash(chunk) != place.hash {
                 return Err(StoreError::Source(format!(
-                    "{} changed meanwhile",
+                    "{} changed during the push",
                     part.name
                 )));
             }
@@ -442,7 +446,7 @@ impl PackBuilder {
         Ok(())
     }
 
-    /// Hands on a pack; returns false if the push has ended.
+    /// Queues a pack for upload. Returns false if the push has ended.
     fn send(&self, writer: PackWriter) -> Result<bool, StoreError> {
         let id = writer.id();
         let (object, entries) = writer.finish(&self.keys).map_err(unwritable)?;
@@ -455,6 +459,6 @@ impl PackBuilder {
     }
 }
 
-/// Time within which a push must end.
+/// Maximum duration of a push: a lease is considered expired after half of its lifetime.
 pub const MAX_PUSH_TIME: Duration = Duration::from_secs(12 * 3600);
 const _: () = assert!(MAX_PUSH_TIME.as_secs() * 2 == crate::lease::LEASE_TIME.as_secs());

@@ -1,24 +1,25 @@
-//! Readers: hosts that need content of a snapshot which they have not fetched yet.
+//! Readers: hosts that have not fetched a snapshot completely.
 //!
-//! `readers/<root>/<id of the host>` is written by a host that restores lazily, and again now and
-//! then. What a reader needs is not collected, also after the snapshot was removed. A reader that
-//! was not renewed for [`READER_TIME`], by the clock of the store, is none any more.
+//! A host that restores lazily writes `readers/<root>/<id of the host>` and renews the object
+//! periodically. Garbage collection does not remove a snapshot with readers, even if it was marked
+//! for removal. A reader that was not renewed for [`READER_TIME`], by the clock of the store, is
+//! expired.
 
 use crate::data_keys::Hash;
 use crate::tenant::{SharedStore, Tenant};
 use crate::{Listed, StoreError};
 use std::time::Duration;
 
-/// Time after which a reader that was not renewed is none any more.
+/// Time after which a reader expires unless renewed.
 pub const READER_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
 const READERS: &str = "readers";
 
 /// Readers of a tenant's snapshots.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
-    /// Snapshots that they need.
+    /// Roots of the snapshots that they read.
     pub roots: Vec<Hash>,
-    /// Keys of readers that are none any more.
+    /// Keys of expired readers.
     pub ended: Vec<String>,
 }
 
@@ -29,7 +30,7 @@ impl Tenant {
 }
 
 impl SharedStore {
-    /// Says that `host` needs content of snapshot `root`; renews what it said before. The id of a
+    /// Registers `host` as a reader of snapshot `root`, or renews its registration. The id of a
     /// host consists of letters and digits.
     pub async fn set_reader(
         &self,
@@ -43,7 +44,7 @@ impl SharedStore {
             .await
     }
 
-    /// Takes back what [`Self::set_reader`] said.
+    /// Removes the registration of [`Self::set_reader`].
     pub async fn remove_reader(
         &self,
         tenant: &Tenant,
@@ -53,7 +54,7 @@ impl SharedStore {
         self.backend.delete(&tenant.reader_key(&root, host)).await
     }
 
-    /// Readers at the time `now` of the store, in milliseconds since 1970.
+    /// Returns the readers at the store's time `now`, in milliseconds since 1970.
     pub(crate) async fn readers(
         &self,
         tenant: &Tenant,
@@ -62,10 +63,11 @@ impl SharedStore {
     ) -> Result<Readers, StoreError> {
         let time = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         let mut readers = Readers::default();
-        for found in self.backend.list(&tenant.key(READERS)).await? {
-            match now - found.modified_ms > time {
-                true => readers.ended.push(found.key),
-                false => readers.roots.extend(root_of(&found)),
+        for reader in self.backend.list(&tenant.key(READERS)).await? {
+            if now - reader.modified_ms > time {
+                readers.ended.push(reader.key)
+            } else {
+                readers.roots.extend(root_of(&reader))
             }
         }
         Ok(readers)

@@ -8,7 +8,7 @@ use crate::tenant::{SHARED_TENANT, SharedStore, Tenant};
 use crate::{FormatError, StoreError};
 use std::sync::Arc;
 
-/// Snapshot in a store, its hashes checked against its root.
+/// Snapshot in a store whose manifest was verified against its root.
 #[derive(Debug, Clone)]
 pub struct RemoteSnapshot {
     /// Root.
@@ -22,7 +22,7 @@ pub struct RemoteSnapshot {
 }
 
 impl SharedStore {
-    /// Reads the manifest of a snapshot of `tenant`, checks it, and reads its locations.
+    /// Reads and verifies the manifest of a snapshot of `tenant`, and reads its locations.
     pub async fn open(
         &self,
         tenant: &Arc<Tenant>,
@@ -32,7 +32,7 @@ impl SharedStore {
         let locations = self.locations(tenant, &keys, root).await?;
         let stored: usize = manifest.parts.iter().map(|part| part.hashes.len()).sum();
         if locations.0.len() != stored {
-            let reason = FormatError::Damaged("they are as many as those of another snapshot");
+            let reason = FormatError::Damaged("their number does not match the manifest");
             return Err(StoreError::damaged(&tenant.locations_key(&root))(reason));
         }
         Ok(RemoteSnapshot {
@@ -44,7 +44,7 @@ impl SharedStore {
         })
     }
 
-    /// Reads and checks a manifest. Returns it with the keys of its generation.
+    /// Reads and verifies a manifest. Returns it with the keys of its generation.
     pub(crate) async fn manifest(
         &self,
         tenant: &Tenant,
@@ -79,11 +79,11 @@ impl SharedStore {
         let listed = self.backend.list(&tenant.key("manifests")).await?;
         let roots = listed
             .iter()
-            .filter_map(|found| found.key.rsplit('/').next()?.parse().ok());
+            .filter_map(|object| object.key.rsplit('/').next()?.parse().ok());
         Ok(roots.collect())
     }
 
-    /// Says in the shared tenant that a snapshot of `tenant` needs its snapshot `ancestor`.
+    /// Records in the shared tenant that a snapshot of `tenant` depends on its snapshot `ancestor`.
     pub(crate) async fn refer(
         &self,
         tenant: &Tenant,
@@ -95,7 +95,7 @@ impl SharedStore {
         self.backend
             .put(&key, bytes::Bytes::from_static(b"needed"))
             .await?;
-        match self
+        if self
             .lost(&shared)
             .await?
             .contains(&shared.manifest_key(ancestor))
@@ -105,12 +105,13 @@ impl SharedStore {
                 .await?
                 .is_none()
         {
-            true => Err(StoreError::Gone(shared.manifest_key(ancestor))),
-            false => Ok(()),
+            Err(StoreError::Gone(shared.manifest_key(ancestor)))
+        } else {
+            Ok(())
         }
     }
 
-    /// Takes back what [`Self::refer`] said.
+    /// Removes the record of [`Self::refer`].
     pub(crate) async fn unrefer(
         &self,
         tenant: &Tenant,

@@ -1,5 +1,5 @@
-//! Repair: damaged chunks are written anew from copies, and what snapshots say of their places is
-//! changed. Packs with damage are not counted on by pushes any more: list `gc/distrusted`.
+//! Repair: rewrites damaged chunks from copies and updates the locations in snapshots. Pushes do
+//! not reuse packs with damage, which are listed in `gc/distrusted`.
 
 use crate::collection::{GC_LOCK_TIME, OnProgress};
 use crate::data_keys::{DataKeys, Hash};
@@ -13,12 +13,12 @@ use crate::{CHUNK_BYTES, LayerCache, StoreError};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Bytes of packs that are written anew.
+/// Size in bytes of the packs that a repair writes.
 pub(crate) const REPAIR_PACK_BYTES: usize = 8 << 20;
 
-/// Copies of chunks on this host. What they give is compared with the hash of the chunk.
+/// Source of copies of chunks on this host. The caller verifies each copy against the chunk's hash.
 pub trait ChunkCopies: Send + Sync {
-    /// Reads chunk `chunk` of part number `part` into `buffer`; returns its length.
+    /// Reads chunk `chunk` of part number `part` into `buffer`. Returns its length.
     fn read_chunk(
         &self,
         snapshot: &RemoteSnapshot,
@@ -59,7 +59,7 @@ impl ChunkCopies for LayerCache {
     }
 }
 
-/// Packs that a repair writes, and the new places of chunks.
+/// Writer of a repair's packs, which records the new locations of chunks.
 struct Rewriter<'a> {
     store: &'a SharedStore,
     tenant: &'a Tenant,
@@ -69,7 +69,7 @@ struct Rewriter<'a> {
 }
 
 impl SharedStore {
-    /// Writes the damaged chunks of a snapshot anew, from copies. Returns those that have none.
+    /// Rewrites the damaged chunks of a snapshot from copies. Returns the chunks without a copy.
     pub async fn repair(
         &self,
         snapshot: &RemoteSnapshot,
@@ -88,9 +88,8 @@ impl SharedStore {
         Ok(lost.into_iter().flat_map(|lost| lost.chunks).collect())
     }
 
-    /// Writes the damaged chunks of a tenant's snapshots anew, from copies, or uses sound
-    /// ones that other snapshots have. Returns those that have no copy. No collection runs
-    /// meanwhile.
+    /// Repairs the damaged chunks of a tenant's snapshots, from copies or from valid chunks of
+    /// other snapshots. Returns the chunks without a copy. Holds the collection lock.
     pub async fn repair_all(
         &self,
         tenant: &Arc<Tenant>,
@@ -108,7 +107,7 @@ impl SharedStore {
                 self.rewrite_chunks(damaged, copies, &mut moved).await?;
             }
             self.add_other_places(tenant, damaged, &mut moved).await?;
-            // A chunk of several snapshots is mended in all when one of them has a copy.
+            // A chunk that several snapshots share is repaired in all if one of them has a copy.
             let mut lost = Vec::new();
             for damaged in damaged {
                 self.check_lock(&lock).await?;
@@ -116,8 +115,9 @@ impl SharedStore {
                 self.relocate(tenant, root, |hash, _| moved.get(hash).copied())
                     .await?;
                 let all = damaged.hashes().into_iter();
-                let left = all.filter(|(_, _, hash)| !moved.contains_key(hash));
-                let chunks: Vec<DamagedFrame> = left.map(|(frame, ..)| frame.clone()).collect();
+                let remaining = all.filter(|(_, _, hash)| !moved.contains_key(hash));
+                let chunks: Vec<DamagedFrame> =
+                    remaining.map(|(frame, ..)| frame.clone()).collect();
                 if !chunks.is_empty() {
                     let damaged = damaged.clone();
                     lost.push(DamagedSnapshot { chunks, ..damaged });
@@ -130,7 +130,7 @@ impl SharedStore {
         repaired
     }
 
-    /// Adds the places of damaged chunks of which other snapshots have sound ones, in other packs.
+    /// Adds locations of damaged chunks that other snapshots have undamaged in other packs.
     async fn add_other_places(
         &self,
         tenant: &Arc<Tenant>,
@@ -138,9 +138,9 @@ impl SharedStore {
         moved: &mut HashMap<Hash, Location>,
     ) -> Result<(), StoreError> {
         let all = damaged.iter().flat_map(DamagedSnapshot::hashes);
-        let mut left: HashSet<Hash> = all.map(|(_, _, hash)| hash).collect();
-        left.retain(|hash| !moved.contains_key(hash));
-        if left.is_empty() {
+        let mut remaining: HashSet<Hash> = all.map(|(_, _, hash)| hash).collect();
+        remaining.retain(|hash| !moved.contains_key(hash));
+        if remaining.is_empty() {
             return Ok(());
         }
         let mut tried = HashSet::new();
@@ -150,7 +150,7 @@ impl SharedStore {
             };
             let hashes = snapshot.manifest.parts.iter().flat_map(|part| &part.hashes);
             for (hash, &place) in hashes.zip(&snapshot.locations.0) {
-                if !left.contains(hash) || !tried.insert((place.pack, place.offset)) {
+                if !remaining.contains(hash) || !tried.insert((place.pack, place.offset)) {
                     continue;
                 }
                 let key = tenant.pack_key(snapshot.keys.generation(), &place.pack);
@@ -158,7 +158,7 @@ impl SharedStore {
                     u64::from(place.offset)..u64::from(place.offset) + u64::from(place.length);
                 let frame = unless_damaged(self.backend.get_range(&key, range).await)?;
                 if frame.is_some_and(|frame| decode_frame(&snapshot.keys, hash, &frame).is_ok()) {
-                    left.remove(hash);
+                    remaining.remove(hash);
                     moved.insert(*hash, place);
                 }
             }
@@ -166,7 +166,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Writes damaged chunks that a copy has into new packs.
+    /// Writes damaged chunks that have a copy to new packs.
     async fn rewrite_chunks(
         &self,
         damaged: &DamagedSnapshot,
@@ -195,7 +195,7 @@ impl SharedStore {
         rewriter.flush().await
     }
 
-    /// Changes the places of a snapshot's chunks to those that `moved` gives.
+    /// Changes the locations of a snapshot's chunks to the locations that `moved` returns.
     pub(crate) async fn relocate(
         &self,
         tenant: &Tenant,
@@ -221,8 +221,8 @@ impl SharedStore {
         self.backend.put(&key, encoded.into()).await
     }
 
-    /// Lets no push count on the packs that a verification found damaged: another push of a
-    /// snapshot writes its chunks anew, and a collection moves what is sound out of them.
+    /// Excludes packs that a verification found damaged from reuse. A later push of a snapshot
+    /// uploads their chunks again, and a collection moves their undamaged chunks to other packs.
     pub async fn distrust(
         &self,
         tenant: &Tenant,
@@ -259,7 +259,7 @@ impl SharedStore {
 }
 
 impl DamagedSnapshot {
-    /// Its damaged chunks with the numbers of their parts, and their hashes.
+    /// Returns its damaged chunks, each with the number of its part and its hash.
     fn hashes(&self) -> Vec<(&DamagedFrame, usize, Hash)> {
         let parts = &self.snapshot.manifest.parts;
         let hashes: Vec<HashMap<u64, Hash>> =
@@ -282,9 +282,10 @@ impl Rewriter<'_> {
             length: entry.length,
         };
         self.moved.insert(hash, location);
-        match self.writer.len() + MAX_FRAME_BYTES > REPAIR_PACK_BYTES {
-            true => self.flush().await,
-            false => Ok(()),
+        if self.writer.len() + MAX_FRAME_BYTES > REPAIR_PACK_BYTES {
+            self.flush().await
+        } else {
+            Ok(())
         }
     }
 
@@ -302,7 +303,7 @@ impl Rewriter<'_> {
 }
 
 impl SharedStore {
-    /// Writes a pack; returns its bytes.
+    /// Writes a pack. Returns its size in bytes.
     pub(crate) async fn write_pack(
         &self,
         tenant: &Tenant,
@@ -312,13 +313,13 @@ impl SharedStore {
         let key = tenant.pack_key(keys.generation(), &writer.id());
         let (object, _) = writer.finish(keys).map_err(StoreError::damaged(&key))?;
         let bytes = object.len() as u64;
-        // A pack that exists is this one: its id is random, and an answer was lost.
+        // An existing pack is this pack: its id is random, so an earlier attempt wrote it.
         self.backend.create(&key, object).await?;
         Ok(bytes)
     }
 }
 
-/// Result of a read; none: the object is gone or not as it was written.
+/// Converts the result of a read. `None` if the object is missing or damaged.
 fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match read {
         Err(StoreError::Missing { .. } | StoreError::Damaged { .. }) => Ok(None),
@@ -331,5 +332,5 @@ fn distrusted_key(tenant: &Tenant) -> String {
 }
 
 pub(crate) fn full(reason: crate::FormatError) -> StoreError {
-    StoreError::Source(format!("a pack of it cannot be written: {reason}"))
+    StoreError::Source(format!("cannot write one of its packs: {reason}"))
 }

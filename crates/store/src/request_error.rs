@@ -1,13 +1,13 @@
-//! Failures of requests to a store.
+//! Classification of failed requests to a store.
 
 use crate::StoreError;
 use crate::directory_store::DirectoryMissing;
 use object_store::Error;
 
-/// Maximum length in characters of the reason of a failure.
+/// Maximum length in characters of a failure's reason.
 const MAX_REASON_CHARS: usize = 300;
 
-/// Failure of a request for a reason of our own.
+/// Creates an error of this client.
 pub(crate) fn generic(reason: &'static str) -> Error {
     Error::Generic {
         store: "store",
@@ -15,7 +15,7 @@ pub(crate) fn generic(reason: &'static str) -> Error {
     }
 }
 
-/// Status in the message of a request: listings have no other.
+/// Returns the HTTP status from the error message: errors of listings have no other status.
 fn status(e: &Error) -> Option<u16> {
     let text = e.to_string();
     let (_, rest) = text.split_once("status code: ")?;
@@ -27,42 +27,42 @@ pub(crate) fn is_passing(e: &Error) -> bool {
     !matches!(status(e), Some(400..=407 | 409..=428 | 430..=499))
 }
 
-/// Message of a failure: what an S3 server says in XML, or the beginning of all of it.
+/// Returns the message of a failure: code and message of an S3 server's XML, or the beginning of
+/// the text.
 fn reason(e: &(impl std::fmt::Display + ?Sized)) -> String {
     let text = e.to_string();
     let inner = |tag: &str| {
         let (_, rest) = text.split_once(&format!("<{tag}>"))?;
         Some(rest.split_once('<')?.0)
     };
-    let told = match (inner("Code"), inner("Message")) {
+    let message = match (inner("Code"), inner("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         _ => text.clone(),
     };
-    // The operator's terminal shows it.
-    let printed = told.chars().map(|c| match c.is_control() {
-        true => ' ',
-        false => c,
-    });
+    // Replace control characters, because the message is shown on the operator's terminal.
+    let printed = message
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c });
     printed.take(MAX_REASON_CHARS).collect()
 }
 
-/// Reason for which there is no store at all, if that is why a request failed.
+/// Returns the reason if a request failed because the store does not exist.
 fn absence(e: &Error) -> Option<String> {
     if let Error::Generic { source, .. } = e
         && let Some(missing) = source.downcast_ref::<DirectoryMissing>()
     {
         return Some(missing.to_string());
     }
-    let told = e
+    let reason = e
         .to_string()
         .contains("<Code>NoSuchBucket</Code>")
         .then(|| reason(e))?;
     Some(format!(
-        "{told}; make the bucket, or check --store and AWS_ENDPOINT_URL"
+        "{reason}; create the bucket, or check --store and AWS_ENDPOINT_URL"
     ))
 }
 
-/// Error of a request for object `key` that failed for good, at attempt number `attempts`.
+/// Returns the error of a request for object `key` that failed permanently at attempt `attempts`.
 pub(crate) fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
     let object = key.to_owned();
     if let Some(reason) = absence(e) {

@@ -9,13 +9,13 @@ pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::E
     use object_store::{ClientOptions, RetryConfig};
 
     const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
-    // An error means that another provider is installed, which serves as well.
+    // An error means that another provider is already installed, which is acceptable.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = ClientOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)
-        // The backend has its own: a slow answer may take its time while bytes arrive.
+        // The backend has its own timeouts: a slow response may take long while bytes arrive.
         .with_timeout_disabled();
-    // Options go first: what the environment says of them (AWS_ALLOW_HTTP) holds.
+    // Set the options first, so that environment variables (AWS_ALLOW_HTTP) override them.
     let mut builder = AmazonS3Builder::new().with_client_options(client);
     for (name, value) in std::env::vars() {
         let key = name
@@ -25,7 +25,7 @@ pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::E
             builder = builder.with_config(key, value);
         }
     }
-    // The backend makes requests again itself: it counts them, and knows the deadline.
+    // The backend retries requests itself, because it counts them and knows the deadline.
     let retry = RetryConfig {
         max_retries: 0,
         ..RetryConfig::default()
@@ -33,14 +33,14 @@ pub(crate) fn open(bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::E
     let store = builder
         .with_bucket_name(bucket)
         .with_retry(retry)
-        // Mutual exclusion rests on them: no variable turns them off.
+        // Mutual exclusion depends on conditional writes: no variable may disable them.
         .with_conditional_put(S3ConditionalPut::ETagMatch)
         .with_http_connector(crate::bounded_http::BoundedConnector)
         .build()?;
     Ok(Arc::new(store))
 }
 
-/// Refuses: what only reads the formats of a store is compiled without its client.
+/// Fails: programs that only read the store's formats are built without the S3 client.
 #[cfg(not(feature = "s3"))]
 pub(crate) fn open(_bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     Err(object_store::Error::NotImplemented {

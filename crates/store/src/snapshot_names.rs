@@ -1,8 +1,8 @@
-//! Ids of snapshots: the way from an id, which a host gave, to the root that names the content.
+//! Names of snapshots: maps an id, chosen by a host, to the root of the content.
 //!
-//! `names/<keyed hash of the id>/<root>` is encrypted and bound to its key, so that only a host
-//! with the tenant's keys can name a snapshot. A snapshot that has a name is not collected, even
-//! after [`SharedStore::remove`]: two ids may name the same content.
+//! `names/<keyed hash of the id>/<root>` is encrypted and authenticated together with its key, so
+//! that only a host with the tenant's keys can name a snapshot. A snapshot that has a name is not
+//! collected, even after [`SharedStore::remove`], because two ids may name the same content.
 
 use crate::data_keys::{Hash, HashOf};
 use crate::tenant::{SharedStore, Tenant};
@@ -11,15 +11,16 @@ use crate::{FormatError, Listed, StoreError};
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
-/// Folder of the names of a tenant.
+/// Folder of a tenant's names.
 const NAMES: &str = "names";
-/// Maximum number of snapshots that one id names, each after a move that was cut off.
+/// Maximum number of roots of one id. Each interrupted move leaves one root.
 const MAX_NAMES: usize = 64;
-/// Times that a name is looked up which other hosts move meanwhile.
+/// Attempts at reading a name that other hosts move concurrently.
 const READ_ATTEMPTS: usize = 3;
 
 impl Tenant {
-    /// Folder of the roots that `id` names. The same in all generations of keys.
+    /// Returns the folder with the roots of `id`. The folder does not depend on the generation of
+    /// keys.
     fn name_folder(&self, id: &str) -> Result<String, StoreError> {
         let name = self.oldest()?.hash(HashOf::Name, id.as_bytes());
         Ok(self.key(&format!("{NAMES}/{name}")))
@@ -30,12 +31,12 @@ impl Tenant {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum NameContent {
-    /// Name that was given once, as all names that earlier versions of Jiffy wrote.
+    /// Name that is assigned once. Earlier versions of Jiffy wrote only such names.
     Once(String),
-    /// Name that moves between snapshots.
+    /// Name that can move between snapshots.
     Moving {
         id: String,
-        /// Rises with each move.
+        /// Increases with each move.
         version: u64,
     },
 }
@@ -48,13 +49,13 @@ struct FoundName {
 }
 
 impl SharedStore {
-    /// Gives the pushed snapshot `root` the name `id`, which may have named another one.
+    /// Names the pushed snapshot `root` with `id`, which may have named another snapshot.
     pub async fn set_name(&self, tenant: &Tenant, id: &str, root: Hash) -> Result<(), StoreError> {
         self.write_name(tenant, id, root, false).await
     }
 
-    /// Gives the pushed snapshot `root` a name that moves between snapshots, such as that of a
-    /// template. A host that has read it does not believe an older one afterwards.
+    /// Names the pushed snapshot `root` with a name that moves between snapshots, such as the name
+    /// of a template. A host that has read the new name rejects older versions of it.
     pub async fn move_name(&self, tenant: &Tenant, id: &str, root: Hash) -> Result<(), StoreError> {
         self.write_name(tenant, id, root, true).await
     }
@@ -69,47 +70,46 @@ impl SharedStore {
         let folder = tenant.name_folder(id)?;
         let before = self.backend.list(&folder).await?;
         let key = format!("{folder}/{root}");
-        let known = self.versions.known(&folder).version;
-        let is_new = known == 0 && before.iter().all(|found| found.key == key);
-        let content = match is_new && !moves {
-            true => NameContent::Once(id.to_owned()),
-            false => {
-                let newest = self.newest_name(tenant, id, &before).await?;
-                let newest = newest.map_or(0, |newest| newest.version).max(known);
-                NameContent::Moving {
-                    id: id.to_owned(),
-                    // By the clock too, as a name that was removed leaves no version.
-                    version: newest.saturating_add(1).max(now_ms()),
-                }
+        let seen = self.versions.known(&folder).version;
+        let is_new = seen == 0 && before.iter().all(|name| name.key == key);
+        let content = if is_new && !moves {
+            NameContent::Once(id.to_owned())
+        } else {
+            let newest = self.newest_name(tenant, id, &before).await?;
+            let newest = newest.map_or(0, |newest| newest.version).max(seen);
+            NameContent::Moving {
+                id: id.to_owned(),
+                // Include the clock, because a removed name leaves no version behind.
+                version: newest.saturating_add(1).max(now_ms()),
             }
         };
         self.write_list(tenant, &key, &content).await?;
         if let NameContent::Moving { version, .. } = content {
             self.check_name(&folder, version)?;
         }
-        // After the new one, so that the id names a snapshot at all times.
-        let others = before.iter().filter(|found| found.key != key);
-        let delete = |found: &Listed| {
-            let key = found.key.clone();
+        // Remove the old roots after writing the new one, so that the id always names a snapshot.
+        let others = before.iter().filter(|name| name.key != key);
+        let delete = |name: &Listed| {
+            let key = name.key.clone();
             async move { self.backend.delete(&key).await }
         };
         futures_util::future::try_join_all(others.map(delete)).await?;
         Ok(())
     }
 
-    /// Root of the snapshot that `id` names.
+    /// Returns the root of the snapshot that `id` names.
     ///
     /// # Errors
     /// [`StoreError::Regressed`] if this host has seen a later move of the name.
     pub async fn named(&self, tenant: &Tenant, id: &str) -> Result<Option<Hash>, StoreError> {
         let folder = tenant.name_folder(id)?;
         for _ in 0..READ_ATTEMPTS {
-            let found = self.backend.list(&folder).await?;
-            if found.is_empty() {
+            let names = self.backend.list(&folder).await?;
+            if names.is_empty() {
                 break;
             }
-            // One that another host removes meanwhile was moved.
-            if let Some(newest) = self.newest_name(tenant, id, &found).await? {
+            // `None` if another host moved the name concurrently: list again.
+            if let Some(newest) = self.newest_name(tenant, id, &names).await? {
                 self.check_name(&folder, newest.version)?;
                 return Ok(Some(newest.root));
             }
@@ -119,7 +119,7 @@ impl SharedStore {
 
     fn check_name(&self, folder: &str, version: u64) -> Result<(), StoreError> {
         match (version, self.versions.known(folder).version) {
-            // One that does not move is not remembered.
+            // The versions of names that do not move are not remembered.
             (0, 0) => Ok(()),
             _ => self.versions.check(
                 folder,
@@ -131,8 +131,8 @@ impl SharedStore {
         }
     }
 
-    /// Newest of the names `found` of one id; `None` if all were removed meanwhile. A move that is
-    /// cut off leaves two.
+    /// Returns the newest of the names `found` of one id. `None` if all of them were removed
+    /// concurrently. An interrupted move leaves two names.
     async fn newest_name(
         &self,
         tenant: &Tenant,
@@ -147,7 +147,7 @@ impl SharedStore {
         }
         for name in found {
             let damaged = |reason| StoreError::damaged(&name.key)(FormatError::Damaged(reason));
-            let root = root_of(name).ok_or_else(|| damaged("its key names no snapshot"))?;
+            let root = root_of(name).ok_or_else(|| damaged("its key contains no root"))?;
             let (written, version) = match self.read_list(tenant, &name.key).await? {
                 Some(NameContent::Once(written)) => (written, 0),
                 Some(NameContent::Moving { id, version }) => (id, version),
@@ -156,13 +156,13 @@ impl SharedStore {
             if written != id {
                 return Err(damaged("it is the name of another snapshot"));
             }
-            // Versions decide; the clock of the store does among names that have none.
+            // The version decides. Among names without versions, the clock of the store decides.
             newest = newest.max(Some((version, name.modified_ms, root)));
         }
         Ok(newest.map(|(version, _, root)| FoundName { root, version }))
     }
 
-    /// Takes a name away. Its snapshot stays, until it is removed too.
+    /// Removes a name. Its snapshot remains until it is removed as well.
     pub async fn remove_name(&self, tenant: &Tenant, id: &str) -> Result<(), StoreError> {
         let folder = tenant.name_folder(id)?;
         for name in self.backend.list(&folder).await? {
@@ -172,7 +172,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Roots of all snapshots that have a name.
+    /// Returns the roots of all snapshots that have a name.
     pub(crate) async fn named_roots(&self, tenant: &Tenant) -> Result<Vec<Hash>, StoreError> {
         let names = self.backend.list(&tenant.key(NAMES)).await?;
         Ok(names.iter().filter_map(root_of).collect())

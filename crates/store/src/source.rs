@@ -1,4 +1,4 @@
-//! Snapshot on a host's disk, as it is pushed.
+//! Snapshot on a host's disk, as the source of a push.
 
 use crate::data_keys::{DataKeys, Hash};
 use crate::layer::{LayerKind, MAX_LAYER_CHUNKS, Run, RunKind, chunks_of};
@@ -11,20 +11,20 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A file of a snapshot. Its holes are zeroes.
+/// File of a snapshot. Its holes read as zeroes.
 #[derive(Debug, Clone)]
 pub struct PartSource {
     /// Kind.
     pub kind: LayerKind,
     /// Name of the file.
     pub name: String,
-    /// The file, which does not change.
+    /// The file, which must not change.
     pub file: Arc<File>,
-    /// Ranges of chunks that the ancestors have, ascending; what the file has there is not read.
+    /// Ranges of chunks that the ancestors have, ascending. The file is not read in these ranges.
     pub inherited: Vec<Range<u64>>,
 }
 
-/// A snapshot.
+/// Snapshot to push.
 #[derive(Debug, Clone)]
 pub struct SnapshotSource {
     /// Engine.
@@ -37,7 +37,7 @@ pub struct SnapshotSource {
     pub lineage: Vec<SnapshotName>,
     /// Files.
     pub parts: Vec<PartSource>,
-    /// Chunks of memory that a restored guest touches first, in their order.
+    /// Chunks of memory that a restored guest touches first, in order of access.
     pub working_set: Vec<u32>,
 }
 
@@ -49,7 +49,8 @@ impl PartSource {
         }
     }
 
-    /// Reads the chunk `number` of a file of `bytes` bytes into `buffer`; returns its part of it.
+    /// Reads the chunk `number` of a file of `bytes` bytes into `buffer`. Returns the part of
+    /// `buffer` that contains the chunk.
     pub(crate) fn read<'a>(
         &self,
         number: u64,
@@ -65,7 +66,7 @@ impl PartSource {
         Ok(chunk)
     }
 
-    /// Hashes the part.
+    /// Computes the runs and hashes of the part.
     pub(crate) fn hash(&self, keys: &DataKeys) -> Result<Layer, StoreError> {
         let bytes = self.file.metadata().map_err(self.failed())?.len();
         let mut layer = Layer {
@@ -96,12 +97,11 @@ impl PartSource {
                 continue;
             }
             let chunk = self.read(number, bytes, &mut buffer)?;
-            match is_zero(chunk) {
-                true => add_run(&mut layer.runs, RunKind::Zero),
-                false => {
-                    add_run(&mut layer.runs, RunKind::Stored);
-                    layer.hashes.push(keys.chunk_hash(chunk));
-                }
+            if is_zero(chunk) {
+                add_run(&mut layer.runs, RunKind::Zero)
+            } else {
+                add_run(&mut layer.runs, RunKind::Stored);
+                layer.hashes.push(keys.chunk_hash(chunk));
             }
             if layer.hashes.len() > MAX_LAYER_CHUNKS {
                 return Err(StoreError::Source(format!(
@@ -127,13 +127,14 @@ fn add_run(runs: &mut Vec<Run>, kind: RunKind) {
     }
 }
 
-/// First range with data at or after `from`; an empty one at the end if there is none.
+/// Returns the first range with data at or after `from`. If none exists, returns an empty range at
+/// the end.
 fn next_data(file: &File, from: u64, end: u64) -> std::io::Result<Range<u64>> {
     let offset = i64::try_from(from).map_err(std::io::Error::other)?;
     let start = match lseek(file, offset, Whence::SeekData) {
         Ok(start) => start,
         Err(Errno::ENXIO) => return Ok(u64::MAX - 1..u64::MAX),
-        // Not every file system knows its holes.
+        // Some file systems do not report holes.
         Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(from..end),
         Err(e) => return Err(e.into()),
     };
@@ -141,7 +142,7 @@ fn next_data(file: &File, from: u64, end: u64) -> std::io::Result<Range<u64>> {
     Ok(start.cast_unsigned()..stop.cast_unsigned())
 }
 
-/// Place of a chunk in a source: part and number.
+/// Location of a chunk in a source: part and number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChunkPlace {
     pub part: usize,
@@ -149,7 +150,7 @@ pub(crate) struct ChunkPlace {
     pub hash: Hash,
 }
 
-/// Stored chunks, those of the working set first.
+/// Returns the stored chunks, starting with the working set.
 pub(crate) fn in_push_order(layers: &[Layer], working_set: &[u32]) -> Vec<ChunkPlace> {
     let mut first = Vec::new();
     let mut rest = Vec::new();

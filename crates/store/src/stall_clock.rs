@@ -1,10 +1,11 @@
-//! Time limits of a request: the time without a byte, and the whole time by the bytes received.
+//! Time limits of a request: time without a received byte, and total time relative to the bytes
+//! received.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Clock of one request to the store, of all its attempts.
+/// Clock of one request to the store over all its attempts.
 #[derive(Debug)]
 pub(crate) struct StallClock {
     attempt_limit: Duration,
@@ -14,17 +15,17 @@ pub(crate) struct StallClock {
 
 #[derive(Debug)]
 struct Times {
-    /// Last byte of this attempt, or its beginning.
+    /// Time of the last byte of this attempt, or the start of the attempt.
     attempt: Instant,
-    /// Last byte of all attempts, or the beginning of the first.
+    /// Time of the last byte of any attempt, or the start of the first.
     request: Instant,
-    /// Time at which the request ends although bytes arrive. Each byte postpones it a little.
+    /// Time at which the request fails although bytes arrive. Each byte postpones it a little.
     end: Instant,
 }
 
 impl StallClock {
-    /// Starts the clock of a request that may bring nothing for `limit`, and each of its attempts
-    /// for `attempt_limit`.
+    /// Starts the clock of a request. `limit` is the maximum time without a received byte over all
+    /// attempts, `attempt_limit` the maximum per attempt.
     pub fn new(attempt_limit: Duration, limit: Duration) -> Self {
         let now = Instant::now();
         Self {
@@ -38,7 +39,7 @@ impl StallClock {
         }
     }
 
-    /// Limit of all attempts.
+    /// Returns the limit over all attempts.
     pub fn limit(&self) -> Duration {
         self.limit
     }
@@ -47,7 +48,7 @@ impl StallClock {
         self.times.lock()
     }
 
-    /// Notes progress for which the request may take `time` longer.
+    /// Records progress, which extends the total time by `time`.
     pub fn tick(&self, time: Duration) {
         let now = Instant::now();
         let mut times = self.times();
@@ -56,7 +57,7 @@ impl StallClock {
         times.end += time;
     }
 
-    /// Leaves `waited` out of all limits: this host caused it.
+    /// Extends all limits by `waited`, time that this host caused.
     pub fn excuse(&self, waited: Duration) {
         let mut times = self.times();
         times.attempt += waited;
@@ -64,7 +65,7 @@ impl StallClock {
         times.end += waited;
     }
 
-    /// Begins an attempt, after `waited` that does not count.
+    /// Starts an attempt after the time `waited`, which does not count.
     pub fn begin_attempt(&self, waited: Duration) {
         let mut times = self.times();
         times.attempt = Instant::now();
@@ -72,23 +73,23 @@ impl StallClock {
         times.end += waited;
     }
 
-    /// Returns when all attempts together have brought nothing for too long, or too little.
+    /// Waits until all attempts together have stalled or are too slow.
     pub async fn stalled(&self) {
         self.reached(|times| times.end.min(times.request + self.limit))
             .await;
     }
 
-    /// Returns when this attempt has brought nothing for too long.
+    /// Waits until this attempt has stalled.
     pub async fn attempt_stalled(&self) {
         self.quiet_for(self.attempt_limit).await;
     }
 
-    /// Returns when this attempt has brought nothing for `time`.
+    /// Waits until this attempt has received no byte for `time`.
     pub async fn quiet_for(&self, time: Duration) {
         self.reached(|times| times.attempt + time).await;
     }
 
-    /// Returns when it is as late as `end` says, which later bytes postpone.
+    /// Waits until the time that `end` returns. Received bytes may postpone it.
     async fn reached(&self, end: impl Fn(&Times) -> Instant) {
         loop {
             let end = end(&self.times());

@@ -1,4 +1,4 @@
-//! Address of a store.
+//! URL of a store.
 
 use crate::directory_store::{DirectoryCheck, DirectoryStore};
 use crate::{Backend, BackendSettings, StoreError, s3};
@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Address of a store: `s3://BUCKET/PREFIX` or `file:///PATH`.
+/// URL of a store: `s3://BUCKET/PREFIX` or `file:///PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreUrl {
-    /// Bucket of an S3 server. Server, region and credentials come from the usual variables
+    /// Bucket of an S3 server. Server, region and credentials are taken from the usual variables
     /// (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     /// `AWS_SESSION_TOKEN`, `AWS_ALLOW_HTTP`).
     S3 {
         /// Bucket.
         bucket: String,
-        /// Prefix of all keys; may be empty.
+        /// Prefix of all keys. May be empty.
         prefix: String,
     },
     /// Directory.
@@ -37,37 +37,37 @@ impl FromStr for StoreUrl {
     type Err = StoreError;
 
     fn from_str(text: &str) -> Result<Self, StoreError> {
-        let refused = |reason: &str| StoreError::Url {
+        let invalid = |reason: &str| StoreError::Url {
             url: text.to_owned(),
             reason: reason.to_owned(),
         };
-        let url = url::Url::parse(text).map_err(|e| refused(&e.to_string()))?;
+        let url = url::Url::parse(text).map_err(|e| invalid(&e.to_string()))?;
         if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() {
-            return Err(refused("it has more than a place"));
+            return Err(invalid("it must not have a user, query or fragment"));
         }
         match url.scheme() {
             "s3" => {
                 let bucket = url.host_str().filter(|name| !name.is_empty());
                 let prefix = url.path().trim_matches('/').to_owned();
-                Path::parse(&prefix).map_err(|e| refused(&e.to_string()))?;
+                Path::parse(&prefix).map_err(|e| invalid(&e.to_string()))?;
                 Ok(Self::S3 {
                     bucket: bucket
-                        .ok_or_else(|| refused("it names no bucket"))?
+                        .ok_or_else(|| invalid("the bucket is missing"))?
                         .to_owned(),
                     prefix,
                 })
             }
             "file" => match url.to_file_path() {
                 Ok(path) if path.parent().is_some() => Ok(Self::Directory(path)),
-                _ => Err(refused("it names no directory")),
+                _ => Err(invalid("the path is not a directory")),
             },
-            _ => Err(refused("its scheme is neither s3 nor file")),
+            _ => Err(invalid("the scheme is neither s3 nor file")),
         }
     }
 }
 
 impl StoreUrl {
-    /// Opens the store, and makes its directory if it is new. Makes no request.
+    /// Opens the store and creates the directory of a new one. Sends no request.
     pub fn open(&self, settings: BackendSettings) -> Result<Backend, StoreError> {
         if let Self::Directory(path) = self {
             DirectoryStore::create(path).map_err(StoreError::io(path))?;
@@ -75,19 +75,19 @@ impl StoreUrl {
         self.open_existing(settings)
     }
 
-    /// Opens a store that was used before: a directory that is missing now is not made, as its file
-    /// system may not be mounted. Makes no request.
+    /// Opens a store that was used before. Does not create a missing directory, because its file
+    /// system may be unmounted. Sends no request.
     pub fn open_existing(&self, settings: BackendSettings) -> Result<Backend, StoreError> {
         self.open_checked(settings, None)
     }
 
-    /// As [`Self::open_existing`], with a further check that a directory is there.
+    /// Like [`Self::open_existing`], with an additional check that a directory exists.
     pub fn open_checked(
         &self,
         settings: BackendSettings,
         check: Option<DirectoryCheck>,
     ) -> Result<Backend, StoreError> {
-        let refused = |url: String, e: &dyn std::fmt::Display| StoreError::Url {
+        let invalid = |url: String, e: &dyn std::fmt::Display| StoreError::Url {
             url,
             reason: e.to_string(),
         };
@@ -98,8 +98,8 @@ impl StoreUrl {
             }
             Self::S3 { bucket, prefix } => {
                 let url = format!("s3://{bucket}/{prefix}");
-                let prefix = Path::parse(prefix).map_err(|e| refused(url.clone(), &e))?;
-                let store = s3::open(bucket).map_err(|e| refused(url, &e))?;
+                let prefix = Path::parse(prefix).map_err(|e| invalid(url.clone(), &e))?;
+                let store = s3::open(bucket).map_err(|e| invalid(url, &e))?;
                 Ok(Backend::new(store, prefix, settings))
             }
         }

@@ -1,10 +1,10 @@
 //! Tenants of a store: records of their wrapped secrets, and rotation.
 //!
 //! A record is `tenants/<keyed hash of the name>/<version>`, encrypted with its version. Records
-//! are only added; the latest version holds, and two hosts that write the same version conflict.
-//! Each host remembers the latest version that it has seen ([`VersionMemory`]). A generation of
-//! data keys is for ever: what was written under it stays readable. Another master key wraps the
-//! secrets anew and touches no pack.
+//! are only added: the latest version is valid, and two hosts that write the same version conflict.
+//! Each host remembers the latest version that it has seen ([`VersionMemory`]). Generations of data
+//! keys are never removed, so that all objects remain readable. After a change of the master key,
+//! the secrets are wrapped again without changing any pack.
 
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;
@@ -18,9 +18,9 @@ use zeroize::Zeroizing;
 
 pub(crate) const MAX_RECORD_BYTES: u64 = 1 << 20;
 const MAX_GENERATIONS: usize = 1000;
-/// Versions of a record that stay, so that a host that has just listed them finds its own.
-const KEPT_VERSIONS: usize = 3;
-/// Tenant whose keys all hosts have and all tenants read: stock templates.
+/// Number of record versions that are retained for hosts that have just listed them.
+const RETAINED_VERSIONS: usize = 3;
+/// Tenant whose keys all hosts have and whose objects all tenants may read: stock templates.
 pub const SHARED_TENANT: &str = "shared";
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,14 +28,14 @@ pub const SHARED_TENANT: &str = "shared";
 struct Record {
     id: String,
     generations: Vec<Wrapped>,
-    /// Version in the key of the record. `None` in the first one, and in those that earlier
-    /// versions of Jiffy wrote.
+    /// Version in the key of the record. `None` in the first record and in records of earlier
+    /// versions of Jiffy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     version: Option<u32>,
 }
 
 impl Record {
-    /// Newest generation of data keys.
+    /// Returns the newest generation of data keys.
     fn generation(&self) -> u32 {
         let generations = self.generations.iter().map(|wrapped| wrapped.generation);
         generations.max().unwrap_or(0)
@@ -53,9 +53,9 @@ struct Wrapped {
 /// Keys of a tenant after a rotation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TenantKeys {
-    /// Generation of the data keys that new objects are written under.
+    /// Generation of the data keys for new objects.
     pub generation: u32,
-    /// Generations whose secrets were wrapped anew.
+    /// Number of generations whose secrets were wrapped again.
     pub rewrapped: u64,
 }
 
@@ -68,39 +68,39 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Public id.
+    /// Returns the public id.
     pub fn id(&self) -> TenantId {
         self.id
     }
 
-    /// Data keys that new objects are written under.
+    /// Returns the data keys for new objects.
     pub fn current(&self) -> Result<&DataKeys, StoreError> {
         let newest = self.generations.values().next_back();
         newest.ok_or_else(|| key_error(&self.name, "it has no generation"))
     }
 
-    /// Data keys of its first generation.
+    /// Returns the data keys of its first generation.
     pub(crate) fn oldest(&self) -> Result<&DataKeys, StoreError> {
         let oldest = self.generations.values().next();
         oldest.ok_or_else(|| key_error(&self.name, "it has no generation"))
     }
 
-    /// Data keys of a generation.
+    /// Returns the data keys of a generation.
     pub fn generation(&self, number: u32) -> Result<&DataKeys, StoreError> {
         let keys = self.generations.get(&number);
         keys.ok_or_else(|| {
             let reason =
-                format!("this host has no generation {number} of it; open the store again");
+                format!("this host does not have generation {number}; open the store again");
             key_error(&self.name, &reason)
         })
     }
 
-    /// Key of one of its objects.
+    /// Returns the key of one of its objects.
     pub(crate) fn key(&self, rest: &str) -> String {
         format!("{}/{rest}", to_hex(&self.id))
     }
@@ -117,7 +117,8 @@ impl Tenant {
         self.key(&format!("removed/{root}"))
     }
 
-    /// Key that says that a snapshot of `other` needs the snapshot `ancestor` of this tenant.
+    /// Returns the key of the record that a snapshot of `other` depends on snapshot `ancestor` of
+    /// this tenant.
     pub(crate) fn reference_key(&self, ancestor: &Hash, other: &Tenant, root: &Hash) -> String {
         self.key(&format!(
             "references/{ancestor}/{}-{root}",
@@ -139,7 +140,7 @@ pub struct SharedStore {
 }
 
 impl SharedStore {
-    /// Opens the store behind `backend`. Makes no request.
+    /// Opens the store behind `backend`. Sends no request.
     pub fn new(backend: Backend, keyring: Keyring) -> Self {
         Self {
             backend,
@@ -148,13 +149,13 @@ impl SharedStore {
         }
     }
 
-    /// Remembers versions of records in `versions`, beyond the life of this value.
+    /// Persists the versions of records in `versions`.
     #[must_use]
     pub fn with_versions(self, versions: VersionMemory) -> Self {
         Self { versions, ..self }
     }
 
-    /// Requests to the store.
+    /// Returns the client of the store.
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -163,7 +164,7 @@ impl SharedStore {
         format!("tenants/{}", self.keyring.locate(name))
     }
 
-    /// Opens tenant `name`; none if the store does not know it.
+    /// Opens tenant `name`. `None` if the tenant does not exist.
     pub async fn find_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, StoreError> {
         match self.newest(name).await? {
             Some((_, record)) => self.unwrap(name, &record).await.map(Arc::new).map(Some),
@@ -171,7 +172,7 @@ impl SharedStore {
         }
     }
 
-    /// Opens tenant `name`, which is made if it is new.
+    /// Opens tenant `name` and creates it if necessary.
     pub async fn tenant(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
         if let Some((_, record)) = self.newest(name).await? {
             self.ensure_tenant_name(&self.prefix(name), name).await;
@@ -184,19 +185,19 @@ impl SharedStore {
             version: None,
         };
         match self.write(name, 1, &record).await {
-            // Another host was first.
+            // Another host created the tenant concurrently.
             Err(StoreError::Conflict { .. }) => {}
             other => other?,
         }
         self.ensure_tenant_name(&self.prefix(name), name).await;
         match self.newest(name).await? {
             Some((_, record)) => self.unwrap(name, &record).await.map(Arc::new),
-            None => Err(key_error(name, "its record went away")),
+            None => Err(key_error(name, "its record was removed concurrently")),
         }
     }
 
-    /// Wraps the secrets of tenant `name` with the current master key, if another one wraps them.
-    /// Afterwards no former one opens anything. One that was cut off is made again.
+    /// Wraps the secrets of tenant `name` with the current master key. Afterwards former master
+    /// keys cannot unwrap any secret. An interrupted call must be repeated.
     pub async fn rewrap(&self, name: &str) -> Result<TenantKeys, StoreError> {
         let (mut version, mut record) = self.existing(name).await?;
         let id = id_of(name, &record)?;
@@ -219,7 +220,7 @@ impl SharedStore {
             version += 1;
             self.write(name, version, &record).await?;
         }
-        // Records that former master keys open are removed at once.
+        // Remove the records that former master keys can unwrap.
         for old in self.backend.list(&self.prefix(name)).await? {
             if version_of(&old.key).is_some_and(|old| old < version) {
                 self.backend.delete(&old.key).await?;
@@ -228,8 +229,8 @@ impl SharedStore {
         Ok(keys)
     }
 
-    /// Adds a generation of data keys to tenant `name`: what is pushed from now on is hashed and
-    /// encrypted with them, and shares no chunk with what was.
+    /// Adds a generation of data keys to tenant `name`. Later pushes hash and encrypt with the new
+    /// keys and share no chunks with earlier snapshots.
     pub async fn rotate(&self, name: &str) -> Result<Arc<Tenant>, StoreError> {
         let (version, mut record) = self.existing(name).await?;
         let id = id_of(name, &record)?;
@@ -243,7 +244,7 @@ impl SharedStore {
 
     async fn existing(&self, name: &str) -> Result<(u32, Record), StoreError> {
         let newest = self.newest(name).await?;
-        newest.ok_or_else(|| key_error(name, "the store does not know it"))
+        newest.ok_or_else(|| key_error(name, "it does not exist in the store"))
     }
 
     /// Reads the latest record of tenant `name`.
@@ -253,8 +254,8 @@ impl SharedStore {
             attempts += 1;
             let listed = self.backend.list(&self.prefix(name)).await?;
             match self.newest_of(name, &listed).await {
-                // Another host wrapped it anew, and removed this one.
-                Err(StoreError::Missing { .. }) if attempts < KEPT_VERSIONS => {}
+                // Another host rewrote the record and removed this version.
+                Err(StoreError::Missing { .. }) if attempts < RETAINED_VERSIONS => {}
                 other => return other,
             }
         }
@@ -267,7 +268,7 @@ impl SharedStore {
     ) -> Result<Option<(u32, Record)>, StoreError> {
         let newest = listed
             .iter()
-            .filter_map(|found| version_of(&found.key))
+            .filter_map(|object| version_of(&object.key))
             .max();
         let prefix = self.prefix(name);
         let Some(version) = newest else {
@@ -284,18 +285,18 @@ impl SharedStore {
             let reason = FormatError::Damaged("it is another version of the record");
             return Err(StoreError::damaged(&key)(reason));
         }
-        let found = RecordVersion {
+        let current = RecordVersion {
             version: version.into(),
             generation: record.generation(),
         };
-        self.versions.check(&prefix, found)?;
+        self.versions.check(&prefix, current)?;
         Ok(Some((version, record)))
     }
 
     async fn write(&self, name: &str, version: u32, record: &Record) -> Result<(), StoreError> {
-        let malformed = |_| key_error(name, "its record cannot be written");
+        let malformed = |_| key_error(name, "its record cannot be encoded");
         let record = Record {
-            // The first one can be read by earlier versions of Jiffy.
+            // Omit the version of the first record, for earlier versions of Jiffy.
             version: (version > 1).then_some(version),
             ..record.clone()
         };
@@ -305,17 +306,17 @@ impl SharedStore {
             .keyring
             .seal_record(name, &text)
             .map_err(StoreError::damaged(&key))?;
-        // Without conditions two hosts would write two records of one version.
+        // Without conditional writes, two hosts could write different records of the same version.
         self.backend.check_conditions().await?;
         if !self.backend.create(&key, sealed.clone().into()).await?
-            // The answer to an earlier attempt may have been lost.
+            // The response to an earlier attempt may have been lost.
             && self.backend.get(&key, MAX_RECORD_BYTES).await? != sealed
         {
             return Err(StoreError::Conflict { object: key });
         }
         let listed = self.backend.list(&self.prefix(name)).await?;
         for old in listed {
-            let is_old = |at: u32| at as usize + KEPT_VERSIONS <= version as usize;
+            let is_old = |at: u32| at as usize + RETAINED_VERSIONS <= version as usize;
             if version_of(&old.key).is_some_and(is_old) {
                 self.backend.delete(&old.key).await?;
             }
@@ -406,12 +407,12 @@ fn id_of(name: &str, record: &Record) -> Result<TenantId, StoreError> {
     hex(&record.id).ok_or_else(|| key_error(name, "the id in its record is malformed"))
 }
 
-/// Beginning of each record before it is sealed; `None` for bytes that differ.
+/// Returns the beginning of each record before its encryption. `None` for bytes that vary.
 pub(crate) fn record_beginning() -> Vec<Option<u8>> {
-    let known = |text: &'static str| text.bytes().map(Some);
+    let fixed = |text: &'static str| text.bytes().map(Some);
     let id = std::iter::repeat_n(None, 2 * size_of::<TenantId>());
     let rest = "\",\"generations\":[{\"generation\":";
-    known("{\"id\":\"").chain(id).chain(known(rest)).collect()
+    fixed("{\"id\":\"").chain(id).chain(fixed(rest)).collect()
 }
 
 fn record_key(prefix: &str, version: u32) -> String {

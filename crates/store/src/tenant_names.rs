@@ -1,5 +1,5 @@
-//! Names of a store's tenants: `tenants/<keyed hash of the name>/name`, encrypted, so that a host
-//! with the master keys can work on all of them.
+//! Names of a store's tenants: `tenants/<keyed hash of the name>/name`, encrypted. A host with the
+//! master keys can thus enumerate the tenants.
 
 use crate::tenant::{MAX_RECORD_BYTES, SHARED_TENANT, SharedStore, record_beginning, version_of};
 use crate::{DamagedObject, FormatError, StoreError};
@@ -10,16 +10,17 @@ const MAX_NAME_BYTES: u64 = 4096;
 /// Tenants of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TenantNames {
-    /// Names that the master keys open. Stock templates come last: the others refer to them.
+    /// Names that the master keys decrypt. The shared tenant comes last, because the others refer
+    /// to it.
     pub names: Vec<String>,
-    /// Number of tenants without a name, or that were made with other master keys.
+    /// Number of tenants without a name or with other master keys.
     pub foreign: u64,
-    /// Names of tenants of these master keys that are damaged or missing. Operations on all tenants
-    /// leave these tenants out, and must report a failure.
+    /// Damaged or missing names of tenants with these master keys. Operations on all tenants skip
+    /// these tenants and must report a failure.
     pub damaged: Vec<DamagedObject>,
 }
 
-/// Name of a tenant as the store has it.
+/// Result of reading the name of a tenant.
 #[derive(Debug)]
 enum FoundName {
     Name(String),
@@ -28,20 +29,20 @@ enum FoundName {
 }
 
 impl SharedStore {
-    /// Writes the name of a tenant. Without it only hosts that know the name find the tenant.
+    /// Writes the name of a tenant. Without it, only hosts that know the name can find the tenant.
     async fn write_tenant_name(&self, folder: &str, name: &str) {
         let key = format!("{folder}/name");
         let sealed = match self.keyring.seal_record(&key, name.as_bytes()) {
             Ok(sealed) => sealed,
-            Err(e) => return tracing::warn!("the name of a tenant is not written: {e}"),
+            Err(e) => return tracing::warn!(error = %e, "cannot encrypt the name of a tenant"),
         };
-        // A host that may only read the store works all the same.
+        // Ignore the error: a host with read-only access works without writing the name.
         if let Err(e) = self.backend.put(&key, sealed.into()).await {
-            tracing::warn!("the name of a tenant is not written: {e}");
+            tracing::warn!(error = %e, "cannot write the name of a tenant");
         }
     }
 
-    /// Writes the name of a tenant unless it is there and undamaged.
+    /// Writes the name of a tenant if it is missing or damaged.
     pub(crate) async fn ensure_tenant_name(&self, folder: &str, name: &str) {
         match self.tenant_name(folder).await {
             Ok(FoundName::Name(_)) => {}
@@ -54,9 +55,9 @@ impl SharedStore {
     pub async fn tenants(&self) -> Result<TenantNames, StoreError> {
         let listed = self.backend.list("tenants").await?;
         let mut folders: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for found in &listed {
-            if let Some((folder, _)) = found.key.rsplit_once('/') {
-                folders.entry(folder).or_default().insert(&found.key);
+        for object in &listed {
+            if let Some((folder, _)) = object.key.rsplit_once('/') {
+                folders.entry(folder).or_default().insert(&object.key);
             }
         }
         let mut tenants = TenantNames::default();
@@ -76,7 +77,7 @@ impl SharedStore {
             if is_ours {
                 tenants.damaged.push(DamagedObject {
                     object: format!("{folder}/name"),
-                    reason: reason.unwrap_or_else(|| "it is missing".to_owned()),
+                    reason: reason.unwrap_or_else(|| "the object is missing".to_owned()),
                 });
             }
         }
@@ -86,7 +87,7 @@ impl SharedStore {
         Ok(tenants)
     }
 
-    /// Returns whether records of a tenant whose name is unknown were sealed with these keys.
+    /// Returns whether records of a tenant without a readable name were encrypted with these keys.
     async fn is_ours(&self, keys: &BTreeSet<&str>) -> Result<bool, StoreError> {
         for key in keys.iter().filter(|key| version_of(key).is_some()) {
             match self.backend.get(key, MAX_RECORD_BYTES).await {
@@ -105,7 +106,7 @@ impl SharedStore {
         let object = match self.backend.get(&key, MAX_NAME_BYTES).await {
             Err(StoreError::Missing { .. }) => return Ok(FoundName::Missing),
             Err(StoreError::TooLarge { .. }) => {
-                let reason = FormatError::Damaged("it is larger than a name");
+                let reason = FormatError::Damaged("it is too large for a name");
                 return Ok(FoundName::Unreadable(reason));
             }
             other => other?,
@@ -115,7 +116,7 @@ impl SharedStore {
             Err(e) => return Ok(FoundName::Unreadable(e)),
         };
         let name = String::from_utf8(name).ok();
-        // A name that was moved to another folder is none.
+        // Reject a name that was moved from another folder.
         let name = name.filter(|name| folder == format!("tenants/{}", self.keyring.locate(name)));
         let moved = FormatError::Damaged("it is the name of another tenant");
         Ok(name.map_or(FoundName::Unreadable(moved), FoundName::Name))

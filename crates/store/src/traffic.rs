@@ -1,4 +1,4 @@
-//! Requests and bytes that went to a store, and limits of them.
+//! Counters of requests and bytes, and bandwidth limits.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,22 +6,22 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// Requests and bytes since a store was opened.
+/// Numbers of requests and bytes since a store was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// Reads of objects and ranges.
     pub gets: u64,
     /// Writes.
     pub puts: u64,
-    /// Questions for size and time of an object.
+    /// Requests for size and time of an object.
     pub heads: u64,
     /// Listings.
     pub lists: u64,
     /// Removals.
     pub deletes: u64,
-    /// Requests made again after a failure.
+    /// Repeated requests after a failure.
     pub retries: u64,
-    /// Reads made a second time because the first was slow.
+    /// Additional reads because the first was slow.
     pub hedges: u64,
     /// Bytes read.
     pub bytes_read: u64,
@@ -63,7 +63,7 @@ pub(crate) fn add(counter: &AtomicU64, number: u64) {
     counter.fetch_add(number, Ordering::Relaxed);
 }
 
-/// Limit of bytes per second.
+/// Bandwidth limit in bytes per second.
 #[derive(Debug)]
 pub(crate) struct Bandwidth {
     bytes_per_second: u64,
@@ -78,7 +78,7 @@ impl Bandwidth {
         }
     }
 
-    /// Waits until `bytes` bytes may pass, after those that were let pass before.
+    /// Waits until `bytes` bytes may be transferred, after all earlier callers.
     pub async fn take(&self, bytes: u64) {
         let start = {
             let mut free_at = self.free_at.lock().await;

@@ -1,4 +1,4 @@
-//! Figures of what a tenant has in a store.
+//! Storage usage of a tenant.
 
 use crate::collection::OnProgress;
 use crate::tenant::{SharedStore, Tenant};
@@ -7,49 +7,49 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::HashSet;
 
-/// Size of what a tenant has in a store, from listings.
+/// Sizes of a tenant's objects, from listings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct StoreStats {
-    /// Snapshots.
+    /// Number of snapshots.
     pub snapshots: u64,
-    /// Packs.
+    /// Number of packs.
     pub packs: u64,
     /// Bytes of packs.
     pub pack_bytes: u64,
     /// Bytes of manifests and locations.
     pub manifest_bytes: u64,
-    /// Leases of pushes.
+    /// Number of leases of pushes.
     pub leases: u64,
-    /// Objects that a collection may remove.
+    /// Number of objects that a collection may remove.
     pub condemned: u64,
 }
 
 /// Chunks of a tenant's snapshots, from their manifests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ChunkUsage {
-    /// Bytes of the files of all snapshots, holes and inherited ranges included.
+    /// Bytes of the files of all snapshots, including holes and inherited ranges.
     pub file_bytes: u64,
-    /// Chunks that snapshots have, each counted for each of its places.
+    /// Number of chunks of all snapshots, counting each occurrence.
     pub snapshot_chunks: u64,
-    /// Their bytes.
+    /// Bytes of these chunks.
     pub snapshot_bytes: u64,
-    /// Chunks in packs that snapshots use, each counted once.
+    /// Number of distinct chunks that snapshots use.
     pub chunks: u64,
-    /// Their bytes before compression.
+    /// Bytes of the distinct chunks before compression.
     pub chunk_bytes: u64,
-    /// Their bytes in packs.
+    /// Bytes of the distinct chunks in packs.
     pub stored_bytes: u64,
-    /// Snapshots that could not be read.
+    /// Number of unreadable snapshots.
     pub unreadable: u64,
 }
 
 impl ChunkUsage {
-    /// Bytes of snapshots for each byte of a chunk that is stored.
+    /// Returns the ratio of snapshot bytes to bytes of distinct chunks.
     pub fn deduplication(&self) -> f64 {
         ratio(self.snapshot_bytes, self.chunk_bytes)
     }
 
-    /// Bytes of chunks for each byte in packs.
+    /// Returns the ratio of chunk bytes before compression to bytes in packs.
     pub fn compression(&self) -> f64 {
         ratio(self.chunk_bytes, self.stored_bytes)
     }
@@ -78,7 +78,7 @@ fn ratio(of: u64, to: u64) -> f64 {
 }
 
 impl SharedStore {
-    /// Sizes of what a tenant has, from listings.
+    /// Returns the sizes of a tenant's objects, from listings.
     pub async fn stats(&self, tenant: &Tenant) -> Result<StoreStats, StoreError> {
         let list = async |kind: &str| self.backend.list(&tenant.key(kind)).await;
         let (manifests, locations, packs) = (
@@ -102,7 +102,7 @@ impl SharedStore {
         })
     }
 
-    /// Chunks of a tenant's snapshots; reads all manifests.
+    /// Returns the chunk usage of a tenant's snapshots. Reads all manifests.
     pub async fn chunk_usage(
         &self,
         tenant: &Tenant,
@@ -124,7 +124,7 @@ impl SharedStore {
             progress("snapshots", *done, total);
             let (manifest, locations) = match read {
                 Ok(read) => read,
-                // Removed meanwhile, or damaged: `verify` names it.
+                // The snapshot was removed concurrently or is damaged, which `verify` reports.
                 Err(StoreError::Missing { .. } | StoreError::Damaged { .. }) => {
                     usage.unreadable += 1;
                     return Ok(());

@@ -1,4 +1,4 @@
-//! Verification: reads what a tenant has in a store, and names what is not as it was written.
+//! Verification: reads the objects of a tenant and reports damaged ones.
 
 use crate::collection::OnProgress;
 use crate::data_keys::Hash;
@@ -14,15 +14,15 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Times that a snapshot is read whose chunks are moved meanwhile.
+/// Attempts at verifying a snapshot whose chunks are moved concurrently.
 const VERIFY_ATTEMPTS: usize = 3;
 
-/// Chunk that is not as it was written.
+/// Damaged chunk.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DamagedFrame {
-    /// Part of the snapshot.
+    /// Name of the snapshot's part.
     pub part: String,
-    /// Number of the chunk in it.
+    /// Number of the chunk in the part.
     pub chunk: u64,
     /// Key of its pack.
     pub pack: String,
@@ -33,7 +33,7 @@ pub struct DamagedFrame {
 /// Snapshot with damaged chunks.
 #[derive(Debug, Clone, Serialize)]
 pub struct DamagedSnapshot {
-    /// Id of the snapshot on the host that made it.
+    /// Id of the snapshot on the host that created it.
     pub id: String,
     /// Root.
     pub root: String,
@@ -44,7 +44,7 @@ pub struct DamagedSnapshot {
     pub snapshot: RemoteSnapshot,
 }
 
-/// Manifest, locations or index of a pack that is not as it was written.
+/// Damaged manifest, locations or index of a pack.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DamagedObject {
     /// Key.
@@ -56,25 +56,25 @@ pub struct DamagedObject {
 /// Result of a verification.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VerifyReport {
-    /// Snapshots read.
+    /// Number of snapshots read.
     pub snapshots: u64,
-    /// Chunks read, each once.
+    /// Number of distinct chunks read.
     pub chunks: u64,
     /// Bytes read from packs.
     pub bytes: u64,
     /// Snapshots with damaged chunks.
     pub damaged: Vec<DamagedSnapshot>,
-    /// Other objects that are damaged.
+    /// Other damaged objects.
     pub objects: Vec<DamagedObject>,
 }
 
 impl VerifyReport {
-    /// Returns true if all is as it was written.
+    /// Returns true if no damage was found.
     pub fn is_sound(&self) -> bool {
         self.damaged.is_empty() && self.objects.is_empty()
     }
 
-    /// Keys of the packs that have damage.
+    /// Returns the keys of the damaged packs.
     pub(crate) fn packs(&self) -> BTreeSet<String> {
         let chunks = self.damaged.iter().flat_map(|damaged| &damaged.chunks);
         let objects = self.objects.iter().map(|damaged| &damaged.object);
@@ -87,7 +87,7 @@ impl VerifyReport {
     }
 }
 
-/// Frames that were read, with their defects.
+/// Frames that were read, with the defect of each damaged frame.
 #[derive(Debug, Default)]
 struct CheckedFrames {
     frames: Mutex<HashMap<(PackId, u32), Option<FormatError>>>,
@@ -103,13 +103,14 @@ impl CheckedFrames {
 }
 
 impl SharedStore {
-    /// Reads all chunks of a snapshot and names those that are not as they were written.
+    /// Reads all chunks of a snapshot and returns the damaged ones.
     pub async fn verify(&self, snapshot: &RemoteSnapshot) -> Result<Vec<DamagedFrame>, StoreError> {
         let checked = CheckedFrames::default();
         self.check_frames(snapshot, &checked, &|| {}).await
     }
 
-    /// Reads what `tenant` has: these snapshots, or all of them and the indexes of all packs.
+    /// Verifies the snapshots `only` of `tenant`. Defaults to all snapshots and the indexes of all
+    /// packs.
     pub async fn verify_tenant(
         &self,
         tenant: &Arc<Tenant>,
@@ -149,7 +150,7 @@ impl SharedStore {
         read: &(dyn Fn() + Send + Sync),
         report: &mut VerifyReport,
     ) -> Result<(), StoreError> {
-        let mut found: Option<DamagedSnapshot> = None;
+        let mut damaged: Option<DamagedSnapshot> = None;
         for _ in 0..VERIFY_ATTEMPTS {
             let snapshot = match self.open(tenant, root).await {
                 Ok(snapshot) => snapshot,
@@ -159,17 +160,17 @@ impl SharedStore {
                     return Ok(());
                 }
             };
-            let before = found.as_ref().map(|found| &found.snapshot.locations);
+            let before = damaged.as_ref().map(|damaged| &damaged.snapshot.locations);
             if before == Some(&snapshot.locations) {
                 break;
             }
             let chunks = self.check_frames(&snapshot, checked, read).await?;
             if chunks.is_empty() {
-                found = None;
+                damaged = None;
                 break;
             }
-            // Its chunks may have been moved meanwhile: looked at again.
-            found = Some(DamagedSnapshot {
+            // The chunks may have been moved concurrently: verify again.
+            damaged = Some(DamagedSnapshot {
                 id: snapshot.manifest.attributes.id.clone(),
                 root: root.to_string(),
                 chunks,
@@ -177,11 +178,12 @@ impl SharedStore {
             });
         }
         report.snapshots += 1;
-        report.damaged.extend(found);
+        report.damaged.extend(damaged);
         Ok(())
     }
 
-    /// Damage of a snapshot that cannot be opened; none if it was removed meanwhile.
+    /// Returns the damage of a snapshot that cannot be opened. `None` if it was removed
+    /// concurrently.
     async fn unreadable(
         &self,
         tenant: &Tenant,
@@ -191,7 +193,7 @@ impl SharedStore {
         let key = tenant.manifest_key(&root);
         let (object, reason) = match e {
             StoreError::Damaged { object, reason } => (object, reason.to_string()),
-            StoreError::Missing { object } => (object, "it is gone".to_owned()),
+            StoreError::Missing { object } => (object, "it is missing".to_owned()),
             e @ (StoreError::TooLarge { .. } | StoreError::Tenant { .. }) => (key, e.to_string()),
             e => return Err(e),
         };
@@ -243,11 +245,11 @@ impl SharedStore {
             .pack_key(snapshot.keys.generation(), &range.pack);
         let bytes = match self.backend.get_range(&key, range.start..range.end).await {
             Ok(bytes) => Ok(bytes),
-            // Shorter than it was, or gone; one that does not answer is no damage.
+            // The pack is missing or truncated. An unavailable store is not damage.
             Err(e) => match self.backend.head(&key).await? {
-                Some(found) if found.bytes >= range.end => return Err(e),
-                Some(_) => Err("the pack is cut short"),
-                None => Err("the pack is gone"),
+                Some(pack) if pack.bytes >= range.end => return Err(e),
+                Some(_) => Err("the pack is truncated"),
+                None => Err("the pack is missing"),
             },
         };
         let read = range.end - range.start;
@@ -257,7 +259,7 @@ impl SharedStore {
             let decoded = match &bytes {
                 Ok(bytes) => bytes
                     .get(at..at + frame.location.length as usize)
-                    .ok_or(FormatError::Damaged("the pack is cut short"))
+                    .ok_or(FormatError::Damaged("the pack is truncated"))
                     .and_then(|bytes| decode_frame(&snapshot.keys, &frame.hash, bytes).map(drop)),
                 Err(reason) => Err(FormatError::Damaged(reason)),
             };
@@ -268,7 +270,8 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Indexes that are damaged. Chunks can be read without them, and pushes do not reuse those.
+    /// Returns the damaged indexes. Chunks can be read without an index, but pushes do not reuse
+    /// them.
     async fn verify_indexes(
         &self,
         tenant: &Tenant,

@@ -1,8 +1,8 @@
-//! Highest versions of records that this host has seen, so that a store cannot go back to older
-//! ones unnoticed: a file in the data directory.
+//! Highest versions of records that this host has seen, in a file of the data directory. They
+//! detect a store that returns to older versions.
 //!
-//! Records that change are those of tenants and names that move (templates). Each has its version
-//! in its encrypted content.
+//! Tenants and names that move (templates) have such records. The version is a
+//! part of the encrypted content.
 
 use crate::StoreError;
 use nix::fcntl::{Flock, FlockArg};
@@ -14,7 +14,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum size in bytes of the file: far more than the tenants and templates of any store need.
+/// Maximum size in bytes of the file: far more than the tenants and templates of any store require.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Version of a record.
@@ -23,34 +23,34 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub(crate) struct RecordVersion {
     /// Version.
     pub version: u64,
-    /// Newest generation of data keys, of a tenant's record. Records that earlier versions of Jiffy
-    /// wrote have no version in their content, but cannot lack a generation.
+    /// Newest generation of data keys in a tenant's record. Records of earlier versions of Jiffy
+    /// contain no version but always have a generation.
     #[serde(default)]
     pub generation: u32,
 }
 
-/// Versions by record, by store.
+/// Versions by store and record.
 type Versions = BTreeMap<String, BTreeMap<String, RecordVersion>>;
 
 /// Highest versions that this host has seen of a store's records.
 #[derive(Debug, Default)]
 pub struct VersionMemory {
-    /// `None`: versions are forgotten with this value.
+    /// File of the versions. `None` if the versions exist in memory only.
     path: Option<PathBuf>,
     store: String,
     seen: Mutex<Seen>,
 }
 
-/// Versions in memory.
+/// Cached content of the file.
 #[derive(Debug, Default)]
 struct Seen {
     versions: BTreeMap<String, RecordVersion>,
-    /// Inode and time of the file that was read last, which each write replaces.
+    /// Inode and modification time of the file when it was last read. Each write replaces the file.
     file: Option<(u64, i64, i64)>,
 }
 
 impl Seen {
-    /// Takes over what another process of this host has written down meanwhile.
+    /// Merges versions that another process of this host has written.
     fn refresh(&mut self, path: &Path, store: &str) {
         let file = fs::metadata(path).ok();
         let file = file.map(|file| (file.ino(), file.mtime(), file.mtime_nsec()));
@@ -63,12 +63,12 @@ impl Seen {
                 let written = versions.remove(store).unwrap_or_default();
                 raise(&mut self.versions, &written);
             }
-            Err(e) => tracing::warn!(error = %e, "cannot read the versions of the store's records"),
+            Err(e) => tracing::warn!(error = %e, "cannot read the version memory of the store"),
         }
     }
 }
 
-/// Raises `known` to the versions in `seen`.
+/// Raises the versions in `known` to those in `seen`.
 fn raise(known: &mut BTreeMap<String, RecordVersion>, seen: &BTreeMap<String, RecordVersion>) {
     for (record, seen) in seen {
         let known = known.entry(record.clone()).or_default();
@@ -78,11 +78,11 @@ fn raise(known: &mut BTreeMap<String, RecordVersion>, seen: &BTreeMap<String, Re
 }
 
 impl VersionMemory {
-    /// Reads the versions of `store` from the file at `path`, which is created when a version is
-    /// seen first.
+    /// Reads the versions of `store` from the file at `path`. The file is created when the first
+    /// version is recorded.
     ///
     /// # Errors
-    /// Fails if the file exists and cannot be read.
+    /// Fails if the file exists but cannot be read.
     pub fn open(path: &Path, store: &str) -> Result<Self, StoreError> {
         let mut versions = read(path).map_err(StoreError::io(path))?;
         Ok(Self {
@@ -99,7 +99,7 @@ impl VersionMemory {
         self.seen.lock()
     }
 
-    /// Highest version of `record` that this host has seen.
+    /// Returns the highest version of `record` that this host has seen.
     pub(crate) fn known(&self, record: &str) -> RecordVersion {
         let mut seen = self.seen();
         if let Some(path) = &self.path {
@@ -108,29 +108,29 @@ impl VersionMemory {
         seen.versions.get(record).copied().unwrap_or_default()
     }
 
-    /// Remembers a version of `record` that the store has.
+    /// Records a version of `record` that was read from the store.
     ///
     /// # Errors
-    /// [`StoreError::Regressed`] if this host has seen a higher one.
-    pub(crate) fn check(&self, record: &str, found: RecordVersion) -> Result<(), StoreError> {
+    /// [`StoreError::Regressed`] if this host has seen a higher version.
+    pub(crate) fn check(&self, record: &str, current: RecordVersion) -> Result<(), StoreError> {
         let known = self.known(record);
-        if found.version < known.version || found.generation < known.generation {
+        if current.version < known.version || current.generation < known.generation {
             let file = self.path.as_deref().unwrap_or(Path::new(""));
             return Err(StoreError::Regressed {
                 object: record.to_owned(),
-                version: found.version,
+                version: current.version,
                 known: known.version,
                 file: file.to_owned(),
             });
         }
-        if found != known {
-            self.seen().versions.insert(record.to_owned(), found);
+        if current != known {
+            self.seen().versions.insert(record.to_owned(), current);
             self.save();
         }
         Ok(())
     }
 
-    /// Forgets `record`, which this host removed.
+    /// Removes the version of `record`, which this host removed from the store.
     pub(crate) fn forget(&self, record: &str) {
         if self.seen().versions.remove(record).is_none() {
             return;
@@ -143,17 +143,17 @@ impl VersionMemory {
         }
     }
 
-    /// Writes all versions down. A host whose disk is full goes on: it remembers them in memory.
+    /// Writes all versions to the file. If the write fails, the versions remain valid in memory.
     fn save(&self) {
         let seen = self.seen().versions.clone();
-        // Another process of this host may have seen higher ones.
+        // Merge instead of overwriting: another process of this host may have seen higher versions.
         let saved = self.update(|versions| raise(versions, &seen));
         if let Err(e) = saved {
             tracing::warn!(error = %e, "cannot write the versions of the store's records");
         }
     }
 
-    /// Changes the versions of the store in the file. Processes of this host take turns.
+    /// Changes the store's versions in the file. A file lock orders the processes of this host.
     fn update(&self, change: impl FnOnce(&mut BTreeMap<String, RecordVersion>)) -> io::Result<()> {
         let Some(path) = &self.path else {
             return Ok(());
@@ -208,7 +208,7 @@ mod tests {
         let open = |store: &str| VersionMemory::open(&path, store).unwrap();
         let (first, second) = (open("s3://a"), open("s3://a"));
         first.check("x", version(3, 1)).unwrap();
-        // A process that has seen less learns what another one wrote.
+        // A process learns the higher versions that another process wrote.
         assert!(second.check("x", version(2, 1)).is_err());
         second.check("y", version(1, 1)).unwrap();
         let later = open("s3://a");

@@ -1,4 +1,4 @@
-//! A real S3 server: versitygw over a directory, on the loopback device.
+//! Tests with a real S3 server: versitygw over a directory, on the loopback device.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/hostile_s3.rs"]
@@ -26,7 +26,7 @@ impl Drop for Server {
     }
 }
 
-/// The program that `scripts/setup` builds.
+/// Returns the path of versitygw as built by `scripts/setup`.
 fn program() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/versitygw");
     let found = std::env::var_os(PROGRAM).map_or(built, PathBuf::from);
@@ -67,17 +67,17 @@ fn start(program: &Path, dir: &Path) -> Server {
         let ended = server.0.try_wait().unwrap();
         assert!(
             ended.is_none() && Instant::now() < deadline,
-            "versitygw does not listen: {ended:?}; TMPDIR needs extended attributes of users"
+            "versitygw does not listen: {ended:?}; TMPDIR must support user extended attributes"
         );
         std::thread::sleep(Duration::from_millis(20));
     }
     server
 }
 
-/// Held while variables are set and read.
+/// Held while environment variables are set and read.
 static VARIABLES: Mutex<()> = Mutex::new(());
 
-/// Store on the server, by the variables that users set.
+/// Opens the store on the server, configured by environment variables.
 fn connect(address: SocketAddr, secret: &str) -> SharedStore {
     connect_to(address, secret, "s3://bucket/some/prefix", quick())
 }
@@ -96,7 +96,7 @@ fn connect_to(
         ("AWS_ACCESS_KEY_ID", "test".into()),
         ("AWS_SECRET_ACCESS_KEY", secret.into()),
     ] {
-        // SAFETY: variables are read by the standard library only, which locks them.
+        // SAFETY: only the standard library reads variables, and it locks them.
         unsafe { std::env::set_var(name, value) };
     }
     let url: StoreUrl = url.parse().unwrap();
@@ -130,7 +130,7 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
         assert_same(&store, &tenant, name.root, &source).await;
         let (_, again) = store.push(&tenant, &source, &options).await.unwrap();
         assert!(again.existed);
-        // Two hosts at once: the manifest is written on condition.
+        // Two hosts push concurrently: the write of the manifest is conditional.
         let more = snapshot(dir.path(), &(100..=260).collect::<Vec<_>>());
         let (a, b) = tokio::join!(
             store.push(&tenant, &more, &options),
@@ -145,7 +145,7 @@ fn a_real_s3_server_serves_pushes_pulls_collections_and_tells_its_faults() {
         };
         let mut removed = 0;
         for _ in 0..2 {
-            // The times of S3 are whole seconds.
+            // S3 timestamps have a resolution of one second.
             tokio::time::sleep(Duration::from_millis(1100)).await;
             removed += store.collect(&tenant, at_once).await.unwrap().removed;
         }
@@ -196,8 +196,8 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        // Limit of a page, and what sockets of two attempts hold.
-        let most = 2 * ((8 << 20) + (8 << 20));
+        // Maximum size of a page, plus the socket buffers of two attempts.
+        let max_bytes = 2 * ((8 << 20) + (8 << 20));
         for status in [200, 403, 500] {
             server.answer(Answer::Endless(status));
             let failed = store.list("tenants").await.unwrap_err().to_string();
@@ -205,7 +205,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
             let failed = store.probe("tenants").await.unwrap_err().to_string();
             assert!(failed.contains("larger than"), "{status}: {failed}");
             let (_, sent) = server.counts();
-            assert!(sent < 2 * most, "{status}: {sent} bytes");
+            assert!(sent < 2 * max_bytes, "{status}: {sent} bytes");
         }
         for status in [403, 500] {
             server.answer(Answer::Endless(status));
@@ -213,7 +213,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
             store.put("any", "bytes".into()).await.unwrap_err();
             store.delete("any").await.unwrap_err();
             let (_, sent) = server.counts();
-            assert!(sent < 3 * most, "{status}: {sent} bytes");
+            assert!(sent < 3 * max_bytes, "{status}: {sent} bytes");
         }
         server.answer(Answer::LongRange);
         store.get_range("any", 0..100).await.unwrap_err();
@@ -225,7 +225,7 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
         let failed = store.list("tenants").await.unwrap_err();
         assert!(matches!(failed, StoreError::TooMany { .. }), "{failed}");
         assert_eq!(server.counts().0, 3);
-        // Progress that is too slow does not count.
+        // Progress that is too slow does not extend the deadline.
         server.answer(Answer::Page(1, Duration::from_millis(50)));
         let failed = brief.list("tenants").await.unwrap_err();
         assert!(failed.is_unavailable(), "{failed}");
@@ -235,8 +235,8 @@ fn answers_that_do_not_end_are_given_up_at_their_limits() {
     });
 }
 
-/// Hosts that find one stale lock at the same moment. One of them collects; the others wait until
-/// it does, and until each of them has failed.
+/// Several hosts find a stale lock at the same moment. One host takes the lock, and the collections
+/// of the others fail.
 #[test]
 fn one_of_many_collections_takes_over_a_stale_lock() {
     const HOSTS: usize = 6;

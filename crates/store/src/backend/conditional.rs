@@ -1,4 +1,4 @@
-//! Writes on the condition that no other host wrote meanwhile.
+//! Conditional writes, which succeed only if no other host has written the object meanwhile.
 
 use super::{Backend, Tags};
 use crate::StoreError;
@@ -8,7 +8,7 @@ use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, PutResult, UpdateVersion,
 };
 
-/// Attempts at a conditional replace that conflicts with nothing that was written.
+/// Attempts at a conditional replace that is rejected although the object did not change.
 const REPLACE_ATTEMPTS: usize = 3;
 
 /// Object with its version.
@@ -20,11 +20,11 @@ pub(crate) struct Versioned {
     pub version: UpdateVersion,
 }
 
-/// Object that each store has, by which conditional writes are checked.
+/// Object in each store that is used to test conditional writes.
 const CHECKED: &str = "conditions";
 
 impl Backend {
-    /// Checks that the store keeps to the conditions of writes.
+    /// Checks that the store implements conditional writes.
     ///
     /// # Errors
     /// [`StoreError::NoConditions`] if it does not.
@@ -39,10 +39,10 @@ impl Backend {
         Ok(())
     }
 
-    /// Makes one request for a write.
+    /// Sends one write request.
     ///
-    /// A store that has no conditional replace is a directory that was not opened by its address:
-    /// one process uses it, whose replaces take turns.
+    /// Only a directory that was not opened by its URL lacks conditional replace. A single process
+    /// uses such a directory, so a mutex orders its replacements.
     pub(super) async fn put_once(
         &self,
         path: &Path,
@@ -56,11 +56,11 @@ impl Backend {
             (Err(Error::NotImplemented { .. }), PutMode::Update(expected)) => expected,
             (put, _) => return put,
         };
-        let _turn = self.replacing.lock().await;
+        let _guard = self.replacing.lock().await;
         if self.store.head(path).await?.e_tag != expected.e_tag {
             return Err(Error::Precondition {
                 path: path.to_string(),
-                source: "it was replaced".into(),
+                source: "the object was replaced".into(),
             });
         }
         self.store
@@ -103,10 +103,10 @@ impl Backend {
                 Err(e) => return Err(e),
             }
             match self.get_versioned(key, bytes.len() as u64).await {
-                // An earlier attempt wrote it, whose answer was lost.
-                Ok(Some(found)) if found.bytes == bytes => return Ok(Some(found.version)),
-                // Writes at the same moment conflict although none of them succeeds.
-                Ok(Some(found)) if found.version == *expected => {}
+                // An earlier attempt succeeded, but its response was lost.
+                Ok(Some(current)) if current.bytes == bytes => return Ok(Some(current.version)),
+                // Concurrent writes may all be rejected, with none of them succeeding.
+                Ok(Some(current)) if current.version == *expected => {}
                 Ok(_) | Err(StoreError::TooLarge { .. }) => return Ok(None),
                 Err(e) => return Err(e),
             }
@@ -115,7 +115,7 @@ impl Backend {
     }
 }
 
-/// Version of an object.
+/// Returns the version of an object from its tags.
 fn version(key: &str, (e_tag, version): Tags) -> Result<UpdateVersion, StoreError> {
     match e_tag.as_deref().map(|tag| tag.trim_matches('"')) {
         None | Some("") => Err(StoreError::NoConditions {

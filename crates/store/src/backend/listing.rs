@@ -1,4 +1,4 @@
-//! Listings, whose length and time are bounded.
+//! Listings of objects, bounded in length and time.
 
 use super::{Backend, MAX_OBJECT_BYTES, time_of};
 use crate::StoreError;
@@ -7,12 +7,12 @@ use crate::traffic::add;
 use futures_util::TryStreamExt;
 use object_store::ObjectMeta;
 
-/// Keys per second below which a listing is given up that takes longer than the deadline.
+/// Minimum rate in keys per second of a listing that takes longer than the deadline.
 const MIN_LISTED_PER_SECOND: u64 = 100;
 /// Maximum length in bytes of the keys that Jiffy writes, without the store's prefix.
 const MAX_KEY_BYTES: usize = 256;
 
-/// Object as a listing shows it.
+/// Object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Key without the store's prefix.
@@ -24,8 +24,8 @@ pub struct Listed {
 }
 
 impl Backend {
-    /// Lists all objects below `prefix`. Objects whose keys are longer than Jiffy writes them are
-    /// left out.
+    /// Lists all objects below `prefix`. Omits objects whose keys are longer than any key that
+    /// Jiffy writes.
     ///
     /// # Errors
     /// [`StoreError::TooMany`] if there are more than [`max_listed`] objects.
@@ -40,12 +40,13 @@ impl Backend {
         })
     }
 
-    /// Checks that the store answers and allows requests. Reads one page of a listing at most.
+    /// Checks that the store is reachable and permits requests. Reads at most one page of a
+    /// listing.
     pub async fn probe(&self, prefix: &str) -> Result<(), StoreError> {
         self.list_some(prefix, 0).await.map(drop)
     }
 
-    /// Lists the objects below `prefix`; `None` if there are more than `limit`.
+    /// Lists the objects below `prefix`. `None` if there are more than `limit`.
     async fn list_some(
         &self,
         prefix: &str,
@@ -64,7 +65,7 @@ impl Backend {
                     return Ok(None);
                 }
                 if !meta.location.prefix_matches(&path) {
-                    return Err(generic("the listing has a key outside of its prefix"));
+                    return Err(generic("the listing contains a key outside its prefix"));
                 }
                 listed.extend(self.listed(&meta));
             }

@@ -1,4 +1,4 @@
-//! Presence of a layer's chunks, and locks of chunks that are being fetched: file `<root>.present`.
+//! Presence bitmaps of a layer, and locks of chunks that are being fetched. File `<root>.present`.
 //!
 //! | offset | bytes | content |
 //! |---|---|---|
@@ -6,17 +6,17 @@
 //! | 8 | 4 | version |
 //! | 12 | 4 | bytes per chunk |
 //! | 16 | 8 | length of the layer |
-//! | 24 | 16 | boot of the host that the second bitmap is of |
+//! | 24 | 16 | boot id of the host at the writes to the second bitmap |
 //! | 40 | 24 | 0 |
-//! | 64 | n | first bitmap: chunks on storage; chunk `c` at bit `c % 8` of byte `c / 8` |
-//! | 64 + n | n | second bitmap: chunks that were written |
+//! | 64 | n | first bitmap: persisted chunks; chunk `c` at bit `c % 8` of byte `c / 8` |
+//! | 64 + n | n | second bitmap: written chunks |
 //!
-//! A chunk is written, then its bit in the second bitmap is set: the end of a process loses
-//! neither. That of the host's kernel may lose the one and not the other, so that after a boot only
-//! the first bitmap counts, whose bits are set when their chunks are on storage.
+//! A chunk is written before its bit in the second bitmap is set. If a process exits, neither is
+//! lost. If the host crashes, the chunk may be lost although its bit is set. Therefore only the
+//! first bitmap counts after a reboot, whose bits are set after their chunks are persisted.
 //!
-//! Locks are those of open file descriptions, at offsets far behind the end of the file: the kernel
-//! drops them with the process that holds them.
+//! The locks are open file description locks at offsets far beyond the end of the file. The kernel
+//! releases them when the process that holds them exits.
 
 use crate::layer::chunks_of;
 use crate::manifest::CHUNK_BYTES;
@@ -39,7 +39,7 @@ const BITMAPS_LOCK: u64 = 1 << 40;
 /// Offset of the lock of chunk 0.
 const CHUNK_LOCKS: u64 = 1 << 41;
 
-/// Id of a boot of the host.
+/// Boot id of the host.
 pub(super) type BootId = [u8; 16];
 
 /// Bitmaps of present chunks.
@@ -50,8 +50,8 @@ pub(super) struct Presence {
 }
 
 impl Presence {
-    /// Reads the bitmaps in `file` of the layer of `bytes` bytes in `data`; makes them if they are
-    /// not whole.
+    /// Reads the bitmaps in `file` of the layer of `bytes` bytes in `data`. Creates them if they
+    /// are incomplete.
     pub fn open(file: Flock<File>, data: &File, bytes: u64, boot: &BootId) -> io::Result<Self> {
         let length = bitmap_bytes(bytes);
         let header = header(bytes, boot);
@@ -78,7 +78,7 @@ impl Presence {
         self.bits.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Returns true if chunk `number` is known to be present, without a look at the file.
+    /// Returns true if chunk `number` is known to be present, without reading the file.
     pub fn knows(&self, number: u64) -> bool {
         is_set(&self.bits(), number)
     }
@@ -102,7 +102,7 @@ impl Presence {
         is_set(&bits, number)
     }
 
-    /// Reads all bits that other processes have set.
+    /// Reads all bits set by other processes.
     pub fn refresh(&self) -> io::Result<()> {
         let mut bits = self.bits();
         let mut read = vec![0; bits.len()];
@@ -112,19 +112,19 @@ impl Presence {
         Ok(())
     }
 
-    /// Second bitmap, as it is known.
+    /// Returns the second bitmap without reading the file.
     pub fn bitmap(&self) -> Vec<u8> {
         self.bits().clone()
     }
 
-    /// First bitmap.
+    /// Reads the first bitmap.
     pub fn settled(&self) -> io::Result<Vec<u8>> {
         let mut read = vec![0; self.bits().len()];
         self.file.read_exact_at(&mut read, HEADER_BYTES as u64)?;
         Ok(read)
     }
 
-    /// Device and inode of the file.
+    /// Returns device and inode of the file.
     pub fn inode(&self) -> io::Result<(u64, u64)> {
         let metadata = self.file.metadata()?;
         Ok((metadata.dev(), metadata.ino()))
@@ -155,7 +155,7 @@ impl Presence {
     }
 }
 
-/// Settles what was written: puts it on storage, then marks it so.
+/// Persists the written chunks: syncs the data, then sets their bits in the first bitmap.
 #[derive(Debug)]
 pub(super) struct Settling {
     data: File,
@@ -164,11 +164,11 @@ pub(super) struct Settling {
 }
 
 impl Settling {
-    /// Prepares it for the layer of `bytes` bytes in `data`, which is in use.
+    /// Prepares the layer of `bytes` bytes in `data`, which the caller must have locked.
     pub fn new(data: &File, present: &Path, bytes: u64) -> io::Result<Self> {
         Ok(Self {
             data: data.try_clone()?,
-            // Another description: it does not keep the layer in use.
+            // A separate file description does not lock the layer against eviction.
             present: File::options().read(true).write(true).open(present)?,
             bytes,
         })
@@ -194,7 +194,7 @@ impl Settling {
     }
 }
 
-/// Locks of chunks that are being fetched. All of them end with it.
+/// Locks of chunks that are being fetched. Dropping this value releases all of them.
 #[derive(Debug)]
 pub(crate) struct ChunkLocks(File);
 
@@ -204,17 +204,17 @@ impl ChunkLocks {
         Ok(Self(file))
     }
 
-    /// Locks chunk `number`; returns false if another holds it.
+    /// Locks chunk `number`. Returns false if another process or task holds the lock.
     pub fn try_lock(&self, number: u64) -> io::Result<bool> {
-        let asked = lock(&self.0, libc::F_WRLCK, CHUNK_LOCKS + number, false);
-        match asked {
+        let locked = lock(&self.0, libc::F_WRLCK, CHUNK_LOCKS + number, false);
+        match locked {
             Ok(()) => Ok(true),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// Ends the lock of chunk `number`.
+    /// Releases the lock of chunk `number`.
     pub fn unlock(&self, number: u64) {
         let _ = lock(&self.0, libc::F_UNLCK, CHUNK_LOCKS + number, false);
     }
@@ -247,9 +247,10 @@ fn lock(file: impl AsFd, kind: libc::c_int, offset: u64, wait: bool) -> Result<(
         l_len: 1,
         l_pid: 0,
     };
-    let how = match wait {
-        true => FcntlArg::F_OFD_SETLKW(&range),
-        false => FcntlArg::F_OFD_SETLK(&range),
+    let how = if wait {
+        FcntlArg::F_OFD_SETLKW(&range)
+    } else {
+        FcntlArg::F_OFD_SETLK(&range)
     };
     fcntl(file, how).map(drop)
 }

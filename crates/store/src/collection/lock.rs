@@ -1,8 +1,8 @@
 //! Lock of a tenant's collection: object `gc/lock`. Collections, repairs and repacking hold it.
 //!
-//! The object changes by conditional writes only, so that at most one of several hosts takes or
-//! renews it. Each version has random bytes: equal content would have the same ETag. A free lock
-//! has zeroes and stays: a removal without a condition could remove the lock of another host.
+//! All writes to the object are conditional, so that at most one host acquires or renews the lock.
+//! Each version has random bytes, because equal content would have an equal ETag. A free lock is an
+//! object of zeroes: removing the object is not conditional and could remove another host's lock.
 
 use crate::StoreError;
 use crate::tenant::{SharedStore, Tenant};
@@ -11,9 +11,9 @@ use object_store::UpdateVersion;
 use parking_lot::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Age from which on a lock that is not renewed counts as left behind.
+/// Age at which a lock that is not renewed is considered abandoned.
 pub const GC_LOCK_TIME: Duration = Duration::from_secs(3600);
-/// Time after which a holder renews its lock.
+/// Interval at which the holder renews its lock.
 const RENEWAL_TIME: Duration = Duration::from_secs(GC_LOCK_TIME.as_secs() / 8);
 const LOCK_BYTES: usize = 32;
 /// Content of a lock that no host holds.
@@ -25,7 +25,7 @@ pub(crate) struct CollectionLock {
     key: String,
     held: Mutex<Held>,
     renewing: tokio::sync::Mutex<()>,
-    /// Time of the store at which it was taken, in milliseconds since 1970.
+    /// Time of the store when the lock was acquired, in milliseconds since 1970.
     pub now: i64,
 }
 
@@ -33,12 +33,12 @@ pub(crate) struct CollectionLock {
 #[derive(Debug, Clone)]
 struct Held {
     version: UpdateVersion,
-    /// Time before the write.
+    /// Time just before the write.
     renewed: Instant,
 }
 
 impl SharedStore {
-    /// Time of the store in milliseconds since 1970: that of an object written now.
+    /// Returns the store's time in milliseconds since 1970, from a newly written object.
     pub(super) async fn store_time(&self, tenant: &Tenant) -> Result<i64, StoreError> {
         let probe = tenant.key("gc/clock");
         self.backend.put(&probe, random_content(&probe)?).await?;
@@ -46,7 +46,7 @@ impl SharedStore {
         Ok(found.ok_or(StoreError::Gone(probe))?.modified_ms)
     }
 
-    /// Takes the lock. A lock that was not renewed for `lock_time` is taken over.
+    /// Acquires the lock. Takes over a lock that was not renewed for `lock_time`.
     ///
     /// # Errors
     /// [`StoreError::Collecting`] if another process holds it.
@@ -65,10 +65,11 @@ impl SharedStore {
                 let held = self.backend.head(&key).await?;
                 let is_recent =
                     held.is_some_and(|held| now - held.modified_ms < super::millis(lock_time));
-                match found.bytes != FREE.as_slice() && is_recent {
-                    true => None,
-                    // Free, or left by a process that was cut off.
-                    false => self.backend.replace(&key, content, &found.version).await?,
+                if found.bytes != FREE.as_slice() && is_recent {
+                    None
+                } else {
+                    // The lock is free, or its holder exited without releasing it.
+                    self.backend.replace(&key, content, &found.version).await?
                 }
             }
         };
@@ -83,13 +84,14 @@ impl SharedStore {
         })
     }
 
-    /// Creates the object of the lock. `None` if another host was first.
+    /// Creates the object of the lock. `None` if another host created it first.
     async fn create_lock(
         &self,
         key: &str,
         content: Bytes,
     ) -> Result<Option<UpdateVersion>, StoreError> {
-        // If the object exists, an earlier attempt may have created it.
+        // Ignore whether the object exists: an earlier attempt may have created it. Compare its
+        // content.
         self.backend.create(key, content.clone()).await?;
         let found = self.backend.get_versioned(key, LOCK_BYTES as u64).await?;
         Ok(found
@@ -97,7 +99,8 @@ impl SharedStore {
             .map(|found| found.version))
     }
 
-    /// Fails if another process has the lock, or may have it soon. Renews it now and then.
+    /// Fails if another process holds the lock or may soon take it over. Renews the lock when
+    /// necessary.
     pub(crate) async fn check_lock(&self, lock: &CollectionLock) -> Result<(), StoreError> {
         let held = lock.held().clone();
         let age = held.renewed.elapsed();
@@ -105,8 +108,8 @@ impl SharedStore {
             return Err(StoreError::Collecting(GC_LOCK_TIME));
         }
         if age > RENEWAL_TIME {
-            // One of the requests that run at once renews it.
-            let _turn = lock.renewing.lock().await;
+            // Only one of the concurrent requests renews the lock.
+            let _guard = lock.renewing.lock().await;
             let held = lock.held().clone();
             if held.renewed.elapsed() <= RENEWAL_TIME {
                 return Ok(());
@@ -121,7 +124,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Frees the lock, unless another process has taken it over.
+    /// Releases the lock, unless another process has taken it over.
     pub(crate) async fn unlock_collection(&self, lock: &CollectionLock) -> Result<(), StoreError> {
         let version = lock.held().version.clone();
         let free = Bytes::from_static(&FREE);

@@ -1,4 +1,4 @@
-//! Marking: objects that a tenant needs, and what of its packs is in use.
+//! Mark phase: finds the objects that a tenant needs and the live part of its packs.
 
 use super::{Collector, root_of};
 use crate::data_keys::Hash;
@@ -12,36 +12,36 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 /// Leases of a tenant.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    /// Start of the oldest one, in milliseconds since 1970 by the store's clock.
+    /// Start of the oldest lease, in milliseconds since 1970 by the store's clock.
     pub oldest: Option<i64>,
-    /// Keys of objects that they protect.
+    /// Keys of the objects that leases protect.
     pub protected: HashSet<String>,
-    /// Their number.
+    /// Number of leases.
     pub count: u64,
 }
 
-/// Part of a pack that snapshots use.
+/// Live part of a pack.
 #[derive(Debug, Default)]
 pub(super) struct PackUse {
-    /// Lengths of its frames in use, by their offsets.
+    /// Lengths of the live frames by their offsets.
     pub frames: HashMap<u32, u32>,
     /// Snapshots that use it.
     pub roots: BTreeSet<Hash>,
 }
 
-/// Objects that are needed.
+/// Objects in use.
 #[derive(Debug, Default)]
 pub(super) struct Marked {
-    /// Their keys.
+    /// Keys of the objects.
     pub live: HashSet<String>,
-    /// Use of packs, by their keys.
+    /// Live parts of packs by the packs' keys.
     pub packs: BTreeMap<String, PackUse>,
     /// Number of readers.
     pub readers: u64,
 }
 
 impl Collector<'_> {
-    /// Reads the leases. Removes those that have ended.
+    /// Reads the leases and removes expired ones.
     pub(super) async fn leases(&self) -> Result<Leases, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         let listed = store.backend.list(&tenant.key("leases")).await?;
@@ -60,7 +60,8 @@ impl Collector<'_> {
                 leases.count += 1;
             }
         }
-        // Each lease that was listed, whether its list was too: the list may have come meanwhile.
+        // Read the list of each lease even if the listing had no list: it may have been written
+        // since.
         for key in starts.keys().filter(|key| !key.ends_with(REUSED)) {
             let list: Option<BTreeSet<String>> =
                 store.read_list(tenant, &format!("{key}{REUSED}")).await?;
@@ -69,8 +70,8 @@ impl Collector<'_> {
         Ok(leases)
     }
 
-    /// Marks what is needed: by snapshots that were not removed or have a name, by modules that a
-    /// host holds, by those that they are based on, and by those that leases protect.
+    /// Marks the objects in use: snapshots that have a name or were not removed, modules that a
+    /// host holds, snapshots that leases protect, and the ancestors of all of these.
     pub(super) async fn mark(
         &self,
         objects: &[Listed],
@@ -106,9 +107,9 @@ impl Collector<'_> {
             self.report("snapshots", seen.len() as u64, roots.len() as u64);
             let ancestors = Mutex::new(Vec::new());
             let mark = async |root| {
-                let found = self.mark_snapshot(root, &marked).await?;
+                let lineage = self.mark_snapshot(root, &marked).await?;
                 let mut ancestors = ancestors.lock();
-                ancestors.extend(found);
+                ancestors.extend(lineage);
                 Ok(())
             };
             self.store.backend.each(wave, mark).await?;
@@ -117,33 +118,35 @@ impl Collector<'_> {
         Ok(marked.into_inner())
     }
 
-    /// Roots of snapshots that something but another snapshot of the tenant needs.
+    /// Returns the roots of snapshots that are needed independently of the tenant's other
+    /// snapshots.
     async fn needed_roots(&self, roots: &BTreeSet<Hash>) -> Result<Vec<Hash>, StoreError> {
         let (store, tenant) = (self.store, self.tenant);
         let removed = store.backend.list(&tenant.key("removed")).await?;
         let removed: HashSet<Hash> = removed
             .iter()
-            .filter_map(|found| root_of(&found.key))
+            .filter_map(|object| root_of(&object.key))
             .collect();
         let referenced = store.backend.list(&tenant.key("references")).await?;
-        let referenced = referenced.iter().filter_map(|found| {
-            let mut parts = found.key.rsplit('/');
+        let referenced = referenced.iter().filter_map(|object| {
+            let mut parts = object.key.rsplit('/');
             parts.next();
             parts.next()?.parse::<Hash>().ok()
         });
-        // Left by a collection that was cut off when the snapshot was gone.
+        // Remove markers that an interrupted collection left after it had removed the snapshot.
         for root in removed.iter().filter(|root| !roots.contains(root)) {
             self.delete(&tenant.removed_key(root)).await?;
         }
-        let kept = roots.iter().filter(|root| !removed.contains(root));
-        let mut needed: Vec<Hash> = kept.copied().collect();
+        let retained = roots.iter().filter(|root| !removed.contains(root));
+        let mut needed: Vec<Hash> = retained.copied().collect();
         needed.extend(referenced);
         needed.extend(store.named_roots(tenant).await?);
         needed.extend(store.held_modules(tenant).await?);
         Ok(needed)
     }
 
-    /// Roots of snapshots that hosts have not fetched whole. Removes readers that have ended.
+    /// Returns the roots of snapshots that hosts have not fetched completely. Removes expired
+    /// readers.
     async fn readers(&self) -> Result<Vec<Hash>, StoreError> {
         let (store, time) = (self.store, self.options.reader_time);
         let readers = store.readers(self.tenant, self.now, time).await?;
@@ -153,14 +156,14 @@ impl Collector<'_> {
         Ok(readers.roots)
     }
 
-    /// Marks what a snapshot needs; returns the roots that it is based on.
+    /// Marks the objects of a snapshot. Returns the roots of its ancestors.
     async fn mark_snapshot(
         &self,
         root: Hash,
         marked: &Mutex<Marked>,
     ) -> Result<Vec<Hash>, StoreError> {
         let tenant = self.tenant;
-        // A snapshot that cannot be read stops the collection: what it needs is unknown.
+        // An unreadable snapshot stops the collection: the objects that it needs are unknown.
         let (keys, manifest) = self.store.manifest(tenant, root).await?;
         let locations = self.store.locations(tenant, &keys, root).await?;
         let own = tenant.name() == SHARED_TENANT;

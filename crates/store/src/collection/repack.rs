@@ -1,9 +1,9 @@
-//! Repacking: chunks in use of packs that are mostly dead, or have damage, move to new packs.
+//! Repacking: moves live chunks of mostly dead or damaged packs to new packs.
 //!
-//! New packs are written first, then the locations of the snapshots that used the old ones. Both
-//! hold at any time: a collection that is cut off leaves packs that the next one collects. An old
-//! pack that no snapshot uses any more is condemned, so that no push counts on it; a push that did
-//! so before has a lease which says so, and keeps it.
+//! New packs are written first, then the locations of the snapshots that used the old packs. Both
+//! sets of locations are valid throughout: an interrupted collection leaves only packs that the
+//! next one collects. An old pack without users is condemned, so that no push reuses it. A push
+//! that already does so has a lease that lists the pack and protects it.
 
 use super::mark::{Leases, Marked, PackUse};
 use super::{Collector, GcReport};
@@ -27,19 +27,19 @@ struct Candidate<'a> {
     used: &'a PackUse,
 }
 
-/// Chunks that were moved.
+/// Result of moving chunks.
 #[derive(Default)]
 struct Moved {
-    /// New places by old ones: pack and offset.
+    /// New locations by old ones (pack and offset).
     places: HashMap<(PackId, u32), Location>,
     by_hash: HashMap<Hash, Location>,
-    /// Packs that keep a chunk.
-    kept: HashSet<PackId>,
+    /// Packs in which a chunk had to remain.
+    retained: HashSet<PackId>,
     written: u64,
 }
 
 impl Collector<'_> {
-    /// Moves chunks out of packs that are worth it, and condemns those packs.
+    /// Moves chunks out of packs that are worth repacking, and condemns those packs.
     pub(super) async fn repack(
         &self,
         objects: &[Listed],
@@ -57,16 +57,15 @@ impl Collector<'_> {
             of.push(candidate);
         }
         for (generation, packs) in &generations {
-            let kept = match self.options.dry_run {
-                true => HashSet::new(),
-                false => {
-                    let keys = self.tenant.generation(*generation)?;
-                    let moved = self.move_chunks(keys, packs).await?;
-                    report.rewritten_bytes += moved.written;
-                    moved.kept
-                }
+            let retained = if self.options.dry_run {
+                HashSet::new()
+            } else {
+                let keys = self.tenant.generation(*generation)?;
+                let moved = self.move_chunks(keys, packs).await?;
+                report.rewritten_bytes += moved.written;
+                moved.retained
             };
-            for pack in packs.iter().filter(|pack| !kept.contains(&pack.id)) {
+            for pack in packs.iter().filter(|pack| !retained.contains(&pack.id)) {
                 condemned.insert(pack.key.to_owned(), self.now);
                 report.repacked += 1;
                 report.repacked_bytes += pack.bytes;
@@ -78,22 +77,22 @@ impl Collector<'_> {
         }
     }
 
-    /// Packs with damage that still exist.
+    /// Returns the existing packs with known damage.
     async fn distrusted_packs(&self, objects: &[Listed]) -> Result<BTreeSet<String>, StoreError> {
         let all = self.store.distrusted(self.tenant).await?;
-        let there: HashSet<&String> = objects.iter().map(|object| &object.key).collect();
-        let left: BTreeSet<String> = all
+        let existing: HashSet<&String> = objects.iter().map(|object| &object.key).collect();
+        let remaining: BTreeSet<String> = all
             .iter()
-            .filter(|key| there.contains(key))
+            .filter(|key| existing.contains(key))
             .cloned()
             .collect();
-        if left != all && !self.options.dry_run {
-            self.store.write_distrusted(self.tenant, &left).await?;
+        if remaining != all && !self.options.dry_run {
+            self.store.write_distrusted(self.tenant, &remaining).await?;
         }
-        Ok(left)
+        Ok(remaining)
     }
 
-    /// Packs that are worth it, those with the least in use first.
+    /// Returns the packs worth repacking, those with the smallest live part first.
     fn candidates<'a>(
         &self,
         objects: &[Listed],
@@ -106,13 +105,14 @@ impl Collector<'_> {
             .iter()
             .map(|object| (object.key.as_str(), object))
             .collect();
-        // Locations of a snapshot that lacks a pack are left to a push that makes it whole.
-        let gone = marked
+        // If a pack of a snapshot is missing, do not change its locations: a push will restore the
+        // pack.
+        let missing = marked
             .packs
             .iter()
             .filter(|(key, _)| !listed.contains_key(key.as_str()));
-        let broken: BTreeSet<Hash> = gone.flat_map(|(_, used)| &used.roots).copied().collect();
-        let mut found: Vec<Candidate<'a>> = Vec::new();
+        let broken: BTreeSet<Hash> = missing.flat_map(|(_, used)| &used.roots).copied().collect();
+        let mut candidates: Vec<Candidate<'a>> = Vec::new();
         for (key, used) in &marked.packs {
             let Some(object) = listed.get(key.as_str()) else {
                 continue;
@@ -127,7 +127,7 @@ impl Collector<'_> {
             let is_worth_it = live * 100 < object.bytes * percent || distrusted.contains(key);
             let is_free = object.modified_ms < young && !leases.protected.contains(key);
             if is_worth_it && is_free && used.roots.is_disjoint(&broken) {
-                found.push(Candidate {
+                candidates.push(Candidate {
                     key,
                     generation,
                     id,
@@ -137,16 +137,16 @@ impl Collector<'_> {
                 });
             }
         }
-        found.sort_by_key(|pack| (pack.live * 1000 / pack.bytes.max(1), pack.id));
+        candidates.sort_by_key(|pack| (pack.live * 1000 / pack.bytes.max(1), pack.id));
         let mut sum = 0;
-        found.retain(|pack| {
+        candidates.retain(|pack| {
             sum += pack.live;
             sum <= self.options.repack_bytes
         });
-        found
+        candidates
     }
 
-    /// Moves the chunks of `packs` that are in use.
+    /// Moves the live chunks of `packs`.
     async fn move_chunks(
         &self,
         keys: &DataKeys,
@@ -162,11 +162,11 @@ impl Collector<'_> {
         self.write_packs(keys, &frames, &mut moved).await?;
         for root in roots {
             self.check().await?;
-            // A push that is under way may write them.
+            // A push in progress may overwrite the locations of this snapshot.
             let protected = self.leases().await?.protected;
             if protected.contains(&self.tenant.locations_key(&root)) {
                 let users = packs.iter().filter(|pack| pack.used.roots.contains(&root));
-                moved.kept.extend(users.map(|pack| pack.id));
+                moved.retained.extend(users.map(|pack| pack.id));
                 continue;
             }
             let place =
@@ -176,7 +176,7 @@ impl Collector<'_> {
         Ok(moved)
     }
 
-    /// Frames of the packs `ids` that the snapshots use, in the order of packs.
+    /// Returns the frames of the packs `ids` that the snapshots use, ordered by pack.
     async fn frames(
         &self,
         roots: &BTreeSet<Hash>,
@@ -233,7 +233,7 @@ impl Collector<'_> {
         self.store.write_pack(self.tenant, keys, writer).await
     }
 
-    /// Adds the frames of a range to the pack that is being written.
+    /// Copies the frames of a range to the pack that is being written.
     async fn move_range(
         &self,
         keys: &DataKeys,
@@ -249,9 +249,9 @@ impl Collector<'_> {
             let frame_bytes = bytes.get(at..at + frame.location.length as usize);
             let chunk = frame_bytes.and_then(|bytes| decode_frame(keys, &frame.hash, bytes).ok());
             let (Some(bytes), Some(chunk)) = (frame_bytes, chunk) else {
-                // Left where it is, for `verify` to name and `repair` to mend.
-                tracing::warn!("a chunk of {key} is damaged: verify the store");
-                moved.kept.insert(range.pack);
+                // Leave a damaged chunk in place: `verify` reports it and `repair` repairs it.
+                tracing::warn!(pack = %key, "a chunk is damaged: verify the store");
+                moved.retained.insert(range.pack);
                 continue;
             };
             let place = match moved.by_hash.get(&frame.hash) {
@@ -272,7 +272,7 @@ impl Collector<'_> {
         Ok(())
     }
 
-    /// Fails if another process may have the lock.
+    /// Fails if another process may hold the lock.
     async fn check(&self) -> Result<(), StoreError> {
         match &self.lock {
             Some(lock) => self.store.check_lock(lock).await,

@@ -8,29 +8,29 @@ use std::time::Duration;
 /// Failure of an operation on the shared store.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The store failed or refused.
+    /// The operation on the store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The file of master keys is missing.
     #[error(
-        "there is no file of keys {}: copy it from a host that uses this store, or leave \
-         --store-keys out and have one made",
+        "the key file {} does not exist: copy it from a host that uses this store, or omit \
+         --store-keys to create one",
         path.display()
     )]
     NoKeys {
         /// Path of the file.
         path: PathBuf,
     },
-    /// The store does not know a tenant that it knew before.
-    #[error("the store does not know tenant {tenant}")]
+    /// A tenant that the store had no longer exists in it.
+    #[error("tenant {tenant} does not exist in the store")]
     NoTenant {
         /// Name of the tenant.
         tenant: String,
     },
-    /// A VMM asked for a layer that is not its own.
-    #[error("this layer is not one of the guest's")]
+    /// A VMM requested a layer that is not in its grant.
+    #[error("this layer is not one of the guest's layers")]
     NotGranted,
-    /// A snapshot in the store contradicts itself.
+    /// A snapshot in the store is inconsistent.
     #[error("snapshot {id} in the store {reason}; push it again from a host that has it")]
     Damaged {
         /// Id of the snapshot.
@@ -48,19 +48,19 @@ pub enum RemoteError {
     },
 }
 
-/// Time after which a store that did not answer is asked again.
+/// Interval after which an unavailable store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(5);
-/// Time after which something that takes mending is tried again: a full or read-only disk, a full
-/// cache, credentials.
-const MENDING_RETRY: Duration = Duration::from_secs(30);
+/// Interval after which an operation is retried whose error needs an action of the operator: a full
+/// or read-only disk, a full cache, wrong credentials.
+const OPERATOR_RETRY: Duration = Duration::from_secs(30);
 
 impl RemoteError {
-    /// True if something that a push is based on was removed from the store.
+    /// Returns whether a snapshot or pack that a push is based on was removed from the store.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Store(StoreError::Gone(_)))
     }
 
-    /// Time after which the same may succeed, if waiting is all it takes.
+    /// Returns the time after which a retry may succeed. `None` if waiting alone does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Store(e) if e.is_unavailable() => Some(STORE_RETRY),
@@ -72,12 +72,12 @@ impl RemoteError {
                 | StoreError::NoConditions { .. }
                 | StoreError::Regressed { .. }
                 | StoreError::TooMany { .. },
-            ) => Some(MENDING_RETRY),
+            ) => Some(OPERATOR_RETRY),
             _ => None,
         }
     }
 
-    /// True if a snapshot in the store is not as it was written.
+    /// Returns whether a snapshot in the store is damaged.
     pub fn is_damage(&self) -> bool {
         use StoreError::{Damaged, Missing, Tenant, TooLarge};
         match self {

@@ -1,5 +1,5 @@
-//! Grants for the fetcher: a file for each VMM whose memory has not all arrived, beside the socket
-//! at which the VMM listens ([`jiffy_proto::fetch`]).
+//! Grants for the fetcher. Each VMM with incomplete memory has a grant file, next to the socket at
+//! which the VMM listens ([`jiffy_proto::fetch`]).
 
 use crate::host::RemoteError;
 use crate::{FormatError, Hash};
@@ -15,18 +15,18 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Directory of the grants in that of running things (`<home>/run`).
+/// Directory of the grants in the runtime directory (`<home>/run`).
 pub const GRANTS_DIRECTORY: &str = "fetch";
 
-/// Longest grant in bytes: far more than the layers of any restore need.
+/// Maximum size in bytes of a grant: far more than the layers of any restore need.
 const MAX_GRANT_BYTES: u64 = 1 << 20;
 const GRANT_SUFFIX: &str = ".grant";
 const SOCKET_SUFFIX: &str = ".sock";
 const NEW_SUFFIX: &str = ".new";
-/// Connections that wait to be accepted: more than there ever are.
+/// Backlog of the listening socket, larger than the number of connections that occur.
 const BACKLOG: i32 = 8;
 
-/// Place of a layer in the store and in the cache.
+/// Location of a layer in the store and in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerOrigin {
@@ -35,20 +35,20 @@ pub struct LayerOrigin {
     /// Root of the snapshot.
     #[serde(with = "hash")]
     pub snapshot: Hash,
-    /// Number of the part.
+    /// Index of the part in the manifest.
     pub part: usize,
     /// Root of the part, which names it in the cache.
     #[serde(with = "hash")]
     pub layer: Hash,
 }
 
-/// Layers that one VMM may have chunks of.
+/// Layers of which one VMM may request chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FetchGrant {
-    /// Layers with holes, by their numbers in the restore.
+    /// Incomplete layers, by their numbers in the restore.
     pub layers: Vec<GrantedLayer>,
-    /// True if all of them are to be fetched whole, without being asked for.
+    /// True if all layers are fetched completely without requests of the VMM.
     #[serde(default)]
     pub prefetch: bool,
 }
@@ -78,24 +78,24 @@ pub(crate) mod hash {
     }
 }
 
-/// Directory of grants. One daemon writes them, one fetcher reads them.
+/// Directory of grants. One daemon writes the grants, and one fetcher reads them.
 #[derive(Debug, Clone)]
 pub struct GrantDirectory(PathBuf);
 
-/// Socket at which a VMM is going to listen, whose grant is not written yet.
+/// Listening socket for a VMM whose grant is not written yet.
 #[derive(Debug)]
 pub struct GrantSocket {
     id: String,
-    /// The listening socket, for the VMM. The grant ends when the last copy is closed.
+    /// The listening socket, for the VMM. The grant expires when the last copy is closed.
     pub listener: OwnedFd,
 }
 
 impl GrantDirectory {
-    /// Opens the directory in `run`, creating it if needed.
+    /// Opens the directory in `run`, creating it if necessary.
     pub fn open(run: &Path) -> Result<Self, RemoteError> {
         let path = run.join(GRANTS_DIRECTORY);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.map_err(RemoteError::io(&path))?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        created.map_err(RemoteError::io(&path))?;
         Ok(Self(path))
     }
 
@@ -108,22 +108,22 @@ impl GrantDirectory {
         self.0.join(format!("{id}{suffix}"))
     }
 
-    /// Makes a listening socket for a VMM.
+    /// Creates a listening socket for a VMM.
     pub fn listen(&self) -> Result<GrantSocket, RemoteError> {
         let id = random_id().map_err(RemoteError::io(&self.0))?;
         let path = self.file(&id, SOCKET_SUFFIX);
-        let make = || -> io::Result<OwnedFd> {
+        let create = || -> io::Result<OwnedFd> {
             let listener = seqpacket()?;
             bind(listener.as_raw_fd(), &UnixAddr::new(&path)?)?;
             fs::set_permissions(&path, Permissions::from_mode(0o600))?;
             listen(&listener, Backlog::new(BACKLOG)?)?;
             Ok(listener)
         };
-        let listener = make().map_err(RemoteError::io(&path))?;
+        let listener = create().map_err(RemoteError::io(&path))?;
         Ok(GrantSocket { id, listener })
     }
 
-    /// Grants layers to the VMM at `socket`.
+    /// Writes the grant of layers to the VMM at `socket`.
     pub fn write(&self, socket: &GrantSocket, grant: &FetchGrant) -> Result<(), RemoteError> {
         let path = self.file(&socket.id, GRANT_SUFFIX);
         let new = self.file(&socket.id, NEW_SUFFIX);
@@ -141,7 +141,7 @@ impl GrantDirectory {
         write().map_err(RemoteError::io(&path))
     }
 
-    /// Ids of all grants.
+    /// Returns the ids of all grants.
     pub fn ids(&self) -> Result<Vec<String>, RemoteError> {
         let names = self.names()?;
         let ids = names
@@ -162,7 +162,7 @@ impl GrantDirectory {
         read().map_err(RemoteError::io(&path))
     }
 
-    /// Connects to the VMM of a grant; none: there is none any more.
+    /// Connects to the VMM of a grant. `None` if the VMM no longer listens.
     pub fn connect(&self, id: &str) -> io::Result<Option<OwnedFd>> {
         let link = seqpacket()?;
         let path = self.file(id, SOCKET_SUFFIX);
@@ -175,12 +175,13 @@ impl GrantDirectory {
 
     /// Removes a grant and its socket.
     pub fn remove(&self, id: &str) {
-        // The grant last: a socket without one is not looked for.
+        // Remove the grant last: sockets without a grant are cleaned up only by
+        // `remove_unfinished`.
         let _ = fs::remove_file(self.file(id, SOCKET_SUFFIX));
         let _ = fs::remove_file(self.file(id, GRANT_SUFFIX));
     }
 
-    /// Removes what a daemon that was killed left half made. Must be called by the daemon alone.
+    /// Removes incomplete files that a killed daemon left. Only the daemon may call this.
     pub fn remove_unfinished(&self) -> Result<(), RemoteError> {
         for name in self.names()? {
             let socket = name.strip_suffix(SOCKET_SUFFIX);
@@ -202,11 +203,11 @@ impl GrantDirectory {
 impl LayerOrigin {
     /// Decodes the output of [`Self::encode`].
     pub fn decode(text: &str) -> Result<Self, FormatError> {
-        let damaged = |_| FormatError::Damaged("it does not tell where a layer comes from");
+        let damaged = |_| FormatError::Damaged("it is not the origin of a layer");
         serde_json::from_str(text).map_err(damaged)
     }
 
-    /// Encodes it as one line.
+    /// Encodes the origin as one line of text.
     pub fn encode(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

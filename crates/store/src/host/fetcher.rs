@@ -1,5 +1,5 @@
-//! Fetcher: gets the chunks that guests wait for into the cache of this host. It runs in a process
-//! that outlives the daemon, as guests do.
+//! Fetcher: fetches the chunks that guests need into the cache of this host. The fetcher is a
+//! process that, like guests, outlives the daemon.
 
 mod confine;
 mod connection;

@@ -1,4 +1,4 @@
-//! The fetcher as the daemon starts it.
+//! Supervision of the fetcher process by the daemon.
 
 use crate::host::fetch_grants::GrantDirectory;
 use crate::host::fetcher::FetcherLock;
@@ -14,16 +14,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// File that the fetcher's messages go to, in the directory of running things.
+/// Log file of the fetcher in the runtime directory.
 pub const FETCHER_LOG: &str = "fetcher.log";
-/// Size in bytes from which on the log is begun anew.
+/// Size in bytes above which the log is truncated at the next start.
 const MAX_LOG_BYTES: u64 = 4 << 20;
-/// Time between two looks at a fetcher that may have died.
+/// Interval between checks whether the fetcher has exited.
 pub const FETCHER_WATCH_INTERVAL: Duration = Duration::from_millis(250);
-/// Least time between two starts of a fetcher that does not stay.
+/// Minimum time between two starts of the fetcher.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// The fetcher of one data directory. It runs while there are grants, and outlives this process.
+/// Fetcher of one data directory. It runs while grants exist and outlives this process.
 #[derive(Debug)]
 pub struct FetcherProcess {
     program: PathBuf,
@@ -33,13 +33,13 @@ pub struct FetcherProcess {
     child: Mutex<StartedChild>,
 }
 
-/// Fetcher that this process started last.
+/// Fetcher that this process started last, and its start time.
 #[derive(Debug, Default)]
 struct StartedChild(Option<(Child, Instant)>);
 
 impl FetcherProcess {
-    /// The fetcher for grants in `run`, run by `program` with [`FETCHER_ARGUMENT`]. One that an
-    /// earlier daemon started goes on.
+    /// Manages the fetcher for grants in `run`. `program` is started with [`FETCHER_ARGUMENT`]. A
+    /// fetcher that an earlier daemon started continues to run.
     pub fn new(program: PathBuf, store: &RemoteSettings, run: &Path) -> Result<Self, RemoteError> {
         let grants = GrantDirectory::open(run)?;
         grants.remove_unfinished()?;
@@ -53,12 +53,12 @@ impl FetcherProcess {
         })
     }
 
-    /// Its grants.
+    /// Returns the directory of its grants.
     pub fn grants(&self) -> &GrantDirectory {
         &self.grants
     }
 
-    /// Starts it if there are grants and it does not run. To be called after a grant was written,
+    /// Starts the fetcher if grants exist and no fetcher runs. Must be called after writing a grant
     /// and every [`FETCHER_WATCH_INTERVAL`].
     pub fn ensure(&self) -> Result<(), RemoteError> {
         let mut child = self.child.lock().unwrap_or_else(|e| e.into_inner());
@@ -91,23 +91,25 @@ impl FetcherProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
-        match geteuid().is_root() {
-            true => in_new_pid_namespace(|| command.spawn()),
-            false => command.spawn(),
+        if geteuid().is_root() {
+            in_new_pid_namespace(|| command.spawn())
+        } else {
+            command.spawn()
         }
     }
 }
 
-/// Runs `start` on this thread; the one process that it starts is process 1 of a new PID namespace.
+/// Runs `start` on this thread. The first process that `start` creates is process 1 of a new PID
+/// namespace.
 fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = File::open("/proc/self/ns/pid")?;
     match unshare(CloneFlags::CLONE_NEWPID) {
-        // Root of a container without the right to do so.
+        // The root user of an unprivileged container.
         Err(Errno::EPERM) => return start(),
         other => other?,
     }
     let started = start();
-    // Otherwise the thread could not start further processes.
+    // Restore the namespace, or this thread could not start further processes.
     setns(&own, CloneFlags::CLONE_NEWPID)?;
     started
 }

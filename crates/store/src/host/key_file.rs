@@ -1,4 +1,4 @@
-//! File of master keys, made at the first start on a host that was given none.
+//! Master key file, created at the first start on a host that has none.
 
 use crate::host::RemoteError;
 use data_encoding::HEXLOWER;
@@ -7,11 +7,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Makes a file of keys at `path` unless there is one. Returns true if it was made.
+/// Creates a key file at `path` unless it exists. Returns true if it was created.
 pub fn make(path: &Path) -> Result<bool, RemoteError> {
     let failed = |e| RemoteError::io(path)(e);
     let content = content().map_err(failed)?;
-    // Complete or absent: a daemon that is killed here must not leave half a key.
+    // Write a new file and link it: a daemon that is killed here must not leave a partial key file.
     let new = path.with_extension("new");
     let write = || -> io::Result<bool> {
         let mut file = File::options()
@@ -29,9 +29,10 @@ pub fn make(path: &Path) -> Result<bool, RemoteError> {
             other => other.map(|()| true),
         }
     };
-    match path.exists() {
-        true => Ok(false),
-        false => write().map_err(failed),
+    if path.exists() {
+        Ok(false)
+    } else {
+        write().map_err(failed)
     }
 }
 
@@ -42,8 +43,8 @@ fn content() -> io::Result<String> {
         Ok(HEXLOWER.encode(&bytes))
     };
     Ok(format!(
-        "# Master keys of a snapshot store. Without them nothing in it can be read: keep a copy,\n\
-         # and give it to every host that uses the store (--store-keys).\n\
+        "# Master keys of a snapshot store. Without them the store is unreadable: keep a copy,\n\
+         # and copy it to every host that uses the store (--store-keys).\n\
          locator = \"{}\"\ncurrent = \"k1\"\n[keys]\nk1 = \"{}\"\n",
         secret()?,
         secret()?

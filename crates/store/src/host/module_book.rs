@@ -1,8 +1,8 @@
-//! Modules that this host holds in the store, as it keeps them: `<home>/store/modules`.
+//! Local record of the modules that this host holds in the store: `<home>/store/modules`.
 //!
 //! ```text
 //! host                        random id of this data directory
-//! <tenant>/<digest>.json      a module; written before the store is told of it
+//! <tenant>/<digest>.json      a module; written before the module is pushed
 //! ```
 
 use crate::Hash;
@@ -16,29 +16,29 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Module in the store, or on its way there.
+/// Module that is in the store or being pushed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HeldModule {
-    /// Address of the store.
+    /// URL of the store.
     pub store: String,
     /// Tenant.
     pub tenant: String,
-    /// BLAKE3 hash of its content in hexadecimal digits.
+    /// BLAKE3 hash of its content in hexadecimal.
     pub digest: String,
-    /// Root of its copy.
+    /// Root of its snapshot in the store.
     #[serde(with = "hash")]
     pub root: Hash,
-    /// Time in the manifest of its copy, which makes the root another one.
+    /// Creation time in its manifest. A different time results in a different root.
     pub created_ms: u64,
-    /// True if the copy is complete and this host holds it.
+    /// True if the module is complete in the store and held by this host.
     pub stored: bool,
 }
 
 /// Modules by tenant and digest.
 type Held = BTreeMap<String, BTreeMap<String, HeldModule>>;
 
-/// Modules that this host holds in the store.
+/// Local record of the modules that this host holds in the store.
 #[derive(Debug)]
 pub(crate) struct ModuleBook {
     directory: PathBuf,
@@ -48,7 +48,7 @@ pub(crate) struct ModuleBook {
 }
 
 impl ModuleBook {
-    /// Reads the book. What was held in another store is forgotten. Blocks.
+    /// Reads the record. Discards modules that were held in another store. Blocks.
     pub(crate) fn open(remote: &RemoteStore) -> Result<Self, RemoteError> {
         let directory = remote.module_book_path().to_owned();
         fs::create_dir_all(&directory).map_err(RemoteError::io(&directory))?;
@@ -58,7 +58,7 @@ impl ModuleBook {
             for entry in fs::read_dir(tenant.path()).into_iter().flatten().flatten() {
                 let path = entry.path();
                 if path.extension() != Some("json".as_ref()) {
-                    // Cut off while it was written.
+                    // Incomplete file of an interrupted write.
                     let _ = fs::remove_file(&path);
                     continue;
                 }
@@ -66,15 +66,16 @@ impl ModuleBook {
                 let module: HeldModule = match read {
                     Ok(module) => module,
                     Err(e) => {
-                        // Stored again if it is needed.
-                        tracing::warn!("forgetting a module in the store: {}: {e}", path.display());
+                        // The module is stored again when it is needed.
+                        tracing::warn!(path = %path.display(), error = %e, "discarded the record of a stored module");
                         let _ = fs::remove_file(&path);
                         continue;
                     }
                 };
-                match module.store == remote.url() {
-                    true => insert(&mut held, module),
-                    false => drop(fs::remove_file(&path)),
+                if module.store == remote.url() {
+                    insert(&mut held, module)
+                } else {
+                    drop(fs::remove_file(&path))
                 }
             }
         }
@@ -98,19 +99,19 @@ impl ModuleBook {
         self.held().get(tenant)?.get(digest).cloned()
     }
 
-    /// Tenants with modules.
+    /// Returns the tenants that have modules.
     pub(crate) fn tenants(&self) -> Vec<String> {
         self.held().keys().cloned().collect()
     }
 
-    /// Digests of a tenant's modules.
+    /// Returns the digests of a tenant's modules.
     pub(crate) fn digests(&self, tenant: &str) -> Vec<String> {
         let held = self.held();
         let modules = held.get(tenant).into_iter().flatten();
         modules.map(|(digest, _)| digest.clone()).collect()
     }
 
-    /// Takes a module for one that is not stored, until it is written down again.
+    /// Marks a module as not stored until it is written again.
     pub(crate) fn doubt(&self, tenant: &str, digest: &str) {
         let mut held = self.held();
         let module = held.get_mut(tenant).and_then(|all| all.get_mut(digest));
@@ -119,7 +120,7 @@ impl ModuleBook {
         }
     }
 
-    /// Writes a module down. Blocks for a moment.
+    /// Writes the record of a module. Blocks briefly.
     pub(crate) fn write(&self, module: HeldModule) -> Result<(), RemoteError> {
         let path = self.path(&module.tenant, &module.digest);
         let new = path.with_extension("new");
@@ -133,7 +134,7 @@ impl ModuleBook {
         Ok(())
     }
 
-    /// Forgets a module, of which nothing is in the store any more.
+    /// Removes the record of a module after its removal from the store.
     pub(crate) fn forget(&self, tenant: &str, digest: &str) -> Result<(), RemoteError> {
         let path = self.path(tenant, digest);
         match fs::remove_file(&path) {
@@ -145,7 +146,8 @@ impl ModuleBook {
             modules.remove(digest);
             if modules.is_empty() {
                 held.remove(tenant);
-                // Kept if a module was written down there meanwhile.
+                // This fails, as intended, if the record of another module was written
+                // concurrently.
                 let _ = fs::remove_dir(path.parent().unwrap_or(&path));
             }
         }
@@ -158,7 +160,7 @@ fn insert(held: &mut Held, module: HeldModule) {
     modules.insert(module.digest.clone(), module);
 }
 
-/// Id of this data directory, which is made if there is none.
+/// Returns the id of this data directory, creating it on first use.
 fn host_id(path: &Path) -> Result<String, RemoteError> {
     let failed = RemoteError::io(path);
     match fs::read_to_string(path) {
@@ -167,10 +169,10 @@ fn host_id(path: &Path) -> Result<String, RemoteError> {
         _ => {}
     }
     let mut id = [0; 16];
-    let made = getrandom::fill(&mut id).map_err(io::Error::other);
+    let random = getrandom::fill(&mut id).map_err(io::Error::other);
     let id = HEXLOWER.encode(&id);
     let new = path.with_extension("new");
-    let written = made
+    let written = random
         .and_then(|()| fs::write(&new, &id))
         .and_then(|()| fs::rename(&new, path));
     written.map_err(failed)?;

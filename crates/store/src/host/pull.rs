@@ -1,4 +1,5 @@
-//! Pull: snapshots that other hosts pushed, with their ancestors, into the cache of this host.
+//! Pull: fetches snapshots that other hosts pushed, and their ancestors, into the cache of this
+//! host.
 
 use crate::host::{LOCAL_TENANT, LayerOrigin, RemoteError, RemoteStore};
 use crate::{
@@ -13,49 +14,49 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Part of a snapshot in the store with the record that its host kept of it.
+/// Name of the part with the host's record of a snapshot.
 pub const RECORD_PART: &str = "record.json";
-/// Part of a snapshot in the store with the manifest that its engine wrote.
+/// Name of the part with the manifest that the engine wrote.
 pub const MANIFEST_PART: &str = "manifest.json";
-/// Longest record or manifest in bytes.
+/// Maximum size in bytes of a record or manifest.
 const MAX_DOCUMENT_BYTES: u64 = 8 << 20;
 const PARTS_AT_ONCE: usize = 4;
 const MANIFESTS_AT_ONCE: usize = 8;
 
-/// Snapshot in the store as it was found for an owner. All of it but its authenticity is unchecked:
-/// a host with the owner's keys wrote it.
+/// Snapshot that was found in the store for an owner. Its content is authentic, because a host with
+/// the owner's keys wrote it, but otherwise not validated.
 #[derive(Debug, Clone)]
 pub struct FoundSnapshot {
     /// Id.
     pub id: String,
-    /// Snapshot that its layers are based on.
+    /// Id of the parent snapshot.
     pub parent: Option<String>,
-    /// True if all tenants may read it.
+    /// True if all tenants may read the snapshot.
     pub shared: bool,
     /// Content in the store.
     pub remote: RemoteSnapshot,
 }
 
-/// File of a snapshot that has arrived. It stays in the cache while this exists.
+/// Pulled file of a snapshot. It stays in the cache while this value exists.
 #[derive(Debug, Clone)]
 pub struct PulledFile {
     part: Layer,
     layer: Arc<CachedLayer>,
-    /// None: all of it has arrived.
+    /// `None` if the file is complete.
     origin: Option<LayerOrigin>,
 }
 
-/// Memory that a pull fetches.
+/// Part of the memory that a pull fetches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryPull<'a> {
-    /// All of it.
+    /// All chunks.
     All,
-    /// These chunks; the others are fetched when a guest needs them.
+    /// These chunks. The others are fetched when a guest needs them.
     Chunks(&'a [u64]),
 }
 
 impl FoundSnapshot {
-    /// Engine that took it.
+    /// Returns the name of the engine that created the snapshot.
     pub fn engine(&self) -> &'static str {
         match self.remote.manifest.engine {
             EngineKind::Microvm => "microvm",
@@ -63,7 +64,7 @@ impl FoundSnapshot {
         }
     }
 
-    /// Upper bound of the bytes on disk that it takes.
+    /// Returns an upper bound of its bytes on disk.
     pub fn bytes(&self) -> u64 {
         let parts = self.remote.manifest.parts.iter();
         let chunks = parts.map(|part| part.hashes.len() as u64).sum::<u64>();
@@ -77,9 +78,9 @@ impl PulledFile {
         &self.part.name
     }
 
-    /// Makes the file at `to`, which does not exist: another name of the cached file where that is
-    /// possible, so that one copy in memory serves all, or else a copy that shares its storage, or
-    /// else one that does not.
+    /// Creates the file at `to`, which must not exist. Prefers a hard link to the cached file,
+    /// whose pages all users share in memory. Otherwise clones the file's storage, or copies the
+    /// file if the file system cannot clone.
     pub fn place(&self, to: &Path) -> io::Result<()> {
         let linked = fs::hard_link(self.layer.path(), to);
         if linked.is_ok() || self.origin.is_some() {
@@ -93,7 +94,7 @@ impl PulledFile {
         })
     }
 
-    /// Returns true if each chunk that is here is as it was pushed. Blocks.
+    /// Returns whether all present chunks have the expected hashes. Blocks.
     fn is_sound(&self, keys: &DataKeys) -> io::Result<bool> {
         let mut chunk = Vec::new();
         let stored = self.part.ranges(RunKind::Stored).flatten();
@@ -109,17 +110,17 @@ impl PulledFile {
         Ok(true)
     }
 
-    /// Place of its other chunks, if not all have arrived.
+    /// Returns the origin of the missing chunks. `None` if the file is complete.
     pub fn missing(&self) -> Option<&LayerOrigin> {
         self.origin.as_ref()
     }
 
-    /// Keeps it in the cache until the file `to`, which does not exist, is removed.
+    /// Protects the file from eviction until the file `to`, which must not exist yet, is removed.
     pub fn pin(&self, to: &Path) -> io::Result<()> {
         self.layer.pin(to).map_err(io::Error::other)
     }
 
-    /// The file, which may be gone from the cache when it is closed.
+    /// Returns the open file. After it is closed, the layer may be evicted from the cache.
     pub(crate) fn file(&self) -> Result<File, RemoteError> {
         let file = self.layer.file().try_clone();
         file.map_err(RemoteError::io(self.layer.path()))
@@ -137,8 +138,8 @@ impl PulledFile {
 }
 
 impl RemoteStore {
-    /// Finds snapshot `id` of `owner`. Returns it and its ancestors, nearest first; none if the
-    /// store has none of that id for the owner.
+    /// Finds snapshot `id` of `owner`. Returns the snapshot and its ancestors, nearest first.
+    /// `None` if the owner has no such snapshot in the store.
     pub async fn find(
         &self,
         owner: Option<&str>,
@@ -146,7 +147,7 @@ impl RemoteStore {
     ) -> Result<Option<Vec<FoundSnapshot>>, RemoteError> {
         let name = owner.unwrap_or(LOCAL_TENANT);
         match self.find_known(name, id).await {
-            // Another host may have renewed the keys since they were read.
+            // Another host may have rotated the keys since they were read.
             Err(RemoteError::Store(StoreError::Key { .. })) => {
                 self.forget_tenant(name);
                 self.forget_tenant(SHARED_TENANT);
@@ -169,9 +170,10 @@ impl RemoteStore {
         };
         let newest = self.shared.open(&tenant, root).await?;
         let names = newest.manifest.lineage.clone();
-        let shared = match names.iter().any(|name| name.scope == Scope::Shared) {
-            true => self.find_tenant(SHARED_TENANT).await?,
-            false => None,
+        let shared = if names.iter().any(|name| name.scope == Scope::Shared) {
+            self.find_tenant(SHARED_TENANT).await?
+        } else {
+            None
         };
         let of = |scope: Scope| -> Option<&Arc<Tenant>> {
             match scope {
@@ -210,7 +212,8 @@ impl RemoteStore {
         Ok(Some(found))
     }
 
-    /// Reads part `name`, a document of a few MiB at most; none: the snapshot has no such part.
+    /// Reads part `name`, a document of at most [`MAX_DOCUMENT_BYTES`]. `None` if the snapshot has
+    /// no such part.
     pub async fn document(
         &self,
         found: &FoundSnapshot,
@@ -219,7 +222,7 @@ impl RemoteStore {
         match found.remote.part(name) {
             None => Ok(None),
             Some((_, part)) if part.bytes > MAX_DOCUMENT_BYTES => {
-                Err(damaged(&found.id, "has a document that is too long"))
+                Err(damaged(&found.id, "has an oversized document"))
             }
             Some((number, _)) => self
                 .pull_part(found, number, MemoryPull::All, "")
@@ -230,8 +233,8 @@ impl RemoteStore {
         }
     }
 
-    /// Pulls all files of a snapshot of `owner`, but not those of its ancestors. Of its memory it
-    /// pulls what `memory` says.
+    /// Pulls all files of a snapshot of `owner`, without its ancestors' files. `memory` selects the
+    /// chunks of its memory.
     pub async fn pull(
         &self,
         owner: Option<&str>,
@@ -241,9 +244,10 @@ impl RemoteStore {
         let parts = found.remote.manifest.parts.iter().enumerate();
         let wanted = parts.filter(|(_, part)| part.name != RECORD_PART);
         let wanted: Vec<usize> = wanted.map(|(number, _)| number).collect();
-        let tenant = match found.shared {
-            true => SHARED_TENANT,
-            false => owner.unwrap_or(LOCAL_TENANT),
+        let tenant = if found.shared {
+            SHARED_TENANT
+        } else {
+            owner.unwrap_or(LOCAL_TENANT)
         };
         let pulling = wanted
             .into_iter()
@@ -262,7 +266,8 @@ impl RemoteStore {
         Ok((files, total))
     }
 
-    /// Pulls a part. What the cache had of it is checked, and fetched anew if it is damaged.
+    /// Pulls a part. Verifies chunks that were already cached, and fetches the part again if it is
+    /// damaged.
     pub(crate) async fn pull_part(
         &self,
         found: &FoundSnapshot,
@@ -309,7 +314,11 @@ impl RemoteStore {
             {
                 true => return Ok((file, report)),
                 false if attempts == 1 => {
-                    tracing::warn!(id, part = part.name, "the cache is damaged: fetched anew");
+                    tracing::warn!(
+                        id,
+                        part = part.name,
+                        "cached layer is damaged: fetching it again"
+                    );
                     drop(file);
                     self.cache.forget(&root)?;
                 }
@@ -319,14 +328,14 @@ impl RemoteStore {
     }
 }
 
-/// Checks that each ancestor says the same about those below it, and that no id is there twice.
+/// Checks that the lineages of all ancestors agree and that no id occurs twice.
 fn check_lineage(id: &str, found: &[FoundSnapshot]) -> Result<(), RemoteError> {
     let Some((newest, ancestors)) = found.split_first() else {
         return Ok(());
     };
     let names = &newest.remote.manifest.lineage;
     for (at, ancestor) in ancestors.iter().enumerate() {
-        // Under other keys an ancestor calls those below it by other scopes.
+        // Compare roots only: the scope of an ancestor depends on the tenant that refers to it.
         let below = ancestor
             .remote
             .manifest
@@ -334,13 +343,14 @@ fn check_lineage(id: &str, found: &[FoundSnapshot]) -> Result<(), RemoteError> {
             .iter()
             .map(|name| name.root);
         if !below.eq(names[at + 1..].iter().map(|name| name.root)) {
-            return Err(damaged(id, "has ancestors that do not fit each other"));
+            return Err(damaged(id, "has inconsistent ancestors"));
         }
     }
     let ids: HashSet<&str> = found.iter().map(|found| found.id.as_str()).collect();
-    match ids.len() == found.len() {
-        true => Ok(()),
-        false => Err(damaged(id, "is its own ancestor")),
+    if ids.len() == found.len() {
+        Ok(())
+    } else {
+        Err(damaged(id, "is its own ancestor"))
     }
 }
 

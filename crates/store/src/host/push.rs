@@ -1,4 +1,4 @@
-//! Push: snapshots of this host into the store, and their removal from it.
+//! Push: copies snapshots of this host to the store, and removes them from it.
 
 use crate::host::pull::RECORD_PART;
 use crate::host::{RemoteError, RemoteStore};
@@ -16,49 +16,50 @@ use tokio::sync::watch;
 
 const _: () = assert!(PART_CHUNK_BYTES == CHUNK_BYTES as u64);
 
-/// Snapshot that is to be pushed.
+/// Snapshot to push.
 #[derive(Debug)]
 pub struct PushRequest<'a> {
-    /// Tenant that it becomes a snapshot of.
+    /// Tenant that will own the snapshot in the store.
     pub tenant: &'a str,
-    /// Its files.
+    /// Files of the snapshot.
     pub parts: &'a SnapshotParts,
-    /// Record that its host keeps of it.
+    /// Record that this host has of the snapshot.
     pub record: &'a [u8],
-    /// Id of the API key that owns it; empty: the owner of the host.
+    /// Id of the API key that owns the snapshot. Empty if the owner of the host does.
     pub owner: &'a str,
     /// Time of creation in milliseconds since 1970.
     pub created_ms: u64,
-    /// Snapshots below it in the store, nearest first ([`RemoteStore::stored_lineage`]).
+    /// Lineage of its parent in the store, nearest first ([`RemoteStore::stored_lineage`]).
     pub lineage: Vec<SnapshotName>,
-    /// True if it is found by its id.
+    /// True if the snapshot can be found by its id.
     pub named: bool,
-    /// Becomes true when it is not wanted any more.
+    /// Becomes true when the push is cancelled.
     pub cancelled: watch::Receiver<bool>,
 }
 
 /// Result of a push.
 #[derive(Debug, Clone)]
 pub struct Pushed {
-    /// Snapshots below one that is based on it, nearest first: itself, and those below it.
+    /// Lineage for its children, nearest first: this snapshot and its ancestors.
     pub lineage: Vec<SnapshotName>,
-    /// Root that names it.
+    /// Root of the snapshot in hexadecimal.
     pub root: String,
-    /// Chunks and bytes.
+    /// Numbers of chunks and bytes.
     pub report: PushReport,
 }
 
 impl RemoteStore {
-    /// Pushes a snapshot. Chunks that the store has are not sent.
+    /// Pushes a snapshot. Chunks that exist in the store are not uploaded.
     pub async fn push(&self, request: PushRequest<'_>) -> Result<Pushed, RemoteError> {
         let tenant = self.tenant(Some(request.tenant)).await?;
         let parts = request.parts;
         let mut files: Vec<PartSource> = parts.files.iter().map(part).collect();
         files.push(record_part(request.record).map_err(RemoteError::io(Path::new(RECORD_PART)))?);
         let source = SnapshotSource {
-            engine: match parts.engine == GVISOR {
-                true => EngineKind::Gvisor,
-                false => EngineKind::Microvm,
+            engine: if parts.engine == GVISOR {
+                EngineKind::Gvisor
+            } else {
+                EngineKind::Microvm
             },
             created_ms: request.created_ms,
             attributes: Attributes {
@@ -91,8 +92,8 @@ impl RemoteStore {
         })
     }
 
-    /// Returns the snapshots below one that is based on the pushed snapshot `root` of `tenant`,
-    /// nearest first: itself, and those below it. None if the store has it no more.
+    /// Returns the lineage for children of the pushed snapshot `root` of `tenant`, nearest first:
+    /// the snapshot and its ancestors. `None` if the snapshot is no longer in the store.
     pub async fn stored_lineage(
         &self,
         tenant: &str,
@@ -110,7 +111,7 @@ impl RemoteStore {
         let scope = scope(tenant);
         let own = SnapshotName { scope, root };
         let below = snapshot.manifest.lineage.iter().map(|name| SnapshotName {
-            // Those below one of all tenants are of all tenants, too.
+            // Ancestors of a shared snapshot are shared, too.
             scope: match scope {
                 Scope::Shared => Scope::Shared,
                 Scope::Tenant => name.scope,
@@ -120,9 +121,9 @@ impl RemoteStore {
         Ok(Some([own].into_iter().chain(below).collect()))
     }
 
-    /// Removes snapshot `id` of `tenant`: its name, if that leads to `root` or `root` is none, and
-    /// its content if `content` is true. Content that another snapshot is based on stays until that
-    /// is removed. One that is gone is no error.
+    /// Removes snapshot `id` of `tenant`. Removes its name if the name refers to `root` or `root`
+    /// is `None`, and its content if `content` is true. Content that another snapshot is based on
+    /// remains until that snapshot is removed. Succeeds if the snapshot does not exist.
     pub async fn retract(
         &self,
         tenant: &str,
@@ -144,9 +145,10 @@ impl RemoteStore {
 }
 
 fn scope(tenant: &str) -> Scope {
-    match tenant == SHARED_TENANT {
-        true => Scope::Shared,
-        false => Scope::Tenant,
+    if tenant == SHARED_TENANT {
+        Scope::Shared
+    } else {
+        Scope::Tenant
     }
 }
 
@@ -164,7 +166,7 @@ fn part(file: &SnapshotFile) -> PartSource {
     }
 }
 
-/// The record as a file, which no disk has.
+/// Stores the record in an anonymous file, because the record has no file on disk.
 fn record_part(record: &[u8]) -> io::Result<PartSource> {
     let mut file = File::from(memfd_create("record", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(record)?;

@@ -1,6 +1,6 @@
-//! Snapshots of the store that this host needs, because it has not fetched all of them: the store
-//! keeps them meanwhile, also if another host removes them. File `<home>/store/readers.json` has
-//! what the store was told, so that a daemon that was killed leaves nothing there.
+//! Registration of this host as a reader of snapshots that it has not fetched completely. The store
+//! retains these snapshots even if another host removes them. File `<home>/store/readers.json`
+//! lists the registrations, so that a killed daemon leaves none behind in the store.
 
 use crate::host::fetch_grants::hash;
 use crate::host::{LayerOrigin, RemoteError, RemoteStore};
@@ -11,16 +11,16 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-/// Time after which the store is told again.
+/// Interval after which a registration is renewed.
 const RENEWAL_TIME: Duration = Duration::from_secs(READER_TIME.as_secs() / 7);
 
-/// Needs of this host that the store was told of.
+/// Registrations of this host in the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReaderBook {
-    /// Id of this data directory, random.
+    /// Random id of this data directory.
     host: String,
-    /// Address of the store.
+    /// URL of the store.
     store: String,
     readers: Vec<Reader>,
 }
@@ -31,13 +31,14 @@ struct Reader {
     tenant: String,
     #[serde(with = "hash")]
     snapshot: Hash,
-    /// Milliseconds since 1970 when the store was told last; 0: it may not have been told.
+    /// Time of the last renewal in milliseconds since 1970. 0 if the store may not have the
+    /// registration.
     renewed_ms: u64,
 }
 
 impl RemoteStore {
-    /// Tells the store which snapshots this host needs: those with layers at `missing`, and no
-    /// others. Makes requests only for what has changed, and once a day. One caller at a time.
+    /// Registers this host as a reader of exactly the snapshots with layers in `missing`. Sends
+    /// requests only for changes and for daily renewals. Must not be called concurrently.
     pub async fn keep_readers(&self, missing: &[LayerOrigin]) -> Result<(), RemoteError> {
         let needed = missing.iter().map(|layer| (&layer.tenant, layer.snapshot));
         let needed: BTreeSet<(&String, Hash)> = needed.collect();
@@ -46,8 +47,8 @@ impl RemoteStore {
             return Ok(());
         }
         for (tenant, snapshot) in &needed {
-            let mut told = book.readers.iter();
-            if !told.any(|told| (&told.tenant, told.snapshot) == (*tenant, *snapshot)) {
+            let mut readers = book.readers.iter();
+            if !readers.any(|known| (&known.tenant, known.snapshot) == (*tenant, *snapshot)) {
                 book.readers.push(Reader {
                     tenant: (*tenant).clone(),
                     snapshot: *snapshot,
@@ -55,41 +56,48 @@ impl RemoteStore {
                 });
             }
         }
-        // Before the store is told, so that it can be told otherwise.
+        // Record the registration before sending it, so that a later daemon can revoke it.
         self.write_reader_book(&book)?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
         let mut failure = None;
-        let mut kept = Vec::new();
+        let mut retained = Vec::new();
         for mut reader in std::mem::take(&mut book.readers) {
             let is_needed = needed.contains(&(&reader.tenant, reader.snapshot));
-            // Also after the clock was set back.
+            // `abs_diff` also renews after the clock was set back.
             let age = Duration::from_millis(now.abs_diff(reader.renewed_ms));
-            let told = match is_needed {
+            let updated = match is_needed {
                 true if age < RENEWAL_TIME => Ok(()),
-                _ => self.tell(&book.host, &reader, is_needed).await,
+                _ => self.update_reader(&book.host, &reader, is_needed).await,
             };
-            match (told, is_needed) {
+            match (updated, is_needed) {
                 (Ok(()), false) => continue,
                 (Ok(()), true) if age >= RENEWAL_TIME => reader.renewed_ms = now,
                 (Ok(()), true) => {}
                 (Err(e), _) => failure = Some(e),
             }
-            kept.push(reader);
+            retained.push(reader);
         }
-        book.readers = kept;
+        book.readers = retained;
         self.write_reader_book(&book)?;
         failure.map_or(Ok(()), Err)
     }
 
-    async fn tell(&self, host: &str, reader: &Reader, needed: bool) -> Result<(), RemoteError> {
+    /// Registers or unregisters this host as a reader of a snapshot.
+    async fn update_reader(
+        &self,
+        host: &str,
+        reader: &Reader,
+        needed: bool,
+    ) -> Result<(), RemoteError> {
         let Some(tenant) = self.find_tenant(&reader.tenant).await? else {
             return Ok(());
         };
         let (shared, root) = (&self.shared, reader.snapshot);
-        match needed {
-            true => shared.set_reader(&tenant, root, host).await?,
-            false => shared.remove_reader(&tenant, root, host).await?,
+        if needed {
+            shared.set_reader(&tenant, root, host).await?
+        } else {
+            shared.remove_reader(&tenant, root, host).await?
         }
         Ok(())
     }
@@ -102,7 +110,7 @@ impl RemoteStore {
             Err(e) => return Err(failed(e)),
             Ok(text) => text,
         };
-        // A reader that is not known here any more ends by itself in the store.
+        // If the file is unreadable, start without registrations: those in the store expire.
         let mut book: ReaderBook = serde_json::from_slice(&text).unwrap_or_default();
         if book.store != self.url() {
             book.store = self.url().to_owned();
@@ -157,21 +165,22 @@ mod tests {
         }
     }
 
-    /// Files of the store below folders `readers`, with the times of their last changes.
-    fn told(dir: &Path) -> BTreeSet<(PathBuf, SystemTime)> {
-        let (mut found, mut left) = (BTreeSet::new(), vec![dir.join("bucket")]);
-        while let Some(path) = left.pop() {
+    /// Returns the files of the store in folders named `readers`, with their modification times.
+    fn registered(dir: &Path) -> BTreeSet<(PathBuf, SystemTime)> {
+        let (mut files, mut pending) = (BTreeSet::new(), vec![dir.join("bucket")]);
+        while let Some(path) = pending.pop() {
             for entry in std::fs::read_dir(path).unwrap().flatten() {
-                match entry.path().is_dir() {
-                    true => left.push(entry.path()),
-                    false => drop(
-                        found.insert((entry.path(), entry.metadata().unwrap().modified().unwrap())),
-                    ),
+                if entry.path().is_dir() {
+                    pending.push(entry.path())
+                } else {
+                    drop(
+                        files.insert((entry.path(), entry.metadata().unwrap().modified().unwrap())),
+                    )
                 }
             }
         }
-        found.retain(|(path, _)| path.iter().any(|part| part == "readers"));
-        found
+        files.retain(|(path, _)| path.iter().any(|part| part == "readers"));
+        files
     }
 
     #[tokio::test]
@@ -185,16 +194,16 @@ mod tests {
         let needed = [missing(LOCAL_TENANT, 1), missing(SHARED_TENANT, 2)];
         one.keep_readers(&needed).await.unwrap();
         two.keep_readers(&needed[..1]).await.unwrap();
-        let all = told(dir.path());
+        let all = registered(dir.path());
         assert_eq!(all.len(), 3, "{all:?}");
-        // Nothing changed, for the next daemon either: nothing is written.
+        // An unchanged registration causes no write, even after a restart of the daemon.
         let one = open(dir.path(), "one");
         one.keep_readers(&needed).await.unwrap();
-        assert_eq!(told(dir.path()), all);
+        assert_eq!(registered(dir.path()), all);
         one.keep_readers(&needed[1..]).await.unwrap();
-        assert_eq!(told(dir.path()).len(), 2);
+        assert_eq!(registered(dir.path()).len(), 2);
         two.keep_readers(&[]).await.unwrap();
-        assert_eq!(told(dir.path()).len(), 1);
+        assert_eq!(registered(dir.path()).len(), 1);
     }
 
     #[tokio::test]
@@ -208,9 +217,9 @@ mod tests {
             std::fs::rename(&bucket, &away).unwrap();
             one.keep_readers(needed).await.unwrap_err();
             std::fs::rename(&away, &bucket).unwrap();
-            // The daemon was killed meanwhile.
+            // The daemon was killed and restarted.
             open(dir.path(), "one").keep_readers(needed).await.unwrap();
-            assert_eq!(told(dir.path()).len(), expected);
+            assert_eq!(registered(dir.path()).len(), expected);
         }
     }
 }

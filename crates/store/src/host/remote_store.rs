@@ -1,4 +1,4 @@
-//! The shared store as this host uses it.
+//! This host's view of the shared store.
 
 use crate::host::{LastStore, RemoteError, RemoteSettings, key_file};
 use crate::{
@@ -13,18 +13,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tenant of what belongs to the owner of a host rather than to an API key.
+/// Name of the tenant for objects of the host's owner, which belong to no API key.
 pub const LOCAL_TENANT: &str = "host";
 
-/// Time for which a tenant's keys are used before its record is read again.
+/// Time after which the record of a tenant is read again.
 const TENANT_TIME: Duration = Duration::from_secs(300);
 
-/// The shared store as this host uses it.
+/// This host's view of the shared store.
 #[derive(Debug)]
 pub struct RemoteStore {
-    /// Requests and keys.
+    /// Client of the store with its keyring.
     pub shared: SharedStore,
-    /// Layers that were fetched: `<home>/store/layers`.
+    /// Cache of fetched layers: `<home>/store/layers`.
     pub cache: Arc<LayerCache>,
     url: String,
     index_cache: PathBuf,
@@ -34,7 +34,7 @@ pub struct RemoteStore {
     tenants: Mutex<HashMap<String, OpenTenant>>,
 }
 
-/// Tenant whose secrets were unwrapped, which may take a program.
+/// Tenant with unwrapped secrets. Unwrapping may run a command, so tenants are cached.
 #[derive(Debug)]
 struct OpenTenant {
     tenant: Arc<Tenant>,
@@ -42,13 +42,13 @@ struct OpenTenant {
 }
 
 impl RemoteStore {
-    /// Opens the store. Makes no request: it may be out of reach for now ([`Self::probe`]).
+    /// Opens the store. Sends no request: the store may be unreachable ([`Self::probe`]).
     pub fn open(settings: &RemoteSettings) -> Result<Arc<Self>, RemoteError> {
         Self::open_for(settings, None, |_, keyring| Ok(keyring))
     }
 
-    /// As [`Self::open`], with a further check that the directory of a store is there, and with the
-    /// master keys of a file as `keyring` changes them.
+    /// Like [`Self::open`], with an additional check that the store's directory exists. `keyring`
+    /// may replace the keyring that was loaded from the key file.
     pub(crate) fn open_for(
         settings: &RemoteSettings,
         check: Option<DirectoryCheck>,
@@ -60,15 +60,15 @@ impl RemoteStore {
             .mode(0o700)
             .create(&dir)
             .map_err(RemoteError::io(&dir))?;
-        let (keys, made) = match &settings.keyring {
+        let (keys, is_new) = match &settings.keyring {
             Some(path) if !path.exists() => {
                 return Err(RemoteError::NoKeys { path: path.clone() });
             }
             Some(path) => (path.clone(), false),
             None => {
                 let path = dir.join("keys.toml");
-                let made = key_file::make(&path)?;
-                (path, made)
+                let is_new = key_file::make(&path)?;
+                (path, is_new)
             }
         };
         let keyring = keyring(&keys, Keyring::load(&keys)?)?;
@@ -92,72 +92,73 @@ impl RemoteStore {
             index_cache: dir.join("indexes"),
             reader_book: dir.join("readers.json"),
             module_book: dir.join("modules"),
-            made_keys: made.then_some(keys),
+            made_keys: is_new.then_some(keys),
             tenants: Mutex::default(),
         }))
     }
 
-    /// Address of the store.
+    /// Returns the URL of the store.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// File of what the store was told of this host's needs.
+    /// Returns the path of the record of this host's reader registrations.
     pub(crate) fn reader_book_path(&self) -> &Path {
         &self.reader_book
     }
 
-    /// Directory of the modules that this host holds in the store.
+    /// Returns the directory with the records of modules that this host holds.
     pub(crate) fn module_book_path(&self) -> &Path {
         &self.module_book
     }
 
-    /// File of master keys, if this start made it: other hosts need a copy.
+    /// Returns the key file if it was created at this start: other hosts need a copy.
     pub fn made_keys(&self) -> Option<&Path> {
         self.made_keys.as_deref()
     }
 
-    /// Directory of the indexes of packs that were read.
+    /// Returns the directory of cached pack indexes.
     pub fn index_cache(&self) -> &Path {
         &self.index_cache
     }
 
-    /// Tenant of `owner`, the id of an API key; none: [`LOCAL_TENANT`]. A new one is made.
+    /// Returns the tenant of `owner`, the id of an API key. Defaults to [`LOCAL_TENANT`]. Creates
+    /// the tenant if necessary.
     pub async fn tenant(&self, owner: Option<&str>) -> Result<Arc<Tenant>, RemoteError> {
         let name = owner.unwrap_or(LOCAL_TENANT);
         if let Some(open) = self.open_tenant(name) {
             return Ok(open);
         }
         let tenant = self.shared.tenant(name).await?;
-        self.keep_tenant(name, &tenant);
+        self.cache_tenant(name, &tenant);
         Ok(tenant)
     }
 
-    /// Tenant `name`, if the store knows it.
+    /// Returns tenant `name`, or `None` if it does not exist in the store.
     pub(crate) async fn find_tenant(&self, name: &str) -> Result<Option<Arc<Tenant>>, RemoteError> {
         if let Some(open) = self.open_tenant(name) {
             return Ok(Some(open));
         }
-        let found = self.shared.find_tenant(name).await?;
-        if let Some(tenant) = &found {
-            self.keep_tenant(name, tenant);
+        let tenant = self.shared.find_tenant(name).await?;
+        if let Some(tenant) = &tenant {
+            self.cache_tenant(name, tenant);
         }
-        Ok(found)
+        Ok(tenant)
     }
 
-    /// Tenant `name`, if its secrets were unwrapped not long ago.
+    /// Returns tenant `name` if its secrets were unwrapped recently.
     fn open_tenant(&self, name: &str) -> Option<Arc<Tenant>> {
         let tenants = self.tenants();
         let open = tenants.get(name)?;
         (open.opened.elapsed() < TENANT_TIME).then(|| open.tenant.clone())
     }
 
-    /// Forgets the secrets of tenant `name`, to which another host may have added.
+    /// Removes the cached secrets of tenant `name`, to which another host may have added new ones.
     pub(crate) fn forget_tenant(&self, name: &str) {
         self.tenants().remove(name);
     }
 
-    fn keep_tenant(&self, name: &str, tenant: &Arc<Tenant>) {
+    fn cache_tenant(&self, name: &str, tenant: &Arc<Tenant>) {
         let open = OpenTenant {
             tenant: tenant.clone(),
             opened: Instant::now(),
@@ -169,12 +170,13 @@ impl RemoteStore {
         self.tenants.lock()
     }
 
-    /// Requests and bytes since the start.
+    /// Returns the numbers of requests and bytes since the start.
     pub fn traffic(&self) -> Traffic {
         self.shared.backend().traffic()
     }
 
-    /// Asks the store for something, to learn early that it does not answer or refuses.
+    /// Sends a request to the store, to detect early that the store is unreachable or denies
+    /// access.
     pub async fn probe(&self) -> Result<(), RemoteError> {
         Ok(self.shared.backend().probe("tenants").await?)
     }
@@ -227,12 +229,12 @@ mod tests {
         LastStore::write(&settings).unwrap();
         remote.tenant(None).await.unwrap();
         std::fs::rename(&bucket, &away).unwrap();
-        // Not mounted: the mount point is there, and empty.
+        // Simulate an unmounted file system: the mount point is missing or empty.
         for empty in [false, true] {
             if empty {
                 std::fs::create_dir(&bucket).unwrap();
             }
-            // As before, and as a daemon that starts now.
+            // Test the open store and a store that a restarted daemon opens.
             for remote in [&remote, &RemoteStore::open(&settings).unwrap()] {
                 let failed = remote.find(None, "id").await.unwrap_err();
                 assert!(failed.retry_after().is_some(), "{failed}");

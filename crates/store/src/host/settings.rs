@@ -10,38 +10,38 @@ use std::time::Duration;
 /// Default of [`RemoteSettings::timeout`].
 pub const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// File in the data directory that names the store which was opened last.
+/// File in the data directory that records the last opened store.
 const LAST_STORE: &str = "store/last.json";
 
 /// Settings of the shared store on a host.
 #[derive(Debug, Clone)]
 pub struct RemoteSettings {
-    /// Address.
+    /// URL of the store.
     pub url: StoreUrl,
-    /// File of master keys, which may name a command that wraps and unwraps; none:
-    /// `<home>/store/keys.toml`, which is made if it is missing.
+    /// Key file, which may name a command for wrapping and unwrapping. Defaults to
+    /// `<home>/store/keys.toml`, which is created if it is missing.
     pub keyring: Option<PathBuf>,
     /// Data directory of this host.
     pub home: PathBuf,
-    /// Bytes that cached layers may take on disk.
+    /// Maximum number of bytes on disk of the cached layers.
     pub cache_bytes: u64,
-    /// Bytes sent to the store per second; none: no limit.
+    /// Maximum rate of uploads to the store. `None` if unlimited.
     pub upload_bytes_per_second: Option<u64>,
-    /// Time for which a request to the store, with all its attempts, may bring no byte.
+    /// Maximum time without a received byte of a request to the store, over all attempts.
     pub timeout: Duration,
 }
 
-/// Store that a daemon opened last on a data directory.
+/// Store that a daemon opened last with a data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastStore {
-    /// Address.
+    /// URL of the store.
     pub url: String,
-    /// File of master keys; none: the one in the data directory.
+    /// Key file. `None` for the file in the data directory.
     pub keyring: Option<PathBuf>,
 }
 
 impl LastStore {
-    /// Reads it; none if no store was opened yet.
+    /// Reads the record. `None` if no store was opened yet.
     pub fn read(home: &Path) -> Result<Option<Self>, RemoteError> {
         let path = home.join(LAST_STORE);
         let failed = RemoteError::io(&path);
@@ -55,7 +55,7 @@ impl LastStore {
         }
     }
 
-    /// Writes it. Complete or absent.
+    /// Writes the record atomically.
     pub fn write(settings: &RemoteSettings) -> Result<(), RemoteError> {
         let last = Self {
             url: settings.url.to_string(),

@@ -1,8 +1,8 @@
-//! Modules of this host's functions in the store that hosts share.
+//! Modules of this host's functions in the shared store.
 //!
-//! A module is pushed as a snapshot of one file, whose manifest says nothing of its host, so that
-//! all hosts push the same one. It is found by the BLAKE3 hash of its content, among those of its
-//! tenant only, and stays for as long as a host holds it.
+//! A module is pushed as a snapshot of one file. The manifest does not depend on the host, so that
+//! all hosts push an identical snapshot. A module is found by the BLAKE3 hash of its content among
+//! the modules of its tenant, and remains while a host holds it.
 
 use crate::host::module_book::{HeldModule, ModuleBook};
 use crate::host::{FoundSnapshot, LOCAL_TENANT, MemoryPull, RemoteError, RemoteStore};
@@ -14,11 +14,11 @@ use jiffy_engine_api::now_ms;
 use std::fs::File;
 use std::sync::Arc;
 
-/// File of a module in the store.
+/// Name of the part with the module.
 const MODULE_PART: &str = "module.wasm";
 
-/// Modules of this host's functions in the store. Digests are BLAKE3 hashes in hexadecimal digits;
-/// an owner is the id of an API key, or none for the host's owner.
+/// Modules of this host's functions in the store. Digests are BLAKE3 hashes in hexadecimal. An
+/// owner is the id of an API key, or `None` for the host's owner.
 #[derive(Debug)]
 pub struct StoredModules {
     remote: Arc<RemoteStore>,
@@ -30,37 +30,37 @@ fn tenant_name(owner: Option<&str>) -> &str {
 }
 
 impl StoredModules {
-    /// Reads what this host holds. Makes no request. Blocks.
+    /// Reads the record of held modules. Sends no request. Blocks.
     pub fn open(remote: Arc<RemoteStore>) -> Result<Self, RemoteError> {
         let book = ModuleBook::open(&remote)?;
         Ok(Self { remote, book })
     }
 
-    /// True if other hosts find the module, and find it for as long as this host needs it.
+    /// Returns whether other hosts can fetch the module, for as long as this host holds it.
     pub fn is_stored(&self, owner: Option<&str>, digest: &str) -> bool {
         let held = self.book.find(tenant_name(owner), digest);
         held.is_some_and(|module| module.stored)
     }
 
-    /// Owners of modules that the store was told of.
+    /// Returns the owners of modules that are in the store or being pushed.
     pub fn owners(&self) -> Vec<Option<String>> {
         let tenants = self.book.tenants().into_iter();
         let owner = |name: String| Some(name).filter(|name| name != LOCAL_TENANT);
         tenants.map(owner).collect()
     }
 
-    /// Digests of an owner's modules that the store was told of.
+    /// Returns the digests of an owner's modules that are in the store or being pushed.
     pub fn digests(&self, owner: Option<&str>) -> Vec<String> {
         self.book.digests(tenant_name(owner))
     }
 
-    /// Takes a module for one that is not stored, until it was stored again.
+    /// Marks a module as not stored until it is stored again.
     pub fn doubt(&self, owner: Option<&str>, digest: &str) {
         self.book.doubt(tenant_name(owner), digest);
     }
 
-    /// Puts a module into the store and holds it. Chunks that are there are not sent. One call at a
-    /// time for an owner.
+    /// Stores a module and holds it. Chunks that exist in the store are not uploaded. At most one
+    /// call per owner may run at a time.
     pub async fn store(
         &self,
         owner: Option<&str>,
@@ -70,7 +70,7 @@ impl StoredModules {
         let name = tenant_name(owner);
         let stored = self.store_known(owner, digest, Arc::new(file)).await;
         if let Err(RemoteError::Store(StoreError::Key { .. })) = &stored {
-            // Another host may have renewed the keys since they were read.
+            // Another host may have rotated the keys since they were read.
             self.remote.forget_tenant(name);
         }
         stored
@@ -86,8 +86,8 @@ impl StoredModules {
         let held = self.book.find(tenant.name(), digest);
         let created_ms = held.map_or(0, |module| module.created_ms);
         match self.push(&tenant, digest, file.clone(), created_ms).await {
-            // Its last host has just given it up: content that was removed stays so, under its
-            // root.
+            // The last holder has just released the module. A removed root stays removed, so push
+            // under a new root.
             Err(e) if e.is_gone() => self.push(&tenant, digest, file, now_ms()).await,
             pushed => pushed,
         }
@@ -116,7 +116,7 @@ impl StoredModules {
             created_ms,
             stored: false,
         };
-        // Before the store has anything, so that all of it can be released.
+        // Record the module before the push, so that a later daemon can release all of it.
         self.book.write(module.clone())?;
         let options = PushOptions::new(self.remote.index_cache().to_owned());
         let (name, report) = shared.push(tenant, &source, &options).await?;
@@ -128,7 +128,7 @@ impl StoredModules {
         Ok(report)
     }
 
-    /// Lets go of a module that no function of this host needs. The store's collection removes it
+    /// Releases a module that no function of this host needs. Garbage collection removes the module
     /// when no other host holds it.
     pub async fn release(&self, owner: Option<&str>, digest: &str) -> Result<(), RemoteError> {
         let name = tenant_name(owner);
@@ -146,9 +146,9 @@ impl StoredModules {
         self.book.forget(name, digest)
     }
 
-    /// Fetches a module of an owner, which may be gone from the cache when the file is closed. None
-    /// if the store has none of this digest for the owner. The content is that of some host with
-    /// the owner's keys: compare its hash.
+    /// Fetches a module of an owner. `None` if the owner has no module with this digest. The module
+    /// may be evicted when the file is closed. The caller must verify the hash: any host with the
+    /// owner's keys may have written the content.
     pub async fn fetch(
         &self,
         owner: Option<&str>,
@@ -191,14 +191,14 @@ impl StoredModules {
         let part = found.remote.part(MODULE_PART);
         let (number, part) = part.ok_or_else(|| damaged("has no file"))?;
         if part.bytes > max_bytes {
-            return Err(damaged("is longer than a module may be"));
+            return Err(damaged("exceeds the maximum size of a module"));
         }
         let pulling = self.remote.pull_part(&found, number, MemoryPull::All, name);
         pulling.await?.0.file().map(Some)
     }
 }
 
-/// Id of a module in the store. No snapshot has one with a space.
+/// Returns the id of a module in the store. Ids of snapshots contain no spaces.
 fn id(digest: &str) -> String {
     format!("module {digest}")
 }
@@ -284,7 +284,7 @@ mod tests {
                 .unwrap_err()
                 .is_damage()
         );
-        // Not of another owner, nor under another digest.
+        // Neither another owner nor another digest finds the module.
         assert_eq!(fetched(&two, None).await, None);
         assert!(two.fetch(OWNER, "d2", LIMIT).await.unwrap().is_none());
         let known = stored(&two).await;
@@ -296,7 +296,8 @@ mod tests {
         assert_eq!(fetched(&one, OWNER).await.unwrap(), content);
         two.release(OWNER, "d1").await.unwrap();
         assert_eq!(fetched(&one, OWNER).await, None);
-        // Given up, but not collected yet: its chunks are not sent again, its root is another one.
+        // After the release but before a collection: chunks are not uploaded again, but the root is
+        // new.
         let again = stored(&one).await;
         assert!(
             again.new_chunks == 0 && again.root != sent.root,

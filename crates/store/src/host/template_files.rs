@@ -1,4 +1,4 @@
-//! Templates in the store: files that are found by a name.
+//! Templates in the store, found by their names.
 
 use crate::host::{LOCAL_TENANT, RemoteError, RemoteStore};
 use crate::{
@@ -12,24 +12,21 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct StoredTemplate(RemoteSnapshot);
 
-/// Id under which the store has a template. No snapshot has one with a space.
+/// Returns the id of a template in the store. Ids of snapshots contain no spaces.
 fn id_of(name: &str) -> String {
     format!("template {name}")
 }
 
 impl RemoteStore {
-    /// Pushes the files of a template, which is found under `names`; for all tenants if `shared`.
-    /// Another one that had one of them keeps its other names.
+    /// Pushes the files of a template under `names`, for all tenants if `shared`. If another
+    /// template has one of these names, that name moves to this template.
     pub async fn push_template(
         &self,
         names: &[String],
         files: Vec<(String, Arc<File>)>,
         shared: bool,
     ) -> Result<PushReport, RemoteError> {
-        let tenant = match shared {
-            true => SHARED_TENANT,
-            false => LOCAL_TENANT,
-        };
+        let tenant = if shared { SHARED_TENANT } else { LOCAL_TENANT };
         let tenant = self.tenant(Some(tenant)).await?;
         let parts = files.into_iter().map(|(name, file)| PartSource {
             kind: LayerKind::File,
@@ -58,7 +55,7 @@ impl RemoteStore {
         Ok(report)
     }
 
-    /// Finds the template that was pushed under `name`, by this host's owner or for all tenants.
+    /// Finds the template that was pushed under `name` by this host's owner or for all tenants.
     pub async fn find_template(&self, name: &str) -> Result<Option<StoredTemplate>, RemoteError> {
         for tenant in [LOCAL_TENANT, SHARED_TENANT] {
             let Some(tenant) = self.find_tenant(tenant).await? else {
@@ -72,8 +69,8 @@ impl RemoteStore {
         Ok(None)
     }
 
-    /// Fetches the file `name` of a template; none: it has no such file. It may be gone from the
-    /// cache when the file is closed.
+    /// Fetches the file `name` of a template. `None` if the template has no such file. The file may
+    /// be evicted from the cache when it is closed.
     pub async fn template_file(
         &self,
         template: &StoredTemplate,

@@ -4,12 +4,12 @@ use crate::host::FoundSnapshot;
 use crate::{Layer, LayerKind, RunKind};
 use std::collections::BTreeSet;
 
-/// Bytes of stored memory up to which all of it is fetched where no working set was recorded: a few
-/// large ranges.
+/// Maximum size of stored memory that is fetched completely if no working set was recorded. That
+/// takes a few large ranges.
 const SMALL_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Chunks of memory to fetch before a guest runs, for each snapshot of `lineage`, nearest first.
-/// None: all of it.
+/// Returns the chunks of memory to fetch before a guest runs, for each snapshot of `lineage`,
+/// nearest first. `None` if all chunks are to be fetched.
 pub fn first_chunks(lineage: &[FoundSnapshot]) -> Option<Vec<Vec<u64>>> {
     let newest = lineage.first()?;
     let wanted = newest.remote.manifest.working_set.iter();
@@ -32,8 +32,8 @@ fn stored_bytes(memory: &[Option<&Layer>]) -> u64 {
     chunks.saturating_mul(crate::CHUNK_BYTES.into())
 }
 
-/// Chunks of `wanted` that each layer has, nearest first: one that a nearer layer has or makes zero
-/// is not read from those below.
+/// Assigns each chunk of `wanted` to the nearest layer that stores it. A chunk that a nearer layer
+/// stores or zeroes is not read from older layers.
 fn divide(memory: &[Option<&Layer>], mut wanted: BTreeSet<u64>) -> Vec<Vec<u64>> {
     let mut divided = Vec::new();
     for layer in memory {

@@ -1,5 +1,5 @@
-//! Fill of a layer in the cache. Chunks are locked while they are fetched, so that several fills of
-//! one layer share the work, and one that needs few chunks does not wait for one of many.
+//! Fill of a cached layer. Chunks are locked while they are fetched. Thus concurrent fills of a
+//! layer share the work, and a fill of few chunks does not wait for a fill of many.
 
 use super::{PullReport, Selection, select};
 use crate::cache::{CachedLayer, ChunkLocks, LayerCache};
@@ -15,18 +15,18 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 const RANGES_AT_ONCE: usize = 8;
-/// Chunks up to which a selection is of stragglers, that a guest waits for.
+/// Maximum number of chunks of an urgent selection, which a guest waits for.
 const MAX_STRAGGLERS: usize = 64;
-/// Bytes for which the cache makes place before the first of some stragglers.
+/// Bytes for which the cache frees space before the first of several urgent chunks.
 const STRAGGLER_PLACE_BYTES: u64 = 4 << 20;
-/// Stragglers after which what was written is put on storage.
-const STRAGGLERS_PER_SETTLING: u64 = 512;
-/// Time that one waits for a chunk that another fetches, before it fetches it as well.
+/// Number of urgent chunks after which the written chunks are persisted.
+const STRAGGLERS_PER_SYNC: u64 = 512;
+/// Time that a fill waits for a chunk fetched by another fill before fetching it as well.
 const STRAGGLER_PATIENCE: Duration = Duration::from_millis(20);
 const BULK_PATIENCE: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Part of a snapshot in the cache of a host, and the way to its other chunks.
+/// Part of a snapshot in the cache of a host, with the source of its other chunks.
 #[derive(Debug)]
 pub struct CachedPart {
     number: usize,
@@ -42,25 +42,25 @@ struct Source {
     wanted: Vec<Wanted>,
 }
 
-/// Outcome of a range.
+/// Result of fetching a range.
 #[derive(Default)]
 struct Arrived {
     chunks: u64,
     bytes: u64,
     range_bytes: u64,
-    /// Chunks that others fetch.
+    /// Chunks that other fills are fetching.
     busy: Vec<u64>,
 }
 
-/// Manner of a fill.
+/// Mode of a fill.
 #[derive(Debug, Clone, Copy)]
 struct Manner {
     urgent: bool,
-    /// Fetches what others are fetching.
+    /// Fetches chunks even if another fill is fetching them.
     anyway: bool,
 }
 
-/// Chunks that this fill has locked.
+/// Chunks that this fill has locked. Dropping this value unlocks them.
 struct Claim(Arc<ChunkLocks>, Vec<u64>);
 
 impl Drop for Claim {
@@ -72,13 +72,13 @@ impl Drop for Claim {
 }
 
 impl CachedPart {
-    /// Layer in the cache.
+    /// Returns the layer in the cache.
     pub fn layer(&self) -> &Arc<CachedLayer> {
         &self.layer
     }
 
-    /// Returns true if chunk `number` can be read from the layer's file: a look at memory, or at
-    /// one byte of a file.
+    /// Returns true if chunk `number` can be read from the layer's file. Reads at most one byte of
+    /// a file.
     pub fn has(&self, number: u64) -> bool {
         self.layer.has(number)
     }
@@ -99,7 +99,7 @@ impl CachedPart {
         }
         let place = STRAGGLER_PLACE_BYTES.max(bytes);
         match self.cache.make_place(place) {
-            // A guest that runs already is not ended for the sake of the bound.
+            // Exceed the maximum size rather than fail a running guest.
             Err(StoreError::CacheFull { .. }) => {}
             other => drop(other?),
         }
@@ -109,7 +109,8 @@ impl CachedPart {
 }
 
 impl SharedStore {
-    /// Opens part `number` of a snapshot in `cache`. The layer is not evicted while it is open.
+    /// Opens part `number` of a snapshot in `cache`. The layer is not evicted while the part is
+    /// open.
     pub fn cached_part(
         &self,
         snapshot: &RemoteSnapshot,
@@ -130,30 +131,30 @@ impl SharedStore {
         })
     }
 
-    /// Fetches chunk `number` if it is not present, past others that fetch many. Returns false if
-    /// the part does not store this chunk: then it is zero or inherited.
+    /// Fetches chunk `number` if it is absent, ahead of bulk fetches. Returns false if the part
+    /// does not store this chunk, which is then zero or inherited.
     pub async fn fetch_chunk(&self, part: &CachedPart, number: u64) -> Result<bool, StoreError> {
         if part.has(number) {
             return Ok(true);
         }
-        let found = part
+        let position = part
             .source()
             .wanted
             .binary_search_by_key(&number, |wanted| wanted.number);
-        if found.is_err() {
+        if position.is_err() {
             return Ok(false);
         }
         self.fill_numbers(part, vec![number], true, &mut PullReport::default())
             .await?;
         let fetched = part.stragglers.fetch_add(1, Ordering::Relaxed) + 1;
-        if fetched.is_multiple_of(STRAGGLERS_PER_SETTLING) {
+        if fetched.is_multiple_of(STRAGGLERS_PER_SYNC) {
             part.layer.settle_later();
         }
         Ok(true)
     }
 
-    /// Fetches the chunks of `selection` that are not present. Few chunks go past others that fetch
-    /// many.
+    /// Fetches the absent chunks of `selection`. A selection of few chunks is fetched ahead of bulk
+    /// fetches.
     pub async fn fill(
         &self,
         part: &CachedPart,
@@ -180,8 +181,8 @@ impl SharedStore {
         Ok(report)
     }
 
-    /// Fetches chunks: once more if their packs went away, from where they are now, and once more
-    /// if the file system was full, without what the cache can spare.
+    /// Fetches chunks. Retries once from the new locations if a pack was removed, and once after
+    /// evicting unused layers if the file system is full.
     async fn fill_numbers(
         &self,
         part: &CachedPart,
@@ -196,7 +197,7 @@ impl SharedStore {
             match self.share(part, missing.clone(), urgent, report).await {
                 Err(StoreError::Missing { object }) if !moved => {
                     moved = true;
-                    self.follow(part, object).await?;
+                    self.reload_locations(part, object).await?;
                 }
                 Err(full @ StoreError::DiskFull { .. }) if !freed => {
                     freed = true;
@@ -210,8 +211,8 @@ impl SharedStore {
         }
     }
 
-    /// Reads the locations of a snapshot anew, because `object` is gone.
-    async fn follow(&self, part: &CachedPart, object: String) -> Result<(), StoreError> {
+    /// Reads the locations of a snapshot again, because `object` no longer exists.
+    async fn reload_locations(&self, part: &CachedPart, object: String) -> Result<(), StoreError> {
         let before = &part.source().snapshot;
         let now = self.open(&before.tenant, before.root).await?;
         if now.locations == before.locations {
@@ -225,7 +226,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Fetches those of `missing` that no other fetches, and waits for the others.
+    /// Fetches the chunks of `missing` that no other fill is fetching, and waits for the others.
     async fn share(
         &self,
         part: &CachedPart,
@@ -234,9 +235,10 @@ impl SharedStore {
         report: &mut PullReport,
     ) -> Result<(), StoreError> {
         let locks = Arc::new(part.layer.locks()?);
-        let patience = match urgent {
-            true => STRAGGLER_PATIENCE,
-            false => BULK_PATIENCE,
+        let patience = if urgent {
+            STRAGGLER_PATIENCE
+        } else {
+            BULK_PATIENCE
         };
         let mut since = tokio::time::Instant::now();
         loop {
@@ -261,7 +263,7 @@ impl SharedStore {
         }
     }
 
-    /// Fetches what no other fetches. Returns the others.
+    /// Fetches the chunks that no other fill is fetching. Returns the other chunks.
     async fn fetch_all(
         &self,
         part: &CachedPart,
@@ -272,18 +274,18 @@ impl SharedStore {
     ) -> Result<Vec<u64>, StoreError> {
         let source = part.source();
         let of = |number: &u64| {
-            let found = source
+            let position = source
                 .wanted
                 .binary_search_by_key(number, |wanted| wanted.number);
-            found.ok().map(|at| source.wanted[at])
+            position.ok().map(|at| source.wanted[at])
         };
         let ranges = plan(&missing.iter().filter_map(of).collect::<Vec<_>>());
-        // After a failure those that are under way are waited for, and no more are begun.
+        // After a failure, start no further fetches but wait for those in flight.
         let failed = AtomicBool::new(false);
-        let begun = ranges
+        let started = ranges
             .into_iter()
             .take_while(|_| !failed.load(Ordering::Relaxed));
-        let fetched = futures_util::stream::iter(begun)
+        let fetched = futures_util::stream::iter(started)
             .map(|range| self.fetch(&source.snapshot, range, &part.layer, locks, manner))
             .buffer_unordered(RANGES_AT_ONCE);
         let mut fetched = std::pin::pin!(fetched);
@@ -343,7 +345,7 @@ impl SharedStore {
                 .await
                 .map_err(|e| StoreError::Source(e.to_string()))?
             {
-                // It may have been changed on the way.
+                // Fetch the range once more: it may have been corrupted in transit.
                 Err(StoreError::Damaged { .. }) if attempts == 1 => {}
                 other => {
                     drop(claim);
@@ -355,8 +357,8 @@ impl SharedStore {
     }
 }
 
-/// Locks the chunks of a range. Returns the range of those that are to be fetched, chunks that
-/// others fetch, and the locks.
+/// Locks the chunks of a range. Returns the range of the chunks to fetch, the chunks that other
+/// fills are fetching, and the locks.
 fn claim(
     mut range: PlannedRange,
     layer: &CachedLayer,
@@ -380,7 +382,7 @@ fn claim(
                 }
                 Err(e) => failed = Err(StoreError::io(layer.path())(e)),
             }
-            // It may have arrived just before it was locked.
+            // Another fill may have written the chunk just before it was locked.
             !layer.has(number)
         });
     }
@@ -398,7 +400,7 @@ fn claim(
     Ok((Some(range), busy, claim))
 }
 
-/// Checks the frames of a range and writes their chunks. Returns the chunks and their bytes.
+/// Verifies the frames of a range and writes their chunks. Returns the number of chunks and bytes.
 fn write_range(
     keys: &crate::DataKeys,
     range: &PlannedRange,
@@ -417,7 +419,7 @@ fn write_range(
         let decoded = decode_frame(keys, &frame.hash, bytes);
         let chunk = match decoded {
             Ok(chunk) => chunk,
-            // Another one that is sound is kept.
+            // Write the valid chunks of the range before reporting the error.
             Err(reason) => {
                 let object = format!("{key}, chunk {}", frame.hash);
                 failed = Err(StoreError::damaged(&object)(reason));

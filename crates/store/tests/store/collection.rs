@@ -1,11 +1,11 @@
-//! Collection: what is not needed goes, what is needed stays, whatever happens meanwhile.
+//! Garbage collection: unused objects are removed and used objects remain, under all interleavings.
 
 use crate::support::*;
 use jiffy_store::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// No grace: two collections remove what is not needed.
+/// No grace period: two collections remove unused objects.
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),
@@ -15,7 +15,7 @@ const AT_ONCE: GcOptions = GcOptions {
     dry_run: false,
 };
 
-/// Waits until the clock of the store, which has milliseconds here, has gone on.
+/// Waits until the store's clock, which has a resolution of milliseconds, has advanced.
 async fn tick() {
     tokio::time::sleep(Duration::from_millis(3)).await;
 }
@@ -55,7 +55,7 @@ async fn a_removed_snapshot_goes_with_what_only_it_needs() {
         Err(StoreError::Missing { .. })
     ));
     assert_same(&store, &tenant, kept_name.root, &kept).await;
-    // It can be pushed again.
+    // The removed snapshot can be pushed again.
     let (again, _) = store.push(&tenant, &gone, &options).await.unwrap();
     assert_same(&store, &tenant, again.root, &gone).await;
 }
@@ -142,7 +142,7 @@ async fn a_removed_snapshot_stays_while_a_host_has_not_fetched_all_of_it() {
     for root in [name.root, other.root] {
         store.remove(&tenant, root).await.unwrap();
     }
-    // Its chunks are moved to another pack, and the old one is removed.
+    // The chunks are moved to another pack, and the old pack is removed.
     let report = collect_twice(&store, &tenant).await;
     assert_eq!((report.readers, report.removed), (1, 3), "{report:?}");
     assert!(store.fetch_chunk(&part, 2).await.unwrap());
@@ -150,7 +150,7 @@ async fn a_removed_snapshot_stays_while_a_host_has_not_fetched_all_of_it() {
     store.fill(&part, Selection::All).await.unwrap();
     assert!(std::fs::read(part.layer().path()).unwrap() == content(&source, 0));
     assert_same(&store, &tenant, name.root, &source).await;
-    // A host that is gone for too long needs it no more.
+    // The registration of a reader expires.
     tick().await;
     let late = GcOptions {
         reader_time: Duration::ZERO,
@@ -182,17 +182,17 @@ async fn an_id_names_its_snapshot_and_keeps_it() {
     }
     assert_eq!(store.named(&alice, "snap-3").await.unwrap(), None);
     assert_eq!(store.named(&bob, "snap-1").await.unwrap(), None);
-    // Keys of a further generation find what was named before.
+    // Names of an earlier generation of keys are found with the keys of a later generation.
     let alice = store.rotate("alice").await.unwrap();
     let named = store.named(&alice, "snap-1").await.unwrap();
     assert_eq!(named, Some(name.root));
-    // One of two ids of the same content goes: the other keeps it.
+    // Remove a name of two with the same content: the other protects the content.
     store.remove_name(&alice, "snap-1").await.unwrap();
     store.remove(&alice, name.root).await.unwrap();
     collect_twice(&store, &alice).await;
     assert_eq!(store.named(&alice, "snap-1").await.unwrap(), None);
     assert_same(&store, &alice, name.root, &source).await;
-    // An id that names another snapshot lets the first one go.
+    // A name that moves to another snapshot no longer protects the first one.
     store
         .set_name(&alice, "snap-2", other_name.root)
         .await
@@ -245,7 +245,7 @@ async fn a_push_does_not_count_on_what_is_condemned() {
     assert_same(&store, &tenant, name.root, &source).await;
 }
 
-/// Collections run between any two requests of a push that reuses what they would remove.
+/// Collections run between any two requests of a push that reuses objects due for removal.
 #[tokio::test]
 async fn a_push_survives_collections_between_any_two_of_its_requests() {
     let mut at = 0;
@@ -269,12 +269,11 @@ async fn a_push_survives_collections_between_any_two_of_its_requests() {
         let mut count = 0;
         faulty.on(move |_, _| {
             count += 1;
-            match count == at + 1 {
-                true => {
-                    let _ = reached.take().map(|reached| reached.send(()));
-                    Fault::Slow(Duration::from_millis(60))
-                }
-                false => Fault::None,
+            if count == at + 1 {
+                let _ = reached.take().map(|reached| reached.send(()));
+                Fault::Slow(Duration::from_millis(60))
+            } else {
+                Fault::None
             }
         });
         let source = snapshot(dir.path(), &[1, 2, 3]);
@@ -289,7 +288,7 @@ async fn a_push_survives_collections_between_any_two_of_its_requests() {
             pushed
         };
         let (pushed, ()) = tokio::join!(push, collections);
-        // Either it was told that something is gone, or all of it is there, and stays.
+        // Either the push fails with a removed object, or the snapshot is complete and remains so.
         match pushed {
             Ok((name, _)) => {
                 collect_twice(&collecting, &tenant).await;
@@ -308,7 +307,7 @@ async fn a_push_survives_collections_between_any_two_of_its_requests() {
     }
 }
 
-/// A collection is cut off at each of its requests.
+/// A collection is interrupted at each of its requests.
 #[tokio::test]
 async fn a_collection_that_is_cut_off_anywhere_harms_nothing() {
     for at in 0..60 {
@@ -337,7 +336,7 @@ async fn a_collection_that_is_cut_off_anywhere_harms_nothing() {
         };
         let died = faulty.until_death(both).await.is_none();
         assert_same(&other, &tenant, kept.root, &source).await;
-        // The next one, on another host, ends the work.
+        // The next collection, on another host, completes the work.
         let options = GcOptions {
             lock_time: Duration::ZERO,
             ..AT_ONCE
@@ -361,12 +360,13 @@ async fn a_collection_that_is_cut_off_anywhere_harms_nothing() {
 async fn one_collection_runs_at_a_time() {
     let (faulty, store) = in_memory();
     let tenant = store.tenant("alice").await.unwrap();
-    faulty.on(
-        |op, key| match op == Op::Get && key.ends_with("condemned") {
-            true => Fault::Slow(Duration::from_millis(100)),
-            false => Fault::None,
-        },
-    );
+    faulty.on(|op, key| {
+        if op == Op::Get && key.ends_with("condemned") {
+            Fault::Slow(Duration::from_millis(100))
+        } else {
+            Fault::None
+        }
+    });
     let (a, b) = tokio::join!(
         store.collect(&tenant, AT_ONCE),
         store.collect(&tenant, AT_ONCE)
@@ -398,7 +398,8 @@ async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
         .find(|path| path.to_string_lossy().contains("/packs/"));
     let pack = packs.unwrap();
     let mut bytes = std::fs::read(&pack).unwrap();
-    // The frames follow each other: a bit in the third, which is chunk 1 (2 and 0 come first).
+    // Frames are consecutive: change a bit in the third frame, which is chunk 1 (2 and 0 precede
+    // it).
     bytes[64 + 2 * (CHUNK + 41) + 1000] ^= 4;
     std::fs::write(&pack, &bytes).unwrap();
     let damages = store.verify(&remote).await.unwrap();
@@ -407,7 +408,7 @@ async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
         (damages[0].part.as_str(), damages[0].chunk),
         ("memory.layer", 1)
     );
-    // A copy that is as damaged does not help; one that is not does.
+    // A copy with other content does not repair the chunk; an identical copy does.
     let wrong = snapshot(dir.path(), &[7; 20]);
     assert_eq!(
         store.repair(&remote, &damages, &wrong).await.unwrap(),
@@ -417,7 +418,7 @@ async fn verify_names_each_chunk_that_changed_and_repair_mends_it() {
     let remote = store.open(&tenant, name.root).await.unwrap();
     assert_eq!(store.verify(&remote).await.unwrap(), []);
     assert_same(&store, &tenant, name.root, &source).await;
-    // A pack that is gone altogether.
+    // The whole pack is missing.
     std::fs::remove_file(&pack).unwrap();
     assert_eq!(store.verify(&remote).await.unwrap().len(), 20);
 }

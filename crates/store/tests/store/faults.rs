@@ -1,4 +1,4 @@
-//! Faults of the store, of the network and of hosts: each is survived, or told in words.
+//! Faults of the store, of the network and of hosts are tolerated or reported.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -109,9 +109,10 @@ async fn a_range_that_is_slow_is_asked_for_a_second_time() {
     let remote = store.open(&tenant, name.root).await.unwrap();
     let mut first = true;
     faulty.on(move |op, key| {
-        match op == Op::Get && key.contains("/packs/") && std::mem::take(&mut first) {
-            true => Fault::Slow(Duration::from_secs(50)),
-            false => Fault::None,
+        if op == Op::Get && key.contains("/packs/") && std::mem::take(&mut first) {
+            Fault::Slow(Duration::from_secs(50))
+        } else {
+            Fault::None
         }
     });
     let (_, report) = store
@@ -132,15 +133,14 @@ async fn a_flipped_bit_on_the_way_is_fetched_again_and_one_in_the_store_is_told(
     let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
     let remote = store.open(&tenant, name.root).await.unwrap();
     let flip = |kind: &'static str, mut times: u32| {
-        faulty.on(
-            move |op, key| match op == Op::Get && key.contains(kind) && times > 0 {
-                true => {
-                    times -= 1;
-                    Fault::Flip
-                }
-                false => Fault::None,
-            },
-        );
+        faulty.on(move |op, key| {
+            if op == Op::Get && key.contains(kind) && times > 0 {
+                times -= 1;
+                Fault::Flip
+            } else {
+                Fault::None
+            }
+        });
     };
     flip("/packs/", 100);
     let failed = store
@@ -163,7 +163,7 @@ async fn a_flipped_bit_on_the_way_is_fetched_again_and_one_in_the_store_is_told(
         let failed = store.open(&tenant, name.root).await.unwrap_err();
         assert!(matches!(failed, StoreError::Damaged { .. }), "{failed}");
     }
-    // A damaged index is not reused: its chunks are written again.
+    // A damaged index is not reused: its chunks are uploaded again.
     flip("/packs/", 100);
     let options = PushOptions::new(dir.path().join("another-index"));
     let (_, report) = store
@@ -196,7 +196,7 @@ async fn manifests_of_another_tenant_version_or_size_are_refused() {
             .collect::<String>()
     };
     let manifests = |tenant: &Tenant| place.join(hex(tenant)).join("manifests");
-    // The owner of the bucket moves it.
+    // The owner of the bucket moves the manifest to another tenant.
     let ours = manifests(&alice).join(name.root.to_string());
     let moved = manifests(&mallory).join(name.root.to_string());
     fs::create_dir_all(manifests(&mallory)).unwrap();
@@ -217,7 +217,7 @@ async fn manifests_of_another_tenant_version_or_size_are_refused() {
     assert!(matches!(refused, StoreError::TooLarge { .. }), "{refused}");
 }
 
-/// The host of a push goes away at each of its requests; another one pushes the same.
+/// The host of a push exits at each of its requests, and another host pushes the same snapshot.
 #[tokio::test]
 async fn a_push_that_is_cut_off_anywhere_is_gone_on_with() {
     for at in 0..60 {
@@ -235,7 +235,7 @@ async fn a_push_that_is_cut_off_anywhere_is_gone_on_with() {
             .until_death(pushing.push(&tenant, &source, &options))
             .await;
         let packs = other.stats(&tenant).await.unwrap().packs;
-        // No snapshot is to be seen that is not whole.
+        // Only complete snapshots are visible.
         for root in other.snapshots(&tenant).await.unwrap() {
             assert_same(&other, &tenant, root, &source).await;
         }
@@ -284,9 +284,10 @@ async fn what_arrived_before_a_failure_is_not_fetched_again() {
     let mut count = 0;
     faulty.on(move |_, _| {
         count += 1;
-        match count > 6 {
-            true => Fault::Denied,
-            false => Fault::None,
+        if count > 6 {
+            Fault::Denied
+        } else {
+            Fault::None
         }
     });
     let cache = cache(dir.path());
@@ -361,7 +362,7 @@ async fn a_cache_that_cannot_be_written_is_told_with_its_path() {
 
 const CHILD_DIR: &str = "JIFFY_STORE_TEST_CHILD";
 
-/// Pulls from a slow store until it is killed: see the next test.
+/// Pulls from a slow store until the process is killed: see the next test.
 #[tokio::test]
 async fn pull_in_a_child_process() {
     let Some(dir) = std::env::var_os(CHILD_DIR) else {

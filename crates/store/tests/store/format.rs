@@ -1,4 +1,4 @@
-//! Formats: golden files keep loading, and nothing that was changed does.
+//! Formats: golden files remain readable, and changed files are rejected.
 
 use jiffy_store::envelope::Header;
 use jiffy_store::pack::{PackWriter, TRAILER_BYTES, Trailer, decode_frame, encode_frame};
@@ -67,7 +67,7 @@ fn data(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A pack of three chunks, and its locations.
+/// Returns a pack of three chunks and its locations.
 fn pack(keys: &DataKeys) -> (Vec<u8>, Locations) {
     let mut writer = PackWriter::with_id(keys, TENANT, [4; 16]);
     for content in [chunk(1), chunk(2), b"state".to_vec()] {
@@ -84,7 +84,7 @@ fn pack(keys: &DataKeys) -> (Vec<u8>, Locations) {
     (bytes.to_vec(), Locations(locations.collect()))
 }
 
-/// Chunks of a pack, all of it checked.
+/// Reads and verifies all chunks of a pack.
 fn read_pack(keys: &DataKeys, bytes: &[u8]) -> Result<Vec<Vec<u8>>, FormatError> {
     let header = Header::decode(*b"JIFFYPAK", bytes)?;
     let end = bytes.len().saturating_sub(TRAILER_BYTES);

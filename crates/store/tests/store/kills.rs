@@ -1,5 +1,5 @@
-//! Processes that push or collect are killed with SIGKILL at each of their requests. The clock of
-//! the store is an hour off that of the hosts, both ways.
+//! Processes that push or collect are killed with SIGKILL at each of their requests. The store's
+//! clock differs from the hosts' clock by an hour in either direction.
 
 use crate::support::shifted::ShiftedStore;
 use crate::support::*;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Directory, work and number of the request at which the child is killed.
+/// Variables of the child: directory, work and number of the request at which it kills itself.
 const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_WORK", "JIFFY_KILL_AT"];
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
@@ -35,7 +35,7 @@ async fn tick() {
     tokio::time::sleep(Duration::from_millis(15)).await;
 }
 
-/// The child: does its work until a request is that at which it kills itself.
+/// Entry point of the child: runs its work until the request at which it kills itself.
 #[tokio::test]
 async fn work_in_a_child_process() {
     let [Some(dir), Some(work), Some(at)] = CHILD.map(std::env::var_os) else {
@@ -68,7 +68,7 @@ async fn work_in_a_child_process() {
     }
 }
 
-/// Runs the child; returns true if it was killed.
+/// Runs the child. Returns true if the child was killed.
 fn child(dir: &Path, work: &str, at: u64) -> bool {
     let values = [dir.to_str().unwrap(), work, &at.to_string()].map(str::to_owned);
     let ended = Command::new(std::env::current_exe().unwrap())
@@ -81,7 +81,7 @@ fn child(dir: &Path, work: &str, at: u64) -> bool {
     ended.signal() == Some(9)
 }
 
-/// A store with a snapshot that stays and one that was given up; returns the former.
+/// Creates a store with a retained snapshot and a removed one. Returns the retained snapshot.
 async fn prepare(dir: &Path) -> (SharedStore, Arc<Tenant>, Hash, SnapshotSource) {
     let store = over(directory(dir), quick());
     let tenant = store.tenant("alice").await.unwrap();
@@ -103,7 +103,7 @@ async fn killed_everywhere(work: &str, least: u64) {
         let more = pushed(dir.path());
         let options = PushOptions::new(dir.path().join("index"));
         let (name, _) = store.push(&tenant, &more, &options).await.unwrap();
-        // The lease of a push that was killed protects what it wrote, for a day.
+        // The lease of the killed push protects its objects for a day.
         for _ in 0..3 {
             tick().await;
             store.collect(&tenant, AT_ONCE).await.unwrap();
@@ -130,7 +130,7 @@ async fn a_collection_that_is_killed_anywhere_loses_nothing() {
     killed_everywhere("gc", 30).await;
 }
 
-/// All objects get times an hour before or after the host's: only those of the store count.
+/// All objects have times an hour before or after the host's clock: only the store's clock matters.
 #[tokio::test]
 async fn a_clock_an_hour_off_changes_nothing() {
     for offset in [-3600, 3600] {
@@ -141,7 +141,7 @@ async fn a_clock_an_hour_off_changes_nothing() {
             grace: minute,
             ..AT_ONCE
         };
-        // A store whose clock is off has written all that is there a moment ago by its clock.
+        // By the store's clock, all existing objects were just written.
         let shifted = ShiftedStore::new(directory(dir.path()), offset);
         let off = over(shifted, quick());
         let tenant_there = off.tenant("alice").await.unwrap();

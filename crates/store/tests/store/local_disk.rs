@@ -1,4 +1,4 @@
-//! A file system of the cache that is full, or cannot be written.
+//! Caches on full or read-only file systems.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -7,17 +7,17 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file system of its own, unmounted at the end.
+/// Mounted file system. Dropping this value unmounts it.
 struct Mount(PathBuf);
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // A thread that settles a layer may still have its file open.
+        // A thread that persists a layer may still have its file open.
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
     }
 }
 
-/// Makes a file system of `kind` in a file and mounts it; none without its programs.
+/// Creates and mounts a file system of `kind`. `None` if its programs are not installed.
 fn loop_mount(dir: &Path, kind: &str) -> Option<Mount> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: local_disk: not root");
@@ -25,7 +25,7 @@ fn loop_mount(dir: &Path, kind: &str) -> Option<Mount> {
     }
     let (image, place) = (dir.join("image"), dir.join("mount"));
     std::fs::create_dir(&place).unwrap();
-    // Least sizes: 300 MiB for XFS, 109 MiB for btrfs. The file is sparse.
+    // Minimum sizes: 300 MiB for XFS, 109 MiB for btrfs. The file is sparse.
     let file = std::fs::File::create(&image).unwrap();
     file.set_len(512 << 20).unwrap();
     for (program, arguments) in [
@@ -52,7 +52,7 @@ fn loop_mount(dir: &Path, kind: &str) -> Option<Mount> {
     Some(Mount(place))
 }
 
-/// Mounts a tmpfs of `mebibytes`; none for an ordinary user.
+/// Mounts a tmpfs of `mebibytes`. `None` if the user is not root.
 fn tmpfs(dir: &Path, mebibytes: u32) -> Option<Mount> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: local_disk: not root");
@@ -90,12 +90,12 @@ async fn a_full_disk_is_told_and_what_arrived_is_right() {
     };
     let (store, remote, source) = stored(dir.path()).await;
     let cache = Arc::new(LayerCache::open(place.0.join("cache"), u64::MAX).unwrap());
-    // 10 MiB do not fit into 4.
+    // The layer has 10 MiB, the file system 4 MiB.
     let failed = store.pull(&remote, 0, Selection::All, &cache).await;
     let failed = failed.unwrap_err();
     assert!(matches!(failed, StoreError::DiskFull { .. }), "{failed}");
     assert!(failed.to_string().contains("cache"), "{failed}");
-    // Chunks marked as present are right.
+    // Chunks that are marked as present have the right content.
     let nothing = Selection::Chunks(&[]);
     let (layer, _) = store.pull(&remote, 0, nothing, &cache).await.unwrap();
     let (bytes, wanted) = (std::fs::read(layer.path()).unwrap(), content(&source, 0));
@@ -106,7 +106,7 @@ async fn a_full_disk_is_told_and_what_arrived_is_right() {
     }
     assert!(present.len() < 70);
     drop(layer);
-    // Another layer, which is not in use, gives place.
+    // Another layer, which is unused, is evicted.
     let (small_store, small, small_source) = stored_small(dir.path()).await;
     let pulled = small_store.pull(&small, 0, Selection::All, &cache).await;
     let (layer, _) = pulled.unwrap();
@@ -138,21 +138,21 @@ async fn a_read_only_file_system_is_told_with_its_path() {
     assert!(matches!(failed, StoreError::ReadOnly { .. }), "{failed}");
     let text = failed.to_string();
     assert!(
-        text.contains("cache") && text.contains("cannot be written"),
+        text.contains("cache") && text.contains("cannot write"),
         "{text}"
     );
 }
 
-/// Bytes of storage that the file system at `path` has left, with all writes done.
-fn room(path: &Path) -> u64 {
+/// Returns the number of free bytes of the file system at `path` after syncing it.
+fn free_bytes(path: &Path) -> u64 {
     let dir = std::fs::File::open(path).unwrap();
     nix::unistd::syncfs(&dir).unwrap();
     let stat = nix::sys::statvfs::statvfs(path).unwrap();
     stat.blocks_free() * stat.fragment_size()
 }
 
-/// Clones a cached layer of 10 MiB in the file system at `place`; returns if it shares storage,
-/// and the bytes that the clone took.
+/// Clones a cached layer of 10 MiB in the file system at `place`. Returns whether the clone shares
+/// storage, and the bytes that it uses.
 async fn clone_within(dir: &Path, place: &Path) -> (bool, u64) {
     let (store, remote, source) = stored(dir).await;
     let cache = Arc::new(LayerCache::open(place.join("cache"), u64::MAX).unwrap());
@@ -165,7 +165,7 @@ async fn clone_within(dir: &Path, place: &Path) -> (bool, u64) {
     let taken = before.saturating_sub(room(place));
     let wanted = content(&source, 0);
     assert!(std::fs::read(&to).unwrap() == wanted);
-    // Each is its own: writes to the clone do not reach the cache.
+    // Writes to the clone do not change the cached file.
     let clone = std::fs::File::options().write(true).open(&to).unwrap();
     clone.write_all_at(&[0xa5; 3 * CHUNK], 7).unwrap();
     clone.sync_all().unwrap();

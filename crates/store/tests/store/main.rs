@@ -1,5 +1,5 @@
-//! The store over directories and over stores that fail, as one program: each program of tests has
-//! the generic code of the object store compiled anew.
+//! Tests of the store over directories and over faulty stores. They are a single program, because
+//! each test program compiles the generic code of the object store again.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]

@@ -1,12 +1,12 @@
-//! Modules of functions: found by their digest, kept for as long as a host holds them.
+//! Modules of functions: found by their digest and retained while a host holds them.
 
 use crate::support::*;
 use jiffy_store::*;
 use std::time::Duration;
 
-/// No grace: two collections remove what is not needed.
+/// Runs two collections without a grace period, which remove unused objects.
 async fn collect(store: &SharedStore, tenant: &Tenant) -> GcReport {
-    // The clock of the store has milliseconds here.
+    // The store's clock has a resolution of milliseconds.
     tokio::time::sleep(Duration::from_millis(3)).await;
     let at_once = GcOptions {
         grace: Duration::ZERO,
@@ -24,7 +24,7 @@ async fn a_module_stays_for_its_last_host_and_one_that_comes_in_time() {
     let options = PushOptions::new(dir.path().join("index"));
     let module = snapshot(dir.path(), &[1, 2, 3]);
     let root = store.root(&tenant, &module).await.unwrap();
-    // Not there yet.
+    // The module was not pushed yet.
     let early = store.hold_module(&tenant, "d1", root, "one").await;
     assert!(matches!(early, Err(StoreError::Gone(_))), "{early:?}");
     assert_eq!(store.module(&tenant, "d1").await.unwrap(), None);
@@ -40,7 +40,7 @@ async fn a_module_stays_for_its_last_host_and_one_that_comes_in_time() {
     assert_eq!(store.module(&tenant, "d1").await.unwrap(), Some(root));
     release("two").await.unwrap();
     assert_eq!(store.module(&tenant, "d1").await.unwrap(), None);
-    // In time: nothing is condemned yet.
+    // Just in time: the module is not condemned yet.
     store
         .hold_module(&tenant, "d1", root, "three")
         .await
@@ -52,7 +52,7 @@ async fn a_module_stays_for_its_last_host_and_one_that_comes_in_time() {
     assert_same(&store, &tenant, root, &module).await;
     release("three").await.unwrap();
     assert_eq!(collect(&store, &tenant).await.condemned, 3);
-    // Too late, and no holder stays.
+    // Too late: the module is condemned, and no holder remains.
     let late = store.hold_module(&tenant, "d1", root, "four").await;
     assert!(matches!(late, Err(StoreError::Gone(_))), "{late:?}");
     assert_eq!(collect(&store, &tenant).await.removed, 3);

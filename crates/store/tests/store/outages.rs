@@ -1,4 +1,4 @@
-//! Stores that are slow, stop in the middle, or are not there.
+//! Stores that are slow, stall or do not exist.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -10,7 +10,7 @@ fn cache(dir: &std::path::Path) -> Arc<LayerCache> {
     Arc::new(LayerCache::open(dir.join("cache"), u64::MAX).unwrap())
 }
 
-/// Time stands still but for the store's.
+/// Time advances only for the store's delays.
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_is_waited_for_while_bytes_arrive_and_given_up_when_none_do() {
     let dir = tempfile::tempdir().unwrap();
@@ -32,10 +32,13 @@ async fn a_slow_store_is_waited_for_while_bytes_arrive_and_given_up_when_none_do
         let pulled = store.pull(&remote, 0, Selection::All, &cache).await;
         (pulled, start.elapsed())
     };
-    // Each range takes 200 s: longer than all attempts may be without a byte.
-    faulty.on(|op, key| match op == Op::Get && key.contains("/packs/") {
-        true => Fault::Trickle(Duration::from_secs(20)),
-        false => Fault::None,
+    // Each range takes 200 s: longer than the maximum time without a received byte.
+    faulty.on(|op, key| {
+        if op == Op::Get && key.contains("/packs/") {
+            Fault::Trickle(Duration::from_secs(20))
+        } else {
+            Fault::None
+        }
     });
     let (pulled, took) = pull().await;
     let (layer, _) = pulled.unwrap();
@@ -43,14 +46,17 @@ async fn a_slow_store_is_waited_for_while_bytes_arrive_and_given_up_when_none_do
     assert!(fs::read(layer.path()).unwrap() == content(&source, 0));
     let traffic = store.backend().traffic();
     assert_eq!((traffic.retries, traffic.hedges), (0, 0));
-    faulty.on(|op, key| match op == Op::Get && key.contains("/packs/") {
-        true => Fault::Halt,
-        false => Fault::None,
+    faulty.on(|op, key| {
+        if op == Op::Get && key.contains("/packs/") {
+            Fault::Halt
+        } else {
+            Fault::None
+        }
     });
     let (pulled, took) = pull().await;
     let failed = pulled.unwrap_err();
     assert!(failed.is_unavailable(), "{failed}");
-    // Half of it arrived in each attempt.
+    // Each attempt received half of the range.
     assert!(took < Duration::from_secs(3 * 61), "{took:?}");
 }
 
@@ -70,7 +76,7 @@ async fn a_directory_that_is_gone_is_not_a_store_without_objects() {
     let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
     let remote = store.open(&tenant, name.root).await.unwrap();
     fs::rename(&place, &away).unwrap();
-    // As a mount point without its file system.
+    // An unmounted file system leaves an empty mount point.
     fs::create_dir(&place).unwrap();
     let cache = cache(dir.path());
     let failures = [

@@ -1,4 +1,4 @@
-//! Push and pull: only what is lacking is moved, and what arrives is what was pushed.
+//! Push and pull: only missing chunks are transferred, and a pulled snapshot equals the pushed one.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -30,7 +30,7 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
         .push(&tenant, &snapshot(dir.path(), &seeds), &options)
         .await
         .unwrap();
-    // Another host, which has no index yet: 3 chunks differ, 1 of them twice.
+    // Another host, without cached indexes: 3 chunks differ, 1 of them occurs twice.
     let options = PushOptions::new(dir.path().join("index-of-another"));
     let mut changed = seeds.clone();
     (changed[7], changed[8], changed[200], changed[201]) = (1001, 1002, 1003, 1003);
@@ -46,7 +46,7 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
         "{written} bytes were written"
     );
     assert_same(&store, &tenant, name.root, &source).await;
-    // The same once more: nothing but the lease.
+    // Pushing the same snapshot again writes only the lease.
     let before = store.backend().traffic();
     let (_, report) = store.push(&tenant, &source, &options).await.unwrap();
     assert!(report.existed);
@@ -91,7 +91,7 @@ async fn a_working_set_is_pulled_alone_and_with_few_requests() {
         .await
         .unwrap();
     let gets = store.backend().traffic().gets - before.gets;
-    // 4 MiB of chunks that are scattered in memory lie together in a pack.
+    // 4 MiB of chunks scattered in memory are adjacent in a pack.
     assert_eq!((report.fetched, gets), (64, report.ranges));
     assert!(gets <= 2, "{gets} requests");
     let touched: HashSet<u64> = source
@@ -117,7 +117,7 @@ async fn a_layer_is_fetched_once_for_all_that_pull_it() {
     let options = PushOptions::new(dir.path().join("index"));
     let (name, _) = store.push(&tenant, &source, &options).await.unwrap();
     let remote = store.open(&tenant, name.root).await.unwrap();
-    // Two processes: each has a cache of its own over one directory.
+    // Simulate two processes: each has its own cache object over the same directory.
     let cache = || Arc::new(LayerCache::open(dir.path().join("cache"), u64::MAX).unwrap());
     let (a, b) = (cache(), cache());
     let (first, second) = tokio::join!(
@@ -190,7 +190,7 @@ async fn a_tenant_neither_reads_nor_shares_what_another_has() {
     let (name, _) = store.push(&alice, &source, &options).await.unwrap();
     let refused = store.open(&mallory, name.root).await.unwrap_err();
     assert!(matches!(refused, StoreError::Missing { .. }), "{refused}");
-    // Nothing tells her that these chunks exist.
+    // The push does not reveal to her that the store has these chunks.
     let (other, report) = store.push(&mallory, &source, &options).await.unwrap();
     assert_eq!(report.new_chunks, 4);
     assert_ne!(other.root, name.root);
@@ -229,6 +229,6 @@ async fn an_upload_keeps_its_bandwidth() {
     options.pack_bytes = 1 << 20;
     let source = snapshot(dir.path(), &(1..=64).collect::<Vec<_>>());
     let (_, report) = store.push(&tenant, &source, &options).await.unwrap();
-    // 4 MiB at 4 MiB/s, of which the last pack need not be waited for.
+    // 4 MiB at 4 MiB/s. The push does not wait for the bandwidth of the last pack.
     assert!(report.seconds > 0.6, "{} s", report.seconds);
 }

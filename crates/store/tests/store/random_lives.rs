@@ -1,6 +1,6 @@
-//! Hosts that push, pull, remove and collect at random on one store that fails at random: a
-//! snapshot that was pushed and not removed is always whole. Longer with
-//! `JIFFY_STORE_SOAK_SECONDS`.
+//! Hosts push, pull, remove and collect at random on a store that fails at random. A snapshot that
+//! was pushed and not removed is always complete. `JIFFY_STORE_SOAK_SECONDS` sets a longer
+//! duration.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Numbers that look random, the same for one seed.
+/// Deterministic pseudorandom numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -103,7 +103,7 @@ async fn whatever_is_pushed_and_not_removed_is_whole_at_any_time() {
                             }
                             Err(e) => Err(StoreError::Source(e.to_string())),
                         };
-                        // Another host may have removed it meanwhile.
+                        // Another host may have removed the snapshot concurrently.
                         let still = known.lock().unwrap().contains_key(&root);
                         match pulled {
                             Ok((layer, _)) => {

@@ -1,4 +1,4 @@
-//! Packs that are mostly dead are rewritten, and what is in use stays readable at every step.
+//! Packs that are mostly dead are repacked, and live chunks are readable at every step.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -18,7 +18,7 @@ async fn tick() {
     tokio::time::sleep(Duration::from_millis(3)).await;
 }
 
-/// A store whose one big pack is mostly dead: of its chunks a kept snapshot uses two.
+/// Creates a store with one large pack that is mostly dead: the retained snapshot uses two chunks.
 async fn mostly_dead(
     store: &SharedStore,
     tenant: &Arc<Tenant>,
@@ -49,7 +49,7 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
     tick().await;
     let first = store.collect(&tenant, AT_ONCE).await.unwrap();
     assert_eq!((first.repacked, first.removed), (1, 0));
-    // Three chunks of sixteen, and that of the state, were in use.
+    // Three of sixteen chunks were live, and the chunk of the state.
     assert!(
         first.rewritten_bytes * 3 < first.repacked_bytes,
         "{first:?}"
@@ -68,7 +68,7 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
     assert!(stats.pack_bytes < usage.stored_bytes + 2000, "{stats:?}");
 }
 
-/// A host goes away at each request of two collections that rewrite a pack.
+/// A host exits at each request of two collections that repack.
 #[tokio::test]
 async fn a_rewrite_that_is_cut_off_anywhere_loses_nothing() {
     for at in 0..90 {
@@ -89,7 +89,7 @@ async fn a_rewrite_that_is_cut_off_anywhere_loses_nothing() {
         };
         let died = faulty.until_death(both).await.is_none();
         assert_same(&other, &tenant, root, &source).await;
-        // Another host pushes what reuses the same chunks, then ends the work.
+        // Another host pushes a snapshot that reuses the same chunks, then completes the repacking.
         let options = PushOptions::new(dir.path().join("other-index"));
         let more = snapshot(dir.path(), &[14, 30]);
         let (pushed, _) = other.push(&tenant, &more, &options).await.unwrap();
@@ -118,8 +118,8 @@ async fn a_rewrite_that_is_cut_off_anywhere_loses_nothing() {
     panic!("the collection never ended");
 }
 
-/// Between any two requests of a collection that rewrites a pack, another host pushes what reuses
-/// its chunks.
+/// Between any two requests of a repacking collection, another host pushes a snapshot that reuses
+/// the chunks.
 #[tokio::test]
 async fn pushes_between_any_two_requests_of_a_rewrite_stay_whole() {
     for at in 0..60 {
@@ -136,12 +136,11 @@ async fn pushes_between_any_two_requests_of_a_rewrite_stay_whole() {
         let mut count = 0;
         faulty.on(move |_, _| {
             count += 1;
-            match count == at + 1 {
-                true => {
-                    let _ = reached.take().map(|reached| reached.send(()));
-                    Fault::Slow(Duration::from_millis(40))
-                }
-                false => Fault::None,
+            if count == at + 1 {
+                let _ = reached.take().map(|reached| reached.send(()));
+                Fault::Slow(Duration::from_millis(40))
+            } else {
+                Fault::None
             }
         });
         let more = snapshot(dir.path(), &[14, 15, 30]);
@@ -177,8 +176,8 @@ async fn pushes_between_any_two_requests_of_a_rewrite_stay_whole() {
     panic!("the collection never ended");
 }
 
-/// Between any two requests of collections that rewrite a pack and remove it, a guest on another
-/// host waits for a chunk of it, by what that host knew before.
+/// Between any two requests of collections that repack and remove a pack, a guest on another host
+/// requests a chunk of it, with that host's older locations.
 #[tokio::test]
 async fn a_guest_gets_its_chunks_between_any_two_requests_of_collections() {
     let dir = tempfile::tempdir().unwrap();
@@ -233,7 +232,7 @@ async fn a_collection_that_lost_its_lock_says_so_and_leaves_the_new_one() {
         lock_time: Duration::ZERO,
         ..half_an_hour
     };
-    // The lock of a host that went away is taken over; one that is held is not.
+    // The lock of a host that exited is taken over; a held lock is not.
     store.collect(&tenant, taken).await.unwrap();
     let last = store
         .collect_if_due(&tenant, half_an_hour, Duration::from_secs(60))

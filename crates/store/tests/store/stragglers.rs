@@ -1,4 +1,4 @@
-//! Chunks that a guest waits for, beside fills of whole layers, and what a host's end leaves.
+//! Urgent chunks, which a guest waits for, during fills of whole layers and after crashes.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -42,18 +42,19 @@ fn chunk_of(part: &CachedPart, number: u64) -> Vec<u8> {
 async fn a_straggler_goes_past_a_fill_of_its_layer() {
     let dir = tempfile::tempdir().unwrap();
     let (faulty, store, remote, source) = pushed(dir.path()).await;
-    // The ranges of the fill do not arrive; the first request after them does.
+    // The ranges of the fill stall; the first request after them succeeds.
     let gets = Arc::new(AtomicU64::new(0));
     let count = gets.clone();
     let stuck = (CHUNKS * CHUNK as u64).div_ceil(1 << 20);
     faulty.on(move |op, key| {
         let fetches = op == Op::Get && key.contains("/packs/");
-        match fetches && count.fetch_add(1, Ordering::SeqCst) < stuck {
-            true => Fault::Slow(Duration::from_secs(60)),
-            false => Fault::None,
+        if fetches && count.fetch_add(1, Ordering::SeqCst) < stuck {
+            Fault::Slow(Duration::from_secs(60))
+        } else {
+            Fault::None
         }
     });
-    // As in two processes: each has a cache of its own over one directory.
+    // Simulate two processes: each has its own cache object over the same directory.
     let (ours, theirs) = (cache(dir.path()), cache(dir.path()));
     let bulk = store.cached_part(&remote, 0, &ours).unwrap();
     let part = store.cached_part(&remote, 0, &theirs).unwrap();
@@ -76,14 +77,14 @@ async fn a_straggler_goes_past_a_fill_of_its_layer() {
         filled = store.fill(&bulk, Selection::All) => panic!("it was filled: {filled:?}"),
         took = stragglers => assert!(took < Duration::from_secs(10), "{took:?}"),
     }
-    // Locks of the fill are free; chunks that the stragglers brought are not fetched again.
+    // The locks of the fill are released; chunks that were fetched urgently are not fetched again.
     assert!(bulk.has(7));
     let report = store.fill(&bulk, Selection::All).await.unwrap();
     assert_eq!(report.fetched, CHUNKS - 3);
     assert!(std::fs::read(bulk.layer().path()).unwrap() == wanted);
 }
 
-/// Time stands still while a chunk is decrypted: a busy host makes no one fetch it again.
+/// Time stands still while a chunk is decrypted, so that a busy host causes no second fetch.
 #[tokio::test(start_paused = true)]
 async fn stragglers_of_one_chunk_fetch_it_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -132,9 +133,9 @@ async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
     first.layer().settle().unwrap();
     store.fetch_chunk(&first, 4).await.unwrap();
     drop(first);
-    // The end of a process loses nothing.
+    // The exit of a process loses no chunk.
     assert!(part(&boot(1)).has(3) && part(&boot(1)).has(4));
-    // The host lost power after chunk 4 was marked and before it was on storage.
+    // The host lost power after chunk 4 was marked and before it was persisted.
     let second = part(&boot(2));
     assert!(second.has(3) && !second.has(4));
     assert_eq!(
@@ -144,7 +145,7 @@ async fn a_boot_of_the_host_keeps_what_was_on_storage_and_nothing_else() {
     assert!(std::fs::read(second.layer().path()).unwrap() == content(&source, 0));
 }
 
-/// A process was killed in the middle of a chunk, and after one, before it set their bits.
+/// A process was killed while it wrote a chunk, and after writing one before setting its bit.
 #[tokio::test]
 async fn chunks_that_were_written_and_not_marked_are_fetched_again() {
     use std::os::unix::fs::FileExt;

@@ -1,4 +1,5 @@
-//! Tenants: nothing of one can be read by another or by the owner of the bucket; keys can change.
+//! Tenants: neither other tenants nor the owner of the bucket can read their objects; keys can
+//! change.
 
 use crate::support::{Fault, FaultyStore, quick};
 use jiffy_store::{
@@ -16,7 +17,7 @@ fn keys(current: &str) -> Keyring {
     keys_of(current, &["k1", "k2"])
 }
 
-/// Master keys of these names, the same for one name.
+/// Returns a keyring with these key names. Keys of equal names are equal.
 fn keys_of(current: &str, names: &[&str]) -> Keyring {
     let keys = names.iter().map(|name| {
         let digit = name.trim_start_matches('k');
@@ -88,7 +89,7 @@ async fn a_rotation_adds_a_generation_and_keeps_the_old_one_readable() {
     );
 }
 
-/// A host that wraps secrets anew, or adds a generation, goes away at each of its requests.
+/// A host exits at each request of rewrapping secrets or adding a generation.
 #[tokio::test]
 async fn a_rotation_that_is_cut_off_anywhere_loses_no_key_and_is_made_again() {
     for data_keys in [false, true] {
@@ -120,7 +121,7 @@ async fn a_rotation_that_is_cut_off_anywhere_loses_no_key_and_is_made_again() {
             let after = SharedStore::new(backend, only_new).tenant("alice").await;
             let after = after.unwrap();
             assert_eq!(after.generation(1).unwrap().chunk_hash(b"x"), hash);
-            // No record is left that the former master key opens.
+            // No record remains that the former master key decrypts.
             let backend = Backend::new(inner, Key::default(), quick());
             let records = backend.list("tenants").await.unwrap();
             let records = records.iter().filter(|found| !found.key.ends_with("/name"));
@@ -133,7 +134,7 @@ async fn a_rotation_that_is_cut_off_anywhere_loses_no_key_and_is_made_again() {
     }
 }
 
-/// A tenant is opened between any two requests of a host that wraps its secrets anew.
+/// A tenant is opened between any two requests of a host that rewraps its secrets.
 #[tokio::test]
 async fn a_tenant_is_opened_while_its_secrets_are_wrapped_anew() {
     for at in 0.. {
@@ -149,12 +150,11 @@ async fn a_tenant_is_opened_while_its_secrets_are_wrapped_anew() {
         let (mut reached, mut count) = (Some(reached), 0);
         faulty.on(move |_, _| {
             count += 1;
-            match count == at + 1 {
-                true => {
-                    let _ = reached.take().map(|reached| reached.send(()));
-                    Fault::Slow(Duration::from_millis(30))
-                }
-                false => Fault::None,
+            if count == at + 1 {
+                let _ = reached.take().map(|reached| reached.send(()));
+                Fault::Slow(Duration::from_millis(30))
+            } else {
+                Fault::None
             }
         });
         let rotation = async {
@@ -201,7 +201,7 @@ async fn names_of_tenants_and_keys_are_not_in_the_store() {
 async fn a_command_wraps_the_keys_instead_of_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let command = dir.path().join("kms");
-    // Wraps by reversing: enough to see that it is asked.
+    // The command wraps by reversing its input, which suffices to detect that it was called.
     fs::write(
         &command,
         "#!/bin/sh\n[ \"$2\" = alias ] || exit 1\nperl -0777 -pe '$_ = reverse'\n",
@@ -224,8 +224,7 @@ async fn a_command_wraps_the_keys_instead_of_a_file() {
     assert!(refused.to_string().contains("key command"), "{refused}");
 }
 
-/// A process that may start no program has the command called by another one, which unwraps and
-/// does nothing else.
+/// A process that cannot start programs uses a broker to run the command. The broker only unwraps.
 #[tokio::test]
 async fn a_broker_calls_the_command_to_unwrap_only() {
     let dir = tempfile::tempdir().unwrap();
@@ -257,7 +256,7 @@ async fn a_broker_calls_the_command_to_unwrap_only() {
         called,
         ["wrap alias\n", &"unwrap alias\n".repeat(4)].concat()
     );
-    // Nonsense ends the broker.
+    // Malformed requests end the broker.
     for nonsense in [&[255; 4][..], b"\x02\0\0\0{}", b"\x01\0\0\0"] {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         std::io::Write::write_all(&mut ours, nonsense).unwrap();
@@ -309,7 +308,7 @@ fn addresses_of_stores_are_parsed_or_refused_in_words() {
     }
 }
 
-/// Opens the store in `dir` on a host whose version memory is the file `memory`.
+/// Opens the store in `dir` for a host whose version memory is the file `memory`.
 fn store_of_host(dir: &Path, memory: &str) -> SharedStore {
     let versions = jiffy_store::VersionMemory::open(&dir.join(memory), "here").unwrap();
     store(&dir.join("store"), keys("k1")).with_versions(versions)
@@ -341,7 +340,8 @@ async fn a_store_that_goes_back_to_old_records_is_not_believed() {
         3
     );
     let regressed = |e: &StoreError| matches!(e, StoreError::Regressed { .. });
-    // The latest record is hidden, or an older one is served in its place or as a later one.
+    // The latest record is missing, or replaced by an older one, or an older one has a later
+    // number.
     let third = fs::read(record(3)).unwrap();
     fs::remove_file(record(3)).unwrap();
     for host in ["one", "two"] {
@@ -363,12 +363,12 @@ async fn a_store_that_goes_back_to_old_records_is_not_believed() {
         assert!(regressed(&refused) || is_damage, "{version}: {refused}");
         fs::remove_file(record(version)).unwrap();
     }
-    // A host that has seen nothing notices a record that was moved.
+    // Even a host without version memory detects a record that was moved.
     fs::write(record(4), &second).unwrap();
     let refused = open("new").tenant("alice").await.unwrap_err();
     assert!(matches!(refused, StoreError::Damaged { .. }), "{refused}");
     fs::remove_file(record(4)).unwrap();
-    // None at all is older than any.
+    // The absence of all records is a regression, too.
     let folder = record(1).parent().unwrap().to_owned();
     fs::rename(&folder, dir.path().join("away")).unwrap();
     let refused = open("two").tenant("alice").await.unwrap_err();
@@ -400,7 +400,7 @@ async fn a_name_that_moved_does_not_move_back() {
     let kept = fs::read(name(old)).unwrap();
     one.move_name(&tenant, "template t", new).await.unwrap();
     assert_eq!(two.named(&tenant, "template t").await.unwrap(), Some(new));
-    // The store brings the old name back, as its newest object.
+    // The store restores the old name as its newest object.
     fs::write(name(old), &kept).unwrap();
     assert_eq!(
         open("new").named(&tenant, "template t").await.unwrap(),
@@ -411,7 +411,7 @@ async fn a_name_that_moved_does_not_move_back() {
         let refused = host.named(&tenant, "template t").await.unwrap_err();
         assert!(matches!(refused, StoreError::Regressed { .. }), "{refused}");
     }
-    // A name that a host sets anew holds, also after a removal.
+    // A name that a host sets again is valid, even after a removal.
     two.move_name(&tenant, "template t", old).await.unwrap();
     assert_eq!(one.named(&tenant, "template t").await.unwrap(), Some(old));
     open("new")

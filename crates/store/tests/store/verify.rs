@@ -1,5 +1,5 @@
-//! Verification names what is not as it was written, in chunks, indexes, locations and manifests,
-//! and repair mends what a copy has.
+//! Verification reports damaged chunks, indexes, locations and manifests, and repair restores
+//! chunks from copies.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -36,7 +36,7 @@ impl Place {
         verified.unwrap()
     }
 
-    /// Files of the store below `kind`, the largest first.
+    /// Returns the files of the store below `kind`, the largest first.
     fn files(&self, kind: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         walk(&self.dir.path().join("store"), &mut found);
@@ -49,14 +49,15 @@ impl Place {
 fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => walk(&path, found),
-            false => found.push(path),
+        if path.is_dir() {
+            walk(&path, found)
+        } else {
+            found.push(path)
         }
     }
 }
 
-/// Flips a bit at `at` from the end.
+/// Flips a bit `at` bytes before the end.
 fn flip_from_end(path: &Path, at: usize) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.len() - at;
@@ -75,7 +76,7 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
     }
     let sound = place.verify().await;
     assert!(sound.is_sound());
-    // Each chunk is read once, however many snapshots have it: five and the state's.
+    // Each chunk is read once, although snapshots share chunks: five and one of the state.
     assert_eq!((sound.snapshots, sound.chunks), (2, 6));
     let pack = &place.files("packs")[0];
     flip_from_end(pack, 100);
@@ -93,7 +94,7 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
         assert!(found.objects[0].object.contains(kind), "{found:?}");
         flip_from_end(file, 10);
     }
-    // A chunk that both snapshots have: the third frame of the first pack.
+    // Damage a chunk of both snapshots: the third frame of the first pack.
     let mut bytes = fs::read(pack).unwrap();
     bytes[64 + (CHUNK + 41) + 1000] ^= 4;
     fs::write(pack, &bytes).unwrap();
@@ -125,11 +126,11 @@ async fn repair_takes_chunks_from_the_cache_of_a_host_and_mends_all_snapshots() 
         let pulled = store.pull(&remote, part, Selection::All, &cache).await;
         pulled.unwrap();
     }
-    // The pack of the first snapshot; the second reuses two of its chunks.
+    // Remove the pack of the first snapshot. The second snapshot reuses two of its chunks.
     fs::remove_file(&place.files("packs")[0]).unwrap();
     let found = place.verify().await;
     assert_eq!(found.damaged.len(), 2);
-    // A host that has no copy mends nothing, and says what is lost.
+    // A host without copies repairs nothing and reports the lost chunks.
     let empty = LayerCache::open(place.dir.path().join("empty"), u64::MAX).unwrap();
     let lost = store.repair_all(tenant, &found.damaged, &empty, SILENT);
     assert_eq!(lost.await.unwrap().len(), 2);
@@ -140,7 +141,7 @@ async fn repair_takes_chunks_from_the_cache_of_a_host_and_mends_all_snapshots() 
     assert_same(store, tenant, b_name.root, &b).await;
 }
 
-/// A host that repairs goes away at each of its requests.
+/// A host exits at each request of a repair.
 #[tokio::test]
 async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
     for at in 0..60 {
@@ -152,7 +153,7 @@ async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
             let pushed = place.store.push(tenant, source, &place.options()).await;
             roots.push(pushed.unwrap().0.root);
         }
-        // The pack of the first snapshot; the second reuses two of its chunks.
+        // Remove the pack of the first snapshot. The second snapshot reuses two of its chunks.
         fs::remove_file(&place.files("packs")[0]).unwrap();
         let directory = object_store::local::LocalFileSystem::new_with_prefix(dir.join("store"));
         let faulty = FaultyStore::new(Arc::new(directory.unwrap()));
@@ -165,13 +166,13 @@ async fn a_repair_that_is_cut_off_anywhere_loses_nothing_and_is_made_again() {
             assert!(repaired.await.unwrap().is_empty());
         };
         let ended = faulty.until_death(repair).await.is_some();
-        // Its lock counts as left behind.
+        // The lock of the exited host is considered abandoned.
         let taken = GcOptions {
             lock_time: Duration::ZERO,
             ..GcOptions::default()
         };
         place.store.collect(tenant, taken).await.unwrap();
-        // If one snapshot was mended already, the other takes what they share from there.
+        // If one snapshot was already repaired, the other takes the shared chunks from it.
         let found = place.verify().await;
         let repaired = place
             .store
@@ -199,7 +200,7 @@ async fn another_push_mends_what_was_found_damaged() {
     let mut bytes = fs::read(pack).unwrap();
     bytes[64 + 1000] ^= 4;
     fs::write(pack, &bytes).unwrap();
-    // Pushes do not read chunks: only a verification finds it.
+    // Pushes do not read chunks: only a verification detects the damage.
     let (_, again) = store.push(tenant, &source, &place.options()).await.unwrap();
     assert!(again.existed);
     let found = place.verify().await;
@@ -243,7 +244,7 @@ async fn tenants_are_listed_with_the_master_keys_and_no_others() {
     let tenants = place.store.tenants().await.unwrap();
     assert_eq!(tenants.names, ["alice", "bob", "zoe", "shared"]);
     assert_eq!(tenants.foreign, 0);
-    // One that an earlier version made, which wrote no name.
+    // A tenant that an earlier version created, which wrote no name.
     let name = &place
         .files("tenants")
         .into_iter()

@@ -1,4 +1,4 @@
-//! An S3 server whose answers do not end.
+//! S3 server with endless responses.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Answer of the server to each request.
+/// Response of the server to each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// A body with this status that never ends.
     Endless(u16),
-    /// A page of a listing with so many keys, after so long. There is always a further page.
+    /// A page of a listing with this number of keys, after this delay. A further page always
+    /// exists.
     Page(usize, Duration),
-    /// A range of an object that is longer than any that is requested.
+    /// A range of an object that is longer than any requested range.
     LongRange,
-    /// An object that comes one byte at a time.
+    /// An object that is sent one byte at a time.
     Trickle,
 }
 
@@ -57,13 +58,13 @@ impl HostileS3 {
         Self { address, shared }
     }
 
-    /// Sets the answer. Returns requests and bytes since the last call.
+    /// Sets the response. Returns the numbers of requests and bytes since the last call.
     pub fn answer(&self, answer: Answer) -> (u64, u64) {
         *self.shared.answer.lock().unwrap() = answer;
         self.counts()
     }
 
-    /// Requests and bytes since the last call.
+    /// Returns the numbers of requests and bytes since the last call.
     pub fn counts(&self) -> (u64, u64) {
         (
             self.shared.requests.swap(0, Ordering::SeqCst),
@@ -80,7 +81,7 @@ impl Drop for HostileS3 {
 }
 
 impl Shared {
-    /// Answers one request. A request has a connection of its own.
+    /// Serves one request. Each request has its own connection.
     fn serve(&self, mut client: TcpStream) -> std::io::Result<()> {
         let (mut head, mut byte) = (Vec::new(), [0]);
         while !head.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! Shared by the tests: a store that fails as it is told to, and snapshots to push.
+//! Shared by the tests: a store with injected faults, and snapshots to push.
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unimplemented, reason = "the store makes no such request")]
 
@@ -31,36 +31,36 @@ pub enum Op {
     List,
 }
 
-/// Fate of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
     Unavailable,
     Denied,
     Precondition,
-    /// Carried out, but the answer is lost.
+    /// The request is executed, but the response is lost.
     AnswerLost,
     Slow(Duration),
-    /// The answer has one byte less.
+    /// The response lacks its last byte.
     Cut,
-    /// A bit of the answer is flipped.
+    /// A bit of the response is flipped.
     Flip,
-    /// The answer comes in ten pieces, each after so long.
+    /// The response consists of ten pieces, each after this delay.
     Trickle(Duration),
-    /// Half of the answer comes, and no more.
+    /// Half of the response arrives, and then nothing.
     Halt,
-    /// It never ends: the host that made it is gone.
+    /// The request never completes: its host has exited.
     Never,
 }
 
 type Decide = dyn FnMut(Op, &str) -> Fault + Send;
 
-/// Store that fails as it is told to.
+/// Store with injected faults.
 pub struct FaultyStore {
     inner: Arc<dyn ObjectStore>,
     decide: Mutex<Box<Decide>>,
     pub requests: AtomicU64,
-    /// Told when a request was met with [`Fault::Never`].
+    /// Notified when a request met [`Fault::Never`].
     pub died: tokio::sync::Notify,
 }
 
@@ -90,19 +90,20 @@ impl FaultyStore {
         *self.decide.lock().unwrap() = Box::new(decide);
     }
 
-    /// From request `number` on nothing is answered.
+    /// Requests from number `number` on never complete.
     pub fn die_at(&self, number: u64) {
         let mut count = 0;
         self.on(move |_, _| {
             count += 1;
-            match count > number {
-                true => Fault::Never,
-                false => Fault::None,
+            if count > number {
+                Fault::Never
+            } else {
+                Fault::None
             }
         });
     }
 
-    /// Runs `work` until it ends, or dies by [`Self::die_at`]: then it returns none.
+    /// Runs `work` to completion. `None` if [`Self::die_at`] stopped it.
     pub async fn until_death<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -136,7 +137,7 @@ impl FaultyStore {
     }
 }
 
-/// Ten pieces, each after a pause.
+/// Sends the bytes in ten pieces, each after a pause.
 fn trickle(bytes: Vec<u8>, pause: Duration) -> BoxStream<'static, Result<bytes::Bytes>> {
     let pieces: Vec<Vec<u8>> = bytes
         .chunks(bytes.len().div_ceil(10).max(1))
@@ -198,7 +199,7 @@ impl ObjectStore for FaultyStore {
         );
         let extensions = std::mem::take(&mut found.extensions);
         let mut bytes = found.bytes().await?.to_vec();
-        // In the index of a pack, if that is what is read.
+        // Flip a bit near the end, which is in the index if a pack's tail is read.
         let at = bytes.len().saturating_sub(60);
         match fault {
             Fault::Cut => bytes.truncate(bytes.len().saturating_sub(1)),
@@ -228,7 +229,7 @@ impl ObjectStore for FaultyStore {
         &self,
         keys: BoxStream<'static, Result<Key>>,
     ) -> BoxStream<'static, Result<Key>> {
-        // One request at a time is all that is made.
+        // The store removes only one object per request.
         let inner = self.inner.clone();
         let fault = {
             self.requests.fetch_add(1, Ordering::SeqCst);
@@ -275,7 +276,7 @@ pub fn keyring() -> Keyring {
     Keyring::parse(&text).unwrap()
 }
 
-/// Limits that make tests fast.
+/// Returns settings with short limits, for fast tests.
 pub fn quick() -> BackendSettings {
     BackendSettings {
         attempts: 3,
@@ -290,18 +291,18 @@ pub fn over(store: Arc<dyn ObjectStore>, settings: BackendSettings) -> SharedSto
     SharedStore::new(Backend::new(store, Key::default(), settings), keyring())
 }
 
-/// A store in memory that fails as it is told to, and a host that uses it.
+/// Creates a store in memory with injected faults, and a client of it.
 pub fn in_memory() -> (Arc<FaultyStore>, SharedStore) {
     in_memory_with(quick())
 }
 
-/// The same with settings of its own.
+/// Like [`in_memory`], with the given settings.
 pub fn in_memory_with(settings: BackendSettings) -> (Arc<FaultyStore>, SharedStore) {
     let faulty = FaultyStore::new(Arc::new(object_store::memory::InMemory::new()));
     (faulty.clone(), over(faulty, settings))
 }
 
-/// Random bytes that do not compress, the same for one seed.
+/// Returns incompressible pseudorandom bytes, which depend only on `seed`.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let mut hasher = blake3::Hasher::new();
@@ -310,7 +311,7 @@ pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Snapshot with memory whose chunks are given by seeds (0: a hole), and a state.
+/// Creates a snapshot with a state and with memory whose chunks are given by seeds (0 is a hole).
 pub fn snapshot(dir: &Path, seeds: &[u64]) -> SnapshotSource {
     let path = dir.join(format!("{:?}", std::time::Instant::now()).replace(' ', ""));
     let memory = File::options()
@@ -353,7 +354,7 @@ pub fn content(source: &SnapshotSource, part: usize) -> Vec<u8> {
     bytes
 }
 
-/// Pulls all of a snapshot and compares it with its source.
+/// Pulls a complete snapshot and compares it with its source.
 pub async fn assert_same(
     store: &SharedStore,
     tenant: &Arc<Tenant>,

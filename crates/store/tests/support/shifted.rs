@@ -1,4 +1,4 @@
-//! A store whose clock is off.
+//! Store with a shifted clock.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -11,7 +11,7 @@ use object_store::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Store whose times are so many seconds ahead.
+/// Store whose times are ahead by the given number of seconds.
 #[derive(Debug)]
 pub struct ShiftedStore(Arc<dyn ObjectStore>, i64);
 
@@ -29,9 +29,10 @@ impl ShiftedStore {
 
 fn shift(mut meta: ObjectMeta, seconds: i64) -> ObjectMeta {
     let time = Duration::from_secs(seconds.unsigned_abs());
-    match seconds < 0 {
-        true => meta.last_modified -= time,
-        false => meta.last_modified += time,
+    if seconds < 0 {
+        meta.last_modified -= time
+    } else {
+        meta.last_modified += time
     }
     meta
 }

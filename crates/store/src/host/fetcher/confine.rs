@@ -1,4 +1,4 @@
-//! Confinement of the fetcher, before it reads anything of the store's.
+//! Confinement of the fetcher, entered before it reads data from the store.
 
 use super::seccomp;
 use crate::host::RemoteSettings;
@@ -18,9 +18,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Maximum length in bytes of a file that the fetcher writes: more than any disk of a guest.
+/// Maximum length in bytes of a file that the fetcher writes: more than any guest's disk.
 const MAX_FILE_BYTES: u64 = 2 << 40;
-/// Files by which host names are resolved.
+/// Configuration files of the host name resolver.
 const RESOLVER_FILES: [&str; 5] = [
     "/etc/resolv.conf",
     "/etc/hosts",
@@ -28,17 +28,17 @@ const RESOLVER_FILES: [&str; 5] = [
     "/etc/gai.conf",
     "/etc/host.conf",
 ];
-/// Variables that name files with credentials, which are read again when those end.
+/// Variables with paths of credential files, which are read again when the credentials expire.
 const TOKEN_VARIABLES: [&str; 2] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 ];
-/// Directories of libraries, from which an ordinary user's resolver loads some.
+/// Directories of libraries, some of which the resolver loads if the user is not root.
 const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/etc/ld.so.cache"];
 
-/// Gives up all that the fetcher does not need: other files, its user, capabilities, other
-/// processes, most system calls. This process must have one thread. `check` is set so that a
-/// directory with a store is noticed that is not there any more.
+/// Drops the privileges that the fetcher does not need: other files, its user, capabilities, other
+/// processes, most system calls. This process must be single-threaded. Sets `check`, so that the
+/// removal of a store's directory is noticed.
 pub(super) fn confine(
     settings: &RemoteSettings,
     grants: &GrantDirectory,
@@ -49,7 +49,7 @@ pub(super) fn confine(
     if let Some(mounts) = leave_host(&visible)? {
         watch_directory(settings, mounts, check)?;
     }
-    confinement::seal()?;
+    confinement::forbid_inspection()?;
     confinement::restrict_files(&visible, &LIBRARIES)?;
     seccomp::enter()?;
     Ok(())
@@ -57,17 +57,17 @@ pub(super) fn confine(
 
 fn limit_resources() -> io::Result<()> {
     confinement::raise_descriptor_limit()?;
-    // A core file would hold keys.
+    // A core file would contain keys.
     confinement::set_limit(Resource::RLIMIT_CORE, 0)?;
     let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE)?;
     confinement::set_limit(Resource::RLIMIT_FSIZE, MAX_FILE_BYTES.min(hard))
 }
 
-/// Files that the fetcher needs.
+/// Returns the files that the fetcher needs.
 fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePath> {
     let of = |path: PathBuf, is_writable| VisiblePath { path, is_writable };
     let mut visible = vec![
-        // Not the files beside it: keys may name a command, which the daemon would run.
+        // Only this subdirectory: files next to it may contain a command that the daemon runs.
         of(settings.home.join("store/layers"), true),
         of(grants.path().to_owned(), true),
     ];
@@ -76,7 +76,7 @@ fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePat
     }
     let files = RESOLVER_FILES.iter().map(PathBuf::from);
     let tokens = TOKEN_VARIABLES.iter().filter_map(std::env::var_os);
-    // Such a file is replaced together with links beside it.
+    // Such a file is replaced by changing symbolic links in its directory.
     let tokens = tokens.map(|path| match Path::new(&path).parent() {
         Some(parent) if parent.components().count() > 2 => parent.to_owned(),
         _ => path.into(),
@@ -91,7 +91,7 @@ fn visible(settings: &RemoteSettings, grants: &GrantDirectory) -> Vec<VisiblePat
     visible
 }
 
-/// Moves to namespaces, a root and, where the host allows it, a user of its own. Returns the
+/// Enters new namespaces, a new root and, if the host permits it, a separate user. Returns the
 /// mounts.
 fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Error>> {
     let namespaces = CloneFlags::CLONE_NEWNS
@@ -100,7 +100,7 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         | CloneFlags::CLONE_NEWCGROUP;
     if !Uid::effective().is_root() {
         if let Err(e) = enter_user_namespace() {
-            tracing::warn!(error = %e, "an ordinary user's fetcher is confined by Landlock only");
+            tracing::warn!(error = %e, "cannot create a user namespace: the fetcher is confined by Landlock only");
             return Ok(None);
         }
         unshare(namespaces)?;
@@ -112,20 +112,20 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
     let own_pid = fs::read_link("/proc/self")?;
     let own_pid = own_pid.to_str().and_then(|pid| pid.parse().ok());
     match unshare(namespaces) {
-        // Root of a container without the right to do so, where there is no jail for VMMs either.
+        // The root user of an unprivileged container. VMMs have no jail there either.
         Err(Errno::EPERM) => {
-            tracing::warn!("root may not make namespaces: Landlock alone confines the fetcher");
+            tracing::warn!("cannot create namespaces: the fetcher is confined by Landlock only");
             drop_capabilities()?;
             return Ok(None);
         }
         other => other?,
     }
     let user = match (is_host, own_pid, std::process::id()) {
-        // Process 1 of a namespace, as the daemon starts it.
+        // The daemon starts the fetcher as process 1 of a PID namespace.
         (true, Some(host_pid), 1) => match OwnUser::create(host_pid) {
             Ok(user) => Some(user),
             Err(e) => {
-                tracing::warn!(error = %e, "the fetcher is root without capabilities");
+                tracing::warn!(error = %e, "cannot create a user for the fetcher: it runs as root without capabilities");
                 None
             }
         },
@@ -144,7 +144,7 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
         Err(e) => {
             tracing::warn!(
                 error = %e,
-                "a file system does not map users: the fetcher is root without capabilities"
+                "a file system does not support ID-mapped mounts: the fetcher runs as root without capabilities"
             );
             let mounts = enter_root(visible, None)?;
             drop_capabilities()?;
@@ -153,8 +153,8 @@ fn leave_host(visible: &[VisiblePath]) -> Result<Option<MountTable>, Box<dyn Err
     }
 }
 
-/// Has the store's directory checked for a rename or removal on the host, which a mount does not
-/// show.
+/// Sets the check for renames and removals of the store's directory on the host, which are not
+/// visible through the mount.
 fn watch_directory(
     settings: &RemoteSettings,
     mounts: MountTable,
@@ -167,10 +167,10 @@ fn watch_directory(
     let Some(before) = mounts.root_of(&path)? else {
         return Ok(());
     };
-    let is_there = move || match mounts.root_of(&path)? {
+    let exists = move || match mounts.root_of(&path)? {
         Some(now) if now == before => Ok(()),
         _ => Err(io::ErrorKind::NotFound.into()),
     };
-    let _ = check.set(Box::new(is_there));
+    let _ = check.set(Box::new(exists));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Service of one VMM.
+//! Connection of the fetcher to one VMM.
 
 use super::link::VmmLink;
 use super::parts::{OpenParts, PartSlot};
@@ -14,30 +14,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Chunks that are fetched for one VMM at once; a guest has fewer threads that wait.
+/// Maximum number of concurrent fetches per VMM. A guest has fewer waiting threads.
 const MAX_FETCHES: usize = 32;
-/// Time for which an answer may wait for the VMM to read those before it.
+/// Maximum time for sending an answer while the VMM does not read earlier ones.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time after which the fetch of whole layers is tried again, at first and at last.
+/// First and maximum backoff between attempts at fetching whole layers.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// End of a connection.
+/// Reason for the end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceEnd {
-    /// The VMM closed it.
+    /// The VMM closed the connection.
     Closed,
-    /// The VMM's layers are whole, and it was told so.
+    /// The VMM's layers are complete, and the VMM was notified.
     Complete,
 }
 
-/// A layer of the grant.
+/// Layer of the grant.
 struct Granted {
     origin: LayerOrigin,
     slot: Arc<PartSlot>,
 }
 
-/// Service of one VMM.
+/// Service for one VMM.
 pub struct VmmService {
     parts: Arc<OpenParts>,
     layers: BTreeMap<u32, Granted>,
@@ -46,7 +46,7 @@ pub struct VmmService {
 }
 
 impl VmmService {
-    /// The service that `grant` allows.
+    /// Creates the service that `grant` permits.
     pub fn new(parts: &Arc<OpenParts>, grant: FetchGrant) -> Self {
         let layers = grant.layers.into_iter().map(|layer| {
             let granted = Granted {
@@ -77,7 +77,7 @@ impl VmmService {
                         answer_in_time(link, &answer).await?;
                     }
                 }
-                // A VMM that asks for more than it may is not read from.
+                // Do not read from a VMM that has the maximum number of open requests.
                 request = link.request(), if open.len() < MAX_OPEN_REQUESTS => {
                     match request? {
                         Some(request) => open.push(self.answer(request)),
@@ -103,7 +103,7 @@ impl VmmService {
         let outcome = match self.fetch(request).await {
             Ok(()) => FetchOutcome::Present,
             Err(e) => {
-                tracing::debug!(?request, "a chunk was not fetched: {e}");
+                tracing::debug!(?request, error = %e, "cannot fetch a chunk");
                 FetchOutcome::Failed(e.to_string())
             }
         };
@@ -113,29 +113,29 @@ impl VmmService {
     async fn fetch(&self, request: FetchRequest) -> Result<(), RemoteError> {
         let layer = self.layers.get(&request.layer);
         let layer = layer.ok_or(RemoteError::NotGranted)?;
-        let _turn = self.fetches.acquire().await;
+        let _permit = self.fetches.acquire().await;
         let part = self.parts.open(&layer.slot, &layer.origin).await?;
-        // A chunk that is not stored is a hole of the file, as is one beyond the file's end.
+        // A chunk that is not stored is a hole of the file, as is a chunk beyond the file's end.
         let shared = &self.parts.remote().shared;
         shared.fetch_chunk(part, request.chunk).await?;
         Ok(())
     }
 
-    /// Opens all layers, so that the first request need not wait for it.
+    /// Opens all layers in advance, so that the first request does not wait for that.
     async fn open_all(&self) {
         for layer in self.layers.values() {
             if let Err(e) = self.parts.open(&layer.slot, &layer.origin).await {
-                tracing::warn!("a layer that a guest needs cannot be opened for now: {e}");
+                tracing::warn!(error = %e, "cannot open a layer of a guest: retried on its first request");
             }
         }
     }
 
-    /// Fetches all layers whole, however long it takes, the uppermost first.
+    /// Fetches all layers completely, topmost layer first. Retries without limit.
     async fn fetch_all(&self) {
         for layer in self.layers.values().rev() {
             let mut wait = FIRST_RETRY;
             while let Err(e) = self.fetch_layer(layer).await {
-                tracing::warn!("a layer is fetched again in {wait:?}: {e}");
+                tracing::warn!(error = %e, retry_in = ?wait, "cannot fetch a layer");
                 tokio::time::sleep(wait).await;
                 wait = LAST_RETRY.min(wait * 2);
             }

@@ -1,4 +1,4 @@
-//! Key broker of the fetcher: a process that may run the command of a file of keys.
+//! Key broker of the fetcher: a process that may run the command of a key file.
 
 use crate::host::RemoteError;
 use crate::{KeyBroker, Keyring};
@@ -12,12 +12,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-/// First argument of a program that is to run as the key broker. The second one is the path of the
-/// file of keys; standard input is the socket to the fetcher.
+/// First argument of a program that runs as the key broker. The second argument is the path of the
+/// key file, and standard input is the socket to the fetcher.
 pub const KEY_BROKER_ARGUMENT: &str = "--as-key-broker";
 
-/// Keys of the fetcher, from the file at `path`: a command is called by a broker, which is started
-/// here.
+/// Returns the keyring of the fetcher for the key file at `path`. If the file has a command, starts
+/// a broker that runs the command.
 pub(super) fn keyring(path: &Path, keyring: Keyring) -> Result<Keyring, RemoteError> {
     if !keyring.has_command() {
         return Ok(keyring);
@@ -38,7 +38,7 @@ pub(super) fn keyring(path: &Path, keyring: Keyring) -> Result<Keyring, RemoteEr
     Ok(keyring.with_broker(broker))
 }
 
-/// Main function of the key broker's process. It ends when the fetcher does.
+/// Main function of the key broker's process. It exits together with the fetcher.
 pub fn main() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,

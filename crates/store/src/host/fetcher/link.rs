@@ -1,4 +1,4 @@
-//! Connection to a VMM, one packet at a time.
+//! Packet connection to a VMM.
 
 use jiffy_proto::fetch::{FetchAnswer, FetchRequest, MessageError, REQUEST_BYTES};
 use nix::sys::socket::{MsgFlags, recv, send};
@@ -8,30 +8,30 @@ use tokio::io::unix::AsyncFd;
 
 /// Registers a descriptor that does not block with the event loop.
 pub(super) fn registered(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd is the same descriptor always, and closes it only when dropped.
+    // SAFETY: An `OwnedFd` always refers to the same descriptor and closes it only when dropped.
     let registered = unsafe { AsyncFd::register(fd) };
     registered.map_err(|e| e.into_parts().1)
 }
 
-/// Connection to a VMM, which is hostile.
+/// Connection to a VMM, which may be hostile.
 #[derive(Debug)]
 pub struct VmmLink(AsyncFd<OwnedFd>);
 
 impl VmmLink {
-    /// Wraps a connected socket that does not block. Must be called inside a tokio runtime.
+    /// Wraps a connected non-blocking socket. Must be called inside a tokio runtime.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         registered(socket).map(Self)
     }
 
-    /// Waits for a request; none: the VMM closed the connection. May be dropped while it waits.
+    /// Receives a request. `None` if the VMM closed the connection. Cancel-safe.
     pub async fn request(&self) -> io::Result<Option<FetchRequest>> {
-        // One byte more, by which a message that is too long is noticed.
+        // The buffer has one byte more than a request, to detect messages that are too long.
         let mut message = [0; REQUEST_BYTES + 1];
         let length = loop {
             let mut ready = self.0.readable().await?;
             let received = ready.try_io(|socket| {
-                let got = recv(socket.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT);
-                got.map_err(io::Error::from)
+                let length = recv(socket.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT);
+                length.map_err(io::Error::from)
             });
             match received {
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}

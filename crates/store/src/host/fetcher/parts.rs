@@ -1,4 +1,4 @@
-//! Parts of snapshots that VMMs wait for, each opened once.
+//! Parts of snapshots that VMMs wait for. Each part is opened once.
 
 use crate::host::fetch_grants::LayerOrigin;
 use crate::host::{RemoteError, RemoteStore};
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use tokio::sync::OnceCell;
 
-/// A part, opened when it is first needed. Its layer stays in the cache while this exists.
+/// Part that is opened on first use. Its layer stays in the cache while this value exists.
 pub type PartSlot = OnceCell<CachedPart>;
 
 /// Parts in use.
@@ -23,7 +23,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl OpenParts {
-    /// Parts of `remote`.
+    /// Creates an empty set of parts of `remote`.
     pub fn new(remote: Arc<RemoteStore>) -> Self {
         Self {
             remote,
@@ -36,7 +36,7 @@ impl OpenParts {
         &self.remote
     }
 
-    /// Slot of a part. VMMs that need the same one share it.
+    /// Returns the slot of a part. VMMs that need the same part share the slot.
     pub fn slot(&self, origin: &LayerOrigin) -> Arc<PartSlot> {
         let mut parts = lock(&self.parts);
         parts.retain(|_, slot| slot.strong_count() > 0);
@@ -48,7 +48,7 @@ impl OpenParts {
         slot
     }
 
-    /// Opens the part of a slot, unless it is open.
+    /// Opens the part of a slot unless it is already open.
     pub async fn open<'a>(
         &self,
         slot: &'a PartSlot,
@@ -57,7 +57,7 @@ impl OpenParts {
         slot.get_or_try_init(|| async {
             let opened = self.read(origin).await;
             if opened.is_err() {
-                // Its keys may have been renewed.
+                // Read the tenant again at the next attempt: its keys may have been rotated.
                 self.remote.forget_tenant(&origin.tenant);
             }
             opened
@@ -73,8 +73,8 @@ impl OpenParts {
 
 impl RemoteStore {
     async fn owner_of(&self, origin: &LayerOrigin) -> Result<Arc<Tenant>, RemoteError> {
-        let found = self.find_tenant(&origin.tenant).await?;
-        found.ok_or_else(|| RemoteError::NoTenant {
+        let tenant = self.find_tenant(&origin.tenant).await?;
+        tenant.ok_or_else(|| RemoteError::NoTenant {
             tenant: origin.tenant.clone(),
         })
     }
@@ -86,7 +86,7 @@ impl RemoteStore {
     ) -> Result<CachedPart, RemoteError> {
         let snapshot = self.shared.open(tenant, origin.snapshot).await?;
         if snapshot.part_root(origin.part)? != origin.layer {
-            let reason = FormatError::Damaged("it is not the layer that is waited for");
+            let reason = FormatError::Damaged("it is not the layer of the grant");
             return Err(StoreError::Damaged {
                 object: origin.layer.to_string(),
                 reason,
@@ -98,7 +98,7 @@ impl RemoteStore {
             .cached_part(&snapshot, origin.part, &self.cache)?)
     }
 
-    /// Fetches all chunks of a layer that are missing here, and puts them on storage.
+    /// Fetches all chunks of a layer that are missing on this host, and persists the layer.
     pub async fn fetch_layer(&self, origin: &LayerOrigin) -> Result<(), RemoteError> {
         let tenant = self.owner_of(origin).await?;
         let part = self.open_part(&tenant, origin).await?;

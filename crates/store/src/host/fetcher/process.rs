@@ -1,4 +1,4 @@
-//! Process of the fetcher.
+//! Entry point of the fetcher process.
 
 use super::confine::confine;
 use super::key_broker;
@@ -16,32 +16,32 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// First argument of a program that is to run as the fetcher. The second one is its
+/// First argument of a program that runs as the fetcher. The second argument is its
 /// [`FetcherSettings`].
 pub const FETCHER_ARGUMENT: &str = "--as-fetcher";
 
-/// File in the directory of grants that a running fetcher has locked.
+/// File in the directory of grants that a running fetcher locks.
 const LOCK_FILE: &str = "lock";
 
-/// Settings of the fetcher: the store as its daemon uses it.
+/// Settings of the fetcher, copied from its daemon's settings for the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetcherSettings {
-    /// Address of the store.
+    /// URL of the store.
     pub url: String,
-    /// File of master keys.
+    /// Key file.
     pub keyring: Option<PathBuf>,
     /// Data directory.
     pub home: PathBuf,
-    /// Directory of running things.
+    /// Runtime directory.
     pub run: PathBuf,
-    /// Bytes that cached layers may take on disk.
+    /// Maximum number of bytes on disk of the cached layers.
     pub cache_bytes: u64,
-    /// Milliseconds for which a request to the store may bring nothing.
+    /// Timeout in milliseconds of a request to the store.
     pub timeout_ms: u64,
 }
 
 impl FetcherSettings {
-    /// Settings of a fetcher for grants in `run`.
+    /// Returns the settings of a fetcher for grants in `run`.
     pub fn new(store: &RemoteSettings, run: &Path) -> Self {
         Self {
             url: store.url.to_string(),
@@ -65,7 +65,7 @@ impl FetcherSettings {
     }
 }
 
-/// Lock by which there is one fetcher for a directory. The kernel drops it with the process.
+/// Lock that allows one fetcher per directory. The kernel releases it when the process exits.
 #[derive(Debug)]
 pub(crate) struct FetcherLock(File);
 
@@ -77,7 +77,7 @@ impl FetcherLock {
         options.mode(0o600).open(path).map(Self)
     }
 
-    /// Takes the lock; returns false if another process has it.
+    /// Acquires the lock. Returns false if another process holds it.
     fn take(&self) -> bool {
         fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK))).is_ok()
     }
@@ -86,11 +86,11 @@ impl FetcherLock {
         let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK)));
     }
 
-    /// Returns true if a process has the lock. Does not take it, not even for a moment.
+    /// Returns whether a process holds the lock, without acquiring it.
     pub(crate) fn is_taken(&self) -> bool {
-        let mut found = range(libc::F_WRLCK);
-        let asked = fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found));
-        asked.is_ok() && found.l_type != libc::F_UNLCK as libc::c_short
+        let mut holder = range(libc::F_WRLCK);
+        let queried = fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut holder));
+        queried.is_ok() && holder.l_type != libc::F_UNLCK as libc::c_short
     }
 }
 
@@ -104,7 +104,7 @@ fn range(kind: libc::c_int) -> libc::flock {
     }
 }
 
-/// Main function of the fetcher's process. Must be called before another thread exists.
+/// Main function of the fetcher process. Must be called while the process is single-threaded.
 pub fn main() -> ExitCode {
     let _ = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -113,7 +113,7 @@ pub fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tracing::error!("the fetcher ended: {e}");
+            tracing::error!(error = %e, "the fetcher exited");
             ExitCode::FAILURE
         }
     }
@@ -122,7 +122,7 @@ pub fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn Error>> {
     let settings = std::env::args().nth(2).unwrap_or_default();
     let settings: FetcherSettings = serde_json::from_str(&settings)?;
-    // A signal of the daemon's terminal is not for the guests.
+    // Leave the session of the daemon's terminal: its signals must not stop the guests.
     let _ = nix::unistd::setsid();
     let grants = GrantDirectory::open(&settings.run)?;
     let lock = FetcherLock::open(&grants)?;
@@ -138,7 +138,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         let mut service = FetchService::new(grants.clone(), remote.clone());
         runtime.block_on(service.run())?;
         lock.release();
-        // A grant that was written just now relied on the lock.
+        // Serve a grant that was written while the lock was still held: its writer started no
+        // fetcher.
         if grants.ids()?.is_empty() {
             break;
         }

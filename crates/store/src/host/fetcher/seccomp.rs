@@ -1,11 +1,11 @@
-//! Seccomp filter of the fetcher, which starts no process, traces and signals none, and changes no
-//! namespace, mount, user or privilege. Other calls fail with EPERM.
+//! Seccomp filter of the fetcher. It denies starting, tracing and signalling processes and changing
+//! namespaces, mounts, users and privileges. Denied calls fail with EPERM.
 
 use jiffy_confinement::{AllowedCalls, equals, equals_unsigned};
 use nix::libc;
 use std::io;
 
-/// Calls of the allocator, of threads, of the event loop, of files and of sockets.
+/// System calls of the allocator, threads, the event loop, files and sockets.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_access,
     libc::SYS_bind,
@@ -112,8 +112,8 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Kinds of sockets: of the store's server, of VMMs, and of the list of this host's addresses,
-/// which the resolver reads.
+/// Socket families: for the store's server, for VMMs, and netlink for the list of this host's
+/// addresses, which the resolver reads.
 const FAMILIES: [libc::c_int; 4] = [
     libc::AF_INET,
     libc::AF_INET6,
@@ -121,7 +121,7 @@ const FAMILIES: [libc::c_int; 4] = [
     libc::AF_NETLINK,
 ];
 
-/// Options of sockets that the client of the store sets, by level.
+/// Socket options that the store's client sets, by level.
 const SOCKET_OPTIONS: &[(libc::c_int, libc::c_int)] = &[
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
@@ -137,8 +137,8 @@ const SOCKET_OPTIONS: &[(libc::c_int, libc::c_int)] = &[
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
-/// Commands of fcntl: flags, copies and locks of descriptors. Commands that choose the receiver
-/// of a signal are missing.
+/// Permitted fcntl commands: flags, copies and locks of descriptors. Commands that choose the
+/// receiver of a signal are excluded.
 const DESCRIPTOR_COMMANDS: [libc::c_int; 8] = [
     libc::F_GETFD,
     libc::F_SETFD,
@@ -150,11 +150,10 @@ const DESCRIPTOR_COMMANDS: [libc::c_int; 8] = [
     libc::F_OFD_SETLKW,
 ];
 
-/// Requests of ioctl: whether reads wait, bytes that can be read, sharing of storage, and the
-/// question of whether something is a terminal.
+/// Permitted ioctl requests: FIONBIO, FIONREAD, FICLONE, FICLONERANGE and TCGETS.
 const IOCTLS: [u64; 5] = [0x5421, 0x541b, 0x4004_9409, 0x4020_940d, 0x5401];
 
-/// Installs the filter for this thread and threads that it starts.
+/// Installs the filter for this thread and the threads that it starts.
 pub(super) fn enter() -> io::Result<()> {
     let mut calls = AllowedCalls::new(ALLOWED);
     calls.allow_threads()?;
@@ -169,7 +168,7 @@ pub(super) fn enter() -> io::Result<()> {
     calls.allow_if(libc::SYS_fcntl, commands)?;
     let requests = IOCTLS.map(|request| vec![equals_unsigned(1, request)]);
     calls.allow_if(libc::SYS_ioctl, requests)?;
-    // Reading the limits of this process.
+    // Allows reading the resource limits of this process.
     calls.allow_if(libc::SYS_prlimit64, [vec![equals(0, 0), equals(2, 0)]])?;
     calls.enforce()
 }

@@ -1,4 +1,4 @@
-//! Service of all VMMs that have grants.
+//! Service for all VMMs that have grants.
 
 use super::connection::{ServiceEnd, VmmService};
 use super::link::{VmmLink, registered};
@@ -14,9 +14,9 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 
-/// Time after which a VMM that lost its connection is connected to again.
+/// Delay before reconnecting to a VMM whose connection was lost.
 const RECONNECT_DELAY: Duration = Duration::from_millis(100);
-/// Time for which the service waits for a further grant before it ends.
+/// Time without grants after which the service returns.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// Service of the grants of one directory.
@@ -24,13 +24,13 @@ const LINGER: Duration = Duration::from_secs(10);
 pub struct FetchService {
     grants: GrantDirectory,
     parts: Arc<OpenParts>,
-    /// Ids of grants that are served.
+    /// Ids of grants that are being served.
     served: HashSet<String>,
     tasks: JoinSet<String>,
 }
 
 impl FetchService {
-    /// The service of `grants` from `remote`.
+    /// Creates the service of `grants` from `remote`.
     pub fn new(grants: GrantDirectory, remote: Arc<RemoteStore>) -> Self {
         Self {
             grants,
@@ -40,7 +40,7 @@ impl FetchService {
         }
     }
 
-    /// Serves all grants, also later ones. Returns when there have been none for a while.
+    /// Serves all present and future grants. Returns after [`LINGER`] without grants.
     pub async fn run(&mut self) -> Result<(), RemoteError> {
         let path = self.grants.path().to_owned();
         let failed = |e: nix::Error| RemoteError::io(&path)(e.into());
@@ -51,8 +51,8 @@ impl FetchService {
             .map_err(failed)?;
         let watch = registered(OwnedFd::from(watch)).map_err(RemoteError::io(&path))?;
         loop {
-            // After the watch was set, so that none is missed.
-            self.begin()?;
+            // Read the grants after setting the watch, so that no new grant is missed.
+            self.start_new()?;
             tokio::select! {
                 changed = drained(&watch) => changed.map_err(RemoteError::io(&path))?,
                 Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => {
@@ -65,8 +65,8 @@ impl FetchService {
         }
     }
 
-    /// Begins to serve new grants.
-    fn begin(&mut self) -> Result<(), RemoteError> {
+    /// Starts serving new grants.
+    fn start_new(&mut self) -> Result<(), RemoteError> {
         for id in self.grants.ids()? {
             if !self.served.insert(id.clone()) {
                 continue;
@@ -77,7 +77,7 @@ impl FetchService {
                     self.tasks.spawn(served);
                 }
                 Err(e) => {
-                    tracing::warn!("a grant is not served: {e}");
+                    tracing::warn!(id, error = %e, "cannot read a grant");
                     self.grants.remove(&id);
                 }
             }
@@ -86,7 +86,7 @@ impl FetchService {
     }
 }
 
-/// Serves a VMM until it ends or needs nothing any more; then removes its grant.
+/// Serves a VMM until it exits or its layers are complete, then removes its grant.
 async fn serve(
     grants: GrantDirectory,
     parts: Arc<OpenParts>,
@@ -106,7 +106,7 @@ async fn serve(
         match served {
             Ok(ServiceEnd::Complete) => break,
             Ok(ServiceEnd::Closed) => {}
-            Err(e) => tracing::debug!(id, "a connection to a VMM ended: {e}"),
+            Err(e) => tracing::debug!(id, error = %e, "lost the connection to a VMM"),
         }
         tokio::time::sleep(RECONNECT_DELAY).await;
     }
@@ -114,7 +114,7 @@ async fn serve(
     id
 }
 
-/// Waits for an event, and forgets all that there are.
+/// Waits for an event and discards all pending events.
 async fn drained(watch: &AsyncFd<OwnedFd>) -> io::Result<()> {
     let mut ready = watch.readable().await?;
     let mut events = [0; 4096];

@@ -1,4 +1,4 @@
-//! A fetcher and VMMs that are threads of the test.
+//! Tests of the service with VMMs that are threads of the test.
 
 use super::*;
 use crate::host::{GrantSocket, GrantedLayer, LastStore, LayerOrigin, RemoteSettings};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const CHUNKS: u64 = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A host with a store that has one layer, and the directory of its grants.
+/// Host with a store that contains one layer, and the directory of its grants.
 struct TestHost {
     dir: TempDir,
     remote: Arc<RemoteStore>,
@@ -38,7 +38,7 @@ fn open(dir: &Path) -> Arc<RemoteStore> {
         timeout: crate::host::STORE_TIMEOUT,
     };
     let remote = RemoteStore::open(&settings).unwrap();
-    // As a daemon does: it is no new store any more.
+    // Record the store as a daemon does, so that it is not created again.
     LastStore::write(&settings).unwrap();
     remote
 }
@@ -94,7 +94,7 @@ impl TestHost {
         tokio::spawn(async move { service.run().await.unwrap() })
     }
 
-    /// Grants the layer to a new VMM as its layer 2.
+    /// Grants the layer as layer 2 to a new VMM.
     fn grant(&self, prefetch: bool) -> GrantSocket {
         let socket = self.grants.listen().unwrap();
         let layer = GrantedLayer {
@@ -128,7 +128,7 @@ impl TestHost {
     }
 }
 
-/// VMM's end of the connection.
+/// VMM's end of a connection.
 struct TestVmm(OwnedFd);
 
 impl TestVmm {
@@ -137,7 +137,7 @@ impl TestVmm {
         let ready = tokio::time::timeout(TIMEOUT, listener.readable());
         drop(ready.await.unwrap().unwrap());
         let link = nix::sys::socket::accept(socket.listener.as_raw_fd()).unwrap();
-        // SAFETY: accept has just made this descriptor for us.
+        // SAFETY: `accept` has just returned this descriptor, which has no other owner.
         Self(unsafe { OwnedFd::from_raw_fd(link) })
     }
 
@@ -149,7 +149,7 @@ impl TestVmm {
         self.send(&FetchRequest { layer, chunk }.encode());
     }
 
-    /// Next answer; none: the connection ended.
+    /// Receives the next answer. `None` if the connection was closed.
     async fn answer(&self) -> Option<FetchAnswer> {
         let link = self.0.try_clone().unwrap();
         let receive = tokio::task::spawn_blocking(move || {
@@ -177,14 +177,14 @@ async fn a_vmm_gets_the_chunks_of_its_layers_and_no_others() {
         assert_eq!(answer.outcome, FetchOutcome::Present);
         assert_eq!(host.cached(chunk), byte(chunk));
     }
-    assert_eq!(host.cached(4), 0, "it was not asked for");
+    assert_eq!(host.cached(4), 0, "the chunk was not requested");
     vmm.ask(0, 4);
     let refused = vmm.answer().await.unwrap().outcome;
     assert!(matches!(&refused, FetchOutcome::Failed(why) if why.contains("not one of")));
-    // Far beyond the layer there is nothing to fetch, and nothing breaks.
+    // A chunk far beyond the end of the layer needs no fetch and causes no error.
     vmm.ask(2, u64::MAX);
     vmm.answer().await.unwrap();
-    // One that talks nonsense is talked to anew.
+    // The connection is closed after a malformed request, and the fetcher connects again.
     vmm.send(b"nonsense");
     assert_eq!(vmm.answer().await, None);
     let vmm = TestVmm::accept(&socket).await;
@@ -209,7 +209,7 @@ async fn a_vmm_that_asks_for_all_at_once_gets_all_of_it() {
             asking.ask(2, number % CHUNKS);
         }
     });
-    // The socket holds some of them, the fetcher some more, and the rest waits.
+    // The socket buffers some requests, the fetcher serves some, and the others wait.
     for _ in 0..asked {
         let answer = vmm.answer().await.unwrap();
         assert_eq!(answer.outcome, FetchOutcome::Present);
@@ -250,7 +250,7 @@ async fn a_store_that_is_gone_fails_requests_until_it_is_back() {
     std::fs::rename(&away, &bucket).unwrap();
     vmm.ask(2, 1);
     assert_eq!(vmm.answer().await.unwrap().outcome, FetchOutcome::Present);
-    // Another fetcher takes over where one was killed.
+    // Another fetcher takes over after the first was killed.
     service.abort();
     assert_eq!(vmm.answer().await, None);
     let service = host.serve();
