@@ -1,4 +1,4 @@
-//! Files that were installed with this program, and the package that they came from.
+//! Installed files of this program and the package that they belong to.
 //!
 //! ```text
 //! <prefix>/bin/jiffy
@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Maximum length of the file that names the package.
+/// Maximum size of the file with the name of the package, in bytes.
 const MAX_PACKAGE_BYTES: u64 = 64;
 
 /// Directories of the installation that the running program belongs to.
@@ -25,7 +25,7 @@ pub struct Installation {
     programs: PathBuf,
 }
 
-/// Package that an installation came from.
+/// Package that an installation belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Package {
     /// No package: a build directory, or `make install`.
@@ -54,8 +54,8 @@ pub enum Component {
 impl Installation {
     /// Returns the installation of the running program.
     pub fn current() -> io::Result<Self> {
-        let program = env::current_exe()?;
-        let programs = program.parent().unwrap_or(Path::new("/"));
+        let executable = env::current_exe()?;
+        let programs = executable.parent().unwrap_or(Path::new("/"));
         Ok(Self::at(programs))
     }
 
@@ -71,9 +71,10 @@ impl Installation {
         &self.programs
     }
 
-    /// Returns the path of another program or of a file beside it, or `None` if it does not exist.
+    /// Returns the path of another program or of a file in its directory. `None` if the file does
+    /// not exist.
     pub fn file(&self, name: &str) -> Option<PathBuf> {
-        // Test programs are in `deps/` below the directory of the programs.
+        // Test executables are in `deps/` below the directory of the programs.
         let library = self.library();
         let directories = [&*self.programs, &*library, self.prefix()];
         let mut paths = directories.into_iter().map(|d| d.join(name));
@@ -90,12 +91,12 @@ impl Installation {
         self.library().join("templates.sha256")
     }
 
-    /// Returns the package that the installation came from.
+    /// Returns the package that the installation belongs to.
     pub fn package(&self) -> Package {
         let mut name = String::new();
         let file = File::open(self.library().join("package"));
-        let read = file.and_then(|file| file.take(MAX_PACKAGE_BYTES).read_to_string(&mut name));
-        match (read, name.trim()) {
+        let result = file.and_then(|file| file.take(MAX_PACKAGE_BYTES).read_to_string(&mut name));
+        match (result, name.trim()) {
             (Ok(_), "deb") => Package::Deb,
             (Ok(_), "wheel") => Package::Wheel,
             (Ok(_), "tarball") => Package::Tarball,
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn users_of_a_package_are_not_told_to_compile() {
+    fn the_remedy_is_the_command_of_the_package_manager() {
         let packages = [
             (Package::Deb, "apt-get"),
             (Package::Wheel, "pip"),

@@ -4,24 +4,24 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Instruction for users in a chroot.
+/// Remedy for users in a chroot.
 pub const CHROOT_REMEDY: &str =
     "enter the directory with pivot_root, systemd-nspawn or a container";
 
-/// Returns true if the root directory of this process is not the root of its mount namespace.
+/// Returns whether the root directory of this process is not the root of its mount namespace.
 pub fn is_chroot() -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     lacks_root_mount(&mounts) || differs_from_root_of_init()
 }
 
-/// Returns true if no mount covers `/`: the root directory is an ordinary directory.
+/// Returns whether no mount covers `/`, so that the root directory is an ordinary directory.
 fn lacks_root_mount(mountinfo: &str) -> bool {
     let mut points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     !mountinfo.is_empty() && !points.any(|point| point == "/")
 }
 
-/// Compares the root directory with that of process 1, which only root can see. Process 1 must have
-/// the same mount namespace.
+/// Returns whether the root directories of this process and of process 1 differ in the same mount
+/// namespace. Only root can read the root directory of process 1.
 fn differs_from_root_of_init() -> bool {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let root = |path: &str| {
@@ -32,7 +32,7 @@ fn differs_from_root_of_init() -> bool {
         return false;
     };
     match (root("/"), root("/proc/1/root/")) {
-        (Some(here), Some(there)) => own == init && here != there,
+        (Some(own_root), Some(init_root)) => own == init && own_root != init_root,
         _ => false,
     }
 }

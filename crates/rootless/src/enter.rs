@@ -1,4 +1,4 @@
-//! Entry of an ordinary user's process into namespaces in which it is root.
+//! Entry of a process of an unprivileged user into namespaces in which it is root.
 
 use crate::holder::{CONTROL_FD, HOLDER_ARGUMENT, LISTENER_FD, NO_UPLINK_PREFIX, STEP_BYTE};
 use crate::ids::is_host_root;
@@ -23,28 +23,28 @@ use std::process::{Child, Command, Stdio};
 pub struct EnterOptions {
     /// Data directory.
     pub home: PathBuf,
-    /// True if sandboxes may outlive this process, as those of a daemon do. There is one set of
-    /// such namespaces per data directory, which later processes join.
+    /// True if sandboxes may outlive this process, which applies to daemons. Each data directory
+    /// has one set of persistent namespaces, which later processes join.
     pub persistent: bool,
-    /// True if an uplink is wanted.
+    /// True if the namespaces need an uplink.
     pub network: bool,
 }
 
 /// Failure to enter namespaces.
 #[derive(Debug, thiserror::Error)]
 pub enum EnterError {
-    /// The process is root and needs none.
-    #[error("this process is root already")]
+    /// The process is already root.
+    #[error("this process is already root")]
     Root,
-    /// The kernel moves single-threaded processes only.
-    #[error("this process has threads already")]
+    /// The kernel only permits single-threaded processes to enter a user namespace.
+    #[error("this process has several threads")]
     Threads,
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{operation}: {source}")]
     Io {
-        /// Attempted operation.
-        what: &'static str,
-        /// Cause.
+        /// Failed operation.
+        operation: &'static str,
+        /// Error of the operation.
         source: io::Error,
     },
     /// The holder failed.
@@ -53,19 +53,19 @@ pub enum EnterError {
 }
 
 impl EnterError {
-    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { what, source }
+    pub(crate) fn io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { operation, source }
     }
 }
 
-/// Files by which persistent namespaces are found.
+/// Files of persistent namespaces.
 struct PersistentPaths {
     socket: PathBuf,
     lock: PathBuf,
 }
 
-/// Moves this process into namespaces of its user, in which it is root. It must have one thread
-/// only. Its network stays the host's.
+/// Moves this process into namespaces of its user, in which it is root. The process must be
+/// single-threaded. It remains in the network namespace of the host.
 pub fn enter(options: &EnterOptions) -> Result<(), EnterError> {
     let uid = Uid::effective();
     if uid.is_root() || is_host_root() {
@@ -82,7 +82,7 @@ pub fn enter(options: &EnterOptions) -> Result<(), EnterError> {
         socket: directory.join("namespaces.sock"),
         lock: directory.join("namespaces.lock"),
     };
-    // Concurrent processes make them once.
+    // The lock prevents concurrent processes from creating the namespaces twice.
     let _lock = lock(&persistent.lock)?;
     match UnixStream::connect(&persistent.socket) {
         Ok(stream) => join_holder(stream, uid),
@@ -91,60 +91,63 @@ pub fn enter(options: &EnterOptions) -> Result<(), EnterError> {
 }
 
 fn lock(path: &Path) -> Result<Flock<File>, EnterError> {
-    let what = "locking the namespaces";
+    let operation = "cannot lock the namespaces";
     if let Some(directory) = path.parent() {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(directory)
-            .map_err(EnterError::io(what))?;
+            .map_err(EnterError::io(operation))?;
     }
     let file = File::options()
         .create(true)
         .truncate(false)
         .write(true)
         .open(path)
-        .map_err(EnterError::io(what))?;
-    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| EnterError::io(what)(e.into()))
+        .map_err(EnterError::io(operation))?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| EnterError::io(operation)(e.into()))
 }
 
 fn join_holder(stream: UnixStream, uid: Uid) -> Result<(), EnterError> {
     let report = join::report(&stream)?;
     let peer = nix::sys::socket::getsockopt(&stream, nix::sys::socket::sockopt::PeerCredentials);
-    let peer = peer.map_err(|e| EnterError::io("asking who keeps the namespaces")(e.into()))?;
+    let peer =
+        peer.map_err(|e| EnterError::io("cannot identify the namespace holder")(e.into()))?;
     if peer.uid() != uid.as_raw() {
         return Err(EnterError::Holder(format!(
-            "the namespaces are kept by uid {}",
+            "the namespace holder belongs to uid {}",
             peer.uid()
         )));
     }
     join::join(uid.as_raw(), report, stream)
 }
 
-/// Starts a holder, which makes the namespaces, and enters them.
+/// Starts a holder, which creates the namespaces, and enters them.
 fn start_holder(
     options: &EnterOptions,
     uid: Uid,
     persistent: Option<&PersistentPaths>,
 ) -> Result<(), EnterError> {
-    let (mut control, theirs) =
-        UnixStream::pair().map_err(EnterError::io("making a pair of sockets"))?;
-    let mut holder = spawn(options, theirs.into(), persistent)?;
-    let made = (|| {
+    let (mut control, holder_end) =
+        UnixStream::pair().map_err(EnterError::io("cannot create a pair of sockets"))?;
+    let mut holder = spawn(options, holder_end.into(), persistent)?;
+    let result = (|| {
         let mut step = [0];
-        let hears = EnterError::io("waiting for a user namespace");
-        control.read_exact(&mut step).map_err(hears)?;
+        control
+            .read_exact(&mut step)
+            .map_err(EnterError::io("cannot read from the namespace holder"))?;
         if step != [STEP_BYTE] {
             return Err(holder_error(step[0], &mut control));
         }
         write_id_maps(holder.id(), uid)?;
-        let says = EnterError::io("speaking to the namespaces");
-        control.write_all(&[STEP_BYTE]).map_err(says)?;
+        control
+            .write_all(&[STEP_BYTE])
+            .map_err(EnterError::io("cannot write to the namespace holder"))?;
         let report = join::report(&control)?;
         join::join(uid.as_raw(), report, control)
     })();
-    made.inspect_err(|_| {
-        // The holder has no users yet.
+    result.inspect_err(|_| {
+        // No other process uses the holder yet.
         let _ = holder.kill();
         let _ = holder.wait();
         if let Some(persistent) = persistent {
@@ -153,11 +156,11 @@ fn start_holder(
     })
 }
 
-/// Reads the error that the holder wrote instead of its first step.
+/// Reads the error that the holder wrote instead of its first step. `first` is the first byte.
 fn holder_error(first: u8, control: &mut UnixStream) -> EnterError {
-    let mut said = vec![first];
-    let _ = control.take(4096).read_to_end(&mut said);
-    EnterError::Holder(String::from_utf8_lossy(&said).trim().to_owned())
+    let mut message = vec![first];
+    let _ = control.take(4096).read_to_end(&mut message);
+    EnterError::Holder(String::from_utf8_lossy(&message).trim().to_owned())
 }
 
 fn spawn(
@@ -165,13 +168,14 @@ fn spawn(
     control: OwnedFd,
     persistent: Option<&PersistentPaths>,
 ) -> Result<Child, EnterError> {
-    let uplink = match options.network {
-        true => Uplink::find(),
-        false => Err("none was asked for".to_owned()),
+    let uplink = if options.network {
+        Uplink::find()
+    } else {
+        Err("no uplink was requested".to_owned())
     };
     let uplink = match uplink {
         Ok(uplink) => uplink.path().to_owned(),
-        Err(why) => PathBuf::from(format!("{NO_UPLINK_PREFIX}{why}")),
+        Err(reason) => PathBuf::from(format!("{NO_UPLINK_PREFIX}{reason}")),
     };
     let mut command = Command::new("/proc/self/exe");
     command
@@ -190,36 +194,37 @@ fn spawn(
     if let Some(persistent) = persistent {
         command.arg(&persistent.socket).arg(&persistent.lock);
         let _ = fs::remove_file(&persistent.socket);
-        let what = "listening for processes that come to the namespaces";
-        let listener = UnixListener::bind(&persistent.socket).map_err(EnterError::io(what))?;
-        let closed = fs::set_permissions(&persistent.socket, Permissions::from_mode(0o600));
-        closed.map_err(EnterError::io(what))?;
+        let operation = "cannot create the socket of the namespace holder";
+        let listener = UnixListener::bind(&persistent.socket).map_err(EnterError::io(operation))?;
+        let result = fs::set_permissions(&persistent.socket, Permissions::from_mode(0o600));
+        result.map_err(EnterError::io(operation))?;
         mappings.push(FdMapping {
             parent_fd: listener.into(),
             child_fd: LISTENER_FD,
         });
     }
-    let what = "starting the process that keeps the namespaces";
+    let operation = "cannot start the namespace holder";
     command
         .fd_mappings(mappings)
-        .map_err(|e| EnterError::io(what)(io::Error::other(e)))?;
-    command.spawn().map_err(EnterError::io(what))
+        .map_err(|e| EnterError::io(operation)(io::Error::other(e)))?;
+    command.spawn().map_err(EnterError::io(operation))
 }
 
-/// Maps this process's user to root in the user namespace of process `holder`, and its subordinate
-/// ids, if any, to the other ids.
+/// Maps the user of this process to root in the user namespace of process `holder`, and the
+/// subordinate ids of the user, if any, to further ids.
 fn write_id_maps(holder: u32, uid: Uid) -> Result<(), EnterError> {
     if let Ok(ranges) = subordinate_ids::for_user(uid)
         && map_ranges(holder, uid, &ranges)
     {
         return Ok(());
     }
-    let what = "mapping this user to root of a user namespace";
+    let operation = "cannot map this user to root of a user namespace";
     let write = |file: &str, text: String| {
-        fs::write(format!("/proc/{holder}/{file}"), text).map_err(EnterError::io(what))
+        fs::write(format!("/proc/{holder}/{file}"), text).map_err(EnterError::io(operation))
     };
     write("uid_map", format!("0 {uid} 1\n"))?;
-    // Required by the kernel: leaving a group could give access to files that deny it to the group.
+    // The kernel requires this, because leaving a group could grant access to files that deny
+    // access to the group.
     write("setgroups", "deny\n".to_owned())?;
     write("gid_map", format!("0 {} 1\n", Gid::effective()))
 }

@@ -1,8 +1,8 @@
-//! Holder: the process that keeps namespaces and their uplink while they are in use.
+//! Namespace holder: the process that keeps namespaces and their uplink open while they are used.
 //!
-//! It is another process of the `jiffy` program. It runs as long as descriptor 3, a stream to the
-//! process that started it, is open, or a client is connected to the socket at descriptor 4. A
-//! persistent holder also runs while other processes are in its namespaces.
+//! The holder is a process of the `jiffy` program. It runs while descriptor 3, a stream to its
+//! parent process, is open, or a client is connected to the socket at descriptor 4. A persistent
+//! holder also runs while other processes are in its namespaces.
 
 use crate::namespace_processes;
 use crate::router::ROUTER_NAME;
@@ -30,32 +30,32 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
-/// Argument that makes `jiffy` a holder.
+/// First argument of `jiffy` that selects the role of a holder.
 pub const HOLDER_ARGUMENT: &str = "--as-namespace-holder";
-/// Descriptor of the stream to the starter.
+/// Descriptor of the stream to the parent process.
 pub(crate) const CONTROL_FD: RawFd = 3;
-/// Descriptor of the socket for later clients; persistent holders only.
+/// Descriptor of the socket for later clients of persistent holders.
 pub(crate) const LISTENER_FD: RawFd = 4;
-/// Message of the holder: it is in its user namespace. Answer of the starter: the namespace is
-/// mapped.
+/// The holder sends this byte after it has created its user namespace. The parent sends it after it
+/// has written the id maps of the namespace.
 pub(crate) const STEP_BYTE: u8 = b'.';
-/// Prefix of the reason for a missing uplink, in place of its path.
+/// Prefix of the reason for a missing uplink, in the argument for the path of the uplink.
 pub(crate) const NO_UPLINK_PREFIX: &str = "-";
-/// Time before an ended uplink is started again.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
-/// Milliseconds between two checks when no descriptor signals an end.
+/// Delay before a terminated uplink is restarted.
+const UPLINK_RESTART_DELAY: Duration = Duration::from_secs(1);
+/// Interval of checks in milliseconds if no descriptor signals the end of a process.
 const EXIT_POLL_MS: libc::c_int = 20;
-/// Most bytes of an uplink's error output that are reported.
+/// Maximum number of bytes that are read from the error output of an uplink.
 const MAX_ERROR_BYTES: u64 = 4096;
 
-/// Report of a holder that is ready.
+/// Report of a ready holder.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HolderReport {
     /// Process id of the holder.
     pub pid: u32,
-    /// Directory of slot claims and names of network namespaces.
+    /// Directory with slot claims and network namespaces.
     pub directory: PathBuf,
-    /// Name of the uplink, or the reason that there is none.
+    /// Name of the uplink, or the reason for its absence.
     pub uplink: Result<String, String>,
 }
 
@@ -64,22 +64,22 @@ pub(crate) struct HolderReport {
 struct HolderArguments {
     directory: PathBuf,
     uplink: Result<Uplink, String>,
-    /// Paths of the socket, and of the lock that is held while a client connects to it.
+    /// Paths of the socket, and of the lock that clients hold while they connect.
     persistent: Option<(PathBuf, PathBuf)>,
 }
 
 impl HolderArguments {
-    fn read(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
-        let directory = words.next()?.into();
-        let uplink = words.next()?;
-        let refused = uplink
+    fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
+        let directory = arguments.next()?.into();
+        let uplink = arguments.next()?;
+        let missing_reason = uplink
             .to_str()
-            .and_then(|word| word.strip_prefix(NO_UPLINK_PREFIX));
-        let persistent = words.next().zip(words.next());
+            .and_then(|argument| argument.strip_prefix(NO_UPLINK_PREFIX));
+        let persistent = arguments.next().zip(arguments.next());
         Some(Self {
             directory,
-            uplink: match refused {
-                Some(why) => Err(why.to_owned()),
+            uplink: match missing_reason {
+                Some(reason) => Err(reason.to_owned()),
                 None => Ok(Uplink::at(Path::new(&uplink))),
             },
             persistent: persistent.map(|(socket, lock)| (socket.into(), lock.into())),
@@ -87,74 +87,76 @@ impl HolderArguments {
     }
 }
 
-/// Main function of a holder: keeps namespaces until they are unused.
+/// Main function of a holder. Returns when the namespaces are unused.
 pub fn main() -> ExitCode {
     let Some(arguments) = HolderArguments::read(std::env::args_os().skip(2)) else {
         return ExitCode::FAILURE;
     };
-    // SAFETY: the starter put the stream here, and nothing else in this process owns it.
+    // SAFETY: the parent process opened this descriptor, and no other object in this process owns
+    // it.
     let mut control = UnixStream::from(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
     match hold_namespaces(&arguments, &mut control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // The starter reads it instead of a report.
+            // The parent reads the error instead of the report.
             let _ = writeln!(control, "{e}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn failed<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> io::Error {
-    move |e| io::Error::other(format!("{what}: {}", e.into()))
+fn context<E: Into<io::Error>>(message: &'static str) -> impl Fn(E) -> io::Error {
+    move |e| io::Error::other(format!("{message}: {}", e.into()))
 }
 
 fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io::Result<()> {
-    // A terminal's signals are not for the holder.
+    // The holder must not receive signals of the terminal.
     let _ = setsid();
     close_on_exec(CONTROL_FD)?;
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
-        .map_err(failed("making a user namespace"))?;
+        .map_err(context("cannot create a user namespace"))?;
     control.write_all(&[STEP_BYTE])?;
     let mut step = [0];
     control.read_exact(&mut step)?;
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))
-        .map_err(failed("becoming root of a user namespace"))?;
+        .map_err(context("cannot become root of the user namespace"))?;
     setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))
-        .map_err(failed("becoming root of a user namespace"))?;
-    make_directory(&arguments.directory)?;
-    // The uplink thread stays in the host's network; this one leaves.
+        .map_err(context("cannot become root of the user namespace"))?;
+    mount_directory(&arguments.directory)?;
+    // The uplink thread remains in the network namespace of the host, and this thread leaves it.
     let uplink_thread = UplinkThread::start()?;
-    unshare(CloneFlags::CLONE_NEWNET).map_err(failed("making a network namespace"))?;
-    loopback_up().map_err(failed("switching the loopback device on"))?;
-    name_router(&arguments.directory)?;
-    // This thread keeps the capabilities to inspect other processes; the main thread drops its own.
-    let (begin, begun) = mpsc::channel::<String>();
-    let (held, keeper) = (arguments.clone(), control.try_clone()?);
-    let waiting = thread::Builder::new().name("keeper".to_owned());
-    let waiting = waiting.spawn(move || match begun.recv() {
-        Ok(report) => wait_until_unused(&held, keeper, report.as_bytes()),
+    unshare(CloneFlags::CLONE_NEWNET).map_err(context("cannot create a network namespace"))?;
+    loopback_up().map_err(context("cannot enable the loopback device"))?;
+    bind_router(&arguments.directory)?;
+    // The waiting thread retains its capabilities to inspect other processes. This thread drops its
+    // capabilities.
+    let (report_sender, report_receiver) = mpsc::channel::<String>();
+    let (holder_arguments, parent_stream) = (arguments.clone(), control.try_clone()?);
+    let waiter = thread::Builder::new().name("waiter".to_owned());
+    let waiter = waiter.spawn(move || match report_receiver.recv() {
+        Ok(report) => wait_until_unused(&holder_arguments, parent_stream, report.as_bytes()),
         Err(_) => Ok(()),
     })?;
-    // An uplink has few capabilities, and the kernel lets it open the namespaces only of a process
-    // that has no more (ptrace(2), access mode checking).
-    set_capabilities(CapabilitySet::empty()).map_err(failed("giving up capabilities"))?;
+    // An uplink has few capabilities. The kernel only permits it to open the namespaces of a
+    // process that has no other capabilities (ptrace(2), access mode checking).
+    set_capabilities(CapabilitySet::empty()).map_err(context("cannot drop capabilities"))?;
     let uplink = match &arguments.uplink {
         Ok(uplink) => uplink_thread.start_uplink(uplink),
-        Err(why) => Err(why.clone()),
+        Err(reason) => Err(reason.clone()),
     };
     let report = HolderReport {
         pid: std::process::id(),
         directory: arguments.directory.clone(),
         uplink,
     };
-    let mut words = serde_json::to_string(&report)?;
-    words.push('\n');
-    control.write_all(words.as_bytes())?;
-    // If this thread fails before, the channel closes and the other thread ends.
-    let _ = begin.send(words);
-    match waiting.join() {
-        Ok(waited) => waited,
-        Err(_) => Err(io::Error::other("a thread died")),
+    let mut line = serde_json::to_string(&report)?;
+    line.push('\n');
+    control.write_all(line.as_bytes())?;
+    // If this thread fails earlier, the channel is closed and the waiting thread exits.
+    let _ = report_sender.send(line);
+    match waiter.join() {
+        Ok(result) => result,
+        Err(_) => Err(io::Error::other("the waiting thread panicked")),
     }
 }
 
@@ -166,104 +168,109 @@ fn close_on_exec(fd: RawFd) -> io::Result<()> {
     }
 }
 
-/// Mounts a tmpfs directory that is visible in these namespaces only.
-fn make_directory(directory: &Path) -> io::Result<()> {
-    let what = "mounting a directory for names of networks";
+/// Mounts a tmpfs that is visible in these namespaces only.
+fn mount_directory(directory: &Path) -> io::Result<()> {
+    let message = "cannot mount the directory of network namespaces";
     let none = None::<&str>;
-    // Mounts of the host propagate here, and none back.
+    // Mounts of the host propagate to this namespace, but not back.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
-    mount(none, "/", none, slave, none).map_err(failed(what))?;
+    mount(none, "/", none, slave, none).map_err(context(message))?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory)
-        .map_err(failed(what))?;
+        .map_err(context(message))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let options = Some("mode=0700,size=1m");
-    mount(Some("jiffy-net"), directory, Some("tmpfs"), flags, options).map_err(failed(what))
+    mount(Some("jiffy-net"), directory, Some("tmpfs"), flags, options).map_err(context(message))
 }
 
-/// Binds the network namespace of this thread to its name.
-fn name_router(directory: &Path) -> io::Result<()> {
+/// Bind mounts the network namespace of this thread as the router.
+fn bind_router(directory: &Path) -> io::Result<()> {
     let path = directory.join(ROUTER_NAME);
-    File::create_new(&path).map_err(failed("naming the router"))?;
+    File::create_new(&path).map_err(context("cannot bind the router namespace"))?;
     let none = None::<&str>;
     let own = Some("/proc/thread-self/ns/net");
-    mount(own, &path, none, MsFlags::MS_BIND, none).map_err(failed("naming the router"))
+    mount(own, &path, none, MsFlags::MS_BIND, none)
+        .map_err(context("cannot bind the router namespace"))
 }
 
 fn loopback_up() -> io::Result<()> {
     nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
-    // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+    // SAFETY: an all-zero `ifreq` is valid, because it consists of integers and a union of
+    // integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which `request` is.
+    // SAFETY: SIOCSIFFLAGS reads an `ifreq` from the pointer.
     unsafe { set_flags(socket.as_raw_fd(), &raw const request) }?;
     Ok(())
 }
 
-/// Thread in the host's network that starts the uplink, and restarts it when it ends.
+/// Thread in the network namespace of the host that starts the uplink and restarts it after its
+/// exit.
 struct UplinkThread {
     requests: Sender<(Uplink, PathBuf)>,
-    /// Reason that the last uplink ended.
-    ended: Arc<Mutex<Option<String>>>,
+    /// Error message of the last uplink that exited.
+    last_error: Arc<Mutex<Option<String>>>,
 }
 
 impl UplinkThread {
     fn start() -> io::Result<Self> {
-        let (requests, inbox) = mpsc::channel();
-        let ended = Arc::default();
-        let shared_end = Arc::clone(&ended);
+        let (requests, receiver) = mpsc::channel();
+        let last_error = Arc::default();
+        let shared_error = Arc::clone(&last_error);
         thread::Builder::new()
             .name("uplink".to_owned())
-            .spawn(move || keep_running(&inbox, &shared_end))?;
-        Ok(Self { requests, ended })
+            .spawn(move || run_uplink(&receiver, &shared_error))?;
+        Ok(Self {
+            requests,
+            last_error,
+        })
     }
 
-    /// Starts an uplink for this thread's network namespace; returns its name.
+    /// Starts an uplink for the network namespace of this thread. Returns the name of the uplink.
     fn start_uplink(&self, uplink: &Uplink) -> Result<String, String> {
         let namespace = PathBuf::from(format!("/proc/{}/ns/net", std::process::id()));
-        let ended = || {
-            let ended = self.ended.lock();
-            ended.clone()
-        };
-        let sent = self.requests.send((uplink.clone(), namespace));
-        sent.map_err(|e| e.to_string())?;
-        uplink.ready(&ended)?;
+        let last_error = || self.last_error.lock().clone();
+        self.requests
+            .send((uplink.clone(), namespace))
+            .map_err(|e| e.to_string())?;
+        uplink.ready(&last_error)?;
         Ok(uplink.name().to_owned())
     }
 }
 
-/// Keeps an uplink running. The thread must not end: the uplink ends with it.
-fn keep_running(inbox: &Receiver<(Uplink, PathBuf)>, ended: &Mutex<Option<String>>) {
-    let Ok((uplink, namespace)) = inbox.recv() else {
+/// Runs an uplink, and restarts it after its exit. The kernel kills the uplink when this thread
+/// exits.
+fn run_uplink(receiver: &Receiver<(Uplink, PathBuf)>, last_error: &Mutex<Option<String>>) {
+    let Ok((uplink, namespace)) = receiver.recv() else {
         return;
     };
     loop {
-        let why = match uplink.start(&namespace) {
+        let error = match uplink.start(&namespace) {
             Ok(child) => exit_message(child),
             Err(e) => e.to_string(),
         };
-        *ended.lock() = Some(why);
-        thread::sleep(RESTART_PAUSE);
+        *last_error.lock() = Some(error);
+        thread::sleep(UPLINK_RESTART_DELAY);
     }
 }
 
-/// Waits for the end of an uplink; returns its last error output.
+/// Waits for the exit of an uplink. Returns the last line of its error output.
 fn exit_message(mut child: Child) -> String {
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {
-        let _ = (&mut stderr).take(MAX_ERROR_BYTES).read_to_end(&mut said);
-        // Drained, so that the uplink never blocks on a full pipe.
+        let _ = (&mut stderr).take(MAX_ERROR_BYTES).read_to_end(&mut output);
+        // The remaining output is discarded, so that the uplink never blocks on a full pipe.
         let _ = io::copy(&mut stderr, &mut io::sink());
     }
     let status = child.wait().map(|status| status.to_string());
-    let said = String::from_utf8_lossy(&said);
-    match said.lines().rev().find(|line| !line.trim().is_empty()) {
+    let output = String::from_utf8_lossy(&output);
+    match output.lines().rev().find(|line| !line.trim().is_empty()) {
         Some(line) => line.trim().to_owned(),
         None => status.unwrap_or_else(|e| e.to_string()),
     }
@@ -272,24 +279,25 @@ fn exit_message(mut child: Child) -> String {
 /// Waits until the namespaces are unused.
 fn wait_until_unused(
     arguments: &HolderArguments,
-    control: UnixStream,
+    parent: UnixStream,
     report: &[u8],
 ) -> io::Result<()> {
     let listener = match arguments.persistent {
         Some(_) => {
             close_on_exec(LISTENER_FD)?;
-            // SAFETY: the starter put the socket here, and nothing else in this process owns it.
+            // SAFETY: the parent process opened this descriptor, and no other object in this
+            // process owns it.
             let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(LISTENER_FD) });
             listener.set_nonblocking(true)?;
             Some(listener)
         }
         None => None,
     };
-    let mut keepers = vec![control];
+    let mut clients = vec![parent];
     loop {
-        // Without clients the only users are sandboxes that run on.
+        // Without clients, only sandboxes that outlive their daemon use the namespaces.
         let mut others = Vec::new();
-        if keepers.is_empty() {
+        if clients.is_empty() {
             if arguments.persistent.is_some() {
                 others = namespace_processes::others();
             }
@@ -297,16 +305,16 @@ fn wait_until_unused(
                 return Ok(());
             }
         }
-        let watched: Vec<OwnedFd> = others.iter().filter_map(|&pid| watch(pid)).collect();
-        let waits = match (keepers.is_empty(), watched.is_empty()) {
+        let pidfds: Vec<OwnedFd> = others.iter().filter_map(|&pid| open_pidfd(pid)).collect();
+        let timeout_ms = match (clients.is_empty(), pidfds.is_empty()) {
             (false, _) | (true, false) => -1,
             (true, true) => EXIT_POLL_MS,
         };
-        let mut fds: Vec<libc::pollfd> = keepers
+        let mut fds: Vec<libc::pollfd> = clients
             .iter()
             .map(AsRawFd::as_raw_fd)
             .chain(listener.as_ref().map(AsRawFd::as_raw_fd))
-            .chain(watched.iter().map(AsRawFd::as_raw_fd))
+            .chain(pidfds.iter().map(AsRawFd::as_raw_fd))
             .map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
@@ -314,32 +322,32 @@ fn wait_until_unused(
             })
             .collect();
         let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
-        // SAFETY: `fds` has so many elements and lives through the call.
-        if unsafe { libc::poll(fds.as_mut_ptr(), count, waits) } < 0
+        // SAFETY: `fds` has `count` elements and outlives the call.
+        if unsafe { libc::poll(fds.as_mut_ptr(), count, timeout_ms) } < 0
             && Errno::last() != Errno::EINTR
         {
             return Err(io::Error::last_os_error());
         }
-        // Clients send nothing, so a readable stream is at its end.
+        // Clients send no data, so that a readable stream is closed.
         let mut ready = fds.iter().map(|fd| fd.revents != 0);
-        keepers.retain(|_| !ready.next().unwrap_or(false));
+        clients.retain(|_| !ready.next().unwrap_or(false));
         if let Some(listener) = &listener {
             while let Ok((mut stream, _)) = listener.accept() {
                 if stream.write_all(report).is_ok() {
-                    keepers.push(stream);
+                    clients.push(stream);
                 }
             }
         }
     }
 }
 
-/// Opens a pidfd, which is readable when the process has ended.
-fn watch(pid: u32) -> Option<OwnedFd> {
+/// Opens a pidfd, which becomes readable when the process exits.
+fn open_pidfd(pid: u32) -> Option<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Removes the socket unless a client is just connecting; returns true if removed.
+/// Removes the socket unless a client is connecting. Returns whether it was removed.
 fn remove_socket_if_unused(
     arguments: &HolderArguments,
     listener: Option<&UnixListener>,
@@ -360,7 +368,7 @@ fn remove_socket_if_unused(
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one pollfd, and no time to wait.
+    // SAFETY: the pointer refers to one pollfd, and the call does not block.
     if unsafe { libc::poll(&raw mut fd, 1, 0) } > 0 {
         return Ok(false);
     }

@@ -1,8 +1,8 @@
-//! User ids that the namespace of this process maps.
+//! User ids that the user namespace of this process maps.
 
 use std::fs;
 
-/// First user id of root's sandboxes, and one past the last.
+/// First user id of sandboxes that root creates, and the id after the last.
 const HOST_IDS: (u64, u64) = (1_900_000_000, 2_110_000_000);
 
 /// Range of ids in an id map of `/proc` (user_namespaces(7)).
@@ -26,24 +26,24 @@ fn read() -> Vec<IdMapExtent> {
     parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
-fn holds_host_ids(map: &[IdMapExtent]) -> bool {
+fn includes_host_ids(map: &[IdMapExtent]) -> bool {
     let (first, end) = HOST_IDS;
     map.iter()
         .any(|extent| extent.first <= first && end <= extent.first + extent.count)
 }
 
-/// Returns true if the users of root's sandboxes exist in this process's user namespace.
+/// Returns whether the user namespace of this process maps the user ids of root's sandboxes.
 pub fn has_host_ids() -> bool {
-    holds_host_ids(&read())
+    includes_host_ids(&read())
 }
 
-/// Returns true if this process is root and can become the users of root's sandboxes. False for
-/// root of an ordinary user's namespace.
+/// Returns whether this process is root and can use the user ids of root's sandboxes. False for
+/// root in the user namespace of an unprivileged user.
 pub fn is_host_root() -> bool {
     nix::unistd::Uid::effective().is_root() && has_host_ids()
 }
 
-/// Returns true if this process's user namespace maps only its own user.
+/// Returns whether the user namespace of this process maps only its own user.
 pub fn maps_only_itself() -> bool {
     read().iter().map(|extent| extent.count).sum::<u64>() <= 1
 }
@@ -54,9 +54,11 @@ mod tests {
 
     #[test]
     fn host_ids_are_found_only_in_a_namespace_that_maps_them() {
-        assert!(holds_host_ids(&parse("         0          0 4294967295\n")));
+        assert!(includes_host_ids(&parse(
+            "         0          0 4294967295\n"
+        )));
         for map in ["0 1000 1\n", "0 1000 1\n1 100000 65536\n", "", "0 x 1\n"] {
-            assert!(!holds_host_ids(&parse(map)), "{map}");
+            assert!(!includes_host_ids(&parse(map)), "{map}");
         }
         let map = parse("0 1000 1\n1 100000 65536\n");
         assert_eq!(map.iter().map(|e| e.count).sum::<u64>(), 65_537);

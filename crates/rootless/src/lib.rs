@@ -1,12 +1,13 @@
-//! Namespaces in which an ordinary user is root.
+//! Namespaces in which an unprivileged user is root.
 //!
-//! [`enter`] moves this process into a user and a mount namespace of its own, before it has
-//! threads. They contain a router: a network namespace whose uplink is `pasta` or `slirp4netns`.
-//! Slots of sandboxes are connected to it as root connects them to the host's network. The process
-//! itself stays in the host's network, so it listens and resolves names like any other of its user.
+//! [`enter`] moves this single-threaded process into a user and a mount namespace. They contain a
+//! router: a network namespace whose uplink is `pasta` or `slirp4netns`. Slots of sandboxes are
+//! connected to the router in the same way as root connects them to the host's network. The process
+//! itself remains in the network namespace of the host, so that it can listen on ports and resolve
+//! names.
 //!
-//! A *holder* ([`holder`]) keeps the namespaces and the uplink while they are in use: by the
-//! process that started it, and by sandboxes that outlive a daemon.
+//! A *holder* ([`holder`]) keeps the namespaces and the uplink open while they are used by its
+//! parent process or by sandboxes that outlive a daemon.
 
 mod chroot;
 mod enter;

@@ -7,33 +7,34 @@ use std::path::Path;
 
 /// `NS_GET_PARENT` (ioctl_nsfs(2)).
 const NS_GET_PARENT: libc::c_ulong = 0xb702;
-/// Deepest nesting of user namespaces (user_namespaces(7)).
+/// Maximum nesting depth of user namespaces (user_namespaces(7)).
 const MAX_NAMESPACE_DEPTH: usize = 33;
 
-/// Processes in this one's user namespace or its descendants, without this process and its
-/// children.
+/// Returns the processes in the user namespace of this process and its descendants, without this
+/// process and its children.
 pub(crate) fn others() -> Vec<u32> {
     let Ok(own) = fs::metadata("/proc/self/ns/user").map(|data| data.ino()) else {
         return Vec::new();
     };
-    let me = std::process::id();
+    let own_pid = std::process::id();
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|&pid| pid != me && runs(pid, me))
+    pids.filter(|&pid| pid != own_pid && is_running_and_not_child(pid, own_pid))
         .filter(|pid| is_beneath(Path::new(&format!("/proc/{pid}/ns/user")), own))
         .collect()
 }
 
-/// Returns true if process `pid` runs and is no child of `me`.
-fn runs(pid: u32, me: u32) -> bool {
+/// Returns whether process `pid` is running and is not a child of `parent_pid`.
+fn is_running_and_not_child(pid: u32, parent_pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name may hold anything; it ends at the last bracket.
+    // The process name may contain any character. It ends at the last bracket.
     let mut words = stat
         .rsplit_once(')')
         .map_or("", |(_, rest)| rest)
         .split_whitespace();
     let (state, parent) = (words.next(), words.next());
-    state.is_some_and(|state| state != "Z") && parent.and_then(|p| p.parse().ok()) != Some(me)
+    state.is_some_and(|state| state != "Z")
+        && parent.and_then(|p| p.parse().ok()) != Some(parent_pid)
 }
 
 fn is_beneath(namespace: &Path, own: u64) -> bool {
@@ -44,12 +45,13 @@ fn is_beneath(namespace: &Path, own: u64) -> bool {
         if file.metadata().is_ok_and(|data| data.ino() == own) {
             return true;
         }
-        // SAFETY: no pointers; what it returns is a new descriptor that is ours.
+        // SAFETY: the call has no pointer arguments, and returns a new descriptor that this process
+        // owns.
         let fd = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_PARENT) };
         if fd < 0 {
             return false;
         }
-        // SAFETY: the descriptor was just made and has no other owner.
+        // SAFETY: the descriptor is new and has no other owner.
         file = unsafe { File::from_raw_fd(fd) };
     }
     false
@@ -65,7 +67,8 @@ mod tests {
         assert!(is_beneath(Path::new("/proc/self/ns/user"), own));
         assert!(!is_beneath(Path::new("/proc/self/ns/user"), own + 1));
         assert!(!is_beneath(Path::new("/proc/self/ns/nothing"), own));
-        let (me, parent) = (std::process::id(), std::os::unix::process::parent_id());
-        assert!(runs(me, 0) && !runs(me, parent) && !runs(0, 1));
+        let (own_pid, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        assert!(is_running_and_not_child(own_pid, 0));
+        assert!(!is_running_and_not_child(own_pid, parent) && !is_running_and_not_child(0, 1));
     }
 }

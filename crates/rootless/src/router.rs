@@ -5,37 +5,36 @@ use std::sync::OnceLock;
 
 static CURRENT: OnceLock<RootlessNamespaces> = OnceLock::new();
 
-/// Namespaces of an ordinary user that this process is in.
+/// Namespaces of an unprivileged user that this process has entered.
 #[derive(Debug)]
 pub struct RootlessNamespaces {
-    /// Directory mounted in these namespaces only, with slot claims and names of network
-    /// namespaces.
+    /// Directory with slot claims and network namespaces. It is mounted in these namespaces only.
     directory: PathBuf,
-    /// Name of the uplink, or the reason that there is none.
+    /// Name of the uplink, or the reason for its absence.
     uplink: Result<String, String>,
-    /// Host user that is root in them.
+    /// Host user that is root in the namespaces.
     uid: u32,
-    /// True if they map other users.
+    /// True if the namespaces map subordinate users.
     has_ranges: bool,
-    /// Connection to the holder, which keeps the namespaces while it is open.
-    _keeper: std::os::unix::net::UnixStream,
+    /// Connection to the holder, which keeps the namespaces open while the connection is open.
+    _holder: std::os::unix::net::UnixStream,
 }
 
 /// Name of the router's network namespace in [`RootlessNamespaces::directory`].
 pub(crate) const ROUTER_NAME: &str = "router";
 
 impl RootlessNamespaces {
-    /// Directory of slot claims and names of network namespaces.
+    /// Returns the directory with slot claims and network namespaces.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Path of the router's network namespace.
+    /// Returns the path of the router's network namespace.
     pub fn router(&self) -> PathBuf {
         self.directory.join(ROUTER_NAME)
     }
 
-    /// Name of the uplink program, or the reason that there is none.
+    /// Returns the name of the uplink program, or the reason for its absence.
     pub fn uplink(&self) -> Result<&str, &str> {
         self.uplink
             .as_ref()
@@ -43,18 +42,18 @@ impl RootlessNamespaces {
             .map_err(String::as_str)
     }
 
-    /// Host user that owns the namespaces.
+    /// Returns the host user that owns the namespaces.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Returns true if sandboxes can have users of their own.
+    /// Returns whether sandboxes can run as separate users.
     pub fn has_ranges(&self) -> bool {
         self.has_ranges
     }
 }
 
-/// Namespaces that this process has entered; none: it runs in those that it was started in.
+/// Returns the namespaces that this process has entered. `None` if it has not entered any.
 pub fn current() -> Option<&'static RootlessNamespaces> {
     CURRENT.get()
 }
@@ -64,15 +63,15 @@ pub(crate) fn set_current(
     directory: PathBuf,
     uplink: Result<String, String>,
     uid: u32,
-    keeper: std::os::unix::net::UnixStream,
+    holder: std::os::unix::net::UnixStream,
 ) {
     let current = RootlessNamespaces {
         directory,
         uplink,
         uid,
         has_ranges: !crate::ids::maps_only_itself(),
-        _keeper: keeper,
+        _holder: holder,
     };
-    // A process enters once.
+    // A process enters namespaces at most once.
     let _ = CURRENT.set(current);
 }

@@ -1,12 +1,12 @@
-//! Subordinate users and groups of a user, for `newuidmap` and `newgidmap`.
+//! Subordinate user and group ids of a user, for `newuidmap` and `newgidmap`.
 
 use nix::unistd::{Uid, User};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Most ids that are mapped.
+/// Maximum number of ids that are mapped.
 const MAX_MAPPED_IDS: u64 = 65_536;
-/// Directories of programs that the search path may lack.
+/// Directories of programs that `PATH` may lack.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"];
 
 /// Range of host ids that a user may map.
@@ -16,7 +16,7 @@ pub(crate) struct SubIdRange {
     pub count: u64,
 }
 
-/// Subordinate ids, and the programs that map them.
+/// Subordinate ids and the programs that map them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SubIds {
     pub users: SubIdRange,
@@ -25,15 +25,15 @@ pub(crate) struct SubIds {
     pub newgidmap: PathBuf,
 }
 
-/// Path of the program `name`.
+/// Returns the path of program `name`.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let named = std::env::split_paths(&path).filter(|place| place.is_absolute());
-    let mut places = named.chain(PROGRAM_DIRECTORIES.iter().map(PathBuf::from));
-    places.find_map(|place| Some(place.join(name)).filter(|path| path.is_file()))
+    let configured = std::env::split_paths(&path).filter(|directory| directory.is_absolute());
+    let mut directories = configured.chain(PROGRAM_DIRECTORIES.iter().map(PathBuf::from));
+    directories.find_map(|directory| Some(directory.join(name)).filter(|path| path.is_file()))
 }
 
-/// Finds the subordinate ids of `uid`; the error is the reason that there are none.
+/// Returns the subordinate ids of `uid`, or the reason for their absence.
 pub(crate) fn for_user(uid: Uid) -> Result<SubIds, String> {
     let find = |name: &str| find_program(name).ok_or_else(|| format!("`{name}` is not installed"));
     let name = User::from_uid(uid).ok().flatten().map(|user| user.name);
@@ -53,16 +53,16 @@ pub(crate) fn for_user(uid: Uid) -> Result<SubIds, String> {
     })
 }
 
-/// Longest range of the user in a file in the format of subuid(5).
+/// Returns the longest range of a user in a file in the format of subuid(5).
 fn longest_range(text: &str, uid: u32, name: Option<&str>) -> Option<SubIdRange> {
     let range = |line: &str| {
         let mut words = line.trim().split(':');
         let owner = words.next()?;
-        let own = owner.parse() == Ok(uid) || (name == Some(owner));
+        let is_owner = owner.parse() == Ok(uid) || (name == Some(owner));
         let first = words.next()?.parse().ok()?;
         let count: u64 = words.next()?.parse().ok()?;
         let count = count.min(MAX_MAPPED_IDS);
-        (own && count > 0).then_some(SubIdRange { first, count })
+        (is_owner && count > 0).then_some(SubIdRange { first, count })
     };
     text.lines()
         .filter_map(range)

@@ -1,4 +1,4 @@
-//! Support of rootless use on this host, with remedies.
+//! Checks whether this host supports rootless use, with remedies.
 
 use crate::subordinate_ids;
 use crate::uplink::Uplink;
@@ -19,7 +19,7 @@ pub struct MissingRequirement {
 /// Support of rootless use on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RootlessSupport {
-    /// User namespaces in which an ordinary user is root.
+    /// User namespaces in which an unprivileged user is root.
     pub namespaces: Result<(), MissingRequirement>,
     /// Subordinate users and groups for the processes of sandboxes.
     pub ranges: Result<(), MissingRequirement>,
@@ -28,26 +28,25 @@ pub struct RootlessSupport {
 }
 
 impl RootlessSupport {
-    /// Inspects this host and user. Forks a process that makes a namespace and exits.
+    /// Checks this host and user. Forks a process that creates namespaces and exits.
     pub fn find() -> Self {
         let uid = Uid::effective();
         Self {
             namespaces: namespaces(),
             ranges: subordinate_ids::for_user(uid).map(drop).map_err(|what| MissingRequirement {
-                what: format!("sandboxes have no users of their own: {what}"),
+                what: format!("sandboxes cannot run as separate users: {what}"),
                 remedy: format!(
-                    "as root: `apt-get install uidmap`, and `usermod --add-subuids 100000-165535 \
+                    "run as root: `apt-get install uidmap`, and `usermod --add-subuids 100000-165535 \
                      --add-subgids 100000-165535` for uid {uid}"
                 ),
             }),
             uplink: Uplink::find()
                 .map(|uplink| uplink.name())
                 .map_err(|what| MissingRequirement {
-                    remedy: match what.starts_with("/dev/net/tun") {
-                        true => {
-                            "as root: `modprobe tun`, and `chmod 666 /dev/net/tun`, as udev does"
-                        }
-                        false => "as root: `apt-get install passt nftables iproute2`",
+                    remedy: if what.starts_with("/dev/net/tun") {
+                        "run as root: `modprobe tun`, and `chmod 666 /dev/net/tun`"
+                    } else {
+                        "run as root: `apt-get install passt nftables iproute2`"
                     }
                     .to_owned(),
                     what,
@@ -56,8 +55,8 @@ impl RootlessSupport {
     }
 }
 
-/// Checks that this process is in namespaces of its user, or could make them; tried once per
-/// process.
+/// Checks that this process is in namespaces of its user or can create them. The result is computed
+/// once per process.
 pub fn usable() -> Result<(), MissingRequirement> {
     static USABLE: OnceLock<Result<(), MissingRequirement>> = OnceLock::new();
     match crate::current() {
@@ -67,7 +66,7 @@ pub fn usable() -> Result<(), MissingRequirement> {
 }
 
 fn namespaces() -> Result<(), MissingRequirement> {
-    if can_make() {
+    if can_create() {
         return Ok(());
     }
     let read = |name: &str| {
@@ -76,7 +75,7 @@ fn namespaces() -> Result<(), MissingRequirement> {
     };
     if crate::is_chroot() {
         return Err(MissingRequirement {
-            what: "a chroot forbids user namespaces".to_owned(),
+            what: "user namespaces are not permitted in a chroot".to_owned(),
             remedy: crate::CHROOT_REMEDY.to_owned(),
         });
     }
@@ -91,46 +90,48 @@ fn namespaces() -> Result<(), MissingRequirement> {
     })
 }
 
-/// Returns the obstacle to user namespaces, by the sysctls of that name, and its remedy.
-fn userns_obstacle(most: &str, clone: &str, apparmor: &str) -> (&'static str, &'static str) {
-    if most == "0" {
+/// Returns the reason that user namespaces are not available, derived from the sysctls, and its
+/// remedy.
+fn userns_obstacle(max: &str, clone: &str, apparmor: &str) -> (&'static str, &'static str) {
+    if max == "0" {
         return (
-            "this host lets nobody make user namespaces",
-            "as root: `sysctl user.max_user_namespaces=15000`",
+            "user namespaces are disabled on this host",
+            "run as root: `sysctl user.max_user_namespaces=15000`",
         );
     }
     if clone == "0" {
         return (
-            "this host lets only root make user namespaces",
-            "as root: `sysctl kernel.unprivileged_userns_clone=1`",
+            "only root can create user namespaces on this host",
+            "run as root: `sysctl kernel.unprivileged_userns_clone=1`",
         );
     }
     if apparmor == "1" {
         return (
-            "AppArmor gives programs no rights in user namespaces of their own",
-            "as root: a profile with `userns,` for the jiffy program (docs/rootless.md has it), or \
-             `sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
+            "AppArmor denies capabilities in user namespaces",
+            "as root, install an AppArmor profile with `userns,` for the jiffy program (see \
+             docs/rootless.md), or run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
         );
     }
     (
-        "user namespaces are refused here, perhaps by the container this runs in",
-        "let the container make them (for Docker `--security-opt seccomp=unconfined --security-opt \
-         apparmor=unconfined`), or run as root",
+        "user namespaces are denied, possibly by the container that this process runs in",
+        "permit user namespaces in the container (for Docker `--security-opt seccomp=unconfined \
+         --security-opt apparmor=unconfined`), or run as root",
     )
 }
 
-/// Returns true if a process of this user has capabilities in a user namespace of its own.
-fn can_make() -> bool {
-    // SAFETY: the child makes system calls only and then ends.
+/// Returns whether a process of this user has capabilities in a new user namespace.
+fn can_create() -> bool {
+    // SAFETY: the child only makes system calls and exits.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
-            // SAFETY: no pointers. The second call fails if the first gave no capabilities.
-            let made = unsafe {
+            // SAFETY: the calls have no pointer arguments. The second call fails if the first
+            // granted no capabilities.
+            let is_created = unsafe {
                 libc::unshare(libc::CLONE_NEWUSER) == 0
                     && libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) == 0
             };
-            // SAFETY: ends this process without running anything else.
-            unsafe { libc::_exit(i32::from(!made)) }
+            // SAFETY: exits the child without running destructors or exit handlers.
+            unsafe { libc::_exit(i32::from(!is_created)) }
         }
         Ok(ForkResult::Parent { child }) => {
             matches!(waitpid(child, None), Ok(WaitStatus::Exited(_, 0)))
@@ -145,14 +146,14 @@ mod tests {
 
     #[test]
     fn an_obstacle_to_user_namespaces_is_named_with_its_remedy() {
-        for (given, remedy) in [
+        for (sysctls, expected) in [
             (("0", "1", ""), "max_user_namespaces"),
             (("100", "0", ""), "unprivileged_userns_clone"),
             (("100", "", "1"), "apparmor_restrict"),
             (("100", "1", "0"), "container"),
         ] {
-            let (what, found) = userns_obstacle(given.0, given.1, given.2);
-            assert!(found.contains(remedy) && !what.is_empty(), "{found}");
+            let (what, remedy) = userns_obstacle(sysctls.0, sysctls.1, sysctls.2);
+            assert!(remedy.contains(expected) && !what.is_empty(), "{remedy}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Uplink: the program that carries packets between a network namespace of an ordinary user and the
-//! host's sockets, pasta or else slirp4netns.
+//! Uplink: the program that transfers packets between a network namespace of an unprivileged user
+//! and the host's sockets, which is pasta or slirp4netns.
 
 use crate::subordinate_ids;
 use std::ffi::OsString;
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time for an uplink to come up.
+/// Timeout for the start of an uplink.
 const UPLINK_START_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two checks of the routes.
+/// Interval between two checks of the routes.
 const ROUTE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Device that an uplink needs.
 const TUN_DEVICE: &str = "/dev/net/tun";
@@ -41,51 +41,54 @@ impl UplinkKind {
 }
 
 impl Uplink {
-    /// Finds the uplink program; the error is the reason that there is none.
+    /// Returns the uplink program, or the reason for its absence.
     pub fn find() -> Result<Self, String> {
-        let found = [UplinkKind::Pasta, UplinkKind::Slirp]
+        let uplink = [UplinkKind::Pasta, UplinkKind::Slirp]
             .into_iter()
             .find_map(|kind| {
                 let program = subordinate_ids::find_program(kind.name())?;
                 Some(Self { program, kind })
             });
-        let found = found.ok_or("neither pasta (package `passt`) nor slirp4netns is installed")?;
+        let uplink =
+            uplink.ok_or("neither pasta (package `passt`) nor slirp4netns is installed")?;
         for name in ["ip", "nft"] {
             if subordinate_ids::find_program(name).is_none() {
                 return Err(format!("`{name}` is not installed"));
             }
         }
         match fs::File::options().read(true).write(true).open(TUN_DEVICE) {
-            Ok(_) => Ok(found),
-            Err(e) => Err(format!("{TUN_DEVICE} cannot be opened: {e}")),
+            Ok(_) => Ok(uplink),
+            Err(e) => Err(format!("{TUN_DEVICE}: cannot open the device: {e}")),
         }
     }
 
-    /// Name of the program.
+    /// Returns the name of the program.
     pub fn name(&self) -> &'static str {
         self.kind.name()
     }
 
-    /// Path of the program, for the holder.
+    /// Returns the path of the program, for the holder.
     pub(crate) fn path(&self) -> &Path {
         &self.program
     }
 
-    /// Uplink program at `path`.
+    /// Returns the uplink with the program at `path`.
     pub(crate) fn at(path: &Path) -> Self {
-        let kind = match path
+        let is_slirp = path
             .file_name()
-            .is_some_and(|name| name == UplinkKind::Slirp.name())
-        {
-            true => UplinkKind::Slirp,
-            false => UplinkKind::Pasta,
+            .is_some_and(|name| name == UplinkKind::Slirp.name());
+        let kind = if is_slirp {
+            UplinkKind::Slirp
+        } else {
+            UplinkKind::Pasta
         };
         let program = path.to_owned();
         Self { program, kind }
     }
 
-    /// Arguments that connect the network namespace at `namespace` outward only: neither the host's
-    /// loopback nor its ports are reachable in either direction.
+    /// Returns the arguments that connect the network namespace at `namespace` in outgoing
+    /// direction only. Neither the loopback network nor ports of the host are accessible in either
+    /// direction.
     fn arguments(&self, namespace: &Path, ipv4_only: bool) -> Vec<OsString> {
         let words: &[&str] = match self.kind {
             UplinkKind::Pasta => &[
@@ -126,10 +129,10 @@ impl Uplink {
         arguments
     }
 
-    /// Starts the program on this thread, which must be in the outer network; it ends with the
-    /// thread at the latest.
+    /// Starts the program on this thread, which must be in the network namespace of the host. The
+    /// kernel kills the program when the thread exits.
     pub(crate) fn start(&self, namespace: &Path) -> io::Result<Child> {
-        // Otherwise it adds an IPv6 route that leads nowhere.
+        // Without IPv6 on the host, the program would add an IPv6 route without a destination.
         let ipv4_only = !is_default6(&routes("ipv6_route"));
         let mut command = Command::new(&self.program);
         command
@@ -139,7 +142,7 @@ impl Uplink {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // SAFETY: one system call between fork and exec.
+        // SAFETY: the closure makes one system call between fork and exec.
         unsafe {
             command.pre_exec(|| {
                 match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) {
@@ -151,16 +154,17 @@ impl Uplink {
         command.spawn()
     }
 
-    /// Waits until the network namespace of this thread has a default route.
-    pub(crate) fn ready(&self, failed: &dyn Fn() -> Option<String>) -> Result<(), String> {
-        let limit = Instant::now() + UPLINK_START_TIMEOUT;
+    /// Waits until the network namespace of this thread has a default route. `error` returns the
+    /// error of the program if it has exited.
+    pub(crate) fn ready(&self, error: &dyn Fn() -> Option<String>) -> Result<(), String> {
+        let deadline = Instant::now() + UPLINK_START_TIMEOUT;
         while !has_default_route() {
-            if let Some(why) = failed() {
-                return Err(format!("{} failed: {why}", self.name()));
+            if let Some(reason) = error() {
+                return Err(format!("{} failed: {reason}", self.name()));
             }
-            if Instant::now() > limit {
+            if Instant::now() > deadline {
                 return Err(format!(
-                    "{} found no way out within {} s: this host may have no default route",
+                    "{} did not create a default route within {} s: check that this host has a default route",
                     self.name(),
                     UPLINK_START_TIMEOUT.as_secs()
                 ));
@@ -171,12 +175,12 @@ impl Uplink {
     }
 }
 
-/// Returns true if the network namespace of this thread has a default route.
+/// Returns whether the network namespace of this thread has a default route.
 fn has_default_route() -> bool {
     is_default4(&routes("route")) || is_default6(&routes("ipv6_route"))
 }
 
-/// Routing table of this thread's network namespace, in the kernel's format.
+/// Reads a routing table of the network namespace of this thread.
 fn routes(file: &str) -> String {
     fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default()
 }
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_connects_no_sandbox_with_the_hosts_loopback() {
+    fn an_uplink_does_not_expose_the_loopback_network_of_the_host() {
         let words = |uplink: Uplink| {
             let words = uplink.arguments(Path::new("/proc/1/ns/net"), true);
             let words: Vec<String> = words.iter().map(|w| w.to_string_lossy().into()).collect();
