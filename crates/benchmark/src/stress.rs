@@ -6,7 +6,7 @@ use crate::leftovers::Leftovers;
 use crate::{Measured, Series};
 use anyhow::Context;
 use jiffy_client::ServerOptions;
-use jiffy_client::is_refusal;
+use jiffy_client::has_error_code;
 use jiffy_engine_api::SandboxSize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -118,7 +118,7 @@ impl Life {
 }
 
 fn is_full(error: &anyhow::Error) -> bool {
-    is_refusal(error, REFUSAL)
+    has_error_code(error, REFUSAL)
 }
 
 /// `n` lives, `c` at a time. Fails if one of them did, or if something of them is left.

@@ -1,12 +1,12 @@
-//! Client of a control plane: its connections and its calls.
+//! Client of the API: connections and requests.
 
 mod address;
+mod api_error;
 mod calls;
 mod functions;
 mod lease;
 mod listed;
 mod maintenance;
-mod refusal;
 mod snapshot_calls;
 mod stream;
 
@@ -14,6 +14,7 @@ use crate::progress::while_waiting;
 pub use address::ServerOptions;
 use address::{ServerAddress, Url};
 use anyhow::Context;
+pub use api_error::{UnknownServer, VERSION, VERSION_HEADER, has_error_code};
 use bytes::Bytes;
 pub use calls::{NewSandbox, Sandbox, SandboxSettings};
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -22,7 +23,6 @@ use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledRespons
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
 pub use listed::Listed;
-pub use refusal::{UnknownServer, VERSION, VERSION_HEADER, is_refusal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -34,12 +34,12 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinHandle;
 
-/// Longest answer in bytes.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// `Host` header of requests over the socket: one of the few that the gateway always accepts.
+/// Maximum size of a response in bytes.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// `Host` header of requests over the socket. The gateway always accepts this name.
 const LOCAL_HOST_HEADER: &str = "localhost";
 
-/// Control plane that is asked.
+/// Server that receives the requests of a client.
 #[derive(Debug)]
 pub struct Server {
     url: Option<Url>,
@@ -69,66 +69,64 @@ impl Server {
         })
     }
 
-    /// Its address; none: on this host.
+    /// Returns the URL of the server. `None` for the daemon of this host.
     fn url(&self) -> Option<&Url> {
         self.url.as_ref()
     }
 
-    /// As sentences name it.
+    /// Returns the name of the server for messages.
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Message when no answer came.
-    fn no_answer(&self, error: ClientError) -> anyhow::Error {
+    /// Returns the error of a request without a response.
+    fn request_error(&self, error: ClientError) -> anyhow::Error {
         match (error, &self.url) {
             (ClientError::Connect(e), Some(url)) => {
                 anyhow::Error::msg(stream::unreachable(url, &e))
             }
             (ClientError::Connect(_), None) => anyhow::Error::msg(format!(
-                "{} went away; `jiffy ls` starts another and says what became of its sandboxes",
+                "lost the connection to {}; run `jiffy ls` to start a new daemon and to list its sandboxes",
                 self.name
             )),
             (ClientError::Http(e), Some(url)) if e.is_parse() => anyhow::Error::msg(format!(
-                "{url} does not speak HTTP: is it right, and should it begin with https://?"
+                "{url} does not respond with HTTP: check the address, and use https:// if the server uses TLS"
             )),
             (e, _) => anyhow::Error::new(e).context(format!(
-                "{} went away before it answered; `jiffy ls` says what became of its sandboxes",
+                "lost the connection to {} before it responded; run `jiffy ls` to check its sandboxes",
                 self.name
             )),
         }
     }
 }
 
-/// True if `options` or the environment name another host's control plane.
+/// Returns whether `options` or the environment specify a daemon on another host.
 pub fn is_remote(options: &ServerOptions) -> anyhow::Result<bool> {
     Ok(ServerAddress::find(options)?.is_some())
 }
 
-/// A client of a control plane. Clones share its connections, and so do the agents of its
-/// sandboxes.
+/// Client of the API. Clones share its connections, as do the agents of its sandboxes.
 #[derive(Clone)]
 pub struct Client {
     connections: ConnectionPool,
     server: Arc<Server>,
 }
 
-/// Words for what a call has done, if that may take long and nothing else shows it.
+/// Describes a request that may take long. `None` for fast requests and requests that show their
+/// own progress.
 fn activity(method: &Method, path: &str) -> Option<&'static str> {
     let path = path.split('?').next().unwrap_or_default();
     let words: Vec<&str> = path.split('/').filter(|w| !w.is_empty()).collect();
     match (method.as_str(), words.as_slice()) {
-        ("POST", ["v2", "sandboxes"]) => Some("making the sandbox"),
+        ("POST", ["v2", "sandboxes"]) => Some("creating the sandbox"),
         ("POST", ["sandboxes", _, "snapshots"]) => Some("taking the snapshot"),
         ("POST", ["sandboxes", _, "pause"]) => Some("pausing the sandbox"),
-        ("POST", ["sandboxes", _, "resume"]) => Some("waking the sandbox"),
+        ("POST", ["sandboxes", _, "resume"]) => Some("resuming the sandbox"),
         ("POST", ["sandboxes", _, "fork"]) => Some("forking the sandbox"),
-        ("POST", ["sandboxes", _, "rollback"]) => Some("rolling the sandbox back"),
+        ("POST", ["sandboxes", _, "rollback"]) => Some("rolling back the sandbox"),
         ("POST", ["sandboxes", _, "restart"]) => Some("restarting the sandbox"),
         ("POST", ["sandboxes", _, "promote"]) => Some("removing the sandbox's siblings"),
-        ("POST" | "GET", ["snapshots", _, "verify"]) => {
-            Some("comparing the snapshot with its seal")
-        }
+        ("POST" | "GET", ["snapshots", _, "verify"]) => Some("verifying the snapshot"),
         ("DELETE", ["sandboxes", _]) => Some("removing the sandbox"),
         ("DELETE", ["templates", _]) => Some("removing the snapshot"),
         _ => None,
@@ -136,7 +134,7 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
 }
 
 impl Client {
-    /// Connects to the control plane of another host, if `options` or the environment name one.
+    /// Connects to a daemon on another host if `options` or the environment specify one.
     pub async fn remote(options: &ServerOptions) -> anyhow::Result<Option<Self>> {
         let Some(address) = ServerAddress::find(options)? else {
             return Ok(None);
@@ -149,8 +147,8 @@ impl Client {
         }))
     }
 
-    /// Client of the daemon behind `socket`, which messages call `name`. `stream` is a first
-    /// connection to it.
+    /// Creates a client of the daemon at `socket`. Messages call the daemon `name`. `stream` is an
+    /// open connection to the socket.
     pub async fn local(socket: PathBuf, name: String, stream: UnixStream) -> anyhow::Result<Self> {
         Ok(Self {
             connections: stream::local(socket, stream).await?,
@@ -158,23 +156,23 @@ impl Client {
         })
     }
 
-    /// True if it is the daemon of another host.
+    /// Returns whether the daemon is on another host.
     pub fn is_remote(&self) -> bool {
         self.server.url.is_some()
     }
 
-    /// Calls it; errors are sentences that say what to do.
+    /// Sends a request and returns the parsed body of the response. Errors describe what to do.
     pub async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<T> {
-        let (_, answer) = self.call_with_headers(method, path, body).await?;
-        Ok(answer)
+        let (_, response) = self.call_with_headers(method, path, body).await?;
+        Ok(response)
     }
 
-    /// The same, with the head of the answer.
+    /// Sends a request and returns the headers and the parsed body of the response.
     async fn call_with_headers<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -182,35 +180,37 @@ impl Client {
         body: &impl Serialize,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let activity = activity(&method, path);
-        let asked = async { self.parse(self.send(method, path, body).await?).await };
+        let request = async { self.parse(self.send(method, path, body).await?).await };
         match activity {
-            Some(what) => while_waiting(what, asked).await,
-            None => asked.await,
+            Some(description) => while_waiting(description, request).await,
+            None => request.await,
         }
     }
 
-    /// Parsed body of an answer.
+    /// Returns the headers and the parsed body of a response.
     async fn parse<T: DeserializeOwned>(
         &self,
-        answer: PooledResponse,
+        response: PooledResponse,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
-        let (status, headers) = (answer.status, answer.headers.clone());
-        let body = answer.collect(MAX_ANSWER_BYTES).await;
-        let body = body.map_err(|e| server.no_answer(e))?;
-        let Some(version) = refusal::version(&headers) else {
-            return Err(refusal::unknown_server(server, status, &body));
+        let (status, headers) = (response.status, response.headers.clone());
+        let body = response
+            .collect(MAX_RESPONSE_BYTES)
+            .await
+            .map_err(|e| server.request_error(e))?;
+        let Some(version) = api_error::version(&headers) else {
+            return Err(api_error::unknown_server(server, status, &body));
         };
         if !status.is_success() {
-            return Err(refusal::refusal(server, version, status, &body));
+            return Err(api_error::api_error(server, version, status, &body));
         }
         let text = if body.is_empty() { b"null" } else { &body[..] };
         match serde_json::from_slice(text) {
-            Ok(answer) => Ok((headers, answer)),
-            Err(_) => Err(refusal::incompatible(
+            Ok(value) => Ok((headers, value)),
+            Err(_) => Err(api_error::incompatible(
                 server,
                 version,
-                "its answer is not understood",
+                "its response cannot be parsed",
             )),
         }
     }
@@ -223,9 +223,9 @@ impl Client {
     ) -> anyhow::Result<PooledResponse> {
         let body = Bytes::from(serde_json::to_vec(body)?);
         let mut request = Request::builder().method(method).uri(path);
-        let headers = request.headers_mut().context("not a path")?;
+        let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
-        // A call that takes nothing wants no body either.
+        // Requests without parameters have no body.
         let body = if &body[..] == b"null" {
             RequestBody::Whole(None)
         } else {
@@ -233,29 +233,29 @@ impl Client {
             headers.insert(header::CONTENT_TYPE, json);
             RequestBody::whole(body)
         };
-        let answer = self.connections.send(request.body(body)?).await;
-        answer.map_err(|e| self.server.no_answer(e))
+        let response = self.connections.send(request.body(body)?).await;
+        response.map_err(|e| self.server.request_error(e))
     }
 
-    /// Sends to `path` what comes through the channel; how that ended is known when the task is.
+    /// Uploads the chunks from the returned channel to `path`. The returned task has the result.
     pub fn upload(
         &self,
         path: &str,
     ) -> anyhow::Result<(Sender<Bytes>, JoinHandle<anyhow::Result<()>>)> {
-        let (pieces, body) = RequestBody::channel();
+        let (chunks, body) = RequestBody::channel();
         let mut request = Request::builder().method(Method::PUT).uri(path);
-        let headers = request.headers_mut().context("not a path")?;
+        let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
         let (client, request) = (self.clone(), request.body(body)?);
-        let call = tokio::spawn(async move {
-            let answer = client.connections.send(request).await;
-            let answer = answer.map_err(|e| client.server.no_answer(e))?;
-            client.parse(answer).await.map(|(_, ())| ())
+        let task = tokio::spawn(async move {
+            let response = client.connections.send(request).await;
+            let response = response.map_err(|e| client.server.request_error(e))?;
+            client.parse(response).await.map(|(_, ())| ())
         });
-        Ok((pieces, call))
+        Ok((chunks, task))
     }
 
-    /// Sends a request to a server in a sandbox, as clients in any language do.
+    /// Sends a request to a server in a sandbox through the gateway.
     pub async fn request_port(
         &self,
         sandbox: &Sandbox,
@@ -265,18 +265,18 @@ impl Client {
         body: Option<Bytes>,
     ) -> anyhow::Result<PooledResponse> {
         let mut request = Request::builder().method(method).uri(path);
-        let headers = request.headers_mut().context("not a path")?;
+        let headers = request.headers_mut().context("invalid path")?;
         headers.extend(self.port_headers(sandbox, port.into())?);
         let json = HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
-        let answer = self
+        let response = self
             .connections
             .send(request.body(RequestBody::Whole(body))?)
             .await;
-        answer.map_err(|e| self.server.no_answer(e))
+        response.map_err(|e| self.server.request_error(e))
     }
 
-    /// A stream to a TCP port of a sandbox.
+    /// Opens a stream to a TCP port of a sandbox.
     pub async fn stream(
         &self,
         id: &str,
@@ -286,14 +286,14 @@ impl Client {
         self.upgrade(Method::GET, &path, "tcp").await
     }
 
-    /// Has a sandbox removed when the lease is dropped or this process ends, however it ends.
+    /// Requests a lease: the sandbox is removed when the lease is dropped or this process exits.
     pub async fn lease(&self, id: &str) -> anyhow::Result<SandboxLease> {
         let path = format!("/sandboxes/{id}/lease");
         let stream = self.upgrade(Method::POST, &path, "lease").await?;
-        Ok(SandboxLease::keep(stream))
+        Ok(SandboxLease::start(stream))
     }
 
-    /// The stream of `protocol` that a call is answered with.
+    /// Sends a request that is answered with a stream of `protocol`.
     async fn upgrade(
         &self,
         method: Method,
@@ -301,27 +301,27 @@ impl Client {
         protocol: &'static str,
     ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
         let mut request = Request::builder().method(method).uri(path);
-        let headers = request.headers_mut().context("not a path")?;
+        let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static(protocol));
         let request = request.body(RequestBody::Whole(None))?;
-        let answer = self.connections.send(request).await;
-        let answer = answer.map_err(|e| self.server.no_answer(e))?;
-        match answer
+        let response = self.connections.send(request).await;
+        let response = response.map_err(|e| self.server.request_error(e))?;
+        match response
             .into_upgraded()
             .await
-            .map_err(|e| self.server.no_answer(e))?
+            .map_err(|e| self.server.request_error(e))?
         {
             Ok(stream) => Ok(stream),
-            Err(refused) => match self.parse::<Value>(*refused).await {
+            Err(response) => match self.parse::<Value>(*response).await {
                 Err(e) => Err(e),
-                Ok(_) => anyhow::bail!("{} opened no stream", self.server.name),
+                Ok(_) => anyhow::bail!("{} did not open a stream", self.server.name),
             },
         }
     }
 
-    /// Headers that lead the gateway to a port of a sandbox.
+    /// Returns the headers with which the gateway routes a request to a port of a sandbox.
     fn port_headers(&self, sandbox: &Sandbox, port: u32) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         if let Some(host) = self.server.headers.get(header::HOST) {
@@ -332,7 +332,7 @@ impl Client {
         Ok(headers)
     }
 
-    /// A client of the agent of a sandbox, reached as clients in any language reach it.
+    /// Returns a client of the agent of a sandbox, which is connected through the gateway.
     pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
         let headers = self.port_headers(sandbox, ENVD_PORT)?;
         let agent = AgentClient::over(self.connections.clone(), headers);
@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_calls_have_a_description_and_lists_have_none() {
+    fn only_slow_requests_have_a_description() {
         let of = |method: Method, path| activity(&method, path);
         assert_eq!(
             of(Method::POST, "/sandboxes/abc/fork"),

@@ -1,7 +1,7 @@
-//! Client of the control plane: the daemon of this host over its socket, or that of another host
-//! over http or https.
+//! Client of the API of a daemon: on this host over its socket, or on another host over HTTP or
+//! HTTPS.
 
-// Everything that is printed passes `terminal`.
+// All output is printed through `terminal`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod client;
@@ -11,5 +11,5 @@ pub mod terminal;
 
 pub use client::{
     Client, Listed, NewSandbox, Sandbox, SandboxLease, SandboxSettings, ServerOptions, SnapshotAck,
-    UnknownServer, VERSION, VERSION_HEADER, is_refusal, is_remote,
+    UnknownServer, VERSION, VERSION_HEADER, has_error_code, is_remote,
 };

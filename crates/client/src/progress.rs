@@ -1,38 +1,38 @@
-//! Spinner on standard error for work that takes long.
+//! Spinner on standard error for slow operations.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::future::Future;
 use std::time::Duration;
 
-/// Time that work may take without a word.
+/// Delay before the spinner is shown.
 const SPINNER_DELAY: Duration = Duration::from_secs(1);
-/// Time between two pictures of a spinner.
+/// Interval between two updates of the spinner.
 const SPINNER_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Waits for `work`. If it takes longer than a second, a terminal shows what it is and how long it
-/// has taken.
-pub async fn while_waiting<T>(what: &'static str, work: impl Future<Output = T>) -> T {
-    show_waiting(what, work, SPINNER_DELAY, ProgressDrawTarget::stderr).await
+/// Waits for `work`. After a delay, shows `description` and the elapsed time if standard error is a
+/// terminal.
+pub async fn while_waiting<T>(description: &'static str, work: impl Future<Output = T>) -> T {
+    show_waiting(description, work, SPINNER_DELAY, ProgressDrawTarget::stderr).await
 }
 
 async fn show_waiting<T>(
-    what: &'static str,
+    description: &'static str,
     work: impl Future<Output = T>,
     delay: Duration,
     target: impl FnOnce() -> ProgressDrawTarget,
 ) -> T {
     let mut work = std::pin::pin!(work);
-    if let Ok(done) = tokio::time::timeout(delay, &mut work).await {
-        return done;
+    if let Ok(result) = tokio::time::timeout(delay, &mut work).await {
+        return result;
     }
-    // Nothing is drawn where there is no terminal. Dropped, it leaves no trace.
+    // The spinner is not drawn without a terminal, and is cleared when it is dropped.
     let spinner = ProgressBar::with_draw_target(None, target())
         .with_elapsed(delay)
         .with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         spinner.set_style(style);
     }
-    spinner.set_message(what);
+    spinner.set_message(description);
     spinner.enable_steady_tick(SPINNER_INTERVAL);
     work.await
 }
@@ -44,7 +44,7 @@ mod tests {
     use std::io;
     use std::sync::{Arc, Mutex};
 
-    /// Remembers what was written.
+    /// Terminal that stores its output.
     #[derive(Debug, Clone, Default)]
     struct Screen(Arc<Mutex<String>>);
 
@@ -105,17 +105,17 @@ mod tests {
     #[tokio::test]
     async fn long_work_shows_a_spinner_until_it_ends() {
         let screen = Screen::default();
-        let seen = screen.clone();
+        let output = screen.clone();
         let work = async move {
-            while !seen.text().contains("taking the snapshot") {
+            while !output.text().contains("taking the snapshot") {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let limit = Duration::from_secs(20);
-        let shown = show_waiting("taking the snapshot", work, Duration::ZERO, || {
+        let result = show_waiting("taking the snapshot", work, Duration::ZERO, || {
             screen.target()
         });
-        tokio::time::timeout(limit, shown).await.unwrap();
+        tokio::time::timeout(limit, result).await.unwrap();
         assert!(!screen.text().contains("snapshot"), "{}", screen.text());
     }
 }

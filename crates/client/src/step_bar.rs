@@ -1,13 +1,13 @@
-//! Bar of work in steps on standard error, where that is a terminal.
+//! Progress bar of operations in steps, on standard error.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Bar of work in steps. Shows nothing where there is no terminal.
+/// Progress bar of an operation in steps. Shows nothing without a terminal.
 #[derive(Debug)]
 pub struct StepBar(ProgressBar);
 
 impl StepBar {
-    /// Bar of the work on `name`.
+    /// Creates a bar with the prefix `name`.
     pub fn new(name: &str) -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         let style =
@@ -19,7 +19,7 @@ impl StepBar {
         Self(bar)
     }
 
-    /// Shows that `done` of `total` is done of `step`.
+    /// Shows that `done` of `total` units of `step` are done.
     pub fn update(&self, step: &'static str, done: u64, total: u64) {
         if self.0.message() != step {
             self.0.set_message(step);
@@ -28,7 +28,7 @@ impl StepBar {
         self.0.set_position(done);
     }
 
-    /// Prints something while the bar is hidden.
+    /// Calls `print` while the bar is hidden.
     pub fn suspend(&self, print: impl FnOnce()) {
         self.0.suspend(print);
     }

@@ -1,10 +1,9 @@
-//! Text for a terminal.
+//! Escapes control characters in terminal output.
 //!
-//! Names, logs and errors come from sandboxes, tenants, stores and other hosts. A terminal obeys
-//! control characters in them: it moves its cursor, hides text, or types text as its user. All that
-//! commands print passes through this module, but for bytes that a command exists to pass on:
-//! output of processes, files, archives and responses. A lint rejects `println` in this crate and
-//! in `jiffy`.
+//! Names, logs and errors come from sandboxes, tenants, stores and other hosts. Control characters
+//! in them could move the cursor, hide text or send input on behalf of the user. All output of
+//! commands is printed through this module, except for raw data of processes, files, archives and
+//! responses. A lint rejects `println` in this crate and in `jiffy`.
 
 use serde::Serialize;
 use std::borrow::Cow;
@@ -16,9 +15,9 @@ const FAILURE_EXIT_CODE: i32 = 1;
 const BOLD: &str = "\u{1b}[1m";
 const PLAIN: &str = "\u{1b}[0m";
 
-/// Returns whether a terminal may obey a character instead of showing it. Of characters for layout,
-/// those are meant that change the direction of text and so its apparent order.
-fn is_obeyed(c: char) -> bool {
+/// Returns whether a terminal may interpret a character instead of displaying it. Includes
+/// characters that change the text direction, and thereby the visible order of text.
+fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -29,7 +28,6 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     }
     let mut shown = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        // Writing to a String does not fail.
         let _ = match c {
             c if !is_escaped(c) => write!(shown, "{c}"),
             '\n' | '\r' | '\t' => write!(shown, "{}", c.escape_default()),
@@ -40,70 +38,72 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Text of others within one line: all control characters are escaped, ends of lines among them.
+/// Escapes all control characters, including line feeds.
 pub fn line(text: &str) -> Cow<'_, str> {
-    escaped(text, is_obeyed)
+    escaped(text, is_control)
 }
 
-/// Text of several lines: control characters but ends of lines and tabs are escaped.
+/// Escapes control characters except for line feeds and tabs.
 pub fn text(text: &str) -> Cow<'_, str> {
-    escaped(text, |c| is_obeyed(c) && c != '\n' && c != '\t')
+    escaped(text, |c| is_control(c) && c != '\n' && c != '\t')
 }
 
-/// Text without sequences that choose colours and fonts (`ESC [ 1 ; 31 m`), which are no harm and
-/// frequent in output of builds. Other sequences stay, for [`text`] to escape.
+/// Removes escape sequences for colours and fonts (`ESC [ 1 ; 31 m`), which are frequent in output
+/// of builds. Other sequences remain, and are escaped by [`text`].
 pub fn without_colours(text: &str) -> Cow<'_, str> {
     let mut rest = text;
     let mut shown = String::new();
-    while let Some((before, behind)) = rest.split_once("\u{1b}[") {
+    while let Some((before, after)) = rest.split_once("\u{1b}[") {
         shown.push_str(before);
-        let end = behind.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
+        let end = after.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
         match end.strip_prefix('m') {
             Some(end) => rest = end,
             None => {
                 shown.push_str("\u{1b}[");
-                rest = behind;
+                rest = after;
             }
         }
     }
-    match shown.is_empty() && rest.len() == text.len() {
-        true => Cow::Borrowed(text),
-        false => Cow::Owned(shown + rest),
+    if shown.is_empty() && rest.len() == text.len() {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(shown + rest)
     }
 }
 
-/// A value as JSON, in which all control characters are escaped.
+/// Formats a value as indented JSON with all control characters escaped.
 pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escaped_json(serde_json::to_string_pretty(value)?))
 }
 
-/// The same in one line.
+/// Formats a value as JSON in one line with all control characters escaped.
 pub fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escaped_json(serde_json::to_string(value)?))
 }
 
-/// `serde_json` escapes what JSON demands, which is not all that terminals obey.
+/// Escapes control characters that JSON permits in strings.
 fn escaped_json(json: String) -> String {
-    let is_escaped = |c: char| is_obeyed(c) && c != '\n';
+    let is_escaped = |c: char| is_control(c) && c != '\n';
     if !json.chars().any(is_escaped) {
         return json;
     }
     let mut shown = String::with_capacity(json.len() + 16);
     for c in json.chars() {
-        let _ = match is_escaped(c) {
-            // None of them is beyond the first plane.
-            true => write!(shown, "\\u{:04x}", u32::from(c)),
-            false => write!(shown, "{c}"),
+        let _ = if is_escaped(c) {
+            // All of these characters have at most four hexadecimal digits.
+            write!(shown, "\\u{:04x}", u32::from(c))
+        } else {
+            write!(shown, "{c}")
         };
     }
     shown
 }
 
-/// Prints text on standard output. A reader that has seen enough is no error; another failure ends
-/// the program. Used by the macros `out` and `outln`.
+/// Prints text on standard output. Ignores a closed pipe, and exits the process on other errors.
+/// Used by the macros `out` and `outln`.
 pub fn print(args: fmt::Arguments<'_>, end: &str) {
-    let written = write(io::stdout().lock(), &text(&args.to_string()), end);
-    match written {
+    let result = write(io::stdout().lock(), &text(&args.to_string()), end);
+    match result {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
             print_error(format_args!("jiffy: cannot write to standard output: {e}"));
             std::process::exit(FAILURE_EXIT_CODE);
@@ -112,8 +112,8 @@ pub fn print(args: fmt::Arguments<'_>, end: &str) {
     }
 }
 
-/// Prints a line on standard error. Failures are ignored because standard error is the place to
-/// report them. Used by the macro `errln`.
+/// Prints a line on standard error. Errors are ignored, because they cannot be reported elsewhere.
+/// Used by the macro `errln`.
 pub fn print_error(args: fmt::Arguments<'_>) {
     let _ = write(io::stderr().lock(), &text(&args.to_string()), "\n");
 }
@@ -125,7 +125,7 @@ pub fn print_bold_error(line: &str) {
 }
 
 fn write(mut to: impl io::Write, text: &str, end: &str) -> io::Result<()> {
-    // At once: another process may write to the same terminal.
+    // The text is written with one call, because other processes may write to the same terminal.
     to.write_all(format!("{text}{end}").as_bytes())?;
     to.flush()
 }
@@ -152,11 +152,11 @@ macro_rules! errln {
 mod tests {
     use super::*;
 
-    /// Sets a title, moves the cursor, types an answer; the second byte sequence is a CSI as well.
+    /// Sets a title, moves the cursor and inserts text. U+009B is the 8-bit form of `ESC [`.
     const HOSTILE: &str = "a\u{1b}]0;x\u{7}b\u{9b}2Jc\r\nd\u{202e}e\tf\u{7f}";
 
     #[test]
-    fn no_control_character_reaches_a_terminal_and_all_else_does() {
+    fn only_control_characters_are_escaped() {
         let shown = line(HOSTILE);
         assert_eq!(
             shown,
@@ -178,17 +178,17 @@ mod tests {
                 matches!(control, '\n' | '\t')
             );
         }
-        for kept in ["", "größer, 漢字 🙂 %s \\x1b", "e\u{301}"] {
-            assert!(matches!(line(kept), Cow::Borrowed(same) if same == kept));
+        for plain in ["", "größer, 漢字 🙂 %s \\x1b", "e\u{301}"] {
+            assert!(matches!(line(plain), Cow::Borrowed(same) if same == plain));
         }
     }
 
     #[test]
-    fn json_stays_json_and_says_the_same() {
+    fn escaped_json_has_the_same_value() {
         let value = serde_json::json!({ HOSTILE: [HOSTILE, 1] });
         for json in [json(&value).unwrap(), json_line(&value).unwrap()] {
-            let obeyed = |c: char| is_obeyed(c) && c != '\n';
-            assert!(!json.contains(obeyed), "{json:?}");
+            let is_raw = |c: char| is_control(c) && c != '\n';
+            assert!(!json.contains(is_raw), "{json:?}");
             let read: serde_json::Value = serde_json::from_str(&json).unwrap();
             assert_eq!(read, value);
         }
@@ -196,17 +196,17 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_left_out_and_nothing_else() {
+    fn only_colours_are_removed() {
         assert_eq!(without_colours("\u{1b}[1;31mred\u{1b}[0m"), "red");
         assert_eq!(without_colours("\u{1b}[m"), "");
-        for kept in [
+        for text in [
             "plain",
             "\u{1b}[2J",
             "\u{1b}[",
             "\u{1b}]0;m",
             "\u{1b}[1\u{1b}",
         ] {
-            assert_eq!(without_colours(kept), kept);
+            assert_eq!(without_colours(text), text);
         }
         assert_eq!(without_colours("\u{1b}[1\u{1b}[3mx"), "\u{1b}[1x");
     }

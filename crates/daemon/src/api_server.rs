@@ -1,4 +1,4 @@
-//! Listeners of the daemon: control plane and gateway, on the owner's socket and on an address.
+//! Listeners of the daemon: API and gateway on the owner's socket and on an address.
 
 use crate::direct_connections::DirectConnections;
 use crate::direct_listener::{self, DirectListener};
@@ -45,8 +45,7 @@ use tracing::Instrument;
 /// File with the key that signs preview links.
 const SIGNING_KEY_FILE: &str = "preview-key";
 
-/// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an
-/// address.
+/// API and gateway on the owner's socket and on an optional address.
 pub struct ApiServer {
     app: App,
     gateway: Gateway<GatewaySandboxes, ControlPlaneRouter>,
@@ -55,15 +54,16 @@ pub struct ApiServer {
     metrics: Option<MetricsServer>,
 }
 
-/// An address that is listened at.
+/// Listening socket of the API address.
 struct ApiListener {
     listener: TcpListener,
     tls: Option<Tls>,
     public: PublicAddress,
 }
 
-/// The control plane, and functions by host name. Clients of the owner's socket are the owner; of
-/// others it gets the address, unless they come from inside.
+/// Router of API requests, and of requests to functions by host name. It records the caller of each
+/// request: the owner for clients of the owner's socket, otherwise the client address. Internal
+/// requests have their origin as an extension.
 #[derive(Clone)]
 pub struct ControlPlaneRouter {
     control: axum::Router,
@@ -76,7 +76,8 @@ impl ControlPlane for ControlPlaneRouter {
             Some(Peer { local: true, .. }) => {
                 request.extensions_mut().insert(Caller::Owner);
             }
-            // Its origin is among the extensions; the address that stands for it is no client's.
+            // The extension `InternalOrigin` identifies the caller. The address of an internal
+            // connection does not belong to a client.
             Some(_) if request.extensions().get::<InternalOrigin>().is_some() => {}
             Some(peer) => {
                 request.extensions_mut().insert(ClientAddress(peer.ip));
@@ -84,43 +85,44 @@ impl ControlPlane for ControlPlaneRouter {
             None => {}
         }
         let label = request.extensions_mut().remove::<FunctionLabel>();
-        let mut answer = match label {
+        let mut response = match label {
             Some(FunctionLabel(label)) => {
                 request.extensions_mut().insert(FunctionHost(label));
-                return known_if_answered(self.functions.answer(request).await);
+                return mark_known_if_invoked(self.functions.answer(request).await);
             }
             None => {
                 let span = api_span(&request);
                 self.control.answer(request).instrument(span).await
             }
         };
-        if answer.extensions().get::<Caller>().is_some() {
-            answer.extensions_mut().insert(KnownCaller);
+        if response.extensions().get::<Caller>().is_some() {
+            response.extensions_mut().insert(KnownCaller);
         }
         let version = HeaderValue::from_static(VERSION);
-        answer.headers_mut().insert(VERSION_HEADER, version);
-        answer
+        response.headers_mut().insert(VERSION_HEADER, version);
+        response
     }
 }
 
-/// A client that reaches a function is known, as is one that reaches a sandbox.
-fn known_if_answered(mut answer: hyper::Response<Body>) -> hyper::Response<Body> {
-    if answer.extensions().get::<RequestId>().is_some() {
-        answer.extensions_mut().insert(KnownCaller);
+/// Marks the client as known if its request reached a function, as for requests that reach a
+/// sandbox.
+fn mark_known_if_invoked(mut response: hyper::Response<Body>) -> hyper::Response<Body> {
+    if response.extensions().get::<RequestId>().is_some() {
+        response.extensions_mut().insert(KnownCaller);
     }
-    answer
+    response
 }
 
 impl ApiServer {
-    /// Listens as `options` say, and prints where. The daemon began at `began`; whoever may end it
-    /// calls `stop`.
+    /// Binds to the addresses in `options` and prints them. `start` is the start time of the
+    /// daemon. `stop` is called when a client requests to stop the daemon.
     pub async fn open(
         options: &ServeOptions,
         home: &Home,
         sandboxes: Sandboxes,
         functions: Functions,
         network: Option<Network>,
-        began: Instant,
+        start: Instant,
         stop: impl Fn(StopHost) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let keys = Arc::new(Keys::open(home.path())?);
@@ -169,7 +171,7 @@ impl ApiServer {
             allowed_hosts: options.allowed_hosts.clone(),
             ..GatewayConfig::default()
         };
-        // No key has more than half of the exchanges of all.
+        // A key may use at most half of all in-flight requests.
         let share = gateway_config.limits.exchanges / 2;
         let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)
@@ -184,9 +186,9 @@ impl ApiServer {
             let link = move |id: &str, port, expires| public.link(&signer, id, port, expires);
             app = app.with_preview(Arc::new(link));
         }
-        let about = sandboxes.clone();
-        let app = app.with_about(move || daemon_status(&about, began, url.clone()));
-        let (budgets, served) = (app.clone(), functions.clone());
+        let status = sandboxes.clone();
+        let app = app.with_about(move || daemon_status(&status, start, url.clone()));
+        let (budgets, direct_functions) = (app.clone(), functions.clone());
         sandboxes.figures().show_families(move || {
             let mut families = budgets.figures();
             families.extend(functions::figures(&functions));
@@ -195,19 +197,19 @@ impl ApiServer {
         let exchanges = AutoResume::new(app.clone());
         let guests = GatewaySandboxes::new(sandboxes.clone(), exchanges.clone(), keys.clone());
         let app = app.with_ports(Arc::new(guests.clone()));
-        let shown = metrics::routes(&app, sandboxes.clone());
+        let metrics_routes = metrics::routes(&app, sandboxes.clone());
         let control = ControlPlaneRouter {
-            control: jiffy_api::router(app.clone()).merge(shown),
+            control: jiffy_api::router(app.clone()).merge(metrics_routes),
             functions: jiffy_api::function_router(app.clone()),
         };
         let gateway = Gateway::new(gateway_config.clone(), guests, control, Some(signer));
         let direct = direct.map(|listener| DirectListener {
             listener,
-            functions: served,
+            functions: direct_functions,
             keys,
             exchanges,
             admission: gateway.admission(),
-            // The others are for the gateway's clients.
+            // The other half of the connections is reserved for clients of the gateway.
             connections: DirectConnections::new(gateway_config.limits.connections / 2),
             config: gateway_config,
         });
@@ -221,12 +223,12 @@ impl ApiServer {
         })
     }
 
-    /// Serves `local`, connections from `inside` and the address until `stopping`, then lets
-    /// requests under way finish.
+    /// Serves the owner's socket `local`, the connections from `internal` and the address until
+    /// `stopping` is cancelled. Then waits for in-flight requests.
     pub async fn serve(
         self,
         local: UnixListener,
-        inside: mpsc::Receiver<InternalConnection>,
+        internal: mpsc::Receiver<InternalConnection>,
         stopping: CancellationToken,
     ) {
         let Self {
@@ -236,14 +238,14 @@ impl ApiServer {
             direct,
             metrics,
         } = self;
-        let ending = end_revoked(app);
-        let us = geteuid();
-        // The socket's permissions say the same; this also holds where they were loosened.
-        let may = move |uid| uid == us.as_raw() || uid == 0;
+        let revocations = end_revoked(app);
+        let own_uid = geteuid();
+        // The check also holds if the permissions of the socket were changed.
+        let is_permitted = move |uid| uid == own_uid.as_raw() || uid == 0;
         let end = stopping.clone().cancelled_owned();
-        let local = jiffy_gateway::serve_local(local, gateway.clone(), may, end);
+        let local = jiffy_gateway::serve_local(local, gateway.clone(), is_permitted, end);
         let end = stopping.clone().cancelled_owned();
-        let inside = jiffy_gateway::serve_internal(inside, gateway.clone(), end);
+        let internal = jiffy_gateway::serve_internal(internal, gateway.clone(), end);
         let address = async {
             let end = stopping.clone().cancelled_owned();
             if let Some(ApiListener { listener, tls, .. }) = address {
@@ -261,8 +263,8 @@ impl ApiServer {
             }
         };
         tokio::select! {
-            _ = async { tokio::join!(local, inside, address, direct, metrics) } => {}
-            () = ending => {}
+            _ = async { tokio::join!(local, internal, address, direct, metrics) } => {}
+            () = revocations => {}
         }
     }
 }
@@ -282,17 +284,17 @@ impl ApiListener {
         let key_file = check_keys(address, home, keys)?;
         let tls = tls(options, home)?;
         let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}: choose another with `--listen`")
+            format!("cannot listen on {address}: choose another address with --listen")
         })?;
         let public = PublicAddress::new(&options.domains, listener.local_addr()?, tls.is_some());
         println!("listening on {}", public.url);
         if let Some(trust) = tls.as_ref().and_then(Tls::trust) {
-            println!("clients trust it by the certificate in {}", trust.display());
+            println!("certificate authority for clients in {}", trust.display());
         }
         if let Some(file) = key_file {
             println!("API key in {}", file.display());
         }
-        // The starting process may wait for these lines.
+        // The parent process may wait for these lines.
         std::io::stdout().flush()?;
         Ok(Self {
             listener,
@@ -302,17 +304,18 @@ impl ApiListener {
     }
 }
 
-/// Checks that clients of the address have a key to show. On loopback the owner has one: returns
-/// the path of its file, never the key, since standard output may end up in a journal that others
-/// read. For other addresses a key must have been created on purpose.
+/// Checks that a client of the address can have an API key. On loopback, creates a key of the owner
+/// if necessary and returns the path of its file. The key itself is not printed, because standard
+/// output may be stored in a journal that other users can read. On other addresses, the owner must
+/// have created a key.
 fn check_keys(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<PathBuf>> {
     if address.ip().is_loopback() {
         return Ok(Some(local_key(home.path(), keys)?));
     }
     if !keys.any_is_unrevoked()? {
         bail!(
-            "there is no API key, and {address} can be reached from other machines: make one with \
-             `jiffy key create` first"
+            "cannot listen on {address} without an API key, because other machines can connect: create a \
+             key with `jiffy key create`"
         );
     }
     Ok(None)
@@ -329,16 +332,16 @@ fn tls(options: &ServeOptions, home: &Home) -> anyhow::Result<Option<Tls>> {
     })
 }
 
-/// The key is made once: links hold across restarts.
+/// Returns the signing key. It is created once, so that preview links remain valid after a restart.
 fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     let path = home.path().join(SIGNING_KEY_FILE);
-    let failed = || format!("cannot use {}", path.display());
+    let context = || format!("cannot open {}", path.display());
     let mut key = [0; 32];
     if let Ok(mut file) = File::open(&path) {
-        file.read_exact(&mut key).with_context(failed)?;
+        file.read_exact(&mut key).with_context(context)?;
         return Ok(key);
     }
-    getrandom::fill(&mut key).context("the host gives no random bytes")?;
+    getrandom::fill(&mut key).context("cannot generate a random key")?;
     let new = path.with_extension("new");
     let mut options = File::options();
     let mut file = options
@@ -347,28 +350,28 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
         .write(true)
         .mode(0o600)
         .open(&new)
-        .with_context(failed)?;
-    file.write_all(&key).with_context(failed)?;
-    file.sync_all().with_context(failed)?;
-    std::fs::rename(&new, &path).with_context(failed)?;
+        .with_context(context)?;
+    file.write_all(&key).with_context(context)?;
+    file.sync_all().with_context(context)?;
+    std::fs::rename(&new, &path).with_context(context)?;
     Ok(key)
 }
 
-/// Addresses and names under which clients reach the daemon.
+/// Addresses and names under which clients connect to the daemon.
 #[derive(Debug, Clone)]
 struct PublicAddress {
     scheme: &'static str,
     url: String,
-    /// The first domain, with the port where clients must know it.
+    /// First domain, with the port if it is not the default port of the scheme.
     domain: Option<String>,
 }
 
 impl PublicAddress {
     fn new(domains: &[String], address: SocketAddr, tls: bool) -> Self {
-        let (scheme, usual) = if tls { ("https", 443) } else { ("http", 80) };
+        let (scheme, default_port) = if tls { ("https", 443) } else { ("http", 80) };
         let port = address.port();
         let domain = domains.first().map(|domain| {
-            if port == usual {
+            if port == default_port {
                 domain.clone()
             } else {
                 format!("{domain}:{port}")
@@ -381,7 +384,7 @@ impl PublicAddress {
         }
     }
 
-    /// A link that opens `port` of a sandbox until `expires`.
+    /// Returns a link that opens `port` of a sandbox until `expires`.
     fn link(&self, signer: &LinkSigner, id: &str, port: u16, expires: u64) -> String {
         if let Some(domain) = &self.domain
             && let Ok(label) = signer.label(id, port, expires)
@@ -389,7 +392,7 @@ impl PublicAddress {
             return format!("{}://{label}.{domain}/", self.scheme);
         }
         let path = signer.path(id, port, "/", expires);
-        // Ports and ids that the control plane found can be signed.
+        // All valid ports and ids can be signed.
         format!("{}{}", self.url, path.unwrap_or_default())
     }
 }
@@ -410,15 +413,15 @@ mod tests {
         let (_dir, home) = home();
         let keys = Keys::open(home.path()).unwrap();
         let everywhere = "0.0.0.0:3000".parse().unwrap();
-        let refused = check_keys(everywhere, &home, &keys)
+        let error = check_keys(everywhere, &home, &keys)
             .unwrap_err()
             .to_string();
-        assert!(refused.contains("jiffy key create"), "{refused}");
+        assert!(error.contains("jiffy key create"), "{error}");
         let local = "127.0.0.1:3000".parse().unwrap();
         let file = check_keys(local, &home, &keys).unwrap().unwrap();
         let key = std::fs::read_to_string(&file).unwrap();
         assert!(key.starts_with("e2b_"));
-        // The path of the same key at each start, and never the key.
+        // Each start returns the path of the same key.
         assert_eq!(check_keys(local, &home, &keys).unwrap(), Some(file.clone()));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), key);
         assert!(check_keys(everywhere, &home, &keys).is_ok());

@@ -16,34 +16,35 @@ impl ConfinementOptions {
     }
 }
 
-/// Prepares jail, control groups and disk limits for the VMMs of `host`.
-/// Returns the control groups.
+/// Prepares the jail, control groups and disk limits for the VMMs of `host`. Returns the control
+/// groups.
 pub fn confine(host: &mut Host, options: &ConfinementOptions) -> anyhow::Result<Option<Cgroups>> {
     let vmm = &host.programs().vmm;
     vmm.prepare()?;
-    match vmm.is_jailed() {
-        true => tracing::info!("jail: on; each VMM is a user of its own"),
-        false => tracing::warn!("jail: off; VMMs run as this user, with a system call filter only"),
+    if vmm.is_jailed() {
+        tracing::info!("jail enabled: each VMM runs as a separate user");
+    } else {
+        tracing::warn!("jail disabled: VMMs run as this user, with a system call filter only");
     }
     let cgroups = match (options.cgroups, Cgroups::find()) {
         (FeatureMode::Off, _) => None,
         (_, Ok(Some(cgroups))) => Some(cgroups),
         (FeatureMode::Auto, Ok(None)) => {
-            tracing::info!("cgroups: off; the host has no controller that limits anything");
+            tracing::info!("control groups disabled: the host has no memory or pids controller");
             None
         }
         (FeatureMode::Auto, Err(e)) => {
-            tracing::warn!("cgroups: off; memory of VMMs is not limited: {e}");
+            tracing::warn!(error = %e, "control groups disabled: VMM processes are not limited");
             None
         }
-        (FeatureMode::On, found) => {
-            let found = found.context("VMMs cannot be limited on this host")?;
-            Some(found.context("this host has no control groups that limit anything")?)
+        (FeatureMode::On, cgroups) => {
+            let cgroups = cgroups.context("cannot limit VMMs on this host")?;
+            Some(cgroups.context("this host has no memory or pids controller")?)
         }
     };
     host.limit_vmms(cgroups.clone());
     let (mbps, iops) = (options.disk_mbps, options.disk_iops);
-    tracing::info!("disks: {mbps} MB/s and {iops} requests/s for each sandbox (0: no limit)");
+    tracing::info!(mbps, iops, "disk limits per sandbox (0: no limit)");
     host.limit_disks(options.disk_limits());
     Ok(cgroups)
 }

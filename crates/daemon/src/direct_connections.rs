@@ -1,21 +1,22 @@
-//! Limits of direct connections to functions, of each owner and together.
+//! Limits of direct connections to functions, per owner and in total.
 //!
-//! Such a connection occupies an exchange of its owner's key only while a request is under way.
-//! Otherwise clients without a key could use up the exchanges of an owner by connections on which
-//! they say nothing.
+//! A direct connection counts as an in-flight request of its owner's key only while a request is in
+//! flight. Otherwise clients without a key could exhaust the limit of an owner with idle
+//! connections.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum number of direct connections to functions of one owner; a process accepts as many.
+/// Maximum number of direct connections to functions of an owner. A function process accepts the
+/// same number.
 pub const MAX_PER_OWNER: usize = 4096;
 
 /// Open direct connections.
 #[derive(Debug)]
 pub struct DirectConnections {
-    /// Maximum number of all owners together.
-    most: usize,
+    /// Maximum number of connections of all owners.
+    max: usize,
     open: Mutex<OpenConnections>,
 }
 
@@ -25,41 +26,41 @@ struct OpenConnections {
     of_owners: HashMap<Option<String>, usize>,
 }
 
-/// Place of a connection, which is released on drop.
+/// Permit of a connection, which is released on drop.
 #[derive(Debug)]
-pub struct DirectPlace {
+pub struct DirectConnectionPermit {
     owner: Option<String>,
     connections: Arc<DirectConnections>,
 }
 
 impl DirectConnections {
-    /// Limits connections to `most` of all owners together.
-    pub fn new(most: usize) -> Arc<Self> {
+    /// Limits the connections of all owners to `max`.
+    pub fn new(max: usize) -> Arc<Self> {
         Arc::new(Self {
-            most,
+            max,
             open: Mutex::default(),
         })
     }
 
-    /// Counts a connection to a function of `owner`; `None` stands for the host's owner. Returns
-    /// `None` if a limit is reached.
-    pub fn enter(self: &Arc<Self>, owner: Option<&str>) -> Option<DirectPlace> {
+    /// Acquires a permit for a connection to a function of `owner`, or of the owner of the host if
+    /// `owner` is `None`. Returns `None` if a limit is reached.
+    pub fn acquire(self: &Arc<Self>, owner: Option<&str>) -> Option<DirectConnectionPermit> {
         let owner = owner.map(str::to_owned);
         let mut open = self.open.lock();
         let of_owner = open.of_owners.get(&owner).copied().unwrap_or(0);
-        if open.total >= self.most || of_owner >= MAX_PER_OWNER {
+        if open.total >= self.max || of_owner >= MAX_PER_OWNER {
             return None;
         }
         open.total += 1;
         open.of_owners.insert(owner.clone(), of_owner + 1);
-        Some(DirectPlace {
+        Some(DirectConnectionPermit {
             owner,
             connections: self.clone(),
         })
     }
 }
 
-impl Drop for DirectPlace {
+impl Drop for DirectConnectionPermit {
     fn drop(&mut self) {
         let mut open = self.connections.open.lock();
         open.total -= 1;
@@ -77,17 +78,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_leaves_connections_to_others_and_all_together_are_bounded() {
+    fn connections_are_limited_per_owner_and_in_total() {
         let connections = DirectConnections::new(MAX_PER_OWNER + 2);
-        let enter = |owner| connections.enter(owner);
-        let mut places: Vec<_> = (0..MAX_PER_OWNER).map_while(|_| enter(Some("a"))).collect();
-        assert_eq!(places.len(), MAX_PER_OWNER);
-        assert!(enter(Some("a")).is_none());
-        let others = [enter(Some("b")).unwrap(), enter(None).unwrap()];
-        assert!(enter(Some("b")).is_none(), "all together");
-        places.pop();
-        assert!(enter(Some("b")).is_some());
-        drop((places, others));
+        let acquire = |owner| connections.acquire(owner);
+        let mut permits: Vec<_> = (0..MAX_PER_OWNER)
+            .map_while(|_| acquire(Some("a")))
+            .collect();
+        assert_eq!(permits.len(), MAX_PER_OWNER);
+        assert!(acquire(Some("a")).is_none());
+        let others = [acquire(Some("b")).unwrap(), acquire(None).unwrap()];
+        assert!(acquire(Some("b")).is_none(), "total limit");
+        permits.pop();
+        assert!(acquire(Some("b")).is_some());
+        drop((permits, others));
         let open = connections.open.lock();
         assert!(open.total == 0 && open.of_owners.is_empty());
     }

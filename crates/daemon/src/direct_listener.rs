@@ -1,7 +1,7 @@
-//! Listener of direct requests to public functions. The daemon reads the host of a connection's
-//! first request, and hands the connection over to the process that runs the function.
+//! Listener of direct requests to public functions. The daemon reads the host name of the first
+//! request of a connection, and transfers the connection to the process that runs the function.
 
-use crate::direct_connections::{DirectConnections, DirectPlace};
+use crate::direct_connections::{DirectConnectionPermit, DirectConnections};
 use anyhow::Context;
 use axum::Json;
 use axum::body::to_bytes;
@@ -26,40 +26,41 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Time for the host of the first request to arrive.
+/// Timeout for the host name of the first request.
 const HOST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes within which it must come.
+/// Maximum size of the request head up to the host name, in bytes.
 const MAX_HOST_BYTES: usize = 16 << 10;
-/// Time to send a refusal, and to wait until the client has read it.
-const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of a request that are read after its refusal.
+/// Timeout for sending an error response and for the client to read it.
+const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of request bytes that are read after an error response.
 const MAX_DRAINED_BYTES: usize = 64 << 10;
-/// Pause after a failed accept.
+/// Delay after a failed accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Listener, and what decides about its connections.
+/// Listener and the dependencies that accept or reject its connections.
 pub struct DirectListener {
     pub listener: TcpListener,
     pub functions: Functions,
     pub keys: Arc<Keys>,
-    /// Counts exchanges of keys.
+    /// Limits in-flight requests per key.
     pub exchanges: AutoResume,
-    /// Counts connections, together with those of the gateway.
+    /// Limits connections, including the connections of the gateway.
     pub admission: Arc<ConnectionAdmission>,
-    /// Its domains are those of functions.
+    /// Configuration with the domains of functions.
     pub config: GatewayConfig,
-    /// Counts connections by owner.
+    /// Limits direct connections per owner.
     pub connections: Arc<DirectConnections>,
 }
 
-/// Resources that a direct connection occupies.
+/// Permits that a direct connection holds.
 struct DirectUse {
     _connection: ConnectionPermit,
-    _place: DirectPlace,
+    _direct_connection: DirectConnectionPermit,
     owner: Option<String>,
     exchanges: AutoResume,
-    /// Exchange of the owner's key while a request is under way. `None` also if the key has none
-    /// left for a request on a connection that was idle: the function's own limit bounds those.
+    /// Permit of the owner's key while a request is in flight. `None` also if a request arrives on
+    /// an idle connection while the limit of the key is reached. The limit of the function still
+    /// applies to such requests.
     exchange: Option<ExchangePermit>,
 }
 
@@ -72,31 +73,31 @@ impl DirectPermit for DirectUse {
     }
 }
 
-/// Listens at `address`, and prints where.
+/// Binds to `address` and prints it.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address}: choose another with `--functions-listen`")
+        format!("cannot listen on {address}: choose another address with --functions-listen")
     })?;
     println!("public functions at http://{}", listener.local_addr()?);
     Ok(listener)
 }
 
-/// Reason for which a connection is not handed over.
-enum Refusal {
-    /// The client sent no host, or nothing for too long.
-    Bad(&'static str),
-    /// The function's, in the control plane's form.
+/// Error for which a connection is not transferred.
+enum DirectError {
+    /// The client sent no host name or exceeded the timeout.
+    Invalid(&'static str),
+    /// Error of the function, which is returned in the format of the API.
     Function(FunctionError),
-    /// Its owner has disabled it.
+    /// The function is disabled.
     Disabled,
-    /// Exchanges of its owner's key are used up.
+    /// The limit of in-flight requests of the owner's key is reached.
     Exchanges(String),
-    /// Too many connections to functions of its owner, or of all, are open.
+    /// The limit of connections per owner or in total is reached.
     Connections,
 }
 
 impl DirectListener {
-    /// Serves until `stopping`.
+    /// Serves connections until `stopping` is cancelled.
     pub async fn serve(self, stopping: CancellationToken) {
         let shared = Arc::new(self);
         loop {
@@ -108,7 +109,7 @@ impl DirectListener {
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             };
-            // One over the limits is closed without an answer.
+            // Connections above the limit are closed without a response.
             let Ok(permit) = shared.admission.enter(from.ip().to_canonical()) else {
                 continue;
             };
@@ -124,69 +125,71 @@ impl DirectListener {
     }
 
     async fn connection(&self, stream: TcpStream, permit: ConnectionPermit) {
-        let found = match timeout(HOST_TIMEOUT, first_host(&stream)).await {
+        let result = match timeout(HOST_TIMEOUT, first_host(&stream)).await {
             Ok(Ok(Some(host))) => self.find(&host).map(|record| (host, record)),
-            Ok(Ok(None)) => Err(Refusal::Bad("the request names no host")),
+            Ok(Ok(None)) => Err(DirectError::Invalid("the request has no host name")),
             Ok(Err(_)) => return,
-            Err(_) => Err(Refusal::Bad("the request took too long")),
+            Err(_) => Err(DirectError::Invalid("timed out reading the request")),
         };
-        let (host, record) = match found {
-            Ok(found) => found,
-            Err(refusal) => return refuse(stream, refusal).await,
+        let (host, record) = match result {
+            Ok(target) => target,
+            Err(error) => return send_error(stream, error).await,
         };
         let owner = record.owner.as_deref();
-        let Some(place) = self.connections.enter(owner) else {
-            return refuse(stream, Refusal::Connections).await;
+        let Some(direct_connection) = self.connections.acquire(owner) else {
+            return send_error(stream, DirectError::Connections).await;
         };
-        // A request is under way: the connection counts as an exchange until it is idle.
+        // A request is in flight, so that the connection holds a permit of the key until it is
+        // idle.
         let exchange = owner.map(|owner| self.exchanges.exchange(owner));
         let exchange = match exchange.transpose() {
             Ok(exchange) => exchange,
-            Err(message) => return refuse(stream, Refusal::Exchanges(message)).await,
+            Err(message) => return send_error(stream, DirectError::Exchanges(message)).await,
         };
-        // No more notifications of it come here.
+        // Deregisters the stream from the event loop.
         let Ok(stream) = stream.into_std().map(OwnedFd::from) else {
             return;
         };
         permit.mark_known();
         let permit: BoxConnectionPermit = Box::new(DirectUse {
             _connection: permit,
-            _place: place,
+            _direct_connection: direct_connection,
             owner: record.owner.clone(),
             exchanges: self.exchanges.clone(),
             exchange,
         });
-        let handed_over = self.functions.hand_over(&record, &host, &stream, permit);
-        if let Err(e) = handed_over.await {
+        let transfer = self.functions.hand_over(&record, &host, &stream, permit);
+        if let Err(e) = transfer.await {
             let stream = TcpStream::from_std(stream.into());
             if let Ok(stream) = stream {
-                refuse(stream, Refusal::Function(e)).await;
+                send_error(stream, DirectError::Function(e)).await;
             }
         }
     }
 
-    /// Public function that a host names.
-    fn find(&self, host: &str) -> Result<Arc<FunctionRecord>, Refusal> {
-        let unknown = || Refusal::Function(FunctionError::NotFound(host.to_owned()));
+    /// Returns the public function with a host name.
+    fn find(&self, host: &str) -> Result<Arc<FunctionRecord>, DirectError> {
+        let unknown = || DirectError::Function(FunctionError::NotFound(host.to_owned()));
         let name = parse_host(host).ok_or_else(unknown)?;
         let HostTarget::Function(label) = classify(&name, &self.config) else {
             return Err(unknown());
         };
         let record = self.functions.find_label(&label);
-        let record = record.map_err(Refusal::Function)?;
-        let is_over = self.keys.standing(record.owner.as_deref()) == KeyStatus::Ended;
-        if !record.public || is_over {
-            return Err(Refusal::Function(FunctionError::NotFound(label)));
+        let record = record.map_err(DirectError::Function)?;
+        let is_terminated = self.keys.standing(record.owner.as_deref()) == KeyStatus::Ended;
+        if !record.public || is_terminated {
+            return Err(DirectError::Function(FunctionError::NotFound(label)));
         }
-        match record.enabled {
-            true => Ok(record),
-            false => Err(Refusal::Disabled),
+        if record.enabled {
+            Ok(record)
+        } else {
+            Err(DirectError::Disabled)
         }
     }
 }
 
-/// Waits for the host of a connection's first request, and leaves everything unread. None if there
-/// is none in its head, or not within the limit.
+/// Waits for the host name of the first request of a connection without consuming data. Returns
+/// `None` if the head has no host name within the size limit.
 async fn first_host(stream: &TcpStream) -> std::io::Result<Option<String>> {
     let mut buffer = vec![0; 1024];
     let mut is_closed = false;
@@ -205,16 +208,17 @@ async fn first_host(stream: &TcpStream) -> std::io::Result<Option<String>> {
             }
             None => {}
         }
-        // Forgotten, so that the next bytes wake this again.
+        // Clears the readiness, so that the task is notified of further data.
         let _ = stream.try_io(Interest::READABLE, || {
             Err::<(), _>(std::io::ErrorKind::WouldBlock.into())
         });
-        // The last bytes may have come with the end.
+        // The last data may arrive together with the end of the stream.
         is_closed = stream.ready(Interest::READABLE).await?.is_read_closed();
     }
 }
 
-/// Host in a head that may be incomplete. None if it may still come; `Some(None)` if it does not.
+/// Returns the host name in a possibly incomplete head. `None` if further data is needed, and
+/// `Some(None)` if the head has no host name.
 fn host_in(head: &[u8]) -> Option<Option<String>> {
     let mut lines = head.split_inclusive(|byte| *byte == b'\n');
     let _request_line = lines.next();
@@ -235,29 +239,30 @@ fn host_in(head: &[u8]) -> Option<Option<String>> {
     None
 }
 
-/// Answers a connection's first request, and closes the connection.
-async fn refuse(mut stream: TcpStream, refusal: Refusal) {
-    let answer = text(refusal.into_response()).await;
-    let sent = async {
-        stream.write_all(&answer).await?;
+/// Sends an error response to the first request of a connection, and closes the connection.
+async fn send_error(mut stream: TcpStream, error: DirectError) {
+    let response = serialize(error.into_response()).await;
+    let send = async {
+        stream.write_all(&response).await?;
         stream.shutdown().await?;
-        // Closed with bytes unread, the client might lose the answer.
+        // If unread data remained at the close, the client could receive a reset instead of the
+        // response.
         let mut drained = 0;
         let mut buffer = [0; 4096];
         while drained < MAX_DRAINED_BYTES {
             match stream.read(&mut buffer).await? {
                 0 => break,
-                read => drained += read,
+                length => drained += length,
             }
         }
         Ok::<_, std::io::Error>(())
     };
-    // The client may be gone.
-    let _ = timeout(REFUSAL_TIMEOUT, sent).await;
+    // Errors are ignored, because the client may have disconnected.
+    let _ = timeout(ERROR_TIMEOUT, send).await;
 }
 
-/// A response as it is sent.
-async fn text(response: Response) -> Vec<u8> {
+/// Serialises a response as HTTP/1.1.
+async fn serialize(response: Response) -> Vec<u8> {
     let (mut head, body) = response.into_parts();
     let body = to_bytes(body, MAX_DRAINED_BYTES).await.unwrap_or_default();
     head.headers.insert(CONTENT_LENGTH, body.len().into());
@@ -265,23 +270,23 @@ async fn text(response: Response) -> Vec<u8> {
     head.headers.insert(CONNECTION, close);
     let id = RequestId::new().value();
     head.headers.insert(X_REQUEST_ID.clone(), id);
-    let mut answer = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
+    let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
     for (name, value) in &head.headers {
-        answer.extend_from_slice(name.as_str().as_bytes());
-        answer.extend_from_slice(b": ");
-        answer.extend_from_slice(value.as_bytes());
-        answer.extend_from_slice(b"\r\n");
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
     }
-    answer.extend_from_slice(b"\r\n");
-    answer.extend_from_slice(&body);
-    answer
+    bytes.extend_from_slice(b"\r\n");
+    bytes.extend_from_slice(&body);
+    bytes
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for DirectError {
     fn into_response(self) -> Response {
         let (status, error_code, message) = match self {
             Self::Function(e) => return ApiError::from(e).into_response(),
-            Self::Bad(message) => (
+            Self::Invalid(message) => (
                 StatusCode::BAD_REQUEST,
                 "invalid_request",
                 message.to_owned(),
@@ -295,7 +300,7 @@ impl IntoResponse for Refusal {
             Self::Connections => (
                 StatusCode::TOO_MANY_REQUESTS,
                 "max_connections",
-                "too many direct connections are open: close some, or try again later".to_owned(),
+                "too many direct connections are open: close connections or retry later".to_owned(),
             ),
         };
         let body = Json(serde_json::json!({
@@ -303,8 +308,8 @@ impl IntoResponse for Refusal {
         }));
         let mut response = (status, body).into_response();
         if status == StatusCode::TOO_MANY_REQUESTS {
-            let soon = HeaderValue::from_static("1");
-            response.headers_mut().insert(RETRY_AFTER, soon);
+            let one_second = HeaderValue::from_static("1");
+            response.headers_mut().insert(RETRY_AFTER, one_second);
         }
         response
     }
@@ -327,16 +332,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_is_waited_for_and_a_client_that_leaves_is_not() {
+    async fn the_host_name_is_awaited_until_the_client_disconnects() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        for (parts, found) in [
+        for (parts, is_complete) in [
             (&["GET / HTTP/1.1\r\nho", "st: a", "\r\n"][..], true),
             (&["GET / HTTP/1.1\r\nhost: a"][..], false),
         ] {
             let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
             let (mut client, stream) = (client.unwrap(), accepted.unwrap().0);
-            let sending = async move {
+            let client = async move {
                 for part in parts {
                     client.write_all(part.as_bytes()).await.unwrap();
                     tokio::task::yield_now().await;
@@ -344,18 +349,18 @@ mod tests {
                 client.shutdown().await.unwrap();
                 client
             };
-            let (host, _client) = tokio::join!(first_host(&stream), sending);
-            assert_eq!(host.ok().flatten().is_some(), found, "{parts:?}");
+            let (host, _client) = tokio::join!(first_host(&stream), client);
+            assert_eq!(host.ok().flatten().is_some(), is_complete, "{parts:?}");
         }
     }
 
     #[tokio::test]
-    async fn a_refusal_is_a_whole_answer() {
-        let refusal = Refusal::Disabled.into_response();
-        let answer = String::from_utf8(text(refusal).await).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    async fn an_error_is_a_complete_response() {
+        let response = DirectError::Disabled.into_response();
+        let text = String::from_utf8(serialize(response).await).unwrap();
+        assert!(text.starts_with("HTTP/1.1 503 "), "{text}");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains("connection: close") && head.contains("x-request-id: "));
-        assert!(body.contains("function_disabled"), "{answer}");
+        assert!(body.contains("function_disabled"), "{text}");
     }
 }

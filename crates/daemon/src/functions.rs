@@ -1,4 +1,4 @@
-//! Functions of the daemon: opened at its start, and reached through its listeners.
+//! Functions of the daemon and the forwarding of requests to them.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
@@ -28,14 +28,15 @@ use std::time::Duration;
 
 /// Directory of functions in the data directory.
 const DIRECTORY: &str = "functions";
-/// Time without a request after which a process ends.
+/// Idle time after which a function process exits.
 const IDLE: Duration = Duration::from_secs(300);
-/// Time without a daemon after which a process ends.
+/// Time without a daemon after which a function process exits.
 const GRACE: Duration = Duration::from_secs(600);
-/// Most functions whose counts are shown.
+/// Maximum number of functions with metrics.
 const MAX_SHOWN_FUNCTIONS: usize = 1000;
 
-/// Hosts that functions may reach if they list them, those of sandboxes, and the control plane.
+/// Returns the egress settings of functions: the private addresses of `options`, and the API
+/// through `connector`.
 pub fn egress(
     options: &NetworkOptions,
     connector: Arc<dyn ControlPlaneConnector>,
@@ -48,7 +49,7 @@ pub fn egress(
     }
 }
 
-/// Opens the functions of a host. Fails if its kernel cannot do the reset.
+/// Opens the functions of a host. Fails if the kernel does not support the reset mode.
 pub async fn open(
     host: &Host,
     cgroups: Option<Cgroups>,
@@ -59,7 +60,7 @@ pub async fn open(
     let programs = host.programs();
     let program = programs.functions.clone();
     if let Err(e) = &program {
-        tracing::info!("functions: off; {e}");
+        tracing::info!(reason = %e, "functions disabled");
     }
     let settings = FunctionHostSettings {
         directory: host.home().path().join(DIRECTORY),
@@ -75,19 +76,19 @@ pub async fn open(
         grace: GRACE,
         egress,
     };
-    // A process that does not answer is waited for.
+    // The call blocks while it waits for function processes that do not respond.
     Ok(tokio::task::spawn_blocking(|| Functions::open(settings)).await?)
 }
 
-/// Shares the modules of functions with the other hosts of a store.
+/// Shares the modules of functions with other hosts through the store.
 pub async fn share(functions: &Functions, remote: Arc<RemoteStore>) -> anyhow::Result<()> {
     let functions = functions.clone();
-    // Reads a file for each of them.
-    let shared = tokio::task::spawn_blocking(move || functions.share_modules(remote)).await?;
-    shared.context("cannot share the modules of functions")
+    // The call blocks while it reads a file for each module.
+    let result = tokio::task::spawn_blocking(move || functions.share_modules(remote)).await?;
+    result.context("cannot share the modules of functions")
 }
 
-/// Passes requests to functions, with heads rewritten as for sandboxes.
+/// Forwards requests to functions. Request and response heads are rewritten as for sandboxes.
 #[derive(Debug)]
 pub struct FunctionGateway(pub Functions);
 
@@ -95,9 +96,9 @@ impl FunctionInvoker for FunctionGateway {
     fn invoke(&self, call: FunctionCall) -> Invoking<'_> {
         Box::pin(async move {
             let id = RequestId::new();
-            let passed = self.pass(call, &id).await;
-            let mut response = passed.unwrap_or_else(|e| ApiError::from(e).into_response());
-            // The listener shows this id instead of the client's.
+            let result = self.forward(call, &id).await;
+            let mut response = result.unwrap_or_else(|e| ApiError::from(e).into_response());
+            // The listener reports this request id instead of the client's.
             response.extensions_mut().insert(id);
             response
         })
@@ -105,7 +106,7 @@ impl FunctionInvoker for FunctionGateway {
 }
 
 impl FunctionGateway {
-    async fn pass(&self, call: FunctionCall, id: &RequestId) -> Result<Response, FunctionError> {
+    async fn forward(&self, call: FunctionCall, id: &RequestId) -> Result<Response, FunctionError> {
         let prefix = call.prefix.as_deref();
         let (mut parts, body) = call.request.into_parts();
         let host = requested_host(&parts);
@@ -122,7 +123,7 @@ impl FunctionGateway {
     }
 }
 
-/// Turns the head of a client's request into that of the request to the function.
+/// Converts the head of a client's request to the head of the request to the function.
 fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) {
     let peer = parts.extensions.get::<Peer>().copied();
     let headers = &mut parts.headers;
@@ -136,9 +137,10 @@ fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) 
     set("x-request-id", id.as_str());
     let address = peer.map(|peer| peer.ip.to_string());
     set("x-forwarded-for", address.as_deref().unwrap_or("unknown"));
-    let scheme = match peer.is_some_and(|peer| peer.tls) {
-        true => "https",
-        false => "http",
+    let scheme = if peer.is_some_and(|peer| peer.tls) {
+        "https"
+    } else {
+        "http"
     };
     set("x-forwarded-proto", scheme);
     if let Some(prefix) = prefix {
@@ -146,7 +148,7 @@ fn rewrite(parts: &mut Parts, host: &str, prefix: Option<&str>, id: &RequestId) 
     }
 }
 
-/// Counts of functions for a scrape, by public name.
+/// Returns the metrics of functions by public name.
 pub fn figures(functions: &Functions) -> Vec<FigureFamily> {
     let mut all = functions.all_metrics();
     all.truncate(MAX_SHOWN_FUNCTIONS);

@@ -1,4 +1,4 @@
-//! The host's sandboxes as the gateway sees them.
+//! Access of the gateway to the sandboxes of the host.
 
 use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeError};
 use jiffy_engine_api::GuestStream;
@@ -7,11 +7,11 @@ use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use jiffy_sandbox_manager::{OperationError, SandboxState, Sandboxes};
 use std::sync::Arc;
 
-/// The sandboxes of a host, each of whose ports can be reached.
+/// Sandboxes of the host, the resumer of paused sandboxes, and the API keys.
 pub struct GatewaySandboxes(Sandboxes, AutoResume, Arc<Keys>);
 
 impl GatewaySandboxes {
-    /// Those of `sandboxes`, which were made with `keys`, and which `auto_resume` wakes.
+    /// Provides access to `sandboxes` of `keys`. `auto_resume` resumes paused sandboxes.
     pub fn new(sandboxes: Sandboxes, auto_resume: AutoResume, keys: Arc<Keys>) -> Self {
         Self(sandboxes, auto_resume, keys)
     }
@@ -27,7 +27,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
     type Stream = GuestStream;
 
     fn find(&self, id: &str) -> Option<SandboxAccess> {
-        // For every request: only what it needs is copied.
+        // This function is called for every request, so that it copies only the required fields.
         let (access, killed) = self.0.look(id, |record| {
             let access = SandboxAccess {
                 links_closed: false,
@@ -38,13 +38,13 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
             let states = [SandboxState::Killed, SandboxState::Creating];
             (access, states.contains(&record.state))
         })?;
-        let standing = self.2.standing(access.owner.as_deref());
-        // Sandboxes that the end of a key kills are gone from the moment of the request.
-        if killed || standing == KeyStatus::Ended {
+        let key_status = self.2.standing(access.owner.as_deref());
+        // Sandboxes of a terminated key are inaccessible before they are killed.
+        if killed || key_status == KeyStatus::Ended {
             return None;
         }
         Some(SandboxAccess {
-            links_closed: standing != KeyStatus::InForce,
+            links_closed: key_status != KeyStatus::InForce,
             ..access
         })
     }
@@ -56,8 +56,8 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         }
     }
 
-    fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
-        self.0.index().by_token(fits)
+    fn find_by_token(&self, matches: impl Fn(&str) -> bool) -> Option<String> {
+        self.0.index().by_token(matches)
     }
 
     async fn links_closed(&self, id: &str) {
@@ -77,15 +77,18 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
     async fn open(&self, id: &str, port: u16) -> Result<GuestStream, OpenError> {
         match self.try_open(id, port).await {
             Err(error) if error != OpenError::PortClosed => {
-                // One that was put to sleep at that moment is woken like one that slept before.
-                let now = self.0.wait_decided(id).await;
-                match now.is_some_and(|r| r.state == SandboxState::Paused && r.settings.auto_resume)
-                {
-                    true => self.try_open(id, port).await,
-                    false => Err(error),
+                // The sandbox may have been paused during the attempt. It is then resumed like a
+                // sandbox that was paused before.
+                let record = self.0.wait_decided(id).await;
+                let is_resumable = record
+                    .is_some_and(|r| r.state == SandboxState::Paused && r.settings.auto_resume);
+                if is_resumable {
+                    self.try_open(id, port).await
+                } else {
+                    Err(error)
                 }
             }
-            opened => opened,
+            result => result,
         }
     }
 }
@@ -96,18 +99,18 @@ impl GatewaySandboxes {
         match record.state {
             SandboxState::Running => {}
             SandboxState::Paused if record.settings.auto_resume => {
-                self.1.wake(id).await.map_err(not_woken)?;
+                self.1.wake(id).await.map_err(resume_error)?;
             }
             _ => return Err(OpenError::NotRunning),
         }
-        let envd = u32::from(port) == ENVD_PORT;
-        // Only the agent reaches servers that listen on loopback addresses.
-        if !envd && let Some(stream) = self.0.connect_tcp(id, port).await {
+        let is_agent = u32::from(port) == ENVD_PORT;
+        // Servers on loopback addresses are only accessible through the agent.
+        if !is_agent && let Some(stream) = self.0.connect_tcp(id, port).await {
             return Ok(stream);
         }
-        let target = if envd { ENVD_PORT } else { TCP_PORT };
-        let mut stream = self.0.connect(id, target).await.map_err(not_opened)?;
-        if !envd {
+        let target = if is_agent { ENVD_PORT } else { TCP_PORT };
+        let mut stream = self.0.connect(id, target).await.map_err(operation_error)?;
+        if !is_agent {
             tcp_handshake(&mut stream, port).await?;
         }
         Ok(stream.into())
@@ -117,25 +120,25 @@ impl GatewaySandboxes {
 impl Ports for GatewaySandboxes {
     fn open<'a>(&'a self, id: &'a str, port: u16) -> Opening<'a> {
         Box::pin(async move {
-            let opened = jiffy_gateway::Sandboxes::open(self, id, port).await;
-            opened.map_err(|e| match e {
+            let result = jiffy_gateway::Sandboxes::open(self, id, port).await;
+            result.map_err(|e| match e {
                 OpenError::PortClosed => PortRefusal::Closed(port),
                 OpenError::NotFound | OpenError::NotRunning => PortRefusal::NotRunning,
-                OpenError::Limit(why) => PortRefusal::Limit(why),
-                OpenError::Unavailable(why) => PortRefusal::Unavailable(why),
+                OpenError::Limit(reason) => PortRefusal::Limit(reason),
+                OpenError::Unavailable(reason) => PortRefusal::Unavailable(reason),
             })
         })
     }
 }
 
-fn not_woken(error: WakeError) -> OpenError {
+fn resume_error(error: WakeError) -> OpenError {
     match error {
-        WakeError::Limit(why) => OpenError::Limit(why),
-        WakeError::Operation(error) => not_opened(error),
+        WakeError::Limit(reason) => OpenError::Limit(reason),
+        WakeError::Operation(error) => operation_error(error),
     }
 }
 
-fn not_opened(error: OperationError) -> OpenError {
+fn operation_error(error: OperationError) -> OpenError {
     match error {
         OperationError::Unknown { .. } => OpenError::NotFound,
         OperationError::State { .. } => OpenError::NotRunning,

@@ -1,4 +1,4 @@
-//! Connections from inside, on their way from where they are made to the gateway.
+//! Transfer of connections from processes of the daemon to the gateway.
 
 use jiffy_gateway::InternalConnection;
 use jiffy_proto::internal::{ControlPlaneConnector, InternalOrigin};
@@ -6,10 +6,10 @@ use std::any::Any;
 use std::os::unix::net::UnixStream;
 use tokio::sync::mpsc;
 
-/// Connections that wait for the gateway; further ones are refused.
-const MAX_WAITING: usize = 256;
+/// Maximum number of connections that wait for the gateway. Further connections are rejected.
+const MAX_QUEUED_CONNECTIONS: usize = 256;
 
-/// Hands connections to the gateway.
+/// Transfers connections to the gateway.
 #[derive(Debug)]
 struct GatewayConnector(mpsc::Sender<InternalConnection>);
 
@@ -29,11 +29,11 @@ impl ControlPlaneConnector for GatewayConnector {
     }
 }
 
-/// Makes a connector, and the end at which the gateway takes what it connects.
+/// Creates a connector, and the queue from which the gateway accepts its connections.
 pub fn connector() -> (
     impl ControlPlaneConnector + 'static,
     mpsc::Receiver<InternalConnection>,
 ) {
-    let (sender, receiver) = mpsc::channel(MAX_WAITING);
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED_CONNECTIONS);
     (GatewayConnector(sender), receiver)
 }

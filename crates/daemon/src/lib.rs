@@ -1,7 +1,7 @@
-//! The daemon that owns the sandboxes of a data directory.
+//! Daemon that owns the sandboxes of a data directory.
 //!
-//! It answers one and the same API (`api_server.rs`) to everybody at an address, and to its owner
-//! at `<data directory>/run/jiffy.sock`.
+//! The daemon serves the same API (`api_server.rs`) on a TCP address, and to its owner on the
+//! socket `<data directory>/run/jiffy.sock`.
 
 mod api_server;
 mod confinement;

@@ -1,4 +1,4 @@
-//! The daemon of this host: found, or started in the background.
+//! Connection to the daemon of this host, which is started in the background if necessary.
 
 use anyhow::{Context, bail};
 use jiffy_client::{Client, ServerOptions};
@@ -13,50 +13,50 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
-/// Time a daemon has to come up.
+/// Timeout for the start of a daemon.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time between two looks for a daemon that comes up.
+/// Interval of connection attempts to a daemon that is starting.
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
-/// Time between two tries while another daemon holds the data directory.
+/// Delay before the next start while another daemon holds the lock of the data directory.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Socket of the daemon of `home`.
+/// Returns the path of the socket of the daemon of `home`.
 pub fn socket(home: &Home) -> PathBuf {
     home.run().join("jiffy.sock")
 }
 
-/// Log of a daemon that was started in the background.
+/// Returns the path of the log of a background daemon.
 fn log_path(home: &Home) -> PathBuf {
     home.run().join("jiffy.log")
 }
 
-/// A connection to the daemon of `home`, if one runs.
+/// Connects to the daemon of `home`. `None` if no daemon runs.
 pub async fn connect(home: &Home) -> Option<UnixStream> {
     UnixStream::connect(socket(home)).await.ok()
 }
 
-/// The same; if none runs, one is started in the background.
+/// Connects to the daemon of `home`. Starts a background daemon if none runs.
 pub async fn connect_or_start(home: &Home) -> anyhow::Result<UnixStream> {
     match connect(home).await {
         Some(stream) => Ok(stream),
-        // A user who only types commands has not asked for an open port.
+        // A daemon that is started implicitly does not listen on a TCP port.
         None => spawn_and_wait(home, &["--no-listen".to_owned()]).await,
     }
 }
 
-/// The process that listens at the other end of `stream`, if it is a daemon of whatever version,
-/// with the arguments it was started with.
+/// Returns the daemon at the other end of `stream` with its arguments. `None` if the process is not
+/// a daemon. Works with daemons of all versions.
 pub fn process_of(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
     let pid = stream.peer_cred().ok()?.pid()?;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let line = String::from_utf8(line).ok()?;
-    let mut words = line.split_terminator('\0').skip(1);
-    let serves = words.next() == Some("serve");
-    serves.then(|| (Pid::from_raw(pid), words.map(str::to_owned).collect()))
+    let mut arguments = line.split_terminator('\0').skip(1);
+    let is_daemon = arguments.next() == Some("serve");
+    is_daemon.then(|| (Pid::from_raw(pid), arguments.map(str::to_owned).collect()))
 }
 
-/// Returns a client of the control plane that `options` or the environment name; if they name none,
-/// of this host's daemon, which is started unless it runs.
+/// Returns a client of the daemon that `options` or the environment specify. Defaults to the daemon
+/// of this host, which is started if necessary.
 pub async fn open_client(options: &ServerOptions) -> anyhow::Result<Client> {
     match Client::remote(options).await? {
         Some(client) => Ok(client),
@@ -64,44 +64,44 @@ pub async fn open_client(options: &ServerOptions) -> anyhow::Result<Client> {
     }
 }
 
-/// Returns a client of this host's daemon, which is started unless it runs.
+/// Returns a client of the daemon of this host, which is started if necessary.
 pub async fn local_client() -> anyhow::Result<Client> {
     let home = Home::locate()?;
     let stream = connect_or_start(&home).await?;
     client_over(&home, stream).await
 }
 
-/// Returns a client of the daemon of `home` at the other end of `stream`.
+/// Returns a client of the daemon of `home` over `stream`.
 pub async fn client_over(home: &Home, stream: UnixStream) -> anyhow::Result<Client> {
     let name = format!("the daemon of {}", home.path().display());
     Client::local(socket(home), name, stream).await
 }
 
-/// A new one in the background, once it listens.
+/// Starts a daemon in the background and waits until it accepts connections.
 pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<UnixStream> {
     let log = log_path(home);
-    let before = std::fs::metadata(&log).map_or(0, |m| m.len());
+    let log_offset = std::fs::metadata(&log).map_or(0, |m| m.len());
     let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
     crate::rootless_notice::show_daemon_notice(home);
-    let limit = Instant::now() + START_TIMEOUT;
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
         if let Some(stream) = connect(home).await {
             return Ok(stream);
         }
         match child.try_wait()? {
-            // One that another command started at the same moment makes ours leave: then that one
-            // is about to listen. But it may also have been one that was about to end.
-            Some(status) if status.success() && Instant::now() < limit => {
+            // The new daemon exits successfully if another daemon holds the lock. That daemon may
+            // be starting, so that it will accept connections soon, or it may be stopping.
+            Some(status) if status.success() && Instant::now() < deadline => {
                 tokio::time::sleep(RETRY_INTERVAL).await;
                 if connect(home).await.is_none() {
                     child = start(&log, options)?;
                 }
             }
-            None if Instant::now() < limit => {}
+            None if Instant::now() < deadline => {}
             _ => {
-                let why = last_line(&log, before);
+                let reason = last_line(&log, log_offset);
                 bail!(
-                    "the daemon did not come up: {why} (`jiffy serve` runs it in the foreground)"
+                    "the daemon did not start: {reason} (run it in the foreground with `jiffy serve`)"
                 );
             }
         }
@@ -109,7 +109,7 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<U
     }
 }
 
-/// Opens a log to append to, readable by its owner only.
+/// Opens a log file for appending. New files are readable by their owner only.
 pub fn open_log(path: &Path) -> io::Result<File> {
     File::options()
         .create(true)
@@ -128,16 +128,16 @@ fn start(path: &Path, options: &[String]) -> io::Result<std::process::Child> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)
-        // Signals of our terminal are not for it.
+        // The daemon must not receive signals of the terminal.
         .process_group(0)
         .spawn()
 }
 
-/// The last that was written after the first `before` bytes.
-fn last_line(path: &Path, before: u64) -> String {
+/// Returns the last line of the log after the first `offset` bytes.
+fn last_line(path: &Path, offset: u64) -> String {
     let mut text = String::new();
     let _ = File::open(path).and_then(|mut file| {
-        file.seek(SeekFrom::Start(before))?;
+        file.seek(SeekFrom::Start(offset))?;
         file.take(64 * 1024).read_to_string(&mut text)
     });
     let line = text.lines().rev().find(|l| !l.trim().is_empty());

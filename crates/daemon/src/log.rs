@@ -1,4 +1,4 @@
-//! The daemon's log: structured, on standard error, and bounded where that is a file of ours.
+//! Log of the daemon: structured, on standard error, and rotated if standard error is a log file.
 
 use crate::local_daemon::open_log;
 use crate::traces::TraceExport;
@@ -14,17 +14,17 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// Variable that chooses what is logged, as in `jiffy_sandbox_manager=debug,info`.
+/// Environment variable with the log filter, for example `jiffy_sandbox_manager=debug,info`.
 const FILTER_VARIABLE: &str = "JIFFY_LOG";
 /// Size in bytes at which a log file is rotated.
 const MAX_LOG_BYTES: u64 = 8 << 20;
 
-/// Starts logging, and passes spans on to `traces`. With a file, standard error is that file
-/// already, and it is rotated.
+/// Starts logging, and forwards spans to `traces`. With a file, standard error already refers to
+/// this file, which is rotated.
 pub fn init(options: &LogOptions, traces: Option<&TraceExport>) -> anyhow::Result<()> {
-    let chosen = std::env::var(FILTER_VARIABLE).unwrap_or_else(|_| "info".to_owned());
-    let filter = EnvFilter::try_new(&chosen).with_context(|| {
-        format!("{FILTER_VARIABLE}={chosen} is no filter: write it as `debug` or `jiffy_sandbox_manager=debug,info`")
+    let directives = std::env::var(FILTER_VARIABLE).unwrap_or_else(|_| "info".to_owned());
+    let filter = EnvFilter::try_new(&directives).with_context(|| {
+        format!("{FILTER_VARIABLE}={directives} is not a log filter: use for example `debug` or `jiffy_sandbox_manager=debug,info`")
     })?;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(RotatingLog::new(options.file.as_deref(), MAX_LOG_BYTES))
@@ -33,14 +33,14 @@ pub fn init(options: &LogOptions, traces: Option<&TraceExport>) -> anyhow::Resul
         LogFormat::Json => lines.json().boxed(),
         LogFormat::Text => lines.boxed(),
     };
-    let begun = tracing_subscriber::registry()
+    let result = tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .with(traces.map(TraceExport::layer))
         .try_init();
-    begun.map_err(|e| anyhow::anyhow!("cannot begin the log: {e}"))
+    result.map_err(|e| anyhow::anyhow!("cannot start logging: {e}"))
 }
 
-/// Standard error, and how much went there.
+/// Standard error and the number of bytes written to it.
 struct RotatingLog(Mutex<LogState>);
 
 struct LogState {
@@ -70,7 +70,7 @@ impl<'a> MakeWriter<'a> for RotatingLog {
     }
 }
 
-/// Exclusive access to the log while one line is written.
+/// Exclusive access to the log while a line is written.
 struct LogWriter<'a>(MutexGuard<'a, LogState>);
 
 impl Write for LogWriter<'_> {
@@ -80,10 +80,12 @@ impl Write for LogWriter<'_> {
         if self.0.written > self.0.max_bytes
             && let Some(file) = self.0.file.clone()
         {
-            // Counted anew also where that fails, or every line would try again.
+            // The counter is reset before the rotation, so that a failed rotation is not repeated
+            // for every line.
             self.0.written = 0;
             let new = rotate(&file)?;
-            // Whatever else this process says goes there too, be it a panic.
+            // Standard error is replaced, so that other output, such as panics, is written to the
+            // new file too.
             nix::unistd::dup2_stderr(&new)?;
         }
         Ok(written)
@@ -94,11 +96,11 @@ impl Write for LogWriter<'_> {
     }
 }
 
-/// Renumbers the old logs, removes the last, and opens a new one.
+/// Renumbers the old logs, removes the oldest, and opens a new log.
 fn rotate(file: &Path) -> io::Result<File> {
     let numbered = |n: usize| PathBuf::from(format!("{}.{n}", file.display()));
     for n in (1..OLD_LOGS).rev() {
-        // The first days of a log have no old ones.
+        // The error is ignored, because an old log with this number may not exist yet.
         let _ = fs::rename(numbered(n), numbered(n + 1));
     }
     fs::rename(file, numbered(1))?;

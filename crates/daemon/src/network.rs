@@ -1,4 +1,4 @@
-//! Network of the daemon's sandboxes.
+//! Network of the sandboxes of a daemon.
 
 use crate::{FeatureMode, NetworkOptions};
 use anyhow::Context;
@@ -7,8 +7,8 @@ use jiffy_proto::internal::ControlPlaneConnector;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the network for the data directory `home`. `nic`: network interface of new sandboxes;
-/// `connector`: connects those whose rules name it to the control plane.
+/// Opens the network of the data directory `home`. `nic` is the kind of network interface of new
+/// sandboxes. `connector` connects sandboxes to the API if their rules permit this.
 pub fn open(
     options: &NetworkOptions,
     home: &Path,
@@ -16,7 +16,7 @@ pub fn open(
     connector: Option<Arc<dyn ControlPlaneConnector>>,
 ) -> anyhow::Result<Option<Network>> {
     if options.mode == FeatureMode::Off {
-        tracing::info!("network: off; sandboxes reach nothing");
+        tracing::info!("network disabled");
         return Ok(None);
     }
     let config = NetworkConfig {
@@ -31,21 +31,21 @@ pub fn open(
     };
     match Network::open(&config) {
         Ok(network) => {
-            tracing::info!("network: on; {}", network.description());
+            tracing::info!(network = %network.description(), "network enabled");
             Ok(Some(network))
         }
         Err(e) if options.mode == FeatureMode::Auto => {
-            tracing::info!("network: off, sandboxes reach nothing: {e}");
+            tracing::info!(reason = %e, "network disabled");
             Ok(None)
         }
-        Err(e) => Err(e).context("sandboxes cannot have a network on this host"),
+        Err(e) => Err(e).context("cannot create a network for sandboxes on this host"),
     }
 }
 
-/// Removes what nobody uses any more.
+/// Closes the network and removes its unused parts.
 pub async fn close(network: Option<Network>) {
     if let Some(network) = network {
-        // It waits for a thread that runs programs.
+        // `close` blocks while it runs programs.
         let _ = tokio::task::spawn_blocking(move || network.close()).await;
     }
 }

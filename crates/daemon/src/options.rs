@@ -13,51 +13,52 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// One key may fill this part of the data directory's file system: one in so many.
+/// The default disk quota of a key is the size of the file system divided by this number.
 const KEY_DISK_DIVISOR: u64 = 4;
 
 /// Options of a daemon.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// Restored sandboxes kept ready per template and size.
+    /// Number of restored sandboxes in the warm pool per template and size.
     pub warm_pool: usize,
-    /// VMM processes kept ready for the next guests.
+    /// Number of VMM processes that are started in advance.
     pub spare_vmms: usize,
-    /// Address of the API and of sandboxes' ports; none: the socket only.
+    /// Address of the API and of sandbox ports. `None` for the socket only.
     pub listen: Option<SocketAddr>,
-    /// Address of public functions whose processes serve its connections; none: the gateway only.
+    /// Address of direct requests to public functions. `None` for requests through the gateway
+    /// only.
     pub functions_listen: Option<SocketAddr>,
-    /// Reset of the memory in which functions run.
+    /// Mode of the memory reset after each request to a function.
     pub functions_reset: SlotReset,
     /// Address of `/metrics` without a key.
     pub metrics_listen: Option<SocketAddr>,
-    /// URL of the OpenTelemetry collector that receives traces. `None`: no traces.
+    /// URL of the OpenTelemetry collector that receives traces. `None` disables traces.
     pub otlp: Option<String>,
-    /// Registries that are asked without TLS.
+    /// Registries that are accessed without TLS.
     pub plain_http: Vec<String>,
-    /// Registries of the host's own network that images may come from.
+    /// Registries in the host's private network that may be accessed.
     pub registry_allow: Vec<RegistryAddress>,
-    /// Template builds at once.
+    /// Maximum number of concurrent template builds.
     pub max_builds: usize,
-    /// Days that unused build steps and uploads are kept; 0: for ever.
+    /// Days after which unused build steps and uploads are removed. 0 disables the removal.
     pub build_cache_days: u16,
-    /// Domains whose names lead to ports of sandboxes.
+    /// Domains whose names refer to sandbox ports.
     pub domains: Vec<String>,
-    /// Further host names under which clients may come.
+    /// Additional accepted host names.
     pub allowed_hosts: Vec<String>,
-    /// TLS at the address of the API.
+    /// TLS of the API address.
     pub tls: TlsOptions,
     /// Limits of the host.
     pub limits: HostLimits,
-    /// Disk budget of keys that were given none.
+    /// Default disk quota of keys.
     pub default_key_disk: DiskShare,
     /// Limits of VMMs.
     pub confinement: ConfinementOptions,
-    /// Processor that guests of microVMs see.
+    /// CPU model of microVMs.
     pub cpu_level: CpuLevel,
-    /// Store that hosts share snapshots in; none: they stay on this host.
+    /// Shared snapshot store. `None` for snapshots on this host only.
     pub store: Option<StoreOptions>,
-    /// Engine of new sandboxes; none: the one that suits the host.
+    /// Engine of new sandboxes. `None` for the most suitable engine of the host.
     pub engine: Option<EngineName>,
     /// Network of sandboxes.
     pub network: NetworkOptions,
@@ -67,26 +68,26 @@ pub struct ServeOptions {
     pub log: LogOptions,
 }
 
-/// Use of a feature that not every host has.
+/// Use of a feature that some hosts lack.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FeatureMode {
-    /// Used where this host can.
+    /// Enabled if the host supports it.
     #[default]
     Auto,
     /// Required.
     On,
-    /// Not used.
+    /// Disabled.
     Off,
 }
 
 /// TLS of a listener.
 #[derive(Debug, Clone)]
 pub enum TlsOptions {
-    /// None.
+    /// No TLS.
     Off,
-    /// With a certificate made for the domains.
+    /// TLS with a generated certificate for the domains.
     Generated,
-    /// With a certificate chain and its private key in PEM files.
+    /// TLS with a certificate chain and its private key in PEM files.
     Files {
         /// Certificate chain.
         certificate: PathBuf,
@@ -95,38 +96,39 @@ pub enum TlsOptions {
     },
 }
 
-/// Store that hosts share snapshots in.
+/// Options of the shared snapshot store.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Address.
+    /// URL of the store.
     pub url: StoreUrl,
-    /// File of master keys; none: the one in the data directory, which is made if it is missing.
+    /// File with the master keys. `None` for the file in the data directory, which is created if it
+    /// is missing.
     pub keys: Option<PathBuf>,
-    /// MiB on disk of what was fetched from it; none: a quarter of the data directory's file
-    /// system.
+    /// Maximum size of the cache in MiB. `None` for a quarter of the file system of the data
+    /// directory.
     pub cache_mib: Option<u64>,
-    /// MiB per second that are sent to it; none: no limit.
+    /// Maximum upload rate in MiB per second. `None` is unlimited.
     pub upload_mib_per_second: Option<u64>,
-    /// Time for which a guest waits for memory from the store, and for which a request to the store
-    /// may bring nothing.
+    /// Timeout of a guest that waits for memory from the store, and of a request to the store
+    /// without progress.
     pub timeout: Duration,
-    /// Time between two collections of it; none: this host collects nothing.
+    /// Interval between garbage collections of the store. `None` disables them on this host.
     pub gc_interval: Option<Duration>,
 }
 
-/// Share of the data directory's file system.
+/// Share of the file system of the data directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskShare {
-    /// A quarter of it.
+    /// A quarter of the file system.
     Quarter,
-    /// This many MiB.
+    /// This number of MiB.
     Mebibytes(u64),
-    /// All of it.
+    /// The whole file system.
     Unlimited,
 }
 
 impl DiskShare {
-    /// Size in MiB on the file system of `home`; none: no limit.
+    /// Returns the share in MiB on the file system of `home`. `None` is unlimited.
     pub fn mebibytes(self, home: &Home) -> Option<u64> {
         match self {
             Self::Unlimited => None,
@@ -142,45 +144,45 @@ impl DiskShare {
 /// Limits of VMMs.
 #[derive(Debug, Clone, Default)]
 pub struct ConfinementOptions {
-    /// Limits of memory and tasks by control groups.
+    /// Use of control groups to limit memory and tasks.
     pub cgroups: FeatureMode,
-    /// MB (10^6 bytes) per second of a sandbox's disks; 0: no limit.
+    /// Disk throughput limit of a sandbox in MB/s (10^6 bytes). 0 is unlimited.
     pub disk_mbps: u32,
-    /// Requests per second of a sandbox's disks; 0: no limit.
+    /// Disk request limit of a sandbox per second. 0 is unlimited.
     pub disk_iops: u32,
 }
 
 /// Network of sandboxes.
 #[derive(Debug, Clone, Default)]
 pub struct NetworkOptions {
-    /// Use of a network.
+    /// Use of the network.
     pub mode: FeatureMode,
-    /// Private addresses that sandboxes may reach.
+    /// Private addresses that sandboxes may access.
     pub allow_private: Vec<IpNet>,
-    /// Addresses between the host and its sandboxes; none: a free range.
+    /// Address range between the host and its sandboxes. `None` for a free range.
     pub range: Option<Ipv4Net>,
-    /// Sandboxes with a network at once.
+    /// Maximum number of sandboxes with a network.
     pub slots: u32,
-    /// Connections of one sandbox at once.
+    /// Maximum number of concurrent connections of a sandbox.
     pub connections: u32,
-    /// Connections of the host at which sandboxes hardly get new ones; none: as the kernel's table
-    /// allows.
+    /// Number of connections of the host at which new connections of sandboxes are throttled.
+    /// `None` for a value derived from the size of the kernel's table.
     pub connections_total: Option<u32>,
 }
 
 /// Log on standard error.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
-    /// Format of its lines.
+    /// Format of the log lines.
     pub format: LogFormat,
-    /// File that standard error is, which is rotated.
+    /// File that standard error refers to, and that is rotated. `None` without rotation.
     pub file: Option<PathBuf>,
 }
 
 /// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Human-readable lines.
     Text,
     /// One JSON object per line.
     Json,

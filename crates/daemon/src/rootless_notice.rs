@@ -1,4 +1,4 @@
-//! Notice to an ordinary user about protections that sandboxes lack without root.
+//! Notice to unprivileged users about missing protections of sandboxes.
 
 use jiffy_image::Home;
 use jiffy_rootless::RootlessSupport;
@@ -6,56 +6,55 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// File with the notice that its user was shown last.
+/// File with the notice that was shown last.
 const SHOWN_NOTICE_FILE: &str = "rootless-note";
 /// Document about running without root.
 const DOCUMENT: &str = "docs/rootless.md";
 
 static SUPPORT: OnceLock<RootlessSupport> = OnceLock::new();
 
-/// Facts about an ordinary user's rights on this host, if this process found them out already.
+/// Returns the rootless support of this host if this process has determined it already.
 pub fn known_support() -> Option<&'static RootlessSupport> {
     SUPPORT.get()
 }
 
-/// Facts about an ordinary user's rights on this host.
+/// Returns the rootless support of this host.
 pub fn support() -> &'static RootlessSupport {
     SUPPORT.get_or_init(RootlessSupport::find)
 }
 
-/// Shows, once, what a daemon that was just started in the background lacks.
+/// Shows the missing protections of a background daemon once.
 pub fn show_daemon_notice(home: &Home) {
     if nix::unistd::Uid::effective().is_root() {
         return;
     }
     let support = support();
-    let entered = support.namespaces.clone().map_err(|missing| missing.what);
-    show_once(&home.run(), &notice(&entered, support));
+    let result = support.namespaces.clone().map_err(|missing| missing.what);
+    show_once(&home.run(), &notice(&result, support));
 }
 
-/// Protections that an ordinary user lacks, on one line. `entered`: result of entering namespaces.
-pub fn notice(entered: &Result<(), String>, support: &RootlessSupport) -> String {
-    let what = match (entered, &support.ranges) {
-        (Ok(()), Ok(())) => {
-            "sandboxes run without the jail and the limits that root's have".to_owned()
-        }
+/// Describes the missing protections in one line. `result` is the result of entering namespaces.
+pub fn notice(result: &Result<(), String>, support: &RootlessSupport) -> String {
+    let description = match (result, &support.ranges) {
+        (Ok(()), Ok(())) => "sandboxes run without a jail and resource limits".to_owned(),
         (Ok(()), Err(_)) => {
-            "sandboxes run as you, without the jail and the limits that root's have".to_owned()
+            "sandboxes run as the current user, without a jail and resource limits".to_owned()
         }
-        (Err(why), _) => format!(
-            "there are no namespaces of your own ({why}), so sandboxes have no network, and no gVisor"
+        (Err(reason), _) => format!(
+            "user namespaces are not available ({reason}): no network and no gVisor for sandboxes"
         ),
     };
-    format!("without root: {what}; `jiffy doctor` and {DOCUMENT} have more")
+    format!("running without root: {description}; see `jiffy doctor` and {DOCUMENT}")
 }
 
-/// Prints a notice on standard error, unless the same was shown in run directory `run` before.
+/// Prints a notice on standard error, unless the same notice was shown before. `run` is the
+/// directory with the file of the last notice.
 pub fn show_once(run: &Path, notice: &str) {
     let path = run.join(SHOWN_NOTICE_FILE);
-    if fs::read_to_string(&path).is_ok_and(|before| before == notice) {
+    if fs::read_to_string(&path).is_ok_and(|shown| shown == notice) {
         return;
     }
     jiffy_client::errln!("jiffy: {notice}");
-    // A file that cannot be written means that the notice is shown again.
+    // If the file cannot be written, the notice is shown again.
     let _ = fs::write(&path, notice);
 }

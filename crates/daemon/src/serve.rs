@@ -1,4 +1,4 @@
-//! Life of a daemon, from its lock to its end.
+//! Main function of the daemon.
 
 use crate::api_server::ApiServer;
 use crate::confinement::confine;
@@ -27,43 +27,45 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Maximum length in bytes of a file that the daemon and its processes write: four times that of
-/// the largest disk.
+/// Maximum size of a file that the daemon and its child processes write, in bytes. This is four
+/// times the maximum disk size.
 const MAX_FILE_BYTES: u64 = 4 << 40;
-/// Time between two looks at whether the data directory is still ours.
-const LOCK_LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// Time that operations under way have to finish when the daemon ends.
+/// Interval of checks that the data directory was not removed or replaced.
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Timeout for in-flight operations at shutdown.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until it is stopped.
 pub fn run(options: ServeOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     let lock = runtime.block_on(serve(options));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    // Only now is nothing of us left that could get in the next daemon's way.
+    // The lock is released after the runtime is shut down, so that no task interferes with the next
+    // daemon.
     lock.map(drop)
 }
 
-/// Returns the lock of the data directory, if it was ours.
+/// Runs the daemon and returns the lock of the data directory. `None` if another daemon holds the
+/// lock.
 async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
-    let began = Instant::now();
+    let start = Instant::now();
     let mut host = Host::open()?;
     let home = host.home().clone();
     let Some(lock) = lock(&home)? else {
-        // The starting command finds the other daemon.
+        // The parent process connects to the other daemon.
         eprintln!("jiffy: a daemon already runs on {}", home.path().display());
         return Ok(None);
     };
     let traces = options.otlp.as_deref().map(TraceExport::start);
     let traces = traces.transpose()?;
     log::init(&options.log, traces.as_ref())?;
-    let held = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
+    let directory_lock = Arc::new(DirectoryLock::of(&lock_path(&home), &lock)?);
     raise_descriptor_limit();
     protect_memory();
     limit_file_size();
-    // Beside everything else: it takes long where there is much.
+    // The journal is read in the background, because a large journal takes long.
     let journal = home.path().join("state.db");
     let journal = tokio::task::spawn_blocking(move || OpenedJournal::read(&journal));
     let remote = options.store.as_ref();
@@ -79,7 +81,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         limits: options.limits,
         site: options.site.clone(),
         remote,
-        lock: Some(held.clone()),
+        lock: Some(directory_lock.clone()),
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
@@ -88,17 +90,20 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     host.set_cpu_level(options.cpu_level)
         .map_err(anyhow::Error::msg)?;
     if !options.cpu_level.is_host() {
-        tracing::info!("processor level of new microVMs: {}", options.cpu_level);
+        tracing::info!(level = %options.cpu_level, "set the CPU model of new microVMs");
     }
-    let (connector, inside) = internal::connector();
+    let (connector, internal_connections) = internal::connector();
     let connector = Arc::new(connector);
     let egress = functions::egress(&options.network, connector.clone());
     let functions = functions::open(&host, cgroups, egress, options.functions_reset).await?;
     if let Some(remote) = modules {
         functions::share(&functions, remote).await?;
     }
-    let EngineChoice { engine, why } = engine::choose(options.engine, &host);
-    tracing::info!("engine: {engine}; {why}");
+    let EngineChoice {
+        engine,
+        why: reason,
+    } = engine::choose(options.engine, &host);
+    tracing::info!(%engine, reason, "selected the engine of new sandboxes");
     let nic = engine::nic_kind(engine);
     let network = network::open(&options.network, home.path(), nic, Some(connector))?;
     if jiffy_microvm_engine::host_kvm::open().is_ok() {
@@ -106,18 +111,18 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     }
     let engines = open_engines(host, network.clone(), engine, lazy).await?;
     let journal = async {
-        let read = journal.await;
-        Ok(read.map_err(|e| OperationError::Lost(e.to_string()))??)
+        let result = journal.await;
+        Ok(result.map_err(|e| OperationError::Lost(e.to_string()))??)
     };
     let sandboxes = Sandboxes::open_read(engines, journal, host_options).await?;
     if let Some(traces) = &traces {
         traces.show(&sandboxes);
     }
     let stopping = CancellationToken::new();
-    let (tell_stop, mut stopped) = mpsc::channel(1);
-    let stop = move |how| {
-        // A second one finds the first still waiting.
-        let _ = tell_stop.try_send(how);
+    let (stop_sender, mut stop_receiver) = mpsc::channel(1);
+    let stop = move |request| {
+        // The queue holds one request. Further requests are ignored.
+        let _ = stop_sender.try_send(request);
     };
     let server = ApiServer::open(
         &options,
@@ -125,78 +130,80 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         sandboxes.clone(),
         functions.clone(),
         network.clone(),
-        began,
+        start,
         stop,
     );
     let server = server.await?;
     let path = local_daemon::socket(&home);
-    let serving = tokio::spawn(server.serve(listen(&path)?, inside, stopping.clone()));
+    let server_task =
+        tokio::spawn(server.serve(listen(&path)?, internal_connections, stopping.clone()));
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         version,
         pid = std::process::id(),
-        "listening at {}",
-        path.display()
+        socket = %path.display(),
+        "daemon started"
     );
-    // systemd waits for this notification; without it there is no receiver.
+    // systemd waits for this notification. Without systemd, the call has no effect.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    // A terminal that closes is nothing to a daemon.
+    // The daemon ignores SIGHUP, so that it survives a closed terminal.
     let mut hang_up = signal(SignalKind::hangup())?;
-    let mut looks = tokio::time::interval(LOCK_LOOK_INTERVAL);
-    let asked = loop {
+    let mut lock_checks = tokio::time::interval(LOCK_CHECK_INTERVAL);
+    let request = loop {
         tokio::select! {
-            _ = looks.tick() => if !held.is_in_place() {
+            _ = lock_checks.tick() => if !directory_lock.is_in_place() {
                 stopping.cancel();
-                // Out of everybody's reach they would run on. Files at the paths of this daemon
-                // may be another's.
+                // Otherwise the sandboxes would continue to run without any access. The files are
+                // not removed, because they may belong to another daemon.
                 sandboxes.stop_all().await;
                 let home = home.path().display();
-                tracing::error!("{home} was removed or replaced: ended, and all sandboxes with it");
+                tracing::error!(%home, "data directory was removed or replaced: stopped all sandboxes");
                 bail!("{home} was removed or replaced while the daemon ran");
             },
             _ = interrupt.recv() => break StopHost::default(),
             _ = terminate.recv() => break StopHost::default(),
-            asked = stopped.recv() => break asked.unwrap_or_default(),
+            request = stop_receiver.recv() => break request.unwrap_or_default(),
             _ = hang_up.recv() => {}
         }
     };
-    // New clients do not find it any more; connected ones are still answered.
+    // New clients cannot connect any longer. Requests of connected clients are still served.
     let _ = fs::remove_file(&path);
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    tracing::info!("ending: what is under way may finish");
+    tracing::info!("shutting down, waiting for in-flight operations");
     stopping.cancel();
-    if asked.kill_sandboxes {
+    if request.kill_sandboxes {
         sandboxes.finish(SHUTDOWN_TIMEOUT).await;
-        // Streams into them end with them.
+        // Streams of clients to sandboxes end with the sandboxes.
         sandboxes.stop_all().await;
         functions.stop_all().await;
     }
-    // It has ended, in whatever way.
-    let _ = serving.await;
+    // An error of the task is ignored during shutdown.
+    let _ = server_task.await;
     sandboxes.finish(SHUTDOWN_TIMEOUT).await;
-    if !asked.kill_sandboxes {
+    if !request.kill_sandboxes {
         functions.leave().await;
         let running = sandboxes.figures().kept();
         tracing::info!(
             running,
-            "sandboxes run on without a daemon; the next one takes them over"
+            "sandboxes continue to run and will be adopted by the next daemon"
         );
     }
-    let gone = tokio::time::timeout(SHUTDOWN_TIMEOUT, sandboxes.close()).await;
-    if gone.is_err() {
-        tracing::warn!("what waited in warm pools takes too long to end, and is left to itself");
+    let result = tokio::time::timeout(SHUTDOWN_TIMEOUT, sandboxes.close()).await;
+    if result.is_err() {
+        tracing::warn!("timed out stopping warm-pool guests");
     }
     network::close(network).await;
     if let Some(traces) = traces {
         traces.finish().await;
     }
-    tracing::info!("ended");
+    tracing::info!("daemon stopped");
     Ok(Some(lock))
 }
 
-/// The sandboxes of `host`, those that ran on without a daemon among them. Needs its lock.
+/// Opens the sandboxes of `host`, including sandboxes that continued to run without a daemon. The
+/// caller must hold the lock of the data directory.
 pub(crate) async fn open(
     host: Host,
     network: Option<Network>,
@@ -207,43 +214,43 @@ pub(crate) async fn open(
     Ok(Sandboxes::open(engines, &journal, HostOptions::default()).await?)
 }
 
-/// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call
-/// select(2), which we do not.
+/// Raises the limit of file descriptors, because each sandbox uses several. The default soft limit
+/// of 1,024 protects programs that use select(2), which this program does not.
 fn raise_descriptor_limit() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+    let result = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(e) = raised {
-        tracing::warn!("cannot raise the limit of descriptors: {e}");
+    if let Err(e) = result {
+        tracing::warn!(error = %e, "cannot raise the file descriptor limit");
     }
 }
 
-/// Keeps master keys and API keys out of core files, here and in all processes that this one
-/// starts, and out of reach of debuggers. Root only: processes of an ordinary user find each other
-/// by `/proc`, which this would hide from them.
+/// Keeps master keys and API keys out of core files of this process and its children, and denies
+/// access by debuggers. The latter applies to root only: processes of an unprivileged user identify
+/// each other through `/proc`, which would not be possible.
 fn protect_memory() {
     if let Err(e) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
-        tracing::warn!(error = %e, "cannot turn core files off");
+        tracing::warn!(error = %e, "cannot disable core files");
     }
     if jiffy_rootless::is_host_root()
         && let Err(e) = prctl::set_dumpable(false)
     {
-        tracing::warn!(error = %e, "cannot turn debugging off");
+        tracing::warn!(error = %e, "cannot disable access by debuggers");
     }
 }
 
-/// Limits the length of files that this process and its children write. Confined processes have
-/// lower limits of their own.
+/// Limits the size of files that this process and its children write. Confined processes have lower
+/// limits.
 fn limit_file_size() {
-    // A longer write then fails, like one to a full disk.
-    // SAFETY: no handler is installed that could run.
+    // With the signal ignored, writes beyond the limit fail with an error.
+    // SAFETY: the signal is ignored, so that no handler runs.
     let ignored = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
-    let limited = ignored.and_then(|_| {
+    let result = ignored.and_then(|_| {
         let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE)?;
         let limit = MAX_FILE_BYTES.min(hard);
         setrlimit(Resource::RLIMIT_FSIZE, limit, limit)
     });
-    if let Err(e) = limited {
-        tracing::warn!(error = %e, "cannot limit the length of files");
+    if let Err(e) = result {
+        tracing::warn!(error = %e, "cannot limit the file size");
     }
 }
 
@@ -251,7 +258,8 @@ fn lock_path(home: &Home) -> PathBuf {
     home.path().join("locks").join("daemon")
 }
 
-/// One daemon for one data directory: the lock goes with the process that holds it.
+/// Acquires the lock of the data directory, which ensures that it has at most one daemon. The
+/// kernel releases the lock when the process exits. `None` if another process holds the lock.
 pub(crate) fn lock(home: &Home) -> anyhow::Result<Option<Flock<File>>> {
     let path = lock_path(home);
     let file = File::options()
@@ -267,13 +275,13 @@ pub(crate) fn lock(home: &Home) -> anyhow::Result<Option<Flock<File>>> {
     }
 }
 
-/// Listens at `path`, which appears complete and with its permissions.
+/// Listens on the socket `path`, which appears atomically with its permissions.
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let new = path.with_extension("new");
-    let failed = || format!("cannot listen on {}", path.display());
+    let context = || format!("cannot listen on {}", path.display());
     let _ = fs::remove_file(&new);
-    let listener = UnixListener::bind(&new).with_context(failed)?;
-    fs::set_permissions(&new, Permissions::from_mode(0o600)).with_context(failed)?;
-    fs::rename(&new, path).with_context(failed)?;
+    let listener = UnixListener::bind(&new).with_context(context)?;
+    fs::set_permissions(&new, Permissions::from_mode(0o600)).with_context(context)?;
+    fs::rename(&new, path).with_context(context)?;
     Ok(listener)
 }

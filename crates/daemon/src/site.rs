@@ -1,30 +1,31 @@
-//! Certificate authorities and proxy of all sandboxes, in the daemon's log.
+//! Log of certificate authorities and proxy of all sandboxes.
 
 use jiffy_network::IpNet;
 use jiffy_proto::agent::SiteSettings;
 use std::net::IpAddr;
 
-/// Logs what sandboxes are given, and warns of a proxy that is private and out of their reach.
+/// Logs the settings. Warns if the proxy has a private address that sandboxes may not access.
 pub fn log_settings(site: &SiteSettings, granted: &[IpNet]) {
     if !site.authorities.is_empty() {
         let count = site.authorities.len();
-        tracing::info!("sandboxes trust {count} certificate authorities of this host");
+        tracing::info!(count, "added certificate authorities to sandboxes");
     }
     let Some(proxy) = &site.proxy else {
         return;
     };
     let url = proxy.public_url();
-    tracing::info!("sandboxes use the proxy {url}");
+    tracing::info!(%url, "set the proxy of sandboxes");
     if let Some(address) =
         private_address(&url).filter(|a| !granted.iter().any(|net| net.contains(a)))
     {
         tracing::warn!(
-            "sandboxes do not reach {address}, which is private: allow it with --allow-private {address}"
+            %address,
+            "sandboxes cannot access the private address of the proxy: add it to --allow-private"
         );
     }
 }
 
-/// The private address that a URL names.
+/// Returns the address in a URL. `None` if it is a name or not a private address.
 fn private_address(url: &str) -> Option<IpAddr> {
     let host = url.split_once("://")?.1;
     let bare = match host.strip_prefix('[') {

@@ -1,4 +1,4 @@
-//! End of a daemon, from outside.
+//! Stops a running daemon from another process.
 
 use crate::confinement::confine;
 use crate::local_daemon::{client_over, connect, process_of};
@@ -14,24 +14,26 @@ use jiffy_proto::function::SlotReset;
 use nix::sys::signal::{Signal, kill};
 use std::time::{Duration, Instant};
 
-/// Time between two tries to take the lock of a daemon that ends.
+/// Interval of attempts to acquire the lock of a daemon that is stopping.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Ends the daemon that runs, if one does, and returns when it is gone.
-pub async fn stop(how: StopHost) -> anyhow::Result<()> {
+/// Stops the running daemon, if any, and waits until it has exited.
+pub async fn stop(request: StopHost) -> anyhow::Result<()> {
     let home = Home::locate()?;
     let Some(stream) = connect(&home).await else {
-        return match how.kill_sandboxes {
-            true => kill_sandboxes(&home).await,
-            false => Ok(()),
-        };
+        if request.kill_sandboxes {
+            kill_sandboxes(&home).await?;
+        }
+        return Ok(());
     };
     let process = process_of(&stream);
     let client = client_over(&home, stream).await?;
-    let answer: anyhow::Result<()> = client.call(hyper::Method::POST, "/host/stop", &how).await;
-    let another_version = match answer {
+    let response: anyhow::Result<()> = client
+        .call(hyper::Method::POST, "/host/stop", &request)
+        .await;
+    let is_other_version = match response {
         Ok(()) => false,
-        // One of another version still understands a signal.
+        // A daemon of another version is stopped with a signal.
         Err(e) if e.is::<UnknownServer>() => {
             let (pid, _) = process.ok_or(e)?;
             kill(pid, Signal::SIGTERM)?;
@@ -42,25 +44,25 @@ pub async fn stop(how: StopHost) -> anyhow::Result<()> {
     while lock(&home)?.is_none() {
         tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
-    match another_version && how.kill_sandboxes {
-        true => kill_sandboxes(&home).await,
-        false => Ok(()),
+    if is_other_version && request.kill_sandboxes {
+        kill_sandboxes(&home).await?;
     }
+    Ok(())
 }
 
-/// Ends the sandboxes that ran on without a daemon.
+/// Kills the sandboxes that continued to run without a daemon.
 async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
-    // One that is going cannot be reached any more, and removes what nobody uses of the network
-    // before it lets go of the lock.
-    let limit = Instant::now() + SHUTDOWN_TIMEOUT;
+    // A stopping daemon accepts no connections, but holds the lock until it has removed unused
+    // parts of the network.
+    let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
     let _lock = loop {
         match lock(home)? {
             Some(lock) => break lock,
-            None if Instant::now() < limit => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
-            None => bail!("a daemon is just coming up or going: try again"),
+            None if Instant::now() < deadline => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
+            None => bail!("a daemon is starting or stopping: retry the command"),
         }
     };
-    // Their network slots are removed with them.
+    // The network slots of the sandboxes are removed as well.
     let mut host = Host::open()?;
     let engine = engine::choose(None, &host).engine;
     let network = network::open(

@@ -1,4 +1,4 @@
-//! The store that this host shares snapshots in.
+//! Shared snapshot store of this host.
 
 use crate::{DiskShare, StoreOptions};
 use anyhow::Context;
@@ -10,21 +10,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Shortest and longest time between two looks at the last collection of a store.
-const MIN_GC_PAUSE: Duration = Duration::from_secs(1);
-const MAX_GC_PAUSE: Duration = Duration::from_secs(3600);
+/// Minimum and maximum interval between checks whether a garbage collection is due.
+const MIN_GC_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_GC_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Memory of `remote` for guests that are restored before all of it has arrived, got by a process
-/// that outlives this one.
+/// Returns the source of memory for guests that are restored before all their memory is on this
+/// host. A process that outlives this process fetches the memory.
 pub fn lazy(
     options: &StoreOptions,
     remote: &Arc<RemoteStore>,
     home: &Home,
 ) -> anyhow::Result<LazyStore> {
-    // This very program, also when its file has been replaced.
+    // The running program, even if its file was replaced.
     let program = PathBuf::from("/proc/self/exe");
     let fetcher = FetcherProcess::new(program, &settings(options, home), &home.run());
-    let fetcher = fetcher.context("cannot prepare the fetcher of missing memory")?;
+    let fetcher = fetcher.context("cannot prepare the memory fetcher")?;
     Ok(LazyStore {
         remote: remote.clone(),
         fetcher: Arc::new(fetcher),
@@ -47,41 +47,42 @@ fn settings(options: &StoreOptions, home: &Home) -> RemoteSettings {
     }
 }
 
-/// Opens the store. One that does not answer is no failure of the start.
+/// Opens the store. The start does not fail if the store is not reachable.
 pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
     let settings = settings(options, home);
     let remote = RemoteStore::open(&settings);
-    let remote = remote.with_context(|| format!("cannot use the store {}", options.url))?;
+    let remote = remote.with_context(|| format!("cannot open the store {}", options.url))?;
     LastStore::write(&settings)?;
-    tracing::info!("opened the store {}", options.url);
+    tracing::info!(url = %options.url, "opened the store");
     if let Some(keys) = remote.made_keys() {
         tracing::warn!(
-            "made {}: nothing in the store can be read without it; keep a copy, and start the other \
-             hosts with it (--store-keys)",
-            keys.display()
+            file = %keys.display(),
+            "created the master keys of the store: back up the file, and use it on all hosts with \
+             --store-keys; without it the store cannot be decrypted"
         );
     }
-    let probed = remote.clone();
+    let probe = remote.clone();
     tokio::spawn(async move {
-        if let Err(e) = probed.probe().await {
-            tracing::warn!("the store cannot be used for now: {e}");
+        if let Err(e) = probe.probe().await {
+            tracing::warn!(error = %e, "store is not reachable");
         }
     });
     if let Some(interval) = options.gc_interval {
-        tokio::spawn(collect_at(remote.clone(), interval));
+        tokio::spawn(collect_periodically(remote.clone(), interval));
     }
     Ok(remote)
 }
 
-/// Collects what nothing in the store needs, whenever no host has for `interval`.
-async fn collect_at(remote: Arc<RemoteStore>, interval: Duration) {
-    let pause = (interval / 8).clamp(MIN_GC_PAUSE, MAX_GC_PAUSE);
+/// Collects garbage in the store whenever no host has done so for `interval`.
+async fn collect_periodically(remote: Arc<RemoteStore>, interval: Duration) {
+    let check_interval = (interval / 8).clamp(MIN_GC_CHECK_INTERVAL, MAX_GC_CHECK_INTERVAL);
     loop {
-        // Hosts that start together do not ask together.
-        let part = f64::from(std::process::id() % 1000) / 1000.0;
-        tokio::time::sleep(pause.mul_f64(0.5 + part / 2.0)).await;
+        // The delay varies by process, so that hosts that start together do not collect at the same
+        // time.
+        let variation = f64::from(std::process::id() % 1000) / 1000.0;
+        tokio::time::sleep(check_interval.mul_f64(0.5 + variation / 2.0)).await;
         if let Err(e) = collect(&remote, interval).await {
-            tracing::warn!("the store is not collected for now: {e}");
+            tracing::warn!(error = %e, "cannot collect garbage in the store");
         }
     }
 }
@@ -93,7 +94,7 @@ async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreEr
         tracing::error!(
             object = name.object,
             reason = name.reason,
-            "the name of a tenant of the store is damaged: the tenant is not collected"
+            "skipped garbage collection of a store tenant with a damaged name"
         );
     }
     for name in tenants.names {
@@ -101,15 +102,19 @@ async fn collect(remote: &RemoteStore, interval: Duration) -> Result<(), StoreEr
         let options = GcOptions::default();
         match shared.collect_if_due(&tenant, options, interval).await {
             Ok(Some(report)) => tracing::info!(
+                tenant = name,
                 removed = report.removed,
                 bytes = report.removed_bytes,
                 rewritten = report.repacked,
-                "collected the store's tenant {name}"
+                "collected garbage of a store tenant"
             ),
             Ok(None) => {}
-            // One tenant's damage is nothing to the others.
+            // Damage of one tenant does not prevent the collection of others.
             Err(e @ StoreError::Damaged { .. }) => {
-                tracing::warn!("tenant {name} is not collected; see `jiffy store verify`: {e}");
+                tracing::warn!(
+                    tenant = name, error = %e,
+                    "skipped garbage collection of a damaged store tenant; run `jiffy store verify`"
+                );
             }
             Err(e) => return Err(e),
         }

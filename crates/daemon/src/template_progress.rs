@@ -1,4 +1,4 @@
-//! Progress of template builds on standard error: a bar on a terminal, plain lines elsewhere.
+//! Progress of template builds on standard error: a progress bar on a terminal, otherwise lines.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use jiffy_client::{errln, terminal};
@@ -6,48 +6,52 @@ use jiffy_image::Progress;
 use std::io::IsTerminal;
 use std::time::Instant;
 
-/// Shows how a template build is going. Silent as long as nothing has to be built.
+/// Display of the progress of a template build. Prints nothing if the template exists.
 pub struct TemplateProgress {
     name: String,
-    /// True if a bar can be drawn.
-    draws: bool,
+    /// True if a progress bar is drawn.
+    uses_bar: bool,
     bar: Option<ProgressBar>,
     phase: String,
-    told: u8,
-    began: Instant,
+    /// Last percentage that was printed as a line.
+    printed_percent: u8,
+    start: Instant,
 }
 
 impl TemplateProgress {
-    /// For template `name`.
+    /// Creates a display for template `name`.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            draws: std::io::stderr().is_terminal(),
+            uses_bar: std::io::stderr().is_terminal(),
             bar: None,
             phase: String::new(),
-            told: 0,
-            began: Instant::now(),
+            printed_percent: 0,
+            start: Instant::now(),
         }
     }
 
-    /// The same in lines, if it is to be `plain`, also on a terminal.
+    /// Creates a display that prints lines if `plain` is set, even on a terminal.
     pub fn plain(name: &str, plain: bool) -> Self {
         let mut bar = Self::new(name);
-        bar.draws &= !plain;
+        bar.uses_bar &= !plain;
         bar
     }
 
-    /// True if the display shows this operation already.
+    /// Returns whether the display already shows this phase.
     pub fn shows(&self, phase: &str) -> bool {
         self.phase == phase
     }
 
-    /// Prints a line of a build, above the bar if there is one. A bold line needs a terminal.
+    /// Prints a log line of a build, above the bar if there is one. A bold line needs a terminal.
     pub fn print(&self, line: &str, is_bold: bool) {
         let line = terminal::without_colours(line);
-        let print = || match is_bold {
-            true => terminal::print_bold_error(&line),
-            false => errln!("{line}"),
+        let print = || {
+            if is_bold {
+                terminal::print_bold_error(&line);
+            } else {
+                errln!("{line}");
+            }
         };
         match &self.bar {
             Some(bar) => bar.suspend(print),
@@ -55,14 +59,14 @@ impl TemplateProgress {
         }
     }
 
-    /// Ends the operation on display; another may follow.
+    /// Ends the current operation and clears the display for the next.
     pub fn end(&mut self) {
         self.finish();
         self.bar = None;
         self.phase.clear();
     }
 
-    /// Takes a sign of life.
+    /// Shows an update of a build.
     pub fn update(&mut self, progress: Progress<'_>) {
         match progress {
             Progress::Phase(phase) => self.on_phase(&phase.to_string()),
@@ -79,11 +83,11 @@ impl TemplateProgress {
         }
     }
 
-    /// Something else goes on now.
+    /// Shows the next phase.
     pub fn on_phase(&mut self, phase: &str) {
         phase.clone_into(&mut self.phase);
         let phase = terminal::line(phase);
-        if !self.draws {
+        if !self.uses_bar {
             errln!("jiffy: template {}: {phase}", self.name);
             return;
         }
@@ -102,15 +106,15 @@ impl TemplateProgress {
         bar.set_message(phase.into_owned());
     }
 
-    /// Progress of the whole.
+    /// Shows the percentage of the current operation.
     pub fn on_percent(&mut self, percent: u8) {
-        // Something else began.
-        self.told = self.told.min(percent);
+        // A lower percentage means that another operation has started.
+        self.printed_percent = self.printed_percent.min(percent);
         match &self.bar {
             Some(bar) => bar.set_position(u64::from(percent)),
-            None if percent >= self.told + 10 => {
-                self.told = percent;
-                let seconds = self.began.elapsed().as_secs();
+            None if percent >= self.printed_percent + 10 => {
+                self.printed_percent = percent;
+                let seconds = self.start.elapsed().as_secs();
                 errln!(
                     "jiffy: template {}: {percent} % after {seconds} s",
                     self.name
@@ -120,7 +124,7 @@ impl TemplateProgress {
         }
     }
 
-    /// Takes the bar off the screen.
+    /// Removes the bar from the terminal.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,8 +1,8 @@
 //! Export of traces to an OpenTelemetry collector: operations, their steps, and the requests that
-//! they serve.
+//! cause them.
 //!
-//! An export never delays an operation: finished spans wait in a bounded queue, and spans that find
-//! it full are dropped and counted.
+//! The export never delays an operation. Finished spans are put into a bounded queue, and are
+//! dropped and counted if the queue is full.
 
 mod collector;
 #[cfg(test)]
@@ -33,22 +33,22 @@ use tracing_subscriber::filter::FilterFn;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, filter};
 
-/// Maximum number of finished spans that wait for their export.
+/// Maximum number of finished spans in the queue.
 const MAX_QUEUED_SPANS: usize = 8192;
 /// Maximum number of spans in one request to the collector.
 const MAX_BATCH_SPANS: usize = 512;
 /// Time for which spans are collected before they are sent.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for one request to the collector.
+/// Timeout of a request to the collector.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for the last spans when the daemon stops.
+/// Timeout for the export of the last spans at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Names of the spans that are exported.
 const EXPORTED_SPANS: [&str; 4] = [API_SPAN, "operation", "child", "step"];
 /// Name of the span of a request to the API.
 const API_SPAN: &str = "api";
-/// Fields of spans that are exported. Others may hold what belongs to clients.
+/// Fields of spans that are exported. Other fields may contain data of clients.
 const EXPORTED_FIELDS: [&str; 6] = [
     "operation",
     "sandbox",
@@ -58,9 +58,8 @@ const EXPORTED_FIELDS: [&str; 6] = [
     "request_id",
 ];
 
-/// Returns the span of a request to the API. Its parent is the client's span, which the header
-/// `traceparent` names. The span is disabled if no traces are exported, and for requests that only
-/// read.
+/// Returns the span of a request to the API. Its parent is the client's span in the header
+/// `traceparent`. The span is disabled without an export of traces, and for read-only requests.
 pub fn api_span<B>(request: &Request<B>) -> tracing::Span {
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         return tracing::Span::none();
@@ -81,7 +80,7 @@ pub fn api_span<B>(request: &Request<B>) -> tracing::Span {
     span
 }
 
-/// Running export.
+/// Running export of traces.
 #[derive(Debug)]
 pub struct TraceExport {
     counters: Arc<ExportCounters>,
@@ -97,7 +96,7 @@ struct ExportCounters {
 }
 
 impl TraceExport {
-    /// Starts the export to the collector at `url`, inside a runtime.
+    /// Starts the export to the collector at `url`. Must be called inside a runtime.
     ///
     /// # Errors
     /// Fails if `url` is not an address of the form `http://HOST[:PORT][/PATH]`.
@@ -139,7 +138,7 @@ impl TraceExport {
         })
     }
 
-    /// Returns the layer that passes spans on to the export.
+    /// Returns the layer that forwards spans to the export.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: tracing::Subscriber + for<'a> LookupSpan<'a>,
@@ -186,7 +185,7 @@ impl TraceExport {
         });
     }
 
-    /// Exports the spans in the queue and stops.
+    /// Exports the spans in the queue and stops the export.
     pub async fn finish(self) {
         self.stop.cancel();
         if tokio::time::timeout(FLUSH_TIMEOUT, self.task)
@@ -241,7 +240,7 @@ fn exported(mut span: SpanData) -> SpanData {
     span
 }
 
-/// Sends spans of the queue in batches until `stop`, and then what is left in the queue.
+/// Exports spans in batches until `stop` is cancelled, and then the remaining spans of the queue.
 async fn export(
     mut queue: mpsc::Receiver<SpanData>,
     exporter: opentelemetry_otlp::SpanExporter,
@@ -269,8 +268,8 @@ async fn export(
             return;
         }
         let count = u64::try_from(batch.len()).unwrap_or(u64::MAX);
-        let sent = tokio::time::timeout(EXPORT_TIMEOUT, exporter.export(batch)).await;
-        let counter = match sent {
+        let result = tokio::time::timeout(EXPORT_TIMEOUT, exporter.export(batch)).await;
+        let counter = match result {
             Ok(Ok(())) => &counters.exported,
             Ok(Err(error)) => {
                 tracing::debug!(%error, count, "cannot export spans");

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command-line arguments.
 
 mod bench_doctor;
 mod confinement;
@@ -53,7 +53,7 @@ pub use store::{StoreCommand, StoreGcArgs, StorePlace, StoreRotateArgs, StoreVer
 pub use store_args::{StoreArgs, StoreTargetArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
 
-/// Sandboxes for AI agents: run commands in microVMs, each with its own kernel.
+/// Run commands of AI agents in sandboxes: microVMs, each with its own kernel
 #[derive(Debug, Parser)]
 #[command(
     name = "jiffy",
@@ -83,16 +83,16 @@ pub enum Command {
     /// List, build, export, import and remove templates
     #[command(subcommand)]
     Template(TemplateCommand),
-    /// Deploy WebAssembly functions that answer HTTP requests, each request in its own instance
+    /// Deploy and manage WebAssembly functions that answer HTTP requests
     #[command(subcommand)]
     Function(FunctionCommand),
     /// Create, list and revoke API keys of this host
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Collect garbage in the shared snapshot store, verify and measure it
+    /// Verify the shared snapshot store, remove its garbage, and show its size
     #[command(subcommand)]
     Store(StoreCommand),
-    /// Measure this host
+    /// Measure start times and throughput of this host
     Bench(BenchArgs),
     /// Create a sandbox that runs until it is killed
     Create(CreateArgs),
@@ -127,7 +127,7 @@ pub enum Command {
     Resume(ManyArgs),
     /// Stop all processes of sandboxes and run the start command of their template
     Restart(RestartArgs),
-    /// Wait until sandboxes reach a state, and report the reason of their end
+    /// Wait until sandboxes reach a state, and print the exit reason
     Wait(WaitArgs),
     /// List files that a sandbox changed relative to its template
     Diff(DiffArgs),
@@ -215,8 +215,8 @@ pub enum DaemonCommand {
     },
     /// Stop the daemon after in-flight operations. Sandboxes continue to run for the next daemon
     Stop {
-        /// Also kill running sandboxes, including those of a daemon that has exited. Paused
-        /// sandboxes and snapshots are retained
+        /// Also kill running sandboxes, even if the daemon has exited. Paused sandboxes and
+        /// snapshots are retained
         #[arg(long)]
         kill_sandboxes: bool,
     },
@@ -233,7 +233,7 @@ pub enum DaemonCommand {
     },
 }
 
-/// Whose sandboxes a command is about.
+/// Host whose sandboxes a command uses.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Another host")]
 pub struct HostArgs {
@@ -247,7 +247,7 @@ pub struct HostArgs {
 }
 
 impl HostArgs {
-    /// The same for a client.
+    /// Returns the options of an API client.
     pub fn server(&self) -> ServerOptions {
         ServerOptions {
             url: self.url.clone(),
@@ -257,11 +257,11 @@ impl HostArgs {
 }
 
 impl Cli {
-    /// Reads the command line. What cannot be understood ends the program, with what is meant
-    /// instead where that is known.
+    /// Parses the command line. Exits with an error message, and a hint if one exists, when the
+    /// arguments are invalid.
     pub fn read() -> Self {
         Self::try_parse().unwrap_or_else(|error| {
-            let hint = hint(&error).or_else(|| hints::of_command(&error));
+            let hint = hint(&error).or_else(|| hints::command_hint(&error));
             let _ = error.print();
             if let Some(hint) = hint {
                 errln!("\n{hint}");
@@ -271,7 +271,7 @@ impl Cli {
     }
 }
 
-/// The meaning here of an option that is known elsewhere.
+/// Returns a hint for an unknown option that other tools have.
 fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return None;
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_the_command_are_left_alone() {
+    fn arguments_of_the_command_are_not_parsed() {
         let cli =
             Cli::try_parse_from(["jiffy", "run", "-i", "--", "ls", "-la", "--timeout"]).unwrap();
         let Command::Run(run) = cli.command else {
@@ -333,35 +333,38 @@ mod tests {
 
     #[test]
     fn foreign_commands_get_a_hint_and_typos_a_suggestion() {
-        let refused = |word: &str| Cli::try_parse_from(["jiffy", word]).unwrap_err();
+        let parse_error = |word: &str| Cli::try_parse_from(["jiffy", word]).unwrap_err();
         for word in ["stop", "images", "ssh", "commit"] {
-            assert!(hints::of_command(&refused(word)).is_some(), "{word}");
+            assert!(hints::command_hint(&parse_error(word)).is_some(), "{word}");
         }
-        for (slip, meant) in [
+        for (typo, suggestion) in [
             ("crate", "create"),
             ("snapshts", "snapshots"),
             ("exce", "exec"),
         ] {
-            let error = refused(slip);
-            assert!(error.to_string().contains(&format!("'{meant}'")), "{error}");
-            assert_eq!(hints::of_command(&error), None);
+            let error = parse_error(typo);
+            assert!(
+                error.to_string().contains(&format!("'{suggestion}'")),
+                "{error}"
+            );
+            assert_eq!(hints::command_hint(&error), None);
         }
     }
 
     #[test]
     fn an_unknown_option_is_not_taken_for_the_command() {
-        let typed: [(&[&str], bool); 5] = [
+        let lines: [(&[&str], bool); 5] = [
             (&["run", "-d", "--", "true"], true),
             (&["run", "--mount", "/a:/b", "true"], true),
             (&["run", "--net=none", "true"], true),
             (&["run", "--frobnicate", "true"], false),
             (&["exec", "k3x9", "--rm", "true"], true),
         ];
-        for (words, known) in typed {
+        for (words, has_hint) in lines {
             let line = ["jiffy"].iter().chain(words);
             let error = Cli::try_parse_from(line).unwrap_err();
             assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument);
-            assert_eq!(hint(&error).is_some(), known, "{words:?}");
+            assert_eq!(hint(&error).is_some(), has_hint, "{words:?}");
         }
     }
 }

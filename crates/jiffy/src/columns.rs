@@ -1,4 +1,4 @@
-//! Tables on a terminal: columns as wide as what is in them.
+//! Tables on a terminal. Each column is as wide as its longest cell.
 
 use jiffy_client::terminal::line;
 use std::fmt::Write as _;
@@ -6,16 +6,16 @@ use std::fmt::Write as _;
 /// Spaces between two columns.
 const COLUMN_GAP: usize = 2;
 
-/// Side of its column that a cell stands at.
+/// Alignment of the cells in a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// A table with a head.
+/// Table with a heading.
 #[derive(Debug)]
 pub struct Table {
     columns: Vec<(&'static str, Align)>,
@@ -23,7 +23,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// One without rows.
+    /// Creates a table without rows.
     pub fn new<const N: usize>(columns: [(&'static str, Align); N]) -> Self {
         Self {
             columns: columns.into(),
@@ -31,16 +31,20 @@ impl Table {
         }
     }
 
-    /// Adds a row, a cell for each column. Empty cells show as `-`, control characters are escaped.
+    /// Adds a row with a cell for each column. Empty cells are printed as `-`, and control
+    /// characters are escaped.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let shown = cells.map(|cell| match cell.is_empty() {
-            true => "-".to_owned(),
-            false => line(&cell).into_owned(),
+        let shown = cells.map(|cell| {
+            if cell.is_empty() {
+                "-".to_owned()
+            } else {
+                line(&cell).into_owned()
+            }
         });
         self.rows.push(shown.into());
     }
 
-    /// Removes the column that is called `name`.
+    /// Removes the column with heading `name`.
     pub fn remove_column(&mut self, name: &str) {
         let Some(at) = self.columns.iter().position(|column| column.0 == name) else {
             return;
@@ -51,7 +55,7 @@ impl Table {
         }
     }
 
-    /// The table as text, each line ended.
+    /// Returns the text of the table. Each line ends with a line feed.
     pub fn text(&self) -> String {
         let names = self.columns.iter().map(|(name, _)| (*name).to_owned());
         let head: Vec<String> = names.collect();
@@ -93,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn columns_are_as_wide_as_their_longest_cell() {
         let mut table = Table::new([("NAME", Align::Left), ("SIZE", Align::Right)]);
         table.row(["a".into(), "12 MiB".into()]);
         table.row(["größer".into(), String::new()]);

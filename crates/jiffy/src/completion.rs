@@ -16,12 +16,12 @@ use std::time::Duration;
 
 /// Environment variable with which the shell requests candidates.
 const VARIABLE: &str = "COMPLETE";
-/// Time for candidates. A slower daemon has none.
+/// Timeout of the daemon for candidates. Without an answer the list is empty.
 const TIMEOUT: Duration = Duration::from_millis(100);
 /// Name of the program, which the shell finds in `PATH`.
 const PROGRAM: &str = "jiffy";
 
-/// Kinds of values that the daemon or the data directory knows.
+/// Kind of a value whose candidates come from the daemon or the data directory.
 #[derive(Clone, Copy)]
 enum ValueKind {
     Sandbox,
@@ -68,7 +68,8 @@ fn with_candidates(command: clap::Command, path: &[&str]) -> clap::Command {
         })
 }
 
-/// Returns the kind of the values of argument `id` of a subcommand.
+/// Returns the kind of the values of argument `id` of a subcommand. `None` if they have no
+/// candidates.
 fn value_kind(subcommand: &[&str], id: &str) -> Option<ValueKind> {
     match (subcommand, id) {
         (["inspect" | "rm"], "ids") => Some(ValueKind::SandboxOrSnapshot),
@@ -82,59 +83,60 @@ fn value_kind(subcommand: &[&str], id: &str) -> Option<ValueKind> {
     }
 }
 
-/// Returns the candidates of a kind, or none if the daemon does not answer in time.
+/// Returns the candidates of a kind. The list is empty if the daemon does not answer in time.
 fn candidates(kind: ValueKind) -> Vec<CompletionCandidate> {
-    let found = match kind {
+    let candidates = match kind {
         ValueKind::Template => templates(),
         _ => from_daemon(kind),
     };
-    found.unwrap_or_default()
+    candidates.unwrap_or_default()
 }
 
 fn templates() -> anyhow::Result<Vec<CompletionCandidate>> {
-    let mut found = Templates::new(&Home::locate()?).list()?;
-    found.retain(|manifest| manifest.visibility != Visibility::Internal);
-    let names = found.iter().map(|manifest| manifest.reference());
+    let mut templates = Templates::new(&Home::locate()?).list()?;
+    templates.retain(|manifest| manifest.visibility != Visibility::Internal);
+    let names = templates.iter().map(|manifest| manifest.reference());
     Ok(names.map(CompletionCandidate::new).collect())
 }
 
 fn from_daemon(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
-    crate::runtime()?.block_on(async { tokio::time::timeout(TIMEOUT, ask(kind)).await })?
+    crate::runtime()?
+        .block_on(async { tokio::time::timeout(TIMEOUT, request_candidates(kind)).await })?
 }
 
-async fn ask(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
+async fn request_candidates(kind: ValueKind) -> anyhow::Result<Vec<CompletionCandidate>> {
     let home = Home::locate()?;
     let stream = local_daemon::connect(&home).await;
     let client =
         jiffy_daemon::local_daemon::client_over(&home, stream.context("no daemon runs")?).await?;
-    let mut found = Vec::new();
+    let mut candidates = Vec::new();
     if !matches!(kind, ValueKind::Snapshot) {
         for sandbox in client.listed_sandboxes(true).await? {
             let (id, name) = (sandbox.id.clone(), sandbox.name.clone());
-            add(&mut found, id, name, sandbox.state.name());
+            add(&mut candidates, id, name, sandbox.state.name());
         }
     }
     if !matches!(kind, ValueKind::Sandbox) {
         for snapshot in client.snapshots(None).await? {
             add(
-                &mut found,
+                &mut candidates,
                 snapshot.id.clone(),
                 snapshot.name.clone(),
                 "snapshot",
             );
         }
     }
-    Ok(found)
+    Ok(candidates)
 }
 
-/// Adds an id and a name, each with the other one as its explanation.
-fn add(found: &mut Vec<CompletionCandidate>, id: String, name: Option<String>, state: &str) {
+/// Adds candidates for an id and for a name, each with the other as its help text.
+fn add(candidates: &mut Vec<CompletionCandidate>, id: String, name: Option<String>, state: &str) {
     let help = |other: &str| Some(format!("{state} {other}").trim_end().to_owned().into());
     if let Some(name) = &name {
-        found.push(CompletionCandidate::new(name).help(help(&id)));
+        candidates.push(CompletionCandidate::new(name).help(help(&id)));
     }
     let other = name.unwrap_or_default();
-    found.push(CompletionCandidate::new(id).help(help(&other)));
+    candidates.push(CompletionCandidate::new(id).help(help(&other)));
 }
 
 #[cfg(test)]

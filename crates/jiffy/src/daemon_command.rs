@@ -1,4 +1,4 @@
-//! `jiffy daemon`: the daemon in the background, from outside.
+//! `jiffy daemon`: starts, stops and inspects the background daemon.
 
 use crate::cli::{DaemonCommand, ServeArgs};
 use anyhow::Context;
@@ -12,14 +12,14 @@ use std::net::TcpListener;
 use std::process::ExitCode;
 use tokio::net::UnixStream;
 
-/// Exit code of `status` when none runs, as init scripts have it (LSB 5.0, 22.2).
+/// Exit code of `status` if no daemon runs, as defined for init scripts (LSB 5.0, 22.2).
 const NOT_RUNNING_EXIT_CODE: u8 = 3;
-/// Option that the daemon is given by whoever starts it in the background.
+/// Option that the parent process passes to a background daemon.
 const LOG_FILE_OPTION: &str = "--log-file";
-/// Option of a daemon that a command starts by itself.
+/// Option that commands pass to a daemon that they start automatically.
 const NO_LISTEN_OPTION: &str = "--no-listen";
 
-/// Runs one command.
+/// Runs a subcommand of `jiffy daemon`.
 pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(async {
         match command {
@@ -36,43 +36,45 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
 }
 
 async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
-    let wanted = parse_options(options);
+    let new_options = parse_options(options);
     let home = Home::locate()?;
     if let Some(stream) = connect(&home).await {
         let process = process_of(&stream);
         let status = query_status(&home, stream).await?;
-        if status.listen.is_some() || wanted.no_listen {
+        if status.listen.is_some() || new_options.no_listen {
             outln!(
-                "runs already: process {}, version {}",
+                "already running: process {}, version {}",
                 status.pid,
                 status.version
             );
             if !options.is_empty() {
-                outln!("its options stay as they were: `jiffy daemon restart` changes them");
+                outln!("options were not changed: use `jiffy daemon restart` to change them");
             }
             return Ok(ExitCode::SUCCESS);
         }
-        // One that a command started by itself has no address, and this one was asked to have one.
-        let typed = process.map(|(_, arguments)| arguments).unwrap_or_default();
+        // A daemon that a command started automatically has no address. This command requests an
+        // address.
+        let arguments = process.map(|(_, arguments)| arguments).unwrap_or_default();
         anyhow::ensure!(
-            typed.iter().any(|word| word == LOG_FILE_OPTION),
-            "process {} runs without an address, in the foreground or as a service: \
-             start it there without --no-listen",
+            arguments.iter().any(|word| word == LOG_FILE_OPTION),
+            "process {} runs with --no-listen in the foreground or as a service: \
+             restart it without --no-listen",
             status.pid
         );
-        // Before the other one has gone.
-        TcpListener::bind(wanted.listen).with_context(|| {
-            let address = wanted.listen;
-            format!("cannot listen on {address}: choose another with `--listen`")
+        // The address is checked before the running daemon is stopped.
+        TcpListener::bind(new_options.listen).with_context(|| {
+            let address = new_options.listen;
+            format!("cannot listen on {address}: choose another address with --listen")
         })?;
         outln!(
-            "process {} has no address: another takes its place, and the sandboxes",
+            "replacing process {}, which has no address; its sandboxes continue to run",
             status.pid
         );
         jiffy_daemon::stop(StopHost::default()).await?;
-        let options = match options.is_empty() {
-            true => without_no_listen(user_options(typed)),
-            false => options.to_vec(),
+        let options = if options.is_empty() {
+            without_no_listen(user_options(arguments))
+        } else {
+            options.to_vec()
         };
         return start_new(&home, &options).await;
     }
@@ -89,8 +91,8 @@ async fn start_new(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads options of `jiffy serve`. Those that it does not take end this program here, with its
-/// words, rather than in the log.
+/// Parses options of `jiffy serve`. Exits with an error message if an option is invalid, so that
+/// the error is not only in the log of the daemon.
 fn parse_options(options: &[String]) -> ServeArgs {
     #[derive(Parser)]
     #[command(name = "jiffy serve")]
@@ -102,7 +104,7 @@ fn parse_options(options: &[String]) -> ServeArgs {
     Options::parse_from(line.chain(options.iter().map(String::as_str))).serve
 }
 
-/// The same options with an address.
+/// Returns the options without `--no-listen`.
 fn without_no_listen(mut options: Vec<String>) -> Vec<String> {
     options.retain(|option| option != NO_LISTEN_OPTION);
     options
@@ -113,7 +115,7 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     let mut options = options.to_vec();
     if let Some(stream) = connect(&home).await {
-        // As the kernel has them: one of another version may not be understood.
+        // The arguments are read from the kernel, because this version may not know all of them.
         if let (true, Some((_, arguments))) = (options.is_empty(), process_of(&stream)) {
             options = user_options(arguments);
         }
@@ -122,18 +124,18 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
     start(&options).await
 }
 
-/// Arguments without those that only concern how the last daemon was started.
+/// Returns the arguments without options that the parent process of the daemon added.
 fn user_options(arguments: Vec<String>) -> Vec<String> {
-    let mut typed = Vec::new();
+    let mut options = Vec::new();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         if argument == LOG_FILE_OPTION {
             arguments.next();
         } else {
-            typed.push(argument);
+            options.push(argument);
         }
     }
-    typed
+    options
 }
 
 async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonStatus> {
@@ -141,7 +143,7 @@ async fn query_status(home: &Home, stream: UnixStream) -> anyhow::Result<DaemonS
     let answer: Host = client.call(Method::GET, "/host", &()).await?;
     answer
         .jiffy
-        .context("the daemon tells nothing about itself")
+        .context("the daemon does not report its status")
 }
 
 async fn status(json: bool) -> anyhow::Result<ExitCode> {
@@ -178,16 +180,16 @@ fn table(status: &DaemonStatus) -> String {
         .sandboxes
         .iter()
         .map(|(name, n)| format!("{n} {name}"));
-    let refused = status
+    let rejected = status
         .refused
         .iter()
-        .map(|(why, n)| format!("{n} for {why}"));
+        .map(|(reason, n)| format!("{n} for {reason}"));
     let uptime = status.uptime_s;
     let lines = [
         ("process", status.pid.to_string()),
         ("version", status.version.clone()),
         (
-            "up",
+            "uptime",
             format!(
                 "{}:{:02}:{:02}",
                 uptime / 3600,
@@ -196,11 +198,11 @@ fn table(status: &DaemonStatus) -> String {
             ),
         ),
         (
-            "listens",
+            "address",
             status
                 .listen
                 .clone()
-                .unwrap_or("at its socket only".to_owned()),
+                .unwrap_or("socket in the data directory only".to_owned()),
         ),
         ("sandboxes", list(states.collect())),
         ("warm pool", status.warm.to_string()),
@@ -209,24 +211,23 @@ fn table(status: &DaemonStatus) -> String {
             status
                 .rootless
                 .clone()
-                .unwrap_or("as root: see SECURITY.md".to_owned()),
+                .unwrap_or("root, see SECURITY.md".to_owned()),
         ),
         ("network", status.network.clone()),
         ("snapshots", status.snapshots.to_string()),
         (
             "memory",
             format!(
-                "{} MiB promised of {}; the host has {} left",
+                "{} MiB committed of {}; {} available on the host",
                 status.memory_committed_mib,
                 mib(status.memory_limit_mib),
                 mib(status.memory_available_mib)
             ),
         ),
-        ("refused", list(refused.collect())),
+        ("rejected", list(rejected.collect())),
     ];
     let mut text = String::new();
     for (name, value) in lines {
-        // Writing to a string does not fail.
         let _ = writeln!(text, "{name:<10} {value}");
     }
     text

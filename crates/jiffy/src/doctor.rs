@@ -1,4 +1,4 @@
-//! `jiffy doctor`: can this host run sandboxes, and if not, what mends it.
+//! `jiffy doctor`: checks whether this host can run sandboxes, and explains how to fix problems.
 
 mod checks;
 mod files;
@@ -15,11 +15,11 @@ use std::process::ExitCode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// The requirement is met.
     Ok,
-    /// Works, but could be better.
+    /// Sandboxes run, with a limitation.
     Note,
-    /// Sandboxes will not run.
+    /// Sandboxes cannot run.
     Fail,
 }
 
@@ -28,11 +28,11 @@ pub enum Status {
 pub struct Finding {
     /// Subject of the check.
     pub what: &'static str,
-    /// Its outcome.
+    /// Outcome of the check.
     pub status: Status,
-    /// Finding, in words.
+    /// Description of the result.
     pub found: String,
-    /// Remedy, unless all is as it should be.
+    /// Remedy. `None` if no action is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -76,46 +76,47 @@ impl Finding {
     }
 }
 
-/// Runs all checks. Success means that sandboxes run here.
+/// Runs all checks. Exits successfully if sandboxes can run on this host.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut findings = Vec::new();
-    let mut tell = |finding: Finding| {
+    let mut report = |finding: Finding| {
         if !args.json {
             finding.print();
         }
         findings.push(finding);
     };
-    match args.security {
-        true => security::run_all(&mut tell),
-        false => checks::run_all(&mut tell),
+    if args.security {
+        security::run_all(&mut report);
+    } else {
+        checks::run_all(&mut report);
     }
-    let fit = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
+    let is_usable = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
     if !args.no_boot && !args.security {
-        if fit(&findings) {
-            let mut tell = |finding: Finding| {
+        if is_usable(&findings) {
+            let mut report = |finding: Finding| {
                 if !args.json {
                     finding.print();
                 }
                 findings.push(finding);
             };
-            guest::boot(&mut tell);
-            if args.measure && fit(&findings) {
-                let mut tell = |finding: Finding| {
+            guest::boot(&mut report);
+            if args.measure && is_usable(&findings) {
+                let mut report = |finding: Finding| {
                     if !args.json {
                         finding.print();
                     }
                     findings.push(finding);
                 };
-                measure::run(args, &mut tell);
+                measure::run(args, &mut report);
             }
         } else if !args.json {
-            outln!("--    guest          not booted: mend the above first");
+            outln!("--    guest          not booted: fix the problems above first");
         }
     }
     if args.json {
         outln!("{}", jiffy_client::terminal::json(&findings)?);
     }
-    Ok(if fit(&findings) {
+    Ok(if is_usable(&findings) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

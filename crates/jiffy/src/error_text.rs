@@ -1,7 +1,7 @@
-//! Errors as they are told.
+//! Text of errors.
 
-/// An error and its causes, each told once: many errors tell their cause themselves.
-pub fn told(error: &anyhow::Error) -> String {
+/// Returns the text of an error and its causes. Causes whose text is already included are skipped.
+pub fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1) {
         let more = cause.to_string();
@@ -24,12 +24,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_included_once() {
         let source = std::io::Error::other("too many links");
         let read: Result<(), _> = Err(ReadError { source });
         let error = read.context("no network").unwrap_err();
-        assert_eq!(told(&error), "no network: reading /x: too many links");
-        let error = anyhow!("it ended").context("no daemon");
-        assert_eq!(told(&error), "no daemon: it ended");
+        assert_eq!(describe(&error), "no network: reading /x: too many links");
+        let error = anyhow!("connection closed").context("no daemon");
+        assert_eq!(describe(&error), "no daemon: connection closed");
     }
 }

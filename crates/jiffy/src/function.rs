@@ -1,4 +1,4 @@
-//! `jiffy function`: functions, each request of which has an instance of its own.
+//! `jiffy function`: manages functions.
 
 mod bench;
 mod deploy;
@@ -14,7 +14,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-/// Runs one subcommand.
+/// Runs a subcommand of `jiffy function`.
 pub fn run(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(dispatch(command))
 }
@@ -26,8 +26,8 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
         FunctionCommand::Deploy(args) => deploy::run(args).await?,
         FunctionCommand::Ls { all, output } => {
             let path = format!("/functions?all={all}");
-            let found = call(output, Method::GET, &path, &Value::Null).await?;
-            show(output.json, &found, table::functions)?;
+            let functions = call(output, Method::GET, &path, &Value::Null).await?;
+            show(output.json, &functions, table::functions)?;
         }
         FunctionCommand::Info(args) => one(args, Method::GET, "", table::function).await?,
         FunctionCommand::Logs(args) => logs::run(args).await?,
@@ -41,8 +41,8 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
         } => {
             let path = path(name, "/rollback")?;
             let body = json!({ "version": version });
-            let found = call(output, Method::POST, &path, &body).await?;
-            show(output.json, &found, table::answering)?;
+            let function = call(output, Method::POST, &path, &body).await?;
+            show(output.json, &function, table::current_version)?;
         }
         FunctionCommand::Disable(args) => one(args, Method::POST, "/disable", table::name).await?,
         FunctionCommand::Enable(args) => one(args, Method::POST, "/enable", table::name).await?,
@@ -58,12 +58,12 @@ async fn dispatch(command: &FunctionCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Path of a call on the function `name`.
+/// Returns the API path of a request for function `name`.
 fn path(name: &str, call: &str) -> anyhow::Result<String> {
-    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     anyhow::ensure!(
-        !name.is_empty() && name.chars().all(good),
-        "`{name}` is no name of a function: use a-z, 0-9 and dashes"
+        !name.is_empty() && name.chars().all(is_valid),
+        "`{name}` is not a function name: use a-z, 0-9 and dashes"
     );
     Ok(format!("/functions/{name}{call}"))
 }
@@ -78,7 +78,7 @@ async fn call(
     client.call(method, path, body).await
 }
 
-/// Calls on one function and shows the answer.
+/// Sends a request for a function and prints the response.
 async fn one(
     args: &FunctionArgs,
     method: Method,
@@ -86,6 +86,6 @@ async fn one(
     text: impl FnOnce(&Value) -> String,
 ) -> anyhow::Result<()> {
     let path = path(&args.name, name)?;
-    let found = call(&args.output, method, &path, &Value::Null).await?;
-    show(args.output.json, &found, text)
+    let response = call(&args.output, method, &path, &Value::Null).await?;
+    show(args.output.json, &response, text)
 }

@@ -1,6 +1,6 @@
 //! The `jiffy` command: parse, call, print.
 
-// Everything that is printed passes `jiffy_client::terminal`.
+// All output is printed through `jiffy_client::terminal`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
@@ -34,21 +34,22 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Exit code when Jiffy itself failed, as `docker run` has it.
+/// Exit code for failures of Jiffy itself, as in `docker run`.
 const FAILURE_EXIT_CODE: u8 = 125;
 
 fn main() -> ExitCode {
     jiffy_proto::panic::abort_at_panics();
-    // Before anything else exists in this process: most roles confine it first.
+    // Roles are dispatched before the process creates threads or opens files, because most of them
+    // confine the process first.
     if let Some(main) = std::env::args_os().nth(1).and_then(|word| role(&word)) {
         return main();
     }
-    // This very program, also when its file has been replaced.
+    // The running program, even if its file was replaced.
     jiffy_image::set_unpacker_program("/proc/self/exe");
     completion::answer_shell();
     let cli = Cli::read();
     rootless::enter_for(&cli.command);
-    let (result, failed) = match &cli.command {
+    let (result, failure_code) = match &cli.command {
         Command::Run(args) => (run::run(args), FAILURE_EXIT_CODE),
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
@@ -66,26 +67,26 @@ fn main() -> ExitCode {
         command => (sandbox::run(command), 1),
     };
     result.unwrap_or_else(|e| {
-        errln!("jiffy: {}", error_text::told(&e));
-        ExitCode::from(failed)
+        errln!("jiffy: {}", error_text::describe(&e));
+        ExitCode::from(failure_code)
     })
 }
 
-/// Entry point of a role: `jiffy` starts itself as another process.
+/// Main function of a helper process, which is this program with a special first argument.
 type Role = fn() -> ExitCode;
 
-/// Main function of a role in which this program starts itself, by the first argument.
+/// Returns the main function of the role that `argument` selects.
 fn role(argument: &OsStr) -> Option<fn() -> ExitCode> {
     let roles: [(&str, Role); 6] = [
         // Sends requests to registries.
         (PULLER_ARGUMENT, jiffy_registry_pull::process::main),
         // Unpacks untrusted archives.
         (jiffy_image::UNPACK_ARGUMENT, jiffy_image::unpacker),
-        // Removes the network of a `jiffy run` that has ended.
+        // Removes the network of a finished `jiffy run`.
         (ephemeral::REMOVER_ARGUMENT, ephemeral::remover),
-        // Holds the namespaces of an ordinary user.
+        // Keeps the namespaces of an unprivileged user open.
         (HOLDER_ARGUMENT, jiffy_rootless::holder::main),
-        // Fetches memory that guests wait for.
+        // Fetches memory of guests from the store.
         (FETCHER_ARGUMENT, jiffy_store::host::fetcher_main),
         // Runs the command that unwraps master keys, for the fetcher.
         (KEY_BROKER_ARGUMENT, jiffy_store::host::key_broker_main),
@@ -102,7 +103,7 @@ fn agent_image(directory: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The event loop of one command.
+/// Creates the event loop of a command.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()

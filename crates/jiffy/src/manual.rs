@@ -1,4 +1,4 @@
-//! Manual pages, from the same definitions as `--help`.
+//! Manual pages, generated from the definitions of `--help`.
 
 use crate::cli::Cli;
 use anyhow::Context;
@@ -7,11 +7,11 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// `jiffy man`: writes the pages into `directory`, one for each subcommand.
+/// `jiffy man`: writes a page for each subcommand into `directory`.
 pub fn write(directory: &Path) -> anyhow::Result<ExitCode> {
-    let failed = || format!("cannot write manual pages into {}", directory.display());
-    fs::create_dir_all(directory).with_context(failed)?;
-    clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
+    let context = || format!("cannot write manual pages to {}", directory.display());
+    fs::create_dir_all(directory).with_context(context)?;
+    clap_mangen::generate_to(Cli::command(), directory).with_context(context)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -26,7 +26,7 @@ mod tests {
         let page = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
         assert!(page("jiffy.1").contains("jiffy\\-run(1)"));
         assert!(page("jiffy-template-import.1").contains("sha256"));
-        // The same pages for the same version, whatever the time is.
+        // The pages are reproducible: they do not contain the time.
         let before = page("jiffy-run.1");
         write(directory.path()).unwrap();
         assert_eq!(before, page("jiffy-run.1"));

@@ -1,4 +1,4 @@
-//! Commands of an ordinary user: moved into namespaces of his own before they have threads.
+//! Namespaces of commands that an unprivileged user runs.
 
 use crate::cli::EngineSelection;
 use crate::cli::FeatureSwitch;
@@ -9,44 +9,45 @@ use jiffy_image::Home;
 use jiffy_rootless::EnterOptions;
 use std::os::unix::net::UnixStream;
 
-/// Makes this process root of namespaces of its user's own, if that is of use to the command and
-/// the kernel lets it. This process must have one thread only.
+/// Enters user namespaces in which this process is root if the command needs them and the kernel
+/// permits them. The process must be single-threaded.
 pub fn enter_for(command: &Command) {
     if nix::unistd::Uid::effective().is_root() {
         return;
     }
-    // A data directory that cannot be used is told by the command itself.
+    // The command itself reports an unusable data directory.
     let Ok(home) = Home::locate() else {
         return;
     };
-    let Some((lasting, network)) = needs(command, &home) else {
+    let Some((persistent, network)) = needs(command, &home) else {
         return;
     };
     let support = rootless_notice::support();
-    // In there nobody would know whose it is.
-    // SAFETY: there is no other thread yet that could read the environment.
+    // In the namespace this process is root, and would use root's default data directory.
+    // SAFETY: this process has only one thread, so that no other thread reads the environment.
     unsafe { std::env::set_var("JIFFY_HOME", home.path()) };
-    let plan = EnterOptions {
+    let options = EnterOptions {
         home: home.path().to_owned(),
-        persistent: lasting,
+        persistent,
         network,
     };
-    let entered = match &support.namespaces {
-        Ok(()) => jiffy_rootless::enter(&plan).map_err(|e| e.to_string()),
+    let result = match &support.namespaces {
+        Ok(()) => jiffy_rootless::enter(&options).map_err(|e| e.to_string()),
         Err(missing) => Err(missing.what.clone()),
     };
-    let notice = rootless_notice::notice(&entered, support);
+    let notice = rootless_notice::notice(&result, support);
     match command {
-        // It says more by itself.
+        // These commands report more details.
         Command::Doctor(_) | Command::Daemon(_) => {}
         Command::Serve(args) if args.stop => {}
-        // The command that starts it in the background tells its user.
+        // A background daemon writes to its log; the command that starts it shows the notice.
         Command::Serve(_) => errln!("jiffy: {notice}"),
         _ => rootless_notice::show_once(&home.run(), &notice),
     }
 }
 
-/// Needs of a command: namespaces that outlive it, and an uplink; none: neither.
+/// Returns whether a command needs namespaces that outlive it, and whether it needs an uplink.
+/// `None` if the command needs no namespaces.
 fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
     match command {
         Command::Run(args) if is_for_daemon(args, home) => None,
@@ -59,7 +60,7 @@ fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
         Command::Serve(args) if !args.stop || args.kill_sandboxes => {
             Some((true, args.network.network != FeatureSwitch::Off))
         }
-        // The daemon that ends them may be gone.
+        // The command kills the sandboxes itself if the daemon has exited.
         Command::Daemon(DaemonCommand::Stop {
             kill_sandboxes: true,
         }) => Some((true, true)),
@@ -67,10 +68,11 @@ fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
     }
 }
 
-/// Tells if a run's guest is a daemon's sandbox. One that wants an engine may have none there.
+/// Returns whether the sandbox of `jiffy run` belongs to a daemon. With an explicit engine it does
+/// not belong to the local daemon.
 fn is_for_daemon(args: &RunArgs, home: &Home) -> bool {
-    let elsewhere = || !matches!(jiffy_client::is_remote(&args.host.server()), Ok(false));
-    let here =
+    let is_remote = || !matches!(jiffy_client::is_remote(&args.host.server()), Ok(false));
+    let has_local_daemon =
         || args.engine.engine == EngineSelection::Auto && UnixStream::connect(socket(home)).is_ok();
-    !args.no_daemon && (elsewhere() || here())
+    !args.no_daemon && (is_remote() || has_local_daemon())
 }

@@ -1,7 +1,7 @@
-//! `jiffy run`: a fresh guest, one command, its output and exit code, and nothing left.
+//! `jiffy run`: runs a command in a new sandbox and removes the sandbox afterwards.
 //!
-//! With a daemon the guest is a sandbox of its (`remote.rs`), else it is a child of this
-//! process; `source.rs` decides.
+//! The sandbox belongs to a daemon (`remote.rs`) or is a child of this process (`local.rs`).
+//! `source.rs` selects the source.
 
 mod command_target;
 pub mod ephemeral;
@@ -31,16 +31,17 @@ use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use volume::Volumes;
 
-/// Runs the command and returns its exit code. Errors are Jiffy's own.
+/// Runs the command and returns its exit code. Errors are errors of Jiffy.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let began = Instant::now();
+    let start = Instant::now();
     check_size(&args.size)?;
     let env = environment(&args.exec.env)?;
     let runtime = crate::runtime()?;
     let prepared = PreparedCommand {
         args,
         env,
-        // Looked at before there is a guest: mistakes in them are the nearer ones.
+        // Volumes are read before the guest is created, so that invalid arguments are reported
+        // early.
         volumes: Volumes::open(&args.volumes)?,
         listeners: runtime.block_on(Listeners::open(&args.publish))?,
     };
@@ -50,12 +51,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
         GuestSource::ThisProcess => local::run(prepared, &runtime),
     };
-    // A thread may still wait for our standard input: the runtime must not wait for it in turn.
+    // A thread may be blocked in reading standard input: the shutdown must not wait for it.
     runtime.shutdown_background();
-    outcome?.report(args.exec.json, began)
+    outcome?.report(args.exec.json, start)
 }
 
-/// A command with all that is to be around it.
+/// Command with its environment, volumes and ports.
 struct PreparedCommand<'a> {
     args: &'a RunArgs,
     env: BTreeMap<String, String>,
@@ -64,8 +65,8 @@ struct PreparedCommand<'a> {
 }
 
 impl PreparedCommand<'_> {
-    /// Runs the command in a guest that is ready: volumes are copied into it before and back
-    /// afterwards, and ports lead into it meanwhile.
+    /// Runs the command in a booted guest. Copies volumes to the guest before the command and back
+    /// afterwards, and forwards ports while the command runs.
     async fn run_in(
         self,
         target: &impl CommandTarget,
@@ -80,7 +81,7 @@ impl PreparedCommand<'_> {
         let (agent, user) = (target.agent(), args.exec.user.as_deref());
         if !volumes.is_empty() {
             tokio::select! {
-                copied = volumes.copy_in(&agent, user) => copied?,
+                result = volumes.copy_in(&agent, user) => result?,
                 number = signals.next() => return Ok(Outcome::interrupted(number)),
             }
         }
@@ -90,18 +91,20 @@ impl PreparedCommand<'_> {
         if !volumes.are_copied_back() {
             return Ok(outcome);
         }
-        let back = match outcome.finished {
-            true => tokio::select! {
-                copied = volumes.copy_back(&agent, user) => copied,
+        let result = if outcome.finished {
+            tokio::select! {
+                result = volumes.copy_back(&agent, user) => result,
                 _ = signals.next() => Err(anyhow::anyhow!("interrupted while volumes were copied back")),
-            },
-            false => Err(anyhow::anyhow!("no volume was copied back")),
+            }
+        } else {
+            Err(anyhow::anyhow!("no volume was copied back"))
         };
-        if let Err(e) = back {
-            let before = outcome.message.take();
-            let before =
-                before.unwrap_or_else(|| format!("the command ended with {}", outcome.code));
-            outcome.message = Some(format!("{before}; {e:#}"));
+        if let Err(e) = result {
+            let message = outcome
+                .message
+                .take()
+                .unwrap_or_else(|| format!("the command exited with {}", outcome.code));
+            outcome.message = Some(format!("{message}; {e:#}"));
             if outcome.finished {
                 outcome.code = crate::FAILURE_EXIT_CODE;
             }
@@ -110,67 +113,67 @@ impl PreparedCommand<'_> {
     }
 }
 
-/// The size asked for, with what of `usual` is not.
-fn sized(args: &SizeArgs, usual: SandboxSize) -> SandboxSize {
+/// Returns the size in the arguments. Missing values default to `default`.
+fn resolve_size(args: &SizeArgs, default: SandboxSize) -> SandboxSize {
     SandboxSize {
-        vcpus: args.cpus.unwrap_or(usual.vcpus),
-        memory_mib: args.memory.unwrap_or(usual.memory_mib),
-        disk_mib: args.disk.unwrap_or(usual.disk_mib),
+        vcpus: args.cpus.unwrap_or(default.vcpus),
+        memory_mib: args.memory.unwrap_or(default.memory_mib),
+        disk_mib: args.disk.unwrap_or(default.disk_mib),
     }
 }
 
-/// Refuses sizes out of bounds.
+/// Checks the limits of the size in the arguments.
 pub fn check_size(args: &SizeArgs) -> anyhow::Result<()> {
-    Ok(sized(args, SandboxSize::default()).check()?)
+    Ok(resolve_size(args, SandboxSize::default()).check()?)
 }
 
-/// The size asked for; what is not asked for is the template's to say.
+/// Returns the size in the arguments. Missing values default to the size of the template.
 pub fn size(args: &SizeArgs, template: &str) -> anyhow::Result<SandboxSize> {
-    // A size out of bounds is the nearer mistake than a template that is not there.
+    // An invalid size is reported before a missing template.
     check_size(args)?;
-    Ok(sized(args, Host::open()?.default_size(template)?))
+    Ok(resolve_size(args, Host::open()?.default_size(template)?))
 }
 
-/// The engine as it was asked for, and the template opened; a stock one that is missing is built,
-/// with a bar.
+/// Selects the engine and opens the template. Builds a missing stock template, with a progress bar.
 pub fn prepare(
     host: &Host,
     engine: EngineArgs,
     template: &str,
 ) -> anyhow::Result<(EngineName, PreparedTemplate)> {
-    // Known before anything is built for minutes in vain; an unknown template is the nearer
-    // mistake, though.
+    // An unusable engine is reported before a build that takes minutes, and an unknown template
+    // before an unusable engine.
     host.knows(template)?;
     let engine = engine.choose_usable(host)?;
     let mut bar = TemplateProgress::new(template);
     let prepared = host
         .prepare(template, &mut |p| bar.update(p))
-        .with_context(|| format!("cannot use template `{template}`"))?;
+        .with_context(|| format!("cannot open template `{template}`"))?;
     Ok((engine, prepared))
 }
 
-/// `KEY=VALUE` as it is, `KEY` from our own environment.
-pub fn environment(given: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
+/// Parses environment options: `KEY=VALUE`, or `KEY` for the value in the environment of this
+/// process.
+pub fn environment(options: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
     let mut env = BTreeMap::new();
-    for word in given {
-        let (key, value) = match word.split_once('=') {
+    for option in options {
+        let (key, value) = match option.split_once('=') {
             Some((key, value)) => (key, value.to_owned()),
-            None => match std::env::var(word) {
-                Ok(value) => (word.as_str(), value),
+            None => match std::env::var(option) {
+                Ok(value) => (option.as_str(), value),
                 Err(std::env::VarError::NotPresent) => continue,
-                Err(e) => anyhow::bail!("-e {word}: {e}"),
+                Err(e) => anyhow::bail!("-e {option}: {e}"),
             },
         };
         anyhow::ensure!(
             !key.is_empty() && !key.contains('\0') && !value.contains('\0'),
-            "-e {word}: write it as KEY=VALUE"
+            "-e {option}: use KEY=VALUE"
         );
         env.insert(key.to_owned(), value);
     }
     Ok(env)
 }
 
-/// Signals that are the command's to handle, from the moment we begin.
+/// Signals that are forwarded to the command. They are captured from the creation of this value.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -178,7 +181,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// From now on.
+    /// Starts to capture the signals.
     pub fn new() -> anyhow::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -187,7 +190,7 @@ impl Signals {
         })
     }
 
-    /// The number of the next one.
+    /// Waits for a signal and returns its number.
     async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.interrupt.recv() => libc::SIGINT,

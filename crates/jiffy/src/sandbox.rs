@@ -1,4 +1,4 @@
-//! The commands on sandboxes that stay: each is a call or two to the control plane.
+//! Commands for sandboxes of a daemon. Each command needs a few requests to the API.
 
 mod copy;
 mod engines;
@@ -23,7 +23,7 @@ use crate::run::{check_size, environment, prepare, size};
 use crate::template;
 use jiffy_api_types::{SandboxInfo, SandboxState};
 use jiffy_client::progress::while_waiting;
-use jiffy_client::{Client, NewSandbox, SandboxSettings, is_refusal, is_remote};
+use jiffy_client::{Client, NewSandbox, SandboxSettings, has_error_code, is_remote};
 use jiffy_engines::Host;
 use jiffy_image::image_on_demand;
 use serde::Serialize;
@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Runs one command.
+/// Runs a command.
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(dispatch(command))
 }
@@ -56,11 +56,11 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Diff(args) => {
             let remote = exec::RemoteSandbox::find(&args.host, &args.id).await?;
             let agent = remote.agent();
-            let looking = agent.changes(args.limit);
-            let found = while_waiting("looking for changes", looking).await?;
-            table::show(args.json, &found, table::changes)?;
-            if found.more {
-                errln!("jiffy: there are more; `--limit` shows up to 100000");
+            let request = agent.changes(args.limit);
+            let changes = while_waiting("comparing files with the template", request).await?;
+            table::show(args.json, &changes, table::changes)?;
+            if changes.more {
+                errln!("jiffy: the list is incomplete: increase --limit, at most 100000");
             }
         }
         Command::Cp(args) => return copy::run(args).await,
@@ -82,10 +82,10 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         }
         Command::Snapshot(args) => {
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
-            let taken = client
+            let snapshot = client
                 .snapshot_sandbox(&args.id, args.name.as_deref(), args.ack())
                 .await?;
-            table::show(args.json, &taken, |s| format!("{}\n", s.id))?;
+            table::show(args.json, &snapshot, |s| format!("{}\n", s.id))?;
         }
         Command::Snapshots(args) => {
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
@@ -103,25 +103,28 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         }
         Command::Promote(args) => {
             let client = jiffy_daemon::open_client(&args.host.server()).await?;
-            let gone = client.promote(&args.id).await?;
-            let gone: Vec<_> = gone.into_iter().map(table::without_tokens).collect();
-            table::show(args.json, &gone, |gone| {
-                gone.iter().map(|s| format!("removed {}\n", s.id)).collect()
+            let removed = client.promote(&args.id).await?;
+            let removed: Vec<_> = removed.into_iter().map(table::without_tokens).collect();
+            table::show(args.json, &removed, |removed| {
+                removed
+                    .iter()
+                    .map(|s| format!("removed {}\n", s.id))
+                    .collect()
             })?;
         }
-        // The others have modules of their own.
+        // `main` dispatches all other commands.
         _ => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints one sandbox.
+/// Prints a sandbox.
 fn show(json: bool, sandbox: &SandboxInfo) -> anyhow::Result<()> {
     let sandbox = table::without_tokens(sandbox.clone());
     table::show(json, &sandbox, |s| format!("{}\n", s.id))
 }
 
-/// Settings of the creator, as typed.
+/// Returns the settings in the arguments.
 fn settings(args: &CreateArgs) -> SandboxSettings {
     SandboxSettings {
         name: args.name.clone(),
@@ -170,29 +173,29 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The template that an image becomes. Where the registry does not answer, what it became before
-/// will do.
+/// Imports an image as a template and returns the template's name. If the import fails, for example
+/// because the registry is not reachable, uses the template of an earlier import.
 pub async fn template_of_image(
     client: &Client,
     image: &str,
     quiet: bool,
 ) -> anyhow::Result<String> {
     let name = image_on_demand(image);
-    let made = template::build::template_of_image(client, &name, image, quiet).await;
-    let Err(e) = made else { return Ok(name) };
+    let result = template::build::template_of_image(client, &name, image, quiet).await;
+    let Err(e) = result else { return Ok(name) };
     if e.is::<template::build::Interrupted>() {
         return Err(e);
     }
     match client.has_template(&name).await {
         Ok(true) => {
-            errln!("jiffy: image {image} as it was imported before: {e:#}");
+            errln!("jiffy: using the previous import of image {image}: {e:#}");
             Ok(name)
         }
         _ => Err(e.context(format!("cannot import image {image}"))),
     }
 }
 
-/// The create request; a template of this host is built first if it is missing.
+/// Returns the create request. Builds the template first if it is a missing template of this host.
 fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Result<NewSandbox> {
     let new_sandbox = NewSandbox::of(&args.template, env);
     if is_remote(&args.host.server())? {
@@ -200,7 +203,7 @@ fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Resu
         return Ok(new_sandbox.with_partial_size(args.size.cpus, args.size.memory, args.size.disk));
     }
     let size = size(&args.size, &args.template)?;
-    // Here, where progress can be shown, rather than in the daemon.
+    // The template is built by this process, which can show progress, and not by the daemon.
     prepare(&Host::open()?, args.engine.into(), &args.template)?;
     Ok(new_sandbox.with_size(size))
 }
@@ -210,105 +213,107 @@ fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Resu
 struct ForkResult {
     /// Snapshot that all children start from.
     snapshot: Value,
-    /// Those that answered.
+    /// Children that started.
     children: Vec<SandboxInfo>,
-    /// Why the others did not.
+    /// Errors of the children that failed.
     failed: Vec<String>,
 }
 
 async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let forked = client.fork(&args.id, args.count).await?;
-    let mut family = ForkResult {
+    let mut result = ForkResult {
         snapshot: json!({ "id": forked.first().map(|child| &child.snapshot_id) }),
         children: Vec::new(),
         failed: Vec::new(),
     };
     for child in forked {
         match (child.sandbox, child.error) {
-            (Some(sandbox), _) => family
+            (Some(sandbox), _) => result
                 .children
                 .push(table::without_tokens(sandbox.added.jiffy)),
-            (None, why) => family.failed.extend(why.map(|why| why.message)),
+            (None, error) => result.failed.extend(error.map(|error| error.message)),
         }
     }
-    table::show(args.json, &family, |family| {
-        let ids = family.children.iter().map(|s| format!("{}\n", s.id));
+    table::show(args.json, &result, |result| {
+        let ids = result.children.iter().map(|s| format!("{}\n", s.id));
         ids.collect()
     })?;
-    if family.failed.is_empty() {
+    if result.failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let of = args.count;
-    errln!("jiffy: {} of {of} children failed:", family.failed.len());
-    for why in &family.failed {
-        errln!("jiffy:   {why}");
+    let count = args.count;
+    errln!("jiffy: {} of {count} children failed:", result.failed.len());
+    for error in &result.failed {
+        errln!("jiffy:   {error}");
     }
     Ok(ExitCode::FAILURE)
 }
 
-/// Compares a snapshot with its seal. Neither damage nor the want of a seal is success.
+/// Verifies the checksums of a snapshot and its ancestors. Fails if data is damaged or if checksums
+/// are missing.
 async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCode> {
     let verified = jiffy_daemon::open_client(&host.server())
         .await?
         .verify(id)
         .await?;
     table::show(json, &verified, table::verified)?;
-    let sound = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
-    Ok(if sound {
+    let is_intact = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
+    Ok(if is_intact {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
 }
 
-/// Restarts each; those that sleep are woken first.
+/// Restarts sandboxes. Resumes paused sandboxes first.
 async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
-    let what = BulkOperation::Restart(args.grace);
-    run_for_each(&client, &args.ids, what, args.json).await
+    let operation = BulkOperation::Restart(args.grace);
+    run_for_each(&client, &args.ids, operation, args.json).await
 }
 
-/// Operation on each of several sandboxes.
+/// Operation on several sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BulkOperation {
     Kill,
-    /// Of sandboxes and snapshots.
+    /// Removes sandboxes or snapshots.
     Remove,
-    /// Of sandboxes that a list named: one that went meanwhile is as it should be.
+    /// Removes listed sandboxes. Ignores sandboxes that were removed since they were listed.
     RemoveListed,
-    /// True: until the store has what they sleep in.
+    /// Pauses sandboxes. If `true`, waits until the store has the stored memory.
     Pause(bool),
     Resume,
-    /// With this time for processes to end by themselves.
+    /// Restarts sandboxes. The value is the time before processes are killed.
     Restart(Duration),
 }
 
-async fn run_bulk(args: &ManyArgs, what: BulkOperation) -> anyhow::Result<ExitCode> {
+async fn run_bulk(args: &ManyArgs, operation: BulkOperation) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
-    run_for_each(&client, &args.ids, what, args.json).await
+    run_for_each(&client, &args.ids, operation, args.json).await
 }
 
-/// Does the same with each of several; one that fails does not spare the others. Each is told when
-/// it is done, so that what was told is true also where this program is killed before the last.
+/// Runs an operation on each object. Continues after failures. Each id is printed when its
+/// operation is complete, so that the output is correct even if this process is killed.
 async fn run_for_each(
     client: &Client,
     ids: &[String],
-    what: BulkOperation,
+    operation: BulkOperation,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
     let mut printed = Ok(());
     for id in ids {
-        match run_for_one(client, id, what).await {
+        match run_for_one(client, id, operation).await {
             Ok(record) if json => done.push(record),
             Ok(record) => {
                 let id = record["id"].as_str().unwrap_or(id);
                 printed = printed.and(table::show(false, &id, |id| format!("{id}\n")));
             }
             Err(e)
-                if what == BulkOperation::RemoveListed && is_refusal(&e, "sandbox_not_found") => {}
+                if operation == BulkOperation::RemoveListed
+                    && has_error_code(&e, "sandbox_not_found") => {}
             Err(e) => {
                 errln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
@@ -322,8 +327,8 @@ async fn run_for_each(
     Ok(code)
 }
 
-async fn run_for_one(client: &Client, id: &str, what: BulkOperation) -> anyhow::Result<Value> {
-    let record = match what {
+async fn run_for_one(client: &Client, id: &str, operation: BulkOperation) -> anyhow::Result<Value> {
+    let record = match operation {
         BulkOperation::Kill => client.kill(id, false).await,
         BulkOperation::Remove | BulkOperation::RemoveListed => client.kill(id, true).await,
         BulkOperation::Resume => client.resume(id).await,
@@ -340,12 +345,12 @@ async fn run_for_one(client: &Client, id: &str, what: BulkOperation) -> anyhow::
     };
     match record {
         Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
-        // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if what == BulkOperation::Remove && is_refusal(&e, "sandbox_not_found") => {
+        // If no sandbox has this id, it is the id of a snapshot.
+        Err(e) if operation == BulkOperation::Remove && has_error_code(&e, "sandbox_not_found") => {
             match client.remove_snapshot(id).await {
                 Ok(record) => Ok(serde_json::to_value(record)?),
-                Err(other) if is_refusal(&other, "snapshot_not_found") => Err(e),
-                Err(other) => Err(other),
+                Err(error) if has_error_code(&error, "snapshot_not_found") => Err(e),
+                Err(error) => Err(error),
             }
         }
         Err(e) => Err(e),

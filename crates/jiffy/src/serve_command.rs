@@ -7,7 +7,7 @@ use jiffy_api_types::StopHost;
 use jiffy_image::Home;
 use std::process::ExitCode;
 
-/// Runs the daemon until it is told to stop, or stops the one that runs.
+/// Runs the daemon in the foreground until it is stopped, or stops the running daemon.
 pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if args.stop {
         let kill_sandboxes = args.kill_sandboxes;
@@ -15,7 +15,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let options = args.options()?;
-    // The daemon removes their networks when it opens its own.
+    // The daemon removes the networks of these runs when it opens its own network.
     ephemeral::remove_dead_directories(&Home::locate()?);
     jiffy_daemon::run(options)?;
     Ok(ExitCode::SUCCESS)

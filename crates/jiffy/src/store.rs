@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Result for a tenant.
+/// Result of a command for a tenant.
 #[derive(Debug, Serialize)]
 struct OfTenant<T> {
     tenant: String,
@@ -25,7 +25,7 @@ struct OfTenant<T> {
     result: T,
 }
 
-/// Figures of a tenant.
+/// Statistics of a tenant.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Figures {
     #[serde(flatten)]
@@ -36,12 +36,12 @@ struct Figures {
     compression: f64,
 }
 
-/// Verification of a tenant.
+/// Result of `jiffy store verify` for a tenant.
 #[derive(Debug, Serialize)]
 struct Verified {
     #[serde(flatten)]
     report: VerifyReport,
-    /// Snapshots with chunks that could not be repaired; none if it was not asked for.
+    /// Snapshots with chunks that could not be repaired. `None` without `--repair`.
     #[serde(skip_serializing_if = "Option::is_none")]
     left: Option<Vec<DamagedSnapshot>>,
 }
@@ -49,13 +49,13 @@ struct Verified {
 impl Verified {
     fn is_sound(&self) -> bool {
         match &self.left {
-            Some(left) => left.is_empty() && self.report.objects.is_empty(),
+            Some(unrepaired) => unrepaired.is_empty() && self.report.objects.is_empty(),
             None => self.report.is_sound(),
         }
     }
 }
 
-/// Runs one command.
+/// Runs a subcommand of `jiffy store`.
 pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(async {
         match command {
@@ -67,7 +67,7 @@ pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Opens the store that a command names, or that of the daemon.
+/// Opens the store of the arguments, or the store that a daemon used last.
 fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
     let home = Home::locate()?;
     let last = LastStore::read(home.path())?;
@@ -75,17 +75,17 @@ fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
         (Some(url), _) => url.clone(),
         (None, Some(last)) => last.url.parse()?,
         (None, None) => anyhow::bail!(
-            "no daemon of this data directory has opened a store yet: name one with --store URL"
+            "no daemon of this data directory has used a store: specify it with --store URL"
         ),
     };
-    // Keys that belong to another store open nothing in this one.
+    // The master keys of another store cannot decrypt this store.
     let last = last.filter(|last| last.url == url.to_string());
     let keyring = place.store_keys.clone();
     let keyring = keyring.or_else(|| last.and_then(|last| last.keyring));
     let own = home.path().join("store/keys.toml");
     anyhow::ensure!(
         keyring.is_some() || own.exists(),
-        "this host has no master keys of {url}: name their file with --store-keys"
+        "this host has no master keys of {url}: specify the file with --store-keys"
     );
     let remote = RemoteStore::open(&RemoteSettings {
         url: url.clone(),
@@ -95,46 +95,47 @@ fn open(place: &StorePlace) -> anyhow::Result<Arc<RemoteStore>> {
         upload_bytes_per_second: None,
         timeout: STORE_TIMEOUT,
     });
-    remote.with_context(|| format!("cannot use the store {url}"))
+    remote.with_context(|| format!("cannot open the store {url}"))
 }
 
-/// Names of the store's tenants. Reports tenants that are left out.
-async fn known(remote: &RemoteStore) -> anyhow::Result<TenantNames> {
-    let known = remote.shared.tenants().await?;
-    for name in &known.damaged {
+/// Returns the names of the store's tenants. Prints a warning for tenants that are skipped.
+async fn tenant_names(remote: &RemoteStore) -> anyhow::Result<TenantNames> {
+    let tenants = remote.shared.tenants().await?;
+    for name in &tenants.damaged {
         errln!(
-            "jiffy: {} is damaged: {}; a tenant is left out, and nothing of it is changed. A daemon \
-             that uses the tenant (push or pull a snapshot of its key) writes the name again",
+            "jiffy: {} is damaged: {}; its tenant is skipped and not changed. To restore the name, \
+             push or pull a snapshot of the tenant's key with a daemon",
             name.object,
             name.reason
         );
     }
-    if known.foreign > 0 {
+    if tenants.foreign > 0 {
         errln!(
-            "jiffy: {} tenants have other master keys, or no name yet: they are left alone",
-            known.foreign
+            "jiffy: skipped {} tenants with other master keys or without a name",
+            tenants.foreign
         );
     }
-    Ok(known)
+    Ok(tenants)
 }
 
-/// Exit code of a command on all tenants: a failure if tenants were left out that this host should
-/// be able to open.
-fn code_for(known: &TenantNames) -> ExitCode {
-    match known.damaged.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+/// Returns the exit code of a command on all tenants: a failure if a tenant was skipped because its
+/// name is damaged.
+fn code_for(tenants: &TenantNames) -> ExitCode {
+    if tenants.damaged.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
-/// Tenants of the store, and the exit code so far.
+/// Returns the tenants of the store, and the exit code for skipped tenants.
 async fn tenants(remote: &RemoteStore) -> anyhow::Result<(Vec<Arc<Tenant>>, ExitCode)> {
-    let known = known(remote).await?;
+    let names = tenant_names(remote).await?;
     let mut tenants = Vec::new();
-    for name in &known.names {
+    for name in &names.names {
         tenants.push(remote.shared.tenant(name).await?);
     }
-    Ok((tenants, code_for(&known)))
+    Ok((tenants, code_for(&names)))
 }
 
 fn print<T: Serialize>(remote: &RemoteStore, tenants: &[OfTenant<T>]) -> anyhow::Result<()> {
@@ -172,15 +173,16 @@ async fn gc(args: &StoreGcArgs) -> anyhow::Result<ExitCode> {
             Err(e) => {
                 errln!("jiffy: tenant {}: {e}", tenant.name());
                 if matches!(e, StoreError::Damaged { .. }) {
-                    errln!("jiffy: `jiffy store verify` names all that is damaged");
+                    errln!("jiffy: run `jiffy store verify` to list all damaged data");
                 }
                 code = ExitCode::FAILURE;
             }
         }
     }
-    match args.place.json {
-        true => print(&remote, &collected)?,
-        false => show::gc(&collected, args.dry_run, &remote.traffic()),
+    if args.place.json {
+        print(&remote, &collected)?;
+    } else {
+        show::gc(&collected, args.dry_run, &remote.traffic());
     }
     Ok(code)
 }
@@ -194,7 +196,7 @@ async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
         for id in &args.ids {
             if let Some(root) = remote.shared.named(&tenant, id).await? {
                 roots.push(root);
-                missing.retain(|left| left != id);
+                missing.retain(|missing| missing != id);
             }
         }
         if roots.is_empty() && !args.ids.is_empty() {
@@ -211,15 +213,13 @@ async fn verify(args: &StoreVerifyArgs) -> anyhow::Result<ExitCode> {
         "the store has no snapshot {}",
         missing.join(", ")
     );
-    match args.place.json {
-        true => print(&remote, &verified)?,
-        false => show::verified(&verified, code == ExitCode::SUCCESS, &remote.traffic()),
+    if args.place.json {
+        print(&remote, &verified)?;
+    } else {
+        show::verified(&verified, code == ExitCode::SUCCESS, &remote.traffic());
     }
-    let sound = verified.iter().all(|verified| verified.result.is_sound());
-    Ok(match sound {
-        true => code,
-        false => ExitCode::FAILURE,
-    })
+    let is_sound = verified.iter().all(|verified| verified.result.is_sound());
+    Ok(if is_sound { code } else { ExitCode::FAILURE })
 }
 
 async fn verify_tenant(
@@ -231,30 +231,29 @@ async fn verify_tenant(
     let bar = StepBar::new(tenant.name());
     let progress = |step, done, total| bar.update(step, done, total);
     let report = remote.shared.verify_tenant(tenant, only, &progress).await?;
-    // Pushes would count on what is damaged.
+    // Uploads must not reuse damaged packs for deduplication.
     if let Err(e) = remote.shared.distrust(tenant, &report).await {
-        errln!("jiffy: pushes still count on the damaged packs: {e}");
+        errln!("jiffy: cannot exclude damaged packs from deduplication: {e}");
     }
-    let left = match repair && !report.damaged.is_empty() {
-        false => repair.then(Vec::new),
-        true => {
-            let copies = LocalCopies::new(&remote.cache, Home::locate()?);
-            let shared = &remote.shared;
-            Some(
-                shared
-                    .repair_all(tenant, &report.damaged, &copies, &progress)
-                    .await?,
-            )
-        }
+    let left = if repair && !report.damaged.is_empty() {
+        let copies = LocalCopies::new(&remote.cache, Home::locate()?);
+        let shared = &remote.shared;
+        Some(
+            shared
+                .repair_all(tenant, &report.damaged, &copies, &progress)
+                .await?,
+        )
+    } else {
+        repair.then(Vec::new)
     };
     Ok(Verified { report, left })
 }
 
 async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
     let remote = open(&args.place)?;
-    let known = known(&remote).await?;
-    let mut code = code_for(&known);
-    let mut names = known.names;
+    let tenants = tenant_names(&remote).await?;
+    let mut code = code_for(&tenants);
+    let mut names = tenants.names;
     for name in &args.tenants {
         anyhow::ensure!(names.contains(name), "the store has no tenant {name}");
     }
@@ -276,9 +275,10 @@ async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
         }
     }
     drop(bar);
-    match args.place.json {
-        true => print(&remote, &rotated)?,
-        false => show::rotated(&rotated, &remote.traffic()),
+    if args.place.json {
+        print(&remote, &rotated)?;
+    } else {
+        show::rotated(&rotated, &remote.traffic());
     }
     Ok(code)
 }
@@ -288,7 +288,7 @@ async fn rotate_tenant(
     name: &str,
     data_keys: bool,
 ) -> Result<TenantKeys, StoreError> {
-    // A further generation is wrapped with the current master key from its beginning.
+    // The current master key wraps new key generations from the start.
     let keys = remote.shared.rewrap(name).await?;
     if !data_keys {
         return Ok(keys);
@@ -318,9 +318,10 @@ async fn stats(place: &StorePlace) -> anyhow::Result<ExitCode> {
             },
         });
     }
-    match place.json {
-        true => print(&remote, &figures)?,
-        false => show::stats(&figures, &remote.traffic()),
+    if place.json {
+        print(&remote, &figures)?;
+    } else {
+        show::stats(&figures, &remote.traffic());
     }
     Ok(code)
 }

@@ -23,26 +23,27 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs one subcommand.
+/// Runs a subcommand of `jiffy template`.
 pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     let templates = Templates::new(&home);
     match command {
         TemplateCommand::Ls { all, json } => {
-            let mut found = templates.list()?;
-            found.retain(|m| *all || m.visibility != Visibility::Internal);
-            show::list(&found, *json)?;
+            let mut list = templates.list()?;
+            list.retain(|m| *all || m.visibility != Visibility::Internal);
+            show::list(&list, *json)?;
         }
         TemplateCommand::Publish {
             names,
             private,
             json,
         } => {
-            let visibility = match private {
-                true => Visibility::Private,
-                false => Visibility::Public,
+            let visibility = if *private {
+                Visibility::Private
+            } else {
+                Visibility::Public
             };
-            return each(names, |name| {
+            return for_each(names, |name| {
                 templates.set_visibility(name, visibility)?;
                 let text = format!("template {name} is {}", visibility.name());
                 let value = json!({ "name": name, "visibility": visibility });
@@ -79,7 +80,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             json,
         } => shared::pull(&home, name, *public, target, *json)?,
         TemplateCommand::Rm { names, json } => {
-            return each(names, |name| {
+            return for_each(names, |name| {
                 templates.remove(name)?;
                 let text = format!("template {name} removed");
                 print_result(*json, &text, json!({ "removed": name }))
@@ -92,8 +93,8 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Does the same with each of several; one that fails does not spare the others.
-fn each(
+/// Runs `work` for each name. Continues after failures.
+fn for_each(
     names: &[String],
     mut work: impl FnMut(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
@@ -107,41 +108,42 @@ fn each(
     Ok(code)
 }
 
-/// Prints one or the other.
+/// Prints `value` as JSON, or `text`.
 fn print_result(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
-    match json {
-        true => outln!("{}", jiffy_client::terminal::json(&value)?),
-        false => outln!("{text}"),
+    if json {
+        outln!("{}", jiffy_client::terminal::json(&value)?);
+    } else {
+        outln!("{text}");
     }
     Ok(())
 }
 
-/// To a file, which appears when it is whole, or to standard output.
+/// Exports a template to a file, which appears when it is complete, or to standard output.
 fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::Result<()> {
     let mut bar = TemplateProgress::new(name);
     if to.as_os_str() == "-" {
         let mut output = io::stdout().lock();
         anyhow::ensure!(
             !output.is_terminal(),
-            "an exported template is nothing for a terminal: name a file, or redirect the output"
+            "refusing to write a template to a terminal: specify a file or redirect the output"
         );
         export_template(templates, name, &mut output, &mut |p| bar.update(p))?;
         bar.finish();
-        // A failure of the write at exit would not be told.
+        // Errors of the implicit flush at exit are not reported.
         output.flush().context("cannot write to standard output")?;
         return Ok(());
     }
-    let failed = || format!("cannot write {}", to.display());
+    let context = || format!("cannot write {}", to.display());
     let directory = to.parent().filter(|d| !d.as_os_str().is_empty());
     let mut new = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
-        .with_context(failed)?;
+        .with_context(context)?;
     let manifest = export_template(templates, name, &mut new, &mut |p| bar.update(p));
     bar.finish();
-    let manifest = manifest.with_context(failed)?;
-    new.flush().with_context(failed)?;
-    new.as_file().sync_all().with_context(failed)?;
-    new.persist(to).with_context(failed)?;
-    let size = fs::metadata(to).with_context(failed)?.len();
+    let manifest = manifest.with_context(context)?;
+    new.flush().with_context(context)?;
+    new.as_file().sync_all().with_context(context)?;
+    new.persist(to).with_context(context)?;
+    let size = fs::metadata(to).with_context(context)?.len();
     let text = format!(
         "template {name} exported to {} ({})",
         to.display(),
@@ -185,18 +187,18 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
         return build::run(args, &file);
     }
     let template = match import::requested(args)? {
-        Some(import) => shown(&import.name, args.json, |bar| {
+        Some(import) => with_progress(&import.name, args.json, |bar| {
             let imported = import.run(templates, &mut |p| bar.update(p));
             imported.map_err(Into::into)
         })?,
         None => {
             anyhow::ensure!(
-                !args.describes(),
-                "what a recipe makes is said in its recipe.toml: leave out the options, or name a \
+                !args.overrides_recipe(),
+                "the options cannot be combined with a recipe: change its recipe.toml, or specify a \
                  directory with a Dockerfile"
             );
             let recipe = recipe(args.recipe.as_deref().unwrap_or("base"))?;
-            shown(recipe.name(), args.json, |bar| {
+            with_progress(recipe.name(), args.json, |bar| {
                 let built = build_if_needed(templates, &recipe, &mut |p| bar.update(p));
                 built.map_err(Into::into)
             })?
@@ -215,8 +217,8 @@ fn built(manifest: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     print_result(json, &text, serde_json::to_value(manifest)?)
 }
 
-/// Builds with a bar, or with lines if it is to be plain.
-fn shown(
+/// Runs a build with a progress bar, or with plain lines if `plain` is set.
+fn with_progress(
     name: &str,
     plain: bool,
     build: impl FnOnce(&mut TemplateProgress) -> anyhow::Result<Template>,
@@ -227,13 +229,13 @@ fn shown(
     built
 }
 
-/// The recipe in a directory, or that of a stock template.
+/// Returns the recipe in a directory, or the recipe of a stock template.
 fn recipe(name: &str) -> anyhow::Result<Recipe> {
     if build::is_directory(name) {
         let directory = Path::new(name);
         anyhow::ensure!(
             !directory.is_dir() || directory.join("recipe.toml").exists(),
-            "{} has neither a Dockerfile nor a recipe.toml: name the Dockerfile with --file",
+            "{} has neither a Dockerfile nor a recipe.toml: specify the Dockerfile with --file",
             directory.display()
         );
         Ok(Recipe::from_directory(directory)?)

@@ -1,9 +1,9 @@
-//! Sizes and durations as people write them.
+//! Parsers of sizes and durations.
 
 use std::time::Duration;
 
-/// Parses a size into MiB, as Docker, Kubernetes and people write it: `4GiB`, `4Gi`, `4g`, `1.5GB`,
-/// `4096MiB`, `4096M`, or a bare number of MiB. All units are powers of 1024.
+/// Parses a size into MiB in the notations of Docker and Kubernetes: `4GiB`, `4Gi`, `4g`, `1.5GB`,
+/// `4096MiB`, `4096M`, or a number of MiB. All units are powers of 1024.
 pub fn mebibytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text.trim());
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {
@@ -13,22 +13,22 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
         "t" | "ti" | "tb" | "tib" => 1024.0 * 1024.0,
         _ => {
             return Err(format!(
-                "`{text}`: the unit must be KiB, MiB, GiB or TiB, as in 512MiB, 512Mi or 512m"
+                "`{text}`: the unit must be KiB, MiB, GiB or TiB, for example 512MiB, 512Mi or 512m"
             ));
         }
     };
     let number: f64 = number
         .parse()
-        .map_err(|_| format!("`{text}` is not a size; write it as 512MiB or 1.5GiB"))?;
+        .map_err(|_| format!("`{text}` is not a size: use for example 512MiB or 1.5GiB"))?;
     let mib = number * factor;
     if !(1.0..=1e9).contains(&mib) {
         return Err(format!("`{text}` is out of range"));
     }
-    // In range by the check above; fractions of a MiB are dropped on purpose.
+    // The range was checked above. Fractions of a MiB are dropped.
     Ok(mib as u64)
 }
 
-/// The same, where 0 stands for no limit.
+/// Parses a size into MiB. 0 means no limit.
 pub fn mebibytes_or_zero(text: &str) -> Result<u64, String> {
     match text.trim() {
         "0" => Ok(0),
@@ -36,20 +36,20 @@ pub fn mebibytes_or_zero(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses a size into MiB that fits memory.
+/// Parses a memory size into MiB.
 pub fn memory_mib(text: &str) -> Result<u32, String> {
     u32::try_from(mebibytes(text)?).map_err(|_| format!("`{text}` is out of range"))
 }
 
-/// Parses a factor: more than 0 and at most 1,000.
+/// Parses a factor greater than 0 and at most 1,000.
 pub fn factor(text: &str) -> Result<f64, String> {
     let factor = text.parse().ok();
     factor.filter(|f| *f > 0.0 && *f <= 1000.0).ok_or_else(|| {
-        format!("`{text}` is not a factor: write a number up to 1000, as in 4 or 1.5")
+        format!("`{text}` is not a factor: use a number up to 1000, for example 4 or 1.5")
     })
 }
 
-/// Parses a duration: `60s`, `500ms`, `5m`, `2h`, `1d`, or a bare number of seconds.
+/// Parses a duration: `60s`, `500ms`, `5m`, `2h`, `1d`, or a number of seconds. It must not be 0.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let factor = match unit {
@@ -60,7 +60,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         "d" => 86_400.0,
         _ => {
             return Err(format!(
-                "`{text}`: the unit must be ms, s, m, h or d, as in 60s"
+                "`{text}`: the unit must be ms, s, m, h or d, for example 60s"
             ));
         }
     };
@@ -69,10 +69,10 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok()
         .and_then(|n| Duration::try_from_secs_f64(n * factor).ok())
         .filter(|d| !d.is_zero())
-        .ok_or_else(|| format!("`{text}` is not a duration; write it as 60s or 5m"))
+        .ok_or_else(|| format!("`{text}` is not a duration: use for example 60s or 5m"))
 }
 
-/// The same, where 0 stands for no time at all.
+/// Parses a duration, which may be 0.
 pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
     match text.trim() {
         "0" | "0s" => Ok(Duration::ZERO),
@@ -88,7 +88,7 @@ fn split(text: &str) -> (&str, &str) {
     (number, unit.trim())
 }
 
-/// Microseconds as milliseconds with two decimals.
+/// Formats microseconds as milliseconds with two decimals.
 pub fn millis(us: u64) -> String {
     format!("{:.2}", us as f64 / 1000.0)
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn common_notations_of_sizes_are_parsed() {
         for (text, mib) in [
             ("512MiB", 512),
             ("512", 512),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_people_write_them() {
+    fn common_notations_of_durations_are_parsed() {
         for (text, ms) in [
             ("60s", 60_000),
             ("5", 5_000),

@@ -109,13 +109,13 @@ fn snapshots_and_prune(test_home: &TestHome) {
     assert!(completed(test_home, &["snap"]).contains("snapshots"));
     test_home.ok(&["fork", "kept"]);
     let table = test_home.ok(&["snapshots"]);
-    assert_eq!(line(&table, &before[..8])[1..3], ["before", "asked"]);
+    assert_eq!(line(&table, &before[..8])[1..3], ["before", "requested"]);
     assert!(
         table.contains("auto: fork") && table.contains("auto: template"),
         "{table}"
     );
     let sum = table.lines().last().unwrap();
-    assert!(sum.contains(" of snapshots, 3 of 4 automatic"), "{sum}");
+    assert!(sum.contains(" in total, 3 of 4 snapshots are automatic"), "{sum}");
     let used = test_home.ok(&["snapshot", "kept", "--name", "used"]);
     assert_eq!(test_home.ok(&["rm", "used"]), used);
     let table = test_home.ok(&["snapshots"]);
@@ -314,7 +314,7 @@ fn looks_and_restarts(test_home: &TestHome, engine: &str) {
     let ended = finish(waiting);
     assert_eq!((ended.code, &ended.stdout[..]), (Some(0), "killed\n"));
     let short = test_home.ok(&["create", "--engine", engine, "--timeout", "1s"]);
-    assert_eq!(test_home.ok(&["wait", &short]), "killed: its time was over");
+    assert_eq!(test_home.ok(&["wait", &short]), "killed: timeout expired");
 }
 
 /// Both engines in one daemon.

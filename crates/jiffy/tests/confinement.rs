@@ -237,7 +237,7 @@ fn doctor_reports_the_protections_of_this_host() {
             .clone()
     };
     for what in [
-        "wall",
+        "virtualization",
         "jail",
         "limits",
         "daemon",

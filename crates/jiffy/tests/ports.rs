@@ -84,7 +84,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
     let port = taken.local_addr().unwrap().port();
     let done = remote.call(&["port-forward", &id, &format!("{port}:80")]);
     assert!(
-        done.stderr.contains("cannot listen at 127.0.0.1"),
+        done.stderr.contains("cannot listen on 127.0.0.1"),
         "{done:?}"
     );
     // A key of scope `read` gets no stream, and a caller without key nothing.

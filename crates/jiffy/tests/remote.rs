@@ -187,7 +187,7 @@ fn invalid_keys_are_refused_with_a_sentence() {
     remote.test_home.ok(&["key", "revoke", "test"]);
     says(remote.call(&["ls"]), &["revoked"]);
     remote.test_home.ok(&["daemon", "stop"]);
-    says(remote.call(&["ls"]), &["cannot reach", &remote.url]);
+    says(remote.call(&["ls"]), &["cannot connect to", &remote.url]);
 }
 
 #[jiffy_test]
@@ -201,7 +201,7 @@ fn a_command_reports_that_its_daemon_ended() {
     remote.test_home.kill_daemon();
     let done = finish(waiting);
     assert_eq!(done.code, Some(125), "{done:?}");
-    let told = done.stderr.contains("cannot reach") || done.stderr.contains("went away");
+    let told = done.stderr.contains("cannot connect to") || done.stderr.contains("lost the connection");
     assert!(told, "{done:?}");
     // It runs on, and its next daemon finds it.
     assert_eq!(remote.test_home.sh(&id, "pgrep -c sleep"), "1");
@@ -238,7 +238,7 @@ fn an_address_of_another_server_is_reported() {
         ls(&url)
     };
     let page = said_at(answer("200 OK", "", "<html>"));
-    assert!(page.contains("no Jiffy daemon"), "{page}");
+    assert!(page.contains("not a Jiffy daemon"), "{page}");
     let newer = said_at(answer(
         "404 Not Found",
         "jiffy-version: 99.0.0\r\n",
@@ -249,12 +249,12 @@ fn an_address_of_another_server_is_reported() {
         "{newer}"
     );
     let other = said_at("220 mail.example ESMTP\r\n".to_owned());
-    assert!(other.contains("does not speak HTTP"), "{other}");
+    assert!(other.contains("does not respond with HTTP"), "{other}");
     let wrong = ls("127.0.0.1:3000");
     assert!(wrong.contains("http://HOST:PORT"), "{wrong}");
     let nobody = ls("http://127.0.0.1:1");
     assert!(
-        nobody.contains("cannot reach http://127.0.0.1:1"),
+        nobody.contains("cannot connect to http://127.0.0.1:1"),
         "{nobody}"
     );
 }

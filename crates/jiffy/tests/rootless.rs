@@ -334,7 +334,7 @@ fn sandboxes_live(user: &User) {
     refused(&twin, PRIVATE[0]);
     let status: Value = serde_json::from_str(&user.ok(&["daemon", "status", "--json"])).unwrap();
     let rootless = status["rootless"].as_str().unwrap_or_default();
-    assert!(rootless.contains("no jail, users of their own"), "{status}");
+    assert!(rootless.contains("no jail, separate users on gVisor"), "{status}");
     user.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
     user.is_gone();
@@ -435,7 +435,7 @@ fn slirp4netns_is_the_uplink_without_pasta() {
         hide(&["pasta", "pasta.avx2"]);
         let user = User::new(new_uid());
         let doctor = user.call(&["doctor"]).stdout;
-        assert!(doctor.contains("slirp4netns leads out"), "{doctor}");
+        assert!(doctor.contains("slirp4netns connects sandboxes"), "{doctor}");
         assert_eq!(reached_by_a_run(&user, &PUBLIC), ["internet"; 3]);
         // Its own way to the host's loopback, and the host's addresses.
         let closed = [HOST, PRIVATE[0], "10.0.2.2"];

@@ -352,7 +352,7 @@ fn every_sandbox_names_its_engine_and_every_engine_its_capabilities() {
     let text = test_home.ok(&["engines"]);
     assert!(text.starts_with("ENGINE"), "{text}");
     assert!(
-        text.contains("runs on while a snapshot is written"),
+        text.contains("continues while a snapshot is written"),
         "{text}"
     );
 

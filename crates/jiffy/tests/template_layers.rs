@@ -199,7 +199,7 @@ fn a_template_is_exported_tagged_listed_and_removed() {
     assert_eq!(tagged["images"].as_array().unwrap().len(), 2);
     assert_eq!(tagged["own"], app.manifest.images[1].size);
     let shown = test_home.ok(&["template", "inspect", "app:v1"]);
-    assert!(shown.contains("also of app, base"), "{shown}");
+    assert!(shown.contains("shared with app, base"), "{shown}");
     let shown = test_home.ok(&["template", "history", "app:v1"]);
     assert!(shown.contains("image of what changed"), "{shown}");
     let id = test_home.ok(&["create", "--template", "app:v1"]);

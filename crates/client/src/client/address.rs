@@ -1,4 +1,4 @@
-//! Address and credentials of a control plane.
+//! Address and credentials of a daemon on another host.
 
 use anyhow::{Context, bail, ensure};
 use hyper::Uri;
@@ -6,23 +6,23 @@ use hyper::header::HeaderValue;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Variable with the address of a control plane on another host.
+/// Environment variable with the URL of a daemon on another host.
 const URL_VARIABLE: &str = "JIFFY_URL";
-/// Variable with the key for it.
+/// Environment variable with the API key for this daemon.
 const KEY_VARIABLE: &str = "JIFFY_API_KEY";
-/// Variable with a PEM file of further authorities whose certificates are good.
+/// Environment variable with a PEM file of additional certificate authorities.
 const CA_VARIABLE: &str = "JIFFY_CA";
 
-/// The address of a control plane that is reached over a network.
+/// URL of a daemon on another host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
-    /// True if it speaks TLS.
+    /// True if the daemon uses TLS.
     pub tls: bool,
-    /// Name or address, IPv6 without brackets.
+    /// Host name or IP address. An IPv6 address has no brackets.
     pub host: String,
     /// TCP port.
     pub port: u16,
-    /// Host and port as they were written.
+    /// Host and port as in the URL.
     pub authority: String,
 }
 
@@ -35,19 +35,19 @@ impl fmt::Display for Url {
 
 impl Url {
     fn parse(text: &str) -> anyhow::Result<Self> {
-        const FORM: &str = "write it as http://HOST:PORT or https://HOST";
+        const FORM: &str = "use http://HOST:PORT or https://HOST";
         let uri: Uri = text
             .parse()
-            .with_context(|| format!("`{text}` is not an address of a daemon: {FORM}"))?;
+            .with_context(|| format!("`{text}` is not the URL of a daemon: {FORM}"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            _ => bail!("`{text}` is not an address of a daemon: {FORM}"),
+            _ => bail!("`{text}` is not the URL of a daemon: {FORM}"),
         };
         let authority = uri.authority().context("no host")?;
         ensure!(
             !authority.as_str().contains('@'),
-            "`{text}` has a name or password in it: the key belongs into {KEY_VARIABLE} or a file"
+            "`{text}` contains a user name or password: set the API key in {KEY_VARIABLE} or a file"
         );
         ensure!(
             matches!(uri.path(), "" | "/") && uri.query().is_none(),
@@ -55,7 +55,7 @@ impl Url {
         );
         let host = uri.host().unwrap_or_default();
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        ensure!(!host.is_empty(), "`{text}` names no host: {FORM}");
+        ensure!(!host.is_empty(), "`{text}` has no host: {FORM}");
         Ok(Self {
             tls,
             host: host.to_owned(),
@@ -65,28 +65,30 @@ impl Url {
     }
 }
 
-/// Control plane to use: another host's if an address is given here or in the environment.
+/// Options that select a daemon. Defaults to the environment variables, and otherwise to the daemon
+/// of this host.
 #[derive(Debug, Clone, Default)]
 pub struct ServerOptions {
-    /// Address of a daemon, as in `https://jiffy.example`.
+    /// URL of a daemon, for example `https://jiffy.example`.
     pub url: Option<String>,
-    /// File with the API key for it.
+    /// File with the API key for this daemon.
     pub key_file: Option<PathBuf>,
 }
 
-/// A control plane on another host.
+/// Daemon on another host.
 #[derive(Debug, Clone)]
 pub struct ServerAddress {
-    /// Address.
+    /// URL of the daemon.
     pub url: Url,
-    /// The key to show.
+    /// API key.
     pub key: HeaderValue,
-    /// Further authorities whose certificates are good.
+    /// File with additional certificate authorities.
     pub ca: Option<PathBuf>,
 }
 
 impl ServerAddress {
-    /// The one that is asked for; none: this host's.
+    /// Returns the daemon that `options` or the environment specify. `None` for the daemon of this
+    /// host.
     pub fn find(options: &ServerOptions) -> anyhow::Result<Option<Self>> {
         let url = options.url.clone().or_else(|| variable(URL_VARIABLE));
         let Some(url) = url else { return Ok(None) };
@@ -97,33 +99,33 @@ impl ServerAddress {
     }
 }
 
-/// A variable that is set to something.
+/// Returns the value of an environment variable. `None` if it is not set or empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
-/// The key from its file or the environment. Never from the command line, which every process can
-/// read.
+/// Returns the API key from its file or the environment. The command line is not supported, because
+/// all processes can read it.
 fn key(options: &ServerOptions, url: &Url) -> anyhow::Result<HeaderValue> {
     let (key, from) = match (&options.key_file, variable(KEY_VARIABLE)) {
         (Some(file), _) => {
             let text = std::fs::read_to_string(file);
-            let failed = || format!("cannot read the API key in {}", file.display());
-            (text.with_context(failed)?, file.display().to_string())
+            let context = || format!("cannot read the API key in {}", file.display());
+            (text.with_context(context)?, file.display().to_string())
         }
         (None, Some(key)) => (key, KEY_VARIABLE.to_owned()),
         (None, None) => bail!(
-            "{url} wants an API key: set {KEY_VARIABLE}, or name a file that holds it with \
-             --key-file; `jiffy key create` on that host makes one"
+            "{url} requires an API key: set {KEY_VARIABLE}, or specify a file with the key with \
+             --key-file; create a key with `jiffy key create` on the host of the daemon"
         ),
     };
     let key = key.trim();
-    let good = !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
+    let is_valid = !key.is_empty() && key.bytes().all(|b| b.is_ascii_graphic());
     ensure!(
-        good,
-        "what {from} holds is not an API key: one looks like e2b_ and 40 hexadecimal digits"
+        is_valid,
+        "the content of {from} is not an API key: keys consist of e2b_ and 40 hexadecimal digits"
     );
-    let mut key = HeaderValue::from_str(key).context("the API key cannot be sent")?;
+    let mut key = HeaderValue::from_str(key).context("the API key is not a valid header value")?;
     key.set_sensitive(true);
     Ok(key)
 }
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_parsed_or_refused_with_a_message() {
+    fn only_urls_of_daemons_are_accepted() {
         let url = |text| Url::parse(text).unwrap();
         let plain = url("http://127.0.0.1:3000");
         assert_eq!(

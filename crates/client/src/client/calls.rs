@@ -1,6 +1,6 @@
-//! Calls to a control plane.
+//! Requests to the API.
 
-use super::{Client, Listed, is_refusal};
+use super::{Client, Listed, has_error_code};
 use anyhow::bail;
 use hyper::Method;
 use jiffy_api_types::{
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Letters of a whole id, which needs no search.
+/// Length of a complete id. Shorter ids may be prefixes.
 const ID_LENGTH: usize = 20;
-/// Header with the token of a list's next page.
+/// Header with the token for the next page of a list.
 const NEXT_PAGE_HEADER: &str = "x-next-token";
 
 /// Request for a new sandbox.
@@ -23,25 +23,26 @@ const NEXT_PAGE_HEADER: &str = "x-next-token";
 #[serde(transparent)]
 pub struct NewSandbox(jiffy_api_types::NewSandbox);
 
-/// Settings chosen by a sandbox's creator.
+/// Settings that the creator of a sandbox selects.
 #[derive(Debug, Clone, Default)]
 pub struct SandboxSettings {
     /// Name of the sandbox.
     pub name: Option<String>,
     /// Metadata.
     pub metadata: BTreeMap<String, String>,
-    /// Pause the sandbox at its timeout instead of killing it.
+    /// True to pause the sandbox at its timeout instead of killing it.
     pub auto_pause: Option<bool>,
-    /// Access to the internet. Defaults to true.
+    /// Internet access. Defaults to true.
     pub internet: Option<bool>,
-    /// Engine that isolates the sandbox.
+    /// Isolation engine.
     pub engine: Option<String>,
-    /// Memory that is fetched in advance if its snapshot is in the store.
+    /// Memory to fetch before the start if the snapshot is only in the store.
     pub prefetch: Option<Prefetch>,
 }
 
 impl NewSandbox {
-    /// A sandbox of a template, or of a snapshot by its id, without a timeout.
+    /// Creates the request for a sandbox without a timeout. `source` is a template or the id of a
+    /// snapshot.
     pub fn of(source: impl Into<String>, env: BTreeMap<String, String>) -> Self {
         Self(jiffy_api_types::NewSandbox {
             template_id: source.into(),
@@ -51,13 +52,13 @@ impl NewSandbox {
         })
     }
 
-    /// The same that is killed after this many seconds, unless its time is extended.
+    /// Sets the timeout in seconds.
     pub fn with_timeout_s(mut self, seconds: u32) -> Self {
         self.0.timeout = Some(seconds.into());
         self
     }
 
-    /// The same with these settings.
+    /// Applies settings.
     pub fn with_settings(mut self, settings: SandboxSettings) -> Self {
         self.0.name = settings.name;
         self.0.metadata = Some(settings.metadata);
@@ -68,14 +69,14 @@ impl NewSandbox {
         self
     }
 
-    /// The same with a time limit, in whole seconds.
+    /// Sets the timeout, rounded up to whole seconds.
     pub fn with_timeout(mut self, time: Duration) -> Self {
-        let whole = time.as_millis().div_ceil(1000);
-        self.0.timeout = Some(i64::try_from(whole).unwrap_or(i64::MAX));
+        let seconds = time.as_millis().div_ceil(1000);
+        self.0.timeout = Some(i64::try_from(seconds).unwrap_or(i64::MAX));
         self
     }
 
-    /// The same in a network with authorities and a proxy of its own.
+    /// Sets certificate authorities and a proxy.
     pub fn with_site(mut self, site: SiteSettings) -> Self {
         let pem: String = site.authorities.into_iter().map(|a| a.pem).collect();
         self.0.ca_certificates = Some(pem).filter(|pem| !pem.is_empty());
@@ -86,7 +87,7 @@ impl NewSandbox {
         self
     }
 
-    /// The same of this size; what is not given is the template's to say.
+    /// Sets the size. Missing values default to the size of the template.
     pub fn with_partial_size(
         mut self,
         vcpus: Option<u8>,
@@ -99,52 +100,52 @@ impl NewSandbox {
         self
     }
 
-    /// The same of exactly this size.
+    /// Sets the complete size.
     pub fn with_size(self, size: SandboxSize) -> Self {
         self.with_partial_size(Some(size.vcpus), Some(size.memory_mib), Some(size.disk_mib))
     }
 }
 
-/// A sandbox: what all answers about one have in common.
+/// Sandbox in a response of the API.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Sandbox {
-    /// Details.
+    /// Record of the sandbox.
     #[serde(rename = "jiffy")]
     pub record: SandboxInfo,
-    /// Token that its agent requires. `None` if the agent requires none, or the caller may not use
+    /// Access token of the agent. `None` if the agent requires none, or if the caller may not use
     /// it.
     #[serde(rename = "envdAccessToken", default)]
     pub token: Option<String>,
 }
 
-/// An id or name as it can stand in a path.
+/// Checks that an id or a name is valid in a path.
 fn path_segment(id: &str) -> anyhow::Result<&str> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     anyhow::ensure!(
-        !id.is_empty() && id.chars().all(good),
-        "`{id}` is not an id: `jiffy ls` and `jiffy snapshots` show those there are"
+        !id.is_empty() && id.chars().all(is_valid),
+        "`{id}` is not a valid id: list ids with `jiffy ls` and `jiffy snapshots`"
     );
     Ok(id)
 }
 
-/// The only one whose id begins with `id`.
+/// Returns the item whose id starts with `id`. Fails if there are several.
 fn unique_by_prefix<T>(
     all: Vec<T>,
     id: &str,
     id_of: impl Fn(&T) -> &str,
 ) -> anyhow::Result<Option<T>> {
-    let mut found: Vec<T> = all
+    let mut matches: Vec<T> = all
         .into_iter()
         .filter(|item| id_of(item).starts_with(id))
         .collect();
-    if found.len() > 1 {
-        let names: Vec<&str> = found.iter().map(&id_of).collect();
+    if matches.len() > 1 {
+        let names: Vec<&str> = matches.iter().map(&id_of).collect();
         bail!(
-            "`{id}` could be {}: give more of the id",
+            "`{id}` is ambiguous, it matches {}: use a longer prefix",
             names.join(" or ")
         );
     }
-    Ok(found.pop())
+    Ok(matches.pop())
 }
 
 impl From<jiffy_api_types::Sandbox> for Sandbox {
@@ -157,7 +158,7 @@ impl From<jiffy_api_types::Sandbox> for Sandbox {
 }
 
 impl Client {
-    /// All of a list that comes in pages.
+    /// Returns all items of a paginated list.
     async fn all_pages<T: serde::de::DeserializeOwned>(
         &self,
         path: &str,
@@ -180,60 +181,60 @@ impl Client {
         }
     }
 
-    /// Engines of the daemon.
+    /// Returns the engines of the daemon.
     pub async fn engines(&self) -> anyhow::Result<Vec<EngineDescription>> {
         self.call(Method::GET, "/engines", &()).await
     }
 
-    /// All sandboxes, those that were killed too if `killed`.
+    /// Returns all sandboxes, including killed sandboxes if `killed` is set.
     pub async fn listed_sandboxes(&self, killed: bool) -> anyhow::Result<Vec<Listed<SandboxInfo>>> {
-        let also = if killed { ",killed" } else { "" };
-        let path = format!("/v2/sandboxes?state=creating,running,paused,broken{also}");
+        let killed = if killed { ",killed" } else { "" };
+        let path = format!("/v2/sandboxes?state=creating,running,paused,broken{killed}");
         self.all_pages(&path).await
     }
 
-    /// Records of all sandboxes, those that were killed too if `killed`.
+    /// Returns the records of all sandboxes, including killed sandboxes if `killed` is set.
     pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxInfo>> {
         let all = self.listed_sandboxes(killed).await?;
         Ok(all.into_iter().map(|s| s.record).collect())
     }
 
-    /// The whole id of a sandbox that is named by the beginning of it, or by its name. Only the
-    /// owner of a host may leave that to its daemon.
-    async fn whole_id(&self, id: &str) -> anyhow::Result<String> {
+    /// Returns the id of a sandbox for a prefix of the id. Names and complete ids are returned
+    /// unchanged. A local daemon resolves prefixes itself.
+    async fn full_id(&self, id: &str) -> anyhow::Result<String> {
         path_segment(id)?;
         if !self.is_remote() || id.len() >= ID_LENGTH {
             return Ok(id.to_owned());
         }
         let all = self.sandboxes(false).await?;
         if all.iter().any(|s| s.name.as_deref() == Some(id)) {
-            // The daemon knows whose it is.
+            // The daemon resolves the name of the sandbox.
             return Ok(id.to_owned());
         }
-        let found = unique_by_prefix(all, id, |s| &s.id)?;
-        // A missing template is for the daemon to report.
-        Ok(found.map_or_else(|| id.to_owned(), |s| s.id))
+        let sandbox = unique_by_prefix(all, id, |s| &s.id)?;
+        // The daemon reports a missing sandbox.
+        Ok(sandbox.map_or_else(|| id.to_owned(), |s| s.id))
     }
 
-    /// True if a template of this name is built.
+    /// Returns whether template `name` exists.
     pub async fn has_template(&self, name: &str) -> anyhow::Result<bool> {
         let path = format!("/templates/aliases/{}", path_segment(name)?);
         match self.call::<Value>(Method::GET, &path, &()).await {
             Ok(_) => Ok(true),
-            Err(e) if is_refusal(&e, "template_not_found") => Ok(false),
+            Err(e) if has_error_code(&e, "template_not_found") => Ok(false),
             Err(e) => Err(e),
         }
     }
 
-    /// A sandbox by its id or the beginning of it.
+    /// Returns a sandbox by its id, a prefix of the id, or its name.
     pub async fn sandbox(&self, id: &str) -> anyhow::Result<Sandbox> {
-        let path = format!("/sandboxes/{}", self.whole_id(id).await?);
+        let path = format!("/sandboxes/{}", self.full_id(id).await?);
         self.call(Method::GET, &path, &()).await
     }
 
-    /// Makes one.
-    pub async fn create(&self, wanted: &NewSandbox) -> anyhow::Result<Sandbox> {
-        self.call(Method::POST, "/v2/sandboxes", wanted).await
+    /// Creates a sandbox.
+    pub async fn create(&self, request: &NewSandbox) -> anyhow::Result<Sandbox> {
+        self.call(Method::POST, "/v2/sandboxes", request).await
     }
 
     pub(super) async fn call_sandbox<T: serde::de::DeserializeOwned>(
@@ -242,84 +243,86 @@ impl Client {
         operation: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<T> {
-        let path = format!("/sandboxes/{}/{operation}", self.whole_id(id).await?);
+        let path = format!("/sandboxes/{}/{operation}", self.full_id(id).await?);
         self.call(Method::POST, &path, body).await
     }
 
-    /// Puts one to sleep; if `durable`, returns when the store has what it sleeps in.
+    /// Pauses a sandbox. If `durable` is set, waits until the store has its memory.
     pub async fn pause(&self, id: &str, durable: bool) -> anyhow::Result<()> {
         let body = json!({ "durable": durable });
         self.call_sandbox(id, "pause", &body).await
     }
 
-    /// Wakes one.
+    /// Resumes a sandbox.
     pub async fn resume(&self, id: &str) -> anyhow::Result<SandboxInfo> {
-        let now: Sandbox = self.call_sandbox(id, "resume", &Value::Null).await?;
-        Ok(now.record)
+        let sandbox: Sandbox = self.call_sandbox(id, "resume", &Value::Null).await?;
+        Ok(sandbox.record)
     }
 
-    /// Makes `count` children of one.
+    /// Creates `count` children of a sandbox.
     pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<Forked>> {
         self.call_sandbox(id, "fork", &json!({ "count": count }))
             .await
     }
 
-    /// Keeps a child and removes its siblings; tells which went.
+    /// Promotes a child of a fork, which removes its siblings. Returns the removed siblings.
     pub async fn promote(&self, id: &str) -> anyhow::Result<Vec<SandboxInfo>> {
-        let gone: Promoted = self.call_sandbox(id, "promote", &Value::Null).await?;
-        Ok(gone.jiffy)
+        let removed: Promoted = self.call_sandbox(id, "promote", &Value::Null).await?;
+        Ok(removed.jiffy)
     }
 
-    /// Puts one back to a snapshot.
+    /// Rolls back a sandbox to a snapshot.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxInfo> {
-        let snapshot = match self.is_remote() && snapshot.len() < ID_LENGTH {
-            true => self.snapshot(snapshot).await?.id,
-            // A sandbox may go back to any it descends from, also to those that no list shows.
-            false => snapshot.to_owned(),
+        let snapshot = if self.is_remote() && snapshot.len() < ID_LENGTH {
+            self.snapshot(snapshot).await?.id
+        } else {
+            // The id may be the id of an ancestor, which is possibly not in the list of snapshots.
+            snapshot.to_owned()
         };
         let body = json!({ "snapshotID": snapshot });
-        let now: RolledBack = self.call_sandbox(id, "rollback", &body).await?;
-        Ok(now.jiffy)
+        let sandbox: RolledBack = self.call_sandbox(id, "rollback", &body).await?;
+        Ok(sandbox.jiffy)
     }
 
-    /// Gives one another name, or none.
+    /// Renames a sandbox. `None` removes the name.
     pub async fn rename(&self, id: &str, name: Option<&str>) -> anyhow::Result<SandboxInfo> {
-        let path = format!("/sandboxes/{}", self.whole_id(id).await?);
+        let path = format!("/sandboxes/{}", self.full_id(id).await?);
         let body = json!({ "name": name });
-        let now: Sandbox = self.call(Method::PATCH, &path, &body).await?;
-        Ok(now.record)
+        let sandbox: Sandbox = self.call(Method::PATCH, &path, &body).await?;
+        Ok(sandbox.record)
     }
 
-    /// Ends its processes, which have `grace` to do so by themselves, and starts what its template
-    /// starts.
+    /// Stops all processes of a sandbox and runs the start command of its template. Processes are
+    /// killed after `grace`.
     pub async fn restart(&self, id: &str, grace: Duration) -> anyhow::Result<SandboxInfo> {
         let body = json!({ "graceMs": grace.as_millis() });
-        let now: Sandbox = self.call_sandbox(id, "restart", &body).await?;
-        Ok(now.record)
+        let sandbox: Sandbox = self.call_sandbox(id, "restart", &body).await?;
+        Ok(sandbox.record)
     }
 
-    /// Waits until one is `ended`, `running` or `paused`, at most so long; tells what it is then.
+    /// Waits at most `limit` until a sandbox is `ended`, `running` or `paused`. Returns its record
+    /// at the end of the wait.
     pub async fn wait(
         &self,
         id: &str,
-        wanted: &str,
+        state: &str,
         limit: Duration,
     ) -> anyhow::Result<SandboxInfo> {
         let seconds = limit.as_secs_f64().ceil();
         let path = format!(
-            "/sandboxes/{}/wait?for={wanted}&seconds={seconds}",
+            "/sandboxes/{}/wait?for={state}&seconds={seconds}",
             path_segment(id)?
         );
-        let answer: Waited = self.call(Method::GET, &path, &()).await?;
-        Ok(answer.jiffy)
+        let response: Waited = self.call(Method::GET, &path, &()).await?;
+        Ok(response.jiffy)
     }
 
-    /// Ends a sandbox, and forgets it if `forget`; tells what it was, as ended.
+    /// Kills a sandbox, and removes its record if `forget` is set. Returns the last record.
     pub async fn kill(&self, id: &str, forget: bool) -> anyhow::Result<SandboxInfo> {
         let mut record = match self.sandbox(id).await {
             Ok(sandbox) => sandbox.record,
-            // Those of others that are broken are only listed.
-            Err(e) if is_refusal(&e, "sandbox_broken") => {
+            // Broken sandboxes of other keys are only in the list.
+            Err(e) if has_error_code(&e, "sandbox_broken") => {
                 match unique_by_prefix(self.sandboxes(false).await?, id, |s| &s.id)? {
                     Some(record) => record,
                     None => return Err(e),
@@ -332,33 +335,30 @@ impl Client {
         Ok(record)
     }
 
-    /// The same by a whole id, without a look.
+    /// Kills a sandbox by its complete id.
     pub async fn delete(&self, id: &str, forget: bool) -> anyhow::Result<()> {
         let path = format!("/sandboxes/{}?forget={forget}", path_segment(id)?);
         self.call(Method::DELETE, &path, &()).await
     }
 
-    /// The last lines of what a sandbox keeps under `what`.
+    /// Returns the last lines of `log`, a log of a sandbox.
     pub async fn last_lines<T: serde::de::DeserializeOwned>(
         &self,
         id: &str,
-        what: &str,
+        log: &str,
         lines: u16,
     ) -> anyhow::Result<T> {
-        let path = format!(
-            "/sandboxes/{}/{what}?limit={lines}",
-            self.whole_id(id).await?
-        );
+        let path = format!("/sandboxes/{}/{log}?limit={lines}", self.full_id(id).await?);
         self.call(Method::GET, &path, &()).await
     }
 
-    /// The process behind a sandbox; only the owner of a host is told.
+    /// Returns the process of a sandbox. Only the owner of the host has access.
     pub async fn process(&self, id: &str) -> anyhow::Result<Process> {
         let path = format!("/sandboxes/{}/process", path_segment(id)?);
         self.call(Method::GET, &path, &()).await
     }
 
-    /// All snapshots that there are for us, or those of a sandbox and what it descends from.
+    /// Returns all snapshots, or the snapshots of a sandbox and its ancestors.
     pub async fn snapshots(
         &self,
         sandbox: Option<&str>,
@@ -370,20 +370,20 @@ impl Client {
         self.all_pages(&path).await
     }
 
-    /// A snapshot by its id, the beginning of it, or its name.
+    /// Returns a snapshot by its id, a prefix of the id, or its name.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let path = format!("/snapshots/{}", path_segment(id)?);
         match self.call::<Snapshot>(Method::GET, &path, &()).await {
-            Ok(found) => Ok(found.jiffy),
-            Err(e) if self.is_remote() && is_refusal(&e, "snapshot_not_found") => {
-                let found = unique_by_prefix(self.snapshots(None).await?, id, |s| &s.id)?;
-                found.map(|found| found.record).ok_or(e)
+            Ok(snapshot) => Ok(snapshot.jiffy),
+            Err(e) if self.is_remote() && has_error_code(&e, "snapshot_not_found") => {
+                let snapshot = unique_by_prefix(self.snapshots(None).await?, id, |s| &s.id)?;
+                snapshot.map(|snapshot| snapshot.record).ok_or(e)
             }
             Err(e) => Err(e),
         }
     }
 
-    /// Removes a snapshot; tells what it was.
+    /// Removes a snapshot. Returns its record.
     pub async fn remove_snapshot(&self, id: &str) -> anyhow::Result<SnapshotInfo> {
         let record = self.snapshot(id).await?;
         let path = format!("/templates/{}", record.id);
@@ -391,7 +391,7 @@ impl Client {
         Ok(record)
     }
 
-    /// Compares a snapshot, and all it needs, with its seal.
+    /// Verifies the checksums of a snapshot and its ancestors.
     pub async fn verify(&self, id: &str) -> anyhow::Result<Vec<VerifiedSnapshot>> {
         let path = format!("/snapshots/{}/verify", self.snapshot(id).await?.id);
         self.call(Method::POST, &path, &()).await
@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_prefix_names_one_sandbox_or_is_refused() {
+    fn an_ambiguous_id_prefix_is_rejected() {
         let all = || vec!["abc", "abd", "x"];
         let find = |id| unique_by_prefix(all(), id, |s| s);
         assert_eq!(find("abc").unwrap(), Some("abc"));

@@ -1,4 +1,4 @@
-//! Functions: deployment of modules, and requests to them.
+//! Deployment and invocation of functions.
 
 use super::Client;
 use anyhow::Context;
@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 impl Client {
-    /// Deploys a module with `settings`, those of `POST /functions/{name}`. Without a module they
-    /// name its digest.
+    /// Deploys a module with the settings of `POST /functions/{name}`. Without a module, the
+    /// settings must have a digest.
     pub async fn deploy_function<T: DeserializeOwned>(
         &self,
         name: &str,
@@ -21,47 +21,47 @@ impl Client {
         let boundary = boundary()?;
         let path = format!("/functions/{name}");
         let mut request = Request::builder().method(Method::POST).uri(path);
-        let headers = request.headers_mut().context("not a path")?;
+        let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
         let kind = format!("multipart/form-data; boundary={boundary}");
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_str(&kind)?);
         let body = RequestBody::whole(form(&boundary, settings, module));
-        let answer = self.connections.send(request.body(body)?).await;
-        let answer = answer.map_err(|e| self.server.no_answer(e))?;
-        let (_, answer) = self.parse(answer).await?;
-        Ok(answer)
+        let response = self.connections.send(request.body(body)?).await;
+        let response = response.map_err(|e| self.server.request_error(e))?;
+        let (_, function) = self.parse(response).await?;
+        Ok(function)
     }
 
-    /// Sends a request to a function. `path` begins with a slash.
+    /// Sends a request to a function. `path` must start with a slash.
     pub async fn request_function(
         &self,
         name: &str,
         method: Method,
         path: &str,
-        more: &HeaderMap,
+        additional_headers: &HeaderMap,
         body: Option<Bytes>,
     ) -> anyhow::Result<PooledResponse> {
         let path = format!("/functions/{name}/invoke{path}");
         let mut request = Request::builder().method(method).uri(path);
-        let headers = request.headers_mut().context("not a path")?;
+        let headers = request.headers_mut().context("invalid path")?;
         headers.clone_from(&self.server.headers);
-        for (name, value) in more {
+        for (name, value) in additional_headers {
             headers.append(name, value.clone());
         }
         let request = request.body(RequestBody::Whole(body))?;
-        let answer = self.connections.send(request).await;
-        answer.map_err(|e| self.server.no_answer(e))
+        let response = self.connections.send(request).await;
+        response.map_err(|e| self.server.request_error(e))
     }
 }
 
-/// Random boundary of a form.
+/// Returns a random boundary of a multipart form.
 fn boundary() -> Result<String, getrandom::Error> {
     let (high, low) = (getrandom::u64()?, getrandom::u64()?);
     Ok(format!("{high:016x}{low:016x}"))
 }
 
-/// Form with the parts `settings` and, if there is one, `module`. A random boundary occurs in
-/// neither.
+/// Returns a form with the part `settings` and an optional part `module`. The random boundary is
+/// assumed not to occur in the parts.
 fn form(boundary: &str, settings: &Value, module: Option<&[u8]>) -> Bytes {
     let mut form = BytesMut::with_capacity(module.map_or(0, <[u8]>::len) + 1024);
     let mut part = |name: &str, kind: &str, content: &[u8]| {

@@ -1,23 +1,23 @@
-//! Sandboxes that end with this process.
+//! Leases of sandboxes, which remove a sandbox when this process exits.
 
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::task::JoinHandle;
 
-/// Time between two bytes, which keep proxies from closing a connection that is silent.
-const HEARTBEAT: Duration = Duration::from_secs(20);
+/// Interval between two heartbeats, which prevent proxies from closing the idle connection.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(20);
 
-/// A connection whose end is the end of a sandbox.
+/// Connection whose end removes a sandbox.
 pub struct SandboxLease(JoinHandle<()>);
 
 impl SandboxLease {
-    /// The lease at the other end of `stream`.
-    pub(super) fn keep(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+    /// Starts the heartbeats on `stream`, the connection of the lease.
+    pub(super) fn start(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         Self(tokio::spawn(async move {
             let (mut from, mut to) = split(stream);
-            let beat = async {
+            let heartbeats = async {
                 loop {
-                    tokio::time::sleep(HEARTBEAT).await;
+                    tokio::time::sleep(HEARTBEAT_INTERVAL).await;
                     if to.write_all(b".").await.is_err() {
                         return;
                     }
@@ -25,8 +25,8 @@ impl SandboxLease {
             };
             let mut byte = [0];
             tokio::select! {
-                () = beat => {}
-                // The other side says nothing; it closes when the sandbox is gone.
+                () = heartbeats => {}
+                // The daemon sends no data. It closes the connection when the sandbox terminates.
                 _ = from.read(&mut byte) => {}
             }
         }))

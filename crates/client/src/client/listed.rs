@@ -1,34 +1,35 @@
-//! Items of lists, with their state in the store that hosts share.
+//! Items of lists with their state in the shared store.
 
 use jiffy_api_types::StoreState;
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 
-/// Record of a sandbox or a snapshot as a list shows it.
+/// Record of a sandbox or a snapshot in a list.
 #[derive(Debug, Clone, Deserialize, Serialize)]
-#[serde(from = "Answer<T>")]
+#[serde(from = "ListItem<T>")]
 pub struct Listed<T: Clone> {
-    /// All about it.
+    /// Record of the sandbox or snapshot.
     #[serde(flatten)]
     pub record: T,
-    /// State of the snapshot, or of the one that the sandbox sleeps in; none: it has none.
+    /// Upload state of the snapshot, or of the snapshot of a paused sandbox. `None` without a
+    /// snapshot or a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_state: Option<StoreState>,
 }
 
 #[derive(Deserialize)]
-struct Answer<T> {
+struct ListItem<T> {
     #[serde(rename = "jiffy")]
     record: T,
     #[serde(rename = "storeState", default)]
     store_state: Option<StoreState>,
 }
 
-impl<T: Clone> From<Answer<T>> for Listed<T> {
-    fn from(answer: Answer<T>) -> Self {
+impl<T: Clone> From<ListItem<T>> for Listed<T> {
+    fn from(item: ListItem<T>) -> Self {
         Self {
-            record: answer.record,
-            store_state: answer.store_state,
+            record: item.record,
+            store_state: item.store_state,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Usage of sandboxes, and removal of unused data.
+//! Requests for resource usage and for the removal of unused data.
 
 use super::Client;
 use hyper::Method;
@@ -6,22 +6,24 @@ use jiffy_api_types::{AllMetrics, Metric, PruneHost, PrunedHost};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Most sandboxes of one look at what they use.
-const MAX_SANDBOXES_PER_LOOK: usize = 100;
+/// Maximum number of sandboxes in a request for their usage.
+const MAX_SANDBOXES_PER_REQUEST: usize = 100;
 
 impl Client {
-    /// Usage of these sandboxes now, by id; of those that do not run, the last sample.
+    /// Returns the current usage of sandboxes by id. For sandboxes that are not running, returns
+    /// the last sample.
     pub async fn metrics(&self, ids: &[&str]) -> anyhow::Result<BTreeMap<String, Metric>> {
         let mut all = BTreeMap::new();
-        for some in ids.chunks(MAX_SANDBOXES_PER_LOOK) {
-            let path = format!("/sandboxes/metrics?now=true&sandbox_ids={}", some.join(","));
-            let found: AllMetrics = self.call(Method::GET, &path, &()).await?;
-            all.extend(found.sandboxes);
+        for ids in ids.chunks(MAX_SANDBOXES_PER_REQUEST) {
+            let path = format!("/sandboxes/metrics?now=true&sandbox_ids={}", ids.join(","));
+            let metrics: AllMetrics = self.call(Method::GET, &path, &()).await?;
+            all.extend(metrics.sandboxes);
         }
         Ok(all)
     }
 
-    /// Removes what nothing needed for so long, or tells what that is.
+    /// Removes data that was unused for `unused`. With `dry_run`, only returns the data that would
+    /// be removed.
     pub async fn prune(&self, unused: Duration, dry_run: bool) -> anyhow::Result<PrunedHost> {
         let body = PruneHost {
             dry_run,

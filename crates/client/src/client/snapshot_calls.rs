@@ -1,22 +1,22 @@
-//! Taking a snapshot.
+//! Requests for snapshots.
 
 use super::Client;
 use jiffy_api_types::{Snapshot, SnapshotInfo, SnapshotSandbox};
 
-/// When a call to take a snapshot returns.
+/// Moment at which a request for a snapshot returns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SnapshotAck {
-    /// Once its memory is frozen in a process that survives the daemon.
+    /// After its memory is captured in a process that survives the daemon.
     Captured,
-    /// Once its files are complete on the host.
+    /// After its files are complete on the host.
     #[default]
     Stored,
-    /// Once the store that hosts share has it.
+    /// After it is complete in the shared store.
     Durable,
 }
 
 impl Client {
-    /// Takes a snapshot, until `ack`.
+    /// Takes a snapshot and waits until `ack`.
     pub async fn snapshot_sandbox(
         &self,
         id: &str,
@@ -29,7 +29,7 @@ impl Client {
             ack: (ack == SnapshotAck::Captured).then_some(jiffy_api_types::SnapshotAck::Captured),
             memory: None,
         };
-        let taken: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
-        Ok(taken.jiffy)
+        let snapshot: Snapshot = self.call_sandbox(id, "snapshots", &body).await?;
+        Ok(snapshot.jiffy)
     }
 }

@@ -1,4 +1,4 @@
-//! Streams to a control plane: Unix socket, TCP, TLS.
+//! Connections to a daemon over a Unix socket, TCP or TLS.
 
 use super::address::{ServerAddress, Url};
 use anyhow::Context;
@@ -16,17 +16,18 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{CertificateError, ClientConfig, Error as TlsError, RootCertStore};
 
-/// Time a connection may take to come up.
+/// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections to the daemon at `socket`, of which `first` is open.
+/// Returns the connections to the daemon at `socket`. `first` is an open connection.
 pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<ConnectionPool> {
     let connections = ConnectionPool::new(move || UnixStream::connect(socket.clone()));
     connections.keep(first).await?;
     Ok(connections)
 }
 
-/// Connections to a control plane on another host, of which one is open.
+/// Returns the connections to a daemon on another host. One connection is opened immediately to
+/// report errors early.
 pub async fn remote(address: &ServerAddress) -> anyhow::Result<ConnectionPool> {
     let url = Arc::new(address.url.clone());
     let unreachable = |e| anyhow::Error::msg(unreachable(&url, &e));
@@ -57,7 +58,7 @@ async fn tcp(url: &Url) -> io::Result<TcpStream> {
         TcpStream::connect((url.host.as_str(), url.port)),
     );
     let stream = stream.await.map_err(|_| timed_out())??;
-    // Requests are small and wait for their answers.
+    // Requests are small, and each waits for its response.
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -71,23 +72,24 @@ async fn tls(url: &Url, connector: &TlsConnector) -> io::Result<TlsStream<TcpStr
 
 fn timed_out() -> io::Error {
     let limit = CONNECT_TIMEOUT.as_secs();
-    io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {limit} s"))
+    io::Error::new(io::ErrorKind::TimedOut, format!("no response in {limit} s"))
 }
 
-/// Certificate roots of this system, and the authorities in `ca`.
+/// Returns the TLS configuration with the root certificates of the system and the authorities in
+/// `ca`.
 fn tls_config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    // Those that cannot be read are missing like those that are not there.
+    // Unreadable root certificates are ignored.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = ca {
-        let failed = || {
+        let context = || {
             format!(
-                "JIFFY_CA: {} is no PEM file of certificates",
+                "JIFFY_CA: {} is not a PEM file with certificates",
                 path.display()
             )
         };
-        for certificate in CertificateDer::pem_file_iter(path).with_context(failed)? {
-            roots.add(certificate.with_context(failed)?)?;
+        for certificate in CertificateDer::pem_file_iter(path).with_context(context)? {
+            roots.add(certificate.with_context(context)?)?;
         }
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -97,25 +99,25 @@ fn tls_config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
     Ok(config)
 }
 
-/// Why there is no connection to `url`, and what to do.
+/// Returns the message for a failed connection to `url`.
 pub fn unreachable(url: &Url, error: &io::Error) -> String {
     match error.get_ref().and_then(|e| e.downcast_ref::<TlsError>()) {
         Some(TlsError::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         )) => format!(
-            "the certificate of {url} is for another name: use one that it is for (`jiffy serve \
-             --domain NAME` adds one)"
+            "the certificate of {url} is for another name: use a name in the certificate, or add a name \
+             with `jiffy serve --domain NAME`"
         ),
-        Some(TlsError::InvalidCertificate(why)) => format!(
-            "the certificate of {url} is not trusted ({why}): set JIFFY_CA to the PEM file of its \
-             authority, which `jiffy serve --tls` names when it starts"
+        Some(TlsError::InvalidCertificate(reason)) => format!(
+            "the certificate of {url} is not trusted ({reason}): set JIFFY_CA to the PEM file of its \
+             certificate authority, which `jiffy serve --tls` prints when it starts"
         ),
         Some(TlsError::InvalidMessage(_)) => {
-            format!("{url} does not speak TLS: write it with http://")
+            format!("{url} does not use TLS: use http://")
         }
         _ => format!(
-            "cannot reach {url} ({error}): does a daemon run there and listen at this address? \
-             `jiffy daemon status` says so"
+            "cannot connect to {url} ({error}): check with `jiffy daemon status` on its host that the \
+             daemon runs and listens on this address"
         ),
     }
 }

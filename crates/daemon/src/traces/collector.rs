@@ -11,10 +11,11 @@ use tokio::net::TcpStream;
 
 /// Port of OTLP over HTTP.
 const DEFAULT_PORT: u16 = 4318;
-/// Maximum length in bytes of an answer.
-const MAX_ANSWER_BYTES: usize = 64 << 10;
+/// Maximum size of a response in bytes.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Client that opens a connection for each request: there is at most one in a second.
+/// Client that opens a connection for each request, because there is at most one request per
+/// second.
 #[derive(Debug)]
 pub struct CollectorClient {
     host: String,
@@ -58,7 +59,7 @@ impl HttpClient for CollectorClient {
         let exchange = async {
             let response = sender.send_request(Request::from_parts(parts, Full::new(body)));
             let (parts, body) = response.await?.into_parts();
-            let body = Limited::new(body, MAX_ANSWER_BYTES)
+            let body = Limited::new(body, MAX_RESPONSE_BYTES)
                 .collect()
                 .await?
                 .to_bytes();
@@ -67,7 +68,8 @@ impl HttpClient for CollectorClient {
         let mut exchange = std::pin::pin!(exchange);
         tokio::select! {
             response = &mut exchange => response,
-            // The connection ends early if the answer is complete, or by an error of the exchange.
+            // The connection is closed when the response is complete, or after an error of the
+            // exchange.
             _ = connection => exchange.await,
         }
     }

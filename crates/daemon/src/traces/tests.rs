@@ -16,14 +16,14 @@ use tracing::Instrument;
 use tracing::field::Empty;
 use tracing_subscriber::layer::SubscriberExt;
 
-type Received = mpsc::UnboundedSender<Bytes>;
+type BodySender = mpsc::UnboundedSender<Bytes>;
 
 /// Collector that stores the bodies of requests.
 async fn collector() -> (String, mpsc::UnboundedReceiver<Bytes>) {
     let (sender, received) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let receive = |State(sender): State<Received>, body: Bytes| async move {
+    let receive = |State(sender): State<BodySender>, body: Bytes| async move {
         sender.send(body).unwrap();
     };
     let routes = Router::new().route("/v1/traces", post(receive));
@@ -119,7 +119,7 @@ async fn the_collector_receives_operations_and_steps_below_the_clients_span() {
 }
 
 #[tokio::test]
-async fn spans_of_a_collector_that_is_gone_are_counted_and_delay_nothing() {
+async fn spans_are_dropped_and_counted_without_a_collector() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -127,7 +127,7 @@ async fn spans_of_a_collector_that_is_gone_are_counted_and_delay_nothing() {
     let subscriber = tracing_subscriber::registry().with(export.layer());
     let _default = tracing::subscriber::set_default(subscriber);
     let count = super::MAX_QUEUED_SPANS + 100;
-    // The task of the export does not run meanwhile: the queue is full in the end.
+    // The export task does not run during the loop, so that the queue becomes full.
     for _ in 0..count {
         tracing::info_span!("operation", operation = "create").in_scope(|| {});
     }

@@ -1,10 +1,10 @@
-//! Options about the limits of VMMs.
+//! Options for the resource limits of VMMs.
 
 use super::FeatureSwitch;
 use clap::Args;
 use jiffy_daemon::ConfinementOptions;
 
-/// Options of `jiffy serve` about the limits of VMMs.
+/// Options of `jiffy serve` for the resource limits of VMMs.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfinementArgs {
     /// Limit memory and tasks of each VMM with control groups
@@ -25,7 +25,7 @@ pub struct ConfinementArgs {
 }
 
 impl ConfinementArgs {
-    /// The same for a daemon.
+    /// Returns the options of the daemon.
     pub fn options(&self) -> ConfinementOptions {
         ConfinementOptions {
             cgroups: self.cgroups.into(),

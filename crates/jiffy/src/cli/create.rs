@@ -1,4 +1,4 @@
-//! Settings of a new sandbox.
+//! Arguments of `jiffy create`.
 
 use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
@@ -19,14 +19,14 @@ use std::time::Duration;
 
 Timeouts:
   Without --timeout (or with --persist) a sandbox runs until it is killed. The timeout starts when
-  the sandbox runs, and starts again when it is resumed. --on-timeout selects the action. Sandboxes
-  that are created through the API have a timeout of 300 s unless the request has another one.")]
+  the sandbox starts, and starts again when it is resumed. --on-timeout selects the action. Sandboxes
+  that are created through the API have a timeout of 300 s unless the request sets another timeout.")]
 pub struct CreateArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
-    /// Image of a registry to start from. It is imported as a template unless an unchanged import
-    /// exists
+    /// Image of a registry to start from. It is imported as a template unless the image was
+    /// imported before and has not changed
     #[arg(long, value_name = "REF", conflicts_with_all = ["template", "from"])]
     pub image: Option<String>,
     /// Snapshot to start from instead: id, unique prefix of the id, or name
@@ -59,32 +59,32 @@ pub struct CreateArgs {
     /// No timeout: run until killed (default)
     #[arg(long, conflicts_with = "timeout")]
     pub persist: bool,
-    /// Access to the internet. Incoming connections are not affected
+    /// Internet access. Incoming connections are not affected
     #[arg(long, value_name = "on|off", value_enum, default_value_t)]
     pub network: NetworkSwitch,
     /// Isolation engine, see `jiffy engines` [default: the engine of the snapshot, otherwise of the
     /// daemon]
     #[arg(long, value_name = "ENGINE")]
     pub engine: Option<EngineName>,
-    /// Memory that is fetched before the start if only the store has the snapshot. The rest is
-    /// fetched while the sandbox runs
+    /// Memory to fetch before the start if the snapshot is only in the shared store. The remaining
+    /// memory is fetched while the sandbox runs
     #[arg(long, value_name = "MEMORY", value_enum, requires = "from")]
     pub prefetch: Option<PrefetchMode>,
-    /// The network that it is in
+    /// Certificate authorities and proxy.
     #[command(flatten)]
     pub site: SiteArgs,
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// Memory that is fetched without being touched.
+/// Memory that is fetched before a sandbox starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PrefetchMode {
-    /// Memory that is accessed first
+    /// Memory that is accessed first after the restore
     WorkingSet,
     /// All memory
     All,
@@ -99,7 +99,7 @@ impl From<PrefetchMode> for Prefetch {
     }
 }
 
-/// The end of a sandbox's time.
+/// Action when the timeout of a sandbox expires.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum AtTimeout {
     /// Kill the sandbox
@@ -118,7 +118,7 @@ impl From<AtTimeout> for OnTimeout {
     }
 }
 
-/// Way out of a sandbox to the internet.
+/// Internet access of a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum NetworkSwitch {
     /// Internet access
@@ -128,7 +128,7 @@ pub enum NetworkSwitch {
     Off,
 }
 
-/// `KEY=VALUE`, both as they are.
+/// Parses `KEY=VALUE`.
 fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),

@@ -1,4 +1,4 @@
-//! Option that chooses the engine of sandboxes.
+//! Option that selects the isolation engine.
 
 use clap::{Args, ValueEnum};
 use jiffy_engine_api::EngineName;
@@ -17,7 +17,7 @@ pub enum EngineSelection {
     Gvisor,
 }
 
-/// Option of commands that make sandboxes of their own.
+/// Option of commands that create sandboxes.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct EngineArgs {
     /// Isolation engine of new sandboxes
@@ -43,7 +43,7 @@ impl From<Option<EngineName>> for EngineArgs {
 }
 
 impl EngineArgs {
-    /// The engine that was asked for; none: the one that suits the host.
+    /// Returns the requested engine. `None` if the engine is selected by the features of the host.
     pub fn name(self) -> Option<EngineName> {
         match self.engine {
             EngineSelection::Auto => None,
@@ -52,7 +52,11 @@ impl EngineArgs {
         }
     }
 
-    /// The engine of `host`, which can be used.
+    /// Selects the engine for `host`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the host cannot run the engine.
     pub fn choose_usable(self, host: &Host) -> anyhow::Result<EngineName> {
         let engine = jiffy_daemon::choose_engine(self.name(), host).engine;
         let check = EngineFacts::of(host).check(engine);

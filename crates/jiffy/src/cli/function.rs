@@ -21,11 +21,11 @@ pub enum FunctionCommand {
         /// Include functions of all keys
         #[arg(short, long)]
         all: bool,
-        /// Output and host
+        /// Output format and daemon.
         #[command(flatten)]
         output: FunctionOutputArgs,
     },
-    /// Show details of a function, without the values of its environment
+    /// Show details of a function, without the values of its environment variables
     Info(FunctionArgs),
     /// Show output and failures of a function
     Logs(FunctionLogsArgs),
@@ -38,7 +38,7 @@ pub enum FunctionCommand {
         /// Version number [default: the previous version]
         #[arg(id = "to_version", value_name = "VERSION")]
         version: Option<u64>,
-        /// Output and host
+        /// Output format and daemon.
         #[command(flatten)]
         output: FunctionOutputArgs,
     },
@@ -51,7 +51,7 @@ pub enum FunctionCommand {
         /// Names of functions
         #[arg(required = true)]
         names: Vec<String>,
-        /// Output and host
+        /// Output format and daemon.
         #[command(flatten)]
         output: FunctionOutputArgs,
     },
@@ -114,28 +114,28 @@ pub struct FunctionBuildArgs {
     /// Output file [default: function.wasm in the directory]
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// Output and host of a command.
+/// Output format and daemon of a command.
 #[derive(Debug, Args)]
 pub struct FunctionOutputArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// One function.
+/// Arguments of commands for one function.
 #[derive(Debug, Args)]
 pub struct FunctionArgs {
     /// Name of the function
     pub name: String,
-    /// Output and host
+    /// Output format and daemon.
     #[command(flatten)]
     pub output: FunctionOutputArgs,
 }
@@ -143,8 +143,8 @@ pub struct FunctionArgs {
 /// `jiffy function deploy`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Settings that are not given keep their values in an existing function, except for
---sandbox-key, which must be given in each deployment.
+    after_help = "An existing function retains all settings without an option, except for --sandbox-key,
+which is required in each deployment.
 
 Examples:
   jiffy function deploy hello hello.wasm --public
@@ -179,7 +179,7 @@ pub struct FunctionDeployArgs {
     /// Maximum number of concurrent requests [default: 64]
     #[arg(long, value_name = "N")]
     pub concurrency: Option<u32>,
-    /// Host that the function may send requests to. Can be repeated
+    /// Host that the function may access. Can be repeated
     #[arg(long, value_name = "HOST")]
     pub allow: Vec<String>,
     /// Scope of the sandbox key of the function: `create` or `read`. Without this option, an
@@ -195,10 +195,10 @@ pub struct FunctionDeployArgs {
     /// Accept requests with a key only
     #[arg(long)]
     pub private: bool,
-    /// Cron schedule, in UTC unless a time zone follows. Empty: no schedule
+    /// Cron schedule, in UTC unless it ends with a time zone. An empty value removes the schedule
     #[arg(long, value_name = "CRON")]
     pub schedule: Option<String>,
-    /// Output and host
+    /// Output format and daemon.
     #[command(flatten)]
     pub output: FunctionOutputArgs,
 }
@@ -211,7 +211,7 @@ pub struct FunctionLogsArgs {
     /// Follow the output until Ctrl-C
     #[arg(short, long)]
     pub follow: bool,
-    /// Output and host
+    /// Output format and daemon.
     #[command(flatten)]
     pub output: FunctionOutputArgs,
 }
@@ -233,7 +233,7 @@ pub struct FunctionInvokeArgs {
     /// Request header. Can be repeated
     #[arg(short = 'H', long, value_name = "NAME: VALUE")]
     pub header: Vec<String>,
-    /// Output and host
+    /// Output format and daemon.
     #[command(flatten)]
     pub output: FunctionOutputArgs,
 }
@@ -252,7 +252,7 @@ pub struct FunctionBenchArgs {
     /// Number of concurrent requests
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub concurrency: u32,
-    /// Output and host
+    /// Output format and daemon.
     #[command(flatten)]
     pub output: FunctionOutputArgs,
 }

@@ -1,40 +1,40 @@
-//! Words that people know from elsewhere, and what is meant here.
+//! Hints for commands of other tools, such as Docker, that Jiffy calls differently.
 
 use clap::error::{ContextKind, ContextValue};
 
-/// Commands of Docker and others.
+/// Commands of other tools, and the equivalent commands of Jiffy.
 const COMMANDS: [(&[&str], &str); 13] = [
     (
         &["stop"],
-        "`jiffy pause` puts a sandbox to sleep, memory and all; `jiffy kill` ends it",
+        "`jiffy pause` stores the memory of a sandbox and stops it; `jiffy kill` kills it",
     ),
     (
         &["start", "unpause"],
-        "`jiffy resume` wakes a sandbox that sleeps; `jiffy create` makes one",
+        "`jiffy resume` resumes a paused sandbox; `jiffy create` creates a sandbox",
     ),
     (
         &["images"],
-        "`jiffy template ls` lists what sandboxes are made of",
+        "`jiffy template ls` lists the templates of sandboxes",
     ),
     (
         &["rmi"],
-        "`jiffy template rm` removes a template, `jiffy prune` what nothing needs",
+        "`jiffy template rm` removes a template; `jiffy prune` removes unused data",
     ),
     (
         &["pull"],
-        "`jiffy create --image REF` imports an image; so does `jiffy template build --image REF`",
+        "`jiffy create --image REF` and `jiffy template build --image REF` import an image",
     ),
     (
         &["build"],
-        "`jiffy template build DIR` builds a template of a Dockerfile",
+        "`jiffy template build DIR` builds a template from a Dockerfile",
     ),
     (
         &["commit", "save", "checkpoint"],
-        "`jiffy snapshot` keeps a sandbox as it is, memory and all",
+        "`jiffy snapshot` stores the memory and the disk of a sandbox",
     ),
     (
         &["restore", "load"],
-        "`jiffy create --from SNAPSHOT` makes a sandbox of a snapshot, `jiffy rollback` puts one back",
+        "`jiffy create --from SNAPSHOT` creates a sandbox from a snapshot; `jiffy rollback` rolls back a sandbox",
     ),
     (
         &["attach", "ssh", "enter", "console"],
@@ -42,28 +42,28 @@ const COMMANDS: [(&[&str], &str); 13] = [
     ),
     (
         &["top"],
-        "`jiffy stats` shows what sandboxes use, `jiffy exec ID -- ps aux` what runs in one",
+        "`jiffy stats` shows the resource usage of sandboxes; `jiffy exec ID -- ps aux` lists processes",
     ),
     (
         &["port", "expose", "forward"],
-        "`jiffy port-forward` leads ports of this host to ports of a sandbox",
+        "`jiffy port-forward` forwards ports of this host to a sandbox",
     ),
     (
         &["info", "status", "version"],
-        "`jiffy daemon status` says what the daemon does, `jiffy doctor` what this host can",
+        "`jiffy daemon status` shows the status of the daemon; `jiffy doctor` checks this host",
     ),
     (
         &["clone"],
-        "`jiffy fork` makes sandboxes that begin as this one is now",
+        "`jiffy fork` creates copies of a running sandbox",
     ),
 ];
 
-/// The meaning here of a command that is known elsewhere, in a sentence.
-pub fn of_command(error: &clap::Error) -> Option<&'static str> {
+/// Returns the hint for an unknown subcommand that other tools have.
+pub fn command_hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else {
         return None;
     };
-    let known = COMMANDS.iter();
-    let mut found = known.filter(|(words, _)| words.contains(&typed.as_str()));
-    found.next().map(|(_, meant)| *meant)
+    let mut commands = COMMANDS.iter();
+    let entry = commands.find(|(words, _)| words.contains(&typed.as_str()));
+    entry.map(|(_, hint)| *hint)
 }

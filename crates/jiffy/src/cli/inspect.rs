@@ -1,4 +1,4 @@
-//! Commands that look at sandboxes, wait for them, or are in them.
+//! Arguments of commands that inspect, wait for, restart or enter sandboxes.
 
 use super::HostArgs;
 use crate::units;
@@ -14,7 +14,7 @@ pub struct InspectArgs {
     /// Print a JSON list
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -22,7 +22,8 @@ pub struct InspectArgs {
 /// `jiffy stats`.
 #[derive(Debug, Args)]
 #[command(after_help = "Columns:
-  CPU      use of all processors of the sandbox since the last sample, at most 10 s ago. 100 %: all
+  CPU      usage of all processors of the sandbox since the last sample, at most 10 s ago.
+           100 %: all processors are busy
   MEMORY   used memory including the page cache, and the size of the memory
   DISK     bytes written since the last snapshot, and the size of the disk
   SENT, RECEIVED  bytes over the network since the start")]
@@ -32,13 +33,13 @@ pub struct StatsArgs {
     /// Print once instead of refreshing until Ctrl-C. Default if the output is not a terminal
     #[arg(long)]
     pub no_stream: bool,
-    /// Refresh interval
+    /// Refresh interval of the table
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::duration)]
     pub interval: Duration,
     /// Print JSON once
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -60,7 +61,7 @@ pub struct ShellArgs {
     /// User of the shell [default: of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -68,8 +69,8 @@ pub struct ShellArgs {
 /// `jiffy wait`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Prints the reason of the end, or the state. Exit status: 0; 1 if a sandbox ended
-first; 124 after --timeout."
+    after_help = "Prints the state, or the exit reason of a killed sandbox. Exit status: 0 if all sandboxes
+reached the state; 1 if a sandbox terminated first; 124 after --timeout."
 )]
 pub struct WaitArgs {
     /// Names, ids, or unique prefixes of ids
@@ -84,15 +85,15 @@ pub struct WaitArgs {
     /// Print the final states as JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// States that can be waited for.
+/// States for `jiffy wait --for`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum AwaitedState {
-    /// Killed, or without a guest
+    /// Killed or broken
     #[default]
     Ended,
     /// Running, with a responding agent
@@ -118,7 +119,7 @@ pub struct RestartArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -126,8 +127,8 @@ pub struct RestartArgs {
 /// `jiffy diff`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each line has A (added), C (changed) or D (deleted), and a path. Paths that belong to the
-boot are left out: /dev, /proc, /run, /sys, and files that the sandbox receives at its start."
+    after_help = "Each line has A (added), C (changed) or D (deleted), and a path. /dev, /proc, /run, /sys, and
+files that are written at every start are not listed."
 )]
 pub struct DiffArgs {
     /// Sandbox: name, id, or unique prefix of the id
@@ -138,7 +139,7 @@ pub struct DiffArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }

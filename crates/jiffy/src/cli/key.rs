@@ -21,7 +21,7 @@ pub enum KeyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Revoke a key. Its sandboxes are retained unless --kill is given
+    /// Revoke a key. Its sandboxes continue to run unless --end is given
     Revoke {
         /// Key: id or name
         key: String,
@@ -88,7 +88,7 @@ pub struct KeyCreateArgs {
     #[arg(long, value_name = "N")]
     pub max_builds: Option<u32>,
     /// Disk quota for paused sandboxes, snapshots, templates, uploads and build steps [default:
-    /// that of `jiffy serve --default-key-disk`]
+    /// value of `jiffy serve --default-key-disk`]
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub max_disk: Option<u64>,
     /// Maximum number of concurrent requests and streams to its sandboxes [default: half of the
@@ -100,12 +100,12 @@ pub struct KeyCreateArgs {
     pub json: bool,
 }
 
-/// Parses the end of a key's time into milliseconds since 1970: a duration from now with its unit,
-/// a date (its beginning in UTC), or a moment as in 2027-01-31T12:00:00Z.
+/// Parses the expiry of a key into milliseconds since 1970. Accepts a duration from now with a
+/// unit, a date (midnight UTC), or a time such as 2027-01-31T12:00:00Z.
 fn expiry(text: &str) -> Result<u64, String> {
     let date = || text.parse::<Date>().ok()?.to_zoned(TimeZone::UTC).ok();
-    let moment = text.parse::<Timestamp>().ok();
-    let at = match moment.or_else(|| date().map(|date| date.timestamp())) {
+    let timestamp = text.parse::<Timestamp>().ok();
+    let at = match timestamp.or_else(|| date().map(|date| date.timestamp())) {
         Some(at) => at,
         None if text.ends_with(|c: char| c.is_ascii_lowercase()) => {
             let after = units::duration(text)?;
@@ -114,7 +114,7 @@ fn expiry(text: &str) -> Result<u64, String> {
         }
         None => {
             return Err(format!(
-                "`{text}` is no end: write a duration as in 30d, or a date as in 2027-01-31"
+                "`{text}` is not an expiry: use a duration such as 30d or a date such as 2027-01-31"
             ));
         }
     };

@@ -1,4 +1,4 @@
-//! Lists of sandboxes, narrowed.
+//! Arguments and filters of `jiffy ls`.
 
 use super::HostArgs;
 use clap::Args;
@@ -21,7 +21,7 @@ pub struct LsArgs {
     /// Include sandboxes that were killed in the last hour
     #[arg(short, long)]
     pub all: bool,
-    /// Filter
+    /// Show only matching sandboxes. Can be repeated
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = Filter::parse)]
     pub filters: Vec<Filter>,
     /// Print ids only
@@ -30,23 +30,23 @@ pub struct LsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// A condition that sandboxes of a list meet.
+/// Condition of `jiffy ls --filter`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Filter {
-    /// It is in this state.
+    /// Name of the state.
     State(&'static str),
-    /// It has this label, perhaps with this value.
+    /// Label, and its value unless any value matches.
     Label(String, Option<String>),
-    /// Its name fits this pattern.
+    /// Pattern of the sandbox name.
     Name(String),
-    /// Its template fits this pattern.
+    /// Pattern of the template.
     Template(String),
-    /// This engine isolates it.
+    /// Name of the engine.
     Engine(String),
 }
 
@@ -60,10 +60,10 @@ impl Filter {
         match key {
             "state" | "status" => {
                 let names = StateName::ALL.map(StateName::name);
-                let known = names.into_iter().find(|name| *name == value);
-                known.map(Self::State).ok_or_else(|| {
+                let name = names.into_iter().find(|name| *name == value);
+                name.map(Self::State).ok_or_else(|| {
                     let names = names.join(", ");
-                    format!("there is no state `{value}`: there are {names}")
+                    format!("unknown state `{value}`: use one of {names}")
                 })
             }
             "label" => Ok(match value.split_once('=') {
@@ -74,7 +74,7 @@ impl Filter {
             "template" => Ok(Self::Template(value)),
             "engine" => Ok(Self::Engine(value)),
             _ => Err(format!(
-                "there is no filter `{key}`: there are {FILTER_KEYS}"
+                "unknown filter `{key}`: the filters are {FILTER_KEYS}"
             )),
         }
     }

@@ -1,11 +1,11 @@
-//! Options about the network of sandboxes.
+//! Options for the network of sandboxes.
 
 use clap::{Args, ValueEnum};
 use jiffy_daemon::{FeatureMode, NetworkOptions};
 use jiffy_network::{IpNet, Ipv4Net};
 use std::net::IpAddr;
 
-/// Use of a feature that not every host has.
+/// Use of a feature that some hosts lack.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum FeatureSwitch {
     /// Enabled if the host supports it
@@ -28,10 +28,10 @@ impl From<FeatureSwitch> for FeatureMode {
     }
 }
 
-/// Options of `jiffy serve` about the network.
+/// Options of `jiffy serve` for the network of sandboxes.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetworkArgs {
-    /// Network of sandboxes. Needs `nft`, `ip`, /dev/net/tun, and root or `pasta`
+    /// Network access of sandboxes. Needs `nft`, `ip`, /dev/net/tun, and root or `pasta`
     #[arg(
         long,
         value_enum,
@@ -68,19 +68,20 @@ pub struct NetworkArgs {
 fn cidr(text: &str) -> Result<IpNet, String> {
     let net = text.parse::<IpNet>().ok();
     let net = net.or_else(|| text.parse().ok().map(|ip: IpAddr| ip.into()));
-    net.map(|net| net.trunc())
-        .ok_or_else(|| format!("`{text}` is neither an address nor a CIDR, as in 10.1.0.0/16"))
+    net.map(|net| net.trunc()).ok_or_else(|| {
+        format!("`{text}` is neither an IP address nor a CIDR range such as 10.1.0.0/16")
+    })
 }
 
 fn range(text: &str) -> Result<Ipv4Net, String> {
     match cidr(text)? {
         IpNet::V4(net) => Ok(net),
-        IpNet::V6(_) => Err(format!("`{text}` is not IPv4, as 10.1.0.0/16 is")),
+        IpNet::V6(_) => Err(format!("`{text}` is not an IPv4 range such as 10.1.0.0/16")),
     }
 }
 
 impl NetworkArgs {
-    /// The same for a daemon.
+    /// Returns the options of the daemon.
     pub fn options(&self) -> NetworkOptions {
         NetworkOptions {
             mode: self.network.into(),

@@ -7,11 +7,11 @@ use std::path::Path;
 
 /// Environment variable that makes the test write the document instead of comparing it.
 const WRITE: &str = "JIFFY_WRITE_DOCS";
-/// Columns of a line.
+/// Maximum line length in characters.
 const WIDTH: usize = 100;
 
-/// Appends `text` wrapped to [`WIDTH`] columns, its first line after `first`, the others after
-/// `rest`.
+/// Appends `text` wrapped to [`WIDTH`] columns. `first` is the prefix of the first line, and `rest`
+/// the prefix of the other lines.
 fn wrap(out: &mut String, first: &str, rest: &str, text: &str) {
     let words: Vec<&str> = text.split_whitespace().collect();
     let options = textwrap::Options::new(WIDTH)
@@ -23,7 +23,7 @@ fn wrap(out: &mut String, first: &str, rest: &str, text: &str) {
     out.push('\n');
 }
 
-/// Names of an option as they are typed, such as `-c, --cpus <N>`.
+/// Returns the names of an option, such as `-c, --cpus <N>`.
 fn names(arg: &Arg) -> String {
     let mut names = Vec::new();
     names.extend(arg.get_short().map(|short| format!("-{short}")));
@@ -40,7 +40,7 @@ fn names(arg: &Arg) -> String {
     text
 }
 
-/// Appends one option or argument: names, help, values, default, environment variable.
+/// Appends an option or argument: names, help, values, default, environment variable.
 fn argument(out: &mut String, arg: &Arg) {
     let name = if arg.is_positional() {
         let value = arg.get_value_names().unwrap_or_default().join(" ");
@@ -55,8 +55,8 @@ fn argument(out: &mut String, arg: &Arg) {
             .unwrap_or_default()
             .trim_end_matches('.')
     );
-    let takes = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
-    if takes && !arg.is_hide_possible_values_set() {
+    let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
+    if takes_value && !arg.is_hide_possible_values_set() {
         let values: Vec<String> = arg
             .get_possible_values()
             .iter()
@@ -67,7 +67,7 @@ fn argument(out: &mut String, arg: &Arg) {
             let _ = write!(text, " Values: {}.", values.join(", "));
         }
     }
-    if takes && !arg.is_hide_default_value_set() {
+    if takes_value && !arg.is_hide_default_value_set() {
         let defaults: Vec<_> = arg
             .get_default_values()
             .iter()
@@ -83,7 +83,7 @@ fn argument(out: &mut String, arg: &Arg) {
     wrap(out, "- ", "  ", &text);
 }
 
-/// Appends a command and the commands below it.
+/// Appends a command and its subcommands.
 fn command(out: &mut String, path: &str, command: &Command) {
     let path = format!("{path}{}", command.get_name());
     let _ = writeln!(out, "\n## `{path}`");
@@ -106,13 +106,13 @@ fn command(out: &mut String, path: &str, command: &Command) {
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim();
     let _ = writeln!(out, "\n```\n{usage}\n```");
-    let shown =
+    let is_visible =
         |arg: &&Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version");
     let mut list = String::new();
-    for arg in command.get_positionals().filter(shown) {
+    for arg in command.get_positionals().filter(is_visible) {
         argument(&mut list, arg);
     }
-    for arg in command.get_arguments().filter(shown) {
+    for arg in command.get_arguments().filter(is_visible) {
         if !arg.is_positional() {
             argument(&mut list, arg);
         }
@@ -120,24 +120,24 @@ fn command(out: &mut String, path: &str, command: &Command) {
     if !list.is_empty() {
         let _ = write!(out, "\n{list}");
     }
-    for below in command.get_subcommands() {
-        if !below.is_hide_set() && below.get_name() != "help" {
-            self::command(out, &format!("{path} "), below);
+    for subcommand in command.get_subcommands() {
+        if !subcommand.is_hide_set() && subcommand.get_name() != "help" {
+            self::command(out, &format!("{path} "), subcommand);
         }
     }
 }
 
-/// The whole document.
+/// Returns the whole document.
 fn document() -> String {
     let mut root = Cli::command();
     root.build();
     let mut out = "# Reference of the command line\n\n\
-        Generated from the parser: `make docs` writes it anew. [Commands](cli.md) tells how they\n\
-        work together.\n"
+        Generated from the help texts by `make docs`. [Commands](cli.md) describes how they work\n\
+        together.\n"
         .to_owned();
-    for below in root.get_subcommands() {
-        if !below.is_hide_set() && below.get_name() != "help" {
-            command(&mut out, "jiffy ", below);
+    for subcommand in root.get_subcommands() {
+        if !subcommand.is_hide_set() && subcommand.get_name() != "help" {
+            command(&mut out, "jiffy ", subcommand);
         }
     }
     out
@@ -151,9 +151,9 @@ fn the_reference_of_the_command_line_is_current() {
         std::fs::write(&path, document).unwrap();
         return;
     }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    let current = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        written == document,
-        "docs/cli-reference.md is not what the parser says; write it anew with: make docs"
+        current == document,
+        "docs/cli-reference.md is outdated; update it with: make docs"
     );
 }

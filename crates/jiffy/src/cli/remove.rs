@@ -1,4 +1,4 @@
-//! Removing: sandboxes, snapshots, and what nothing needs.
+//! Arguments of `jiffy rm` and `jiffy prune`.
 
 use super::HostArgs;
 use crate::units;
@@ -8,8 +8,8 @@ use std::time::Duration;
 /// `jiffy rm`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A snapshot that sandboxes or other snapshots need loses its name and is removed
-with its last user. Removing such a snapshot again is rejected with the names of its users.
+    after_help = "If sandboxes or other snapshots use a snapshot, it loses its name and is removed with
+its last user. A second attempt to remove it fails and lists its users.
 
 Examples:
   jiffy rm web k3x9
@@ -23,20 +23,20 @@ pub struct RmArgs {
     /// Remove all sandboxes of the caller. Snapshots are retained
     #[arg(short, long)]
     pub all: bool,
-    /// Do not ask for confirmation
+    /// Do not prompt for confirmation
     #[arg(short = 'y', long, visible_alias = "force", visible_short_alias = 'f')]
     pub yes: bool,
     /// Print the removed objects as JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
 /// `jiffy prune`.
 #[derive(Debug, Args)]
-#[command(after_help = "Removes, if unused for --older-than:
+#[command(after_help = "Data that is removed if it was unused for --older-than:
   sandbox    records of killed sandboxes, regardless of their age
   template   images imported by `jiffy create --image` without a sandbox or snapshot
   snapshot   snapshots of booted templates. The next sandbox of the template boots again
@@ -46,19 +46,19 @@ pub struct RmArgs {
 
 Requested snapshots, sandboxes that are not killed, and named templates are retained.")]
 pub struct PruneArgs {
-    /// Only show what would be removed and how much space that frees
+    /// List the unused data and its size without removing it
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     /// Minimum time without use. 0s: everything that is unused now
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = units::duration_or_zero)]
     pub older_than: Duration,
-    /// Do not ask for confirmation
+    /// Do not prompt for confirmation
     #[arg(short = 'y', long, visible_alias = "force", visible_short_alias = 'f')]
     pub yes: bool,
     /// Print JSON. Needs --yes or --dry-run
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }

@@ -12,10 +12,10 @@ use std::path::PathBuf;
 /// `jiffy run`.
 #[derive(Debug, Args)]
 #[command(after_help = "Exit status:
-  that of the command; 128+N if signal N ended the command; 127 command not found; 126 not
-  executable; 124 after --timeout; 125 if Jiffy failed (the reason is on standard error).
+  The exit status of the command; 128+N if signal N killed the command; 127 command not found;
+  126 not executable; 124 after --timeout; 125 if Jiffy failed (the reason is on standard error).
 
-If a daemon runs, the sandbox belongs to the daemon and is removed when this command ends.
+If a daemon runs, the sandbox belongs to the daemon and is removed when this command exits.
 Otherwise the sandbox is a child process of this command.
 
 Examples:
@@ -43,17 +43,17 @@ pub struct RunArgs {
     #[command(flatten)]
     pub size: SizeArgs,
     /// Copy a directory or file into the sandbox before the command, and changes back afterwards
-    /// unless `:ro`. It is not a shared file system
+    /// unless `:ro` is given. The directory is not shared while the command runs
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]", value_parser = volume)]
     pub volumes: Vec<Volume>,
     /// Forward a port of this host to the sandbox while the command runs. Binds to loopback unless
     /// an address is given
     #[arg(short, long = "publish", value_name = "[IP:][LOCAL:]REMOTE", value_parser = publication)]
     pub publish: Vec<Publication>,
-    /// Network of the sandbox: the internet, without this host and private networks
+    /// Network access of the sandbox: the internet, without this host and private networks
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub network: FeatureSwitch,
-    /// The network that it is in
+    /// Certificate authorities and proxy.
     #[command(flatten)]
     pub site: SiteArgs,
     /// Accepted for compatibility: the sandbox is always removed
@@ -65,24 +65,24 @@ pub struct RunArgs {
     /// Command and arguments
     #[command(flatten)]
     pub exec: ExecArgs,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// A directory or file of this host and its place in the guest.
+/// Directory or file of this host that is copied into the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Here.
+    /// Path on this host.
     pub host: PathBuf,
-    /// There; absolute.
+    /// Absolute path in the guest.
     pub guest: String,
-    /// Changes stay in the guest.
+    /// True if changes are not copied back.
     pub read_only: bool,
 }
 
 fn volume(text: &str) -> Result<Volume, String> {
-    const VOLUME_FORM: &str = "write it as HOST:GUEST or HOST:GUEST:ro, as in ./src:/work";
+    const VOLUME_FORM: &str = "use HOST:GUEST or HOST:GUEST:ro, for example ./src:/work";
     let (rest, read_only) = match text.strip_suffix(":ro") {
         Some(rest) => (rest, true),
         None => (text.strip_suffix(":rw").unwrap_or(text), false),
@@ -96,7 +96,7 @@ fn volume(text: &str) -> Result<Volume, String> {
             .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'));
     if host.is_empty() || !guest.starts_with('/') || !plain {
         return Err(format!(
-            "`{text}`: {VOLUME_FORM}; the path in the guest is absolute, and not the root"
+            "`{text}`: {VOLUME_FORM}; the path in the guest must be absolute and not /"
         ));
     }
     Ok(Volume {
@@ -106,29 +106,32 @@ fn volume(text: &str) -> Result<Volume, String> {
     })
 }
 
-/// A port of this host that leads to one of the guest.
+/// Forwarding of a port of this host to a port of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Publication {
-    /// Address of this host.
+    /// Address of this host to bind to.
     pub address: IpAddr,
     /// Ports.
     pub ports: Forwarding,
 }
 
 fn publication(text: &str) -> Result<Publication, String> {
-    let wrong =
-        || format!("`{text}` is no port to publish, as in 8080:80, 80, :80 or 192.0.2.1:8080:80");
+    let invalid = || {
+        format!(
+            "`{text}` is not a port to publish: use for example 8080:80, 80, :80 or 192.0.2.1:8080:80"
+        )
+    };
     let ports_of = |text: &str| text.strip_suffix("/tcp").unwrap_or(text).to_owned();
     let (address, ports) = match text.strip_prefix('[') {
         Some(rest) => {
-            let (address, ports) = rest.split_once("]:").ok_or_else(wrong)?;
+            let (address, ports) = rest.split_once("]:").ok_or_else(invalid)?;
             (Some(address), ports_of(ports))
         }
         None => {
             let ports = ports_of(text);
             match ports.matches(':').count() {
                 2 => {
-                    let (address, ports) = text.split_once(':').ok_or_else(wrong)?;
+                    let (address, ports) = text.split_once(':').ok_or_else(invalid)?;
                     (Some(address), ports_of(ports))
                 }
                 _ => (None, ports),
@@ -136,48 +139,45 @@ fn publication(text: &str) -> Result<Publication, String> {
         }
     };
     let address = match address {
-        Some(address) => address.parse().map_err(|_| wrong())?,
+        Some(address) => address.parse().map_err(|_| invalid())?,
         None => IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    let ports = port(&ports).map_err(|_| wrong())?;
+    let ports = port(&ports).map_err(|_| invalid())?;
     Ok(Publication { address, ports })
 }
 
-/// Options of `docker run` that people type, and what is meant here.
+/// Options of `docker run` that `jiffy run` lacks, and their equivalents.
 const FOREIGN_OPTIONS: [(&[&str], &str); 13] = [
     (
         &["--rm"],
-        "a sandbox stays until `jiffy rm`; the guest of `jiffy run` always goes with its command",
+        "a sandbox exists until `jiffy rm`; `jiffy run` always removes its sandbox",
     ),
     (
         &["-d", "--detach", "--restart"],
-        "`jiffy create` makes a sandbox that stays, and `jiffy exec` runs commands in it",
+        "`jiffy create` creates a sandbox that continues to run; `jiffy exec` runs commands in it",
     ),
     (
         &["-p", "--publish"],
-        "`jiffy port-forward` leads ports of this host to those of a sandbox, and so does `jiffy run -p`",
+        "`jiffy port-forward` and `jiffy run -p` forward ports of this host to a sandbox",
     ),
     (
         &["-P", "--publish-all", "--expose"],
-        "name the ports: `jiffy run -p 8080:80`",
+        "specify the ports: `jiffy run -p 8080:80`",
     ),
     (
         &["-v", "--volume"],
-        "`jiffy cp` copies files into a sandbox and out of it; `jiffy run -v` does so around its command",
+        "`jiffy cp` copies files to and from a sandbox; `jiffy run -v` copies them before and after its command",
     ),
-    (
-        &["--mount"],
-        "write it as `-v HOST:GUEST` or `-v HOST:GUEST:ro`",
-    ),
-    (&["--net"], "write it as `--network on` or `--network off`"),
-    (&["-m"], "write it as `--memory SIZE`"),
+    (&["--mount"], "use `-v HOST:GUEST` or `-v HOST:GUEST:ro`"),
+    (&["--net"], "use `--network on` or `--network off`"),
+    (&["-m"], "use `--memory SIZE`"),
     (
         &["-c", "--cpu-shares", "--cpuset-cpus"],
-        "the guest has processors of its own: `--cpus N`",
+        "use `--cpus N`: the guest has its own virtual CPUs",
     ),
     (
         &["--entrypoint"],
-        "the program and its arguments follow `--`",
+        "write the program and its arguments after `--`",
     ),
     (
         &[
@@ -187,20 +187,20 @@ const FOREIGN_OPTIONS: [(&[&str], &str); 13] = [
             "--device",
             "--init",
         ],
-        "leave it out: the guest is a machine of its own, where the command may `sudo` anything",
+        "omit the option: the guest is a separate machine, in which the command may use `sudo`",
     ),
-    (&["--gpus"], "sandboxes have no graphics processors"),
+    (&["--gpus"], "GPUs are not supported in sandboxes"),
     (
         &["--env-file"],
-        "write each variable as `-e KEY=VALUE`, or `-e KEY` for one that is set here",
+        "use `-e KEY=VALUE` for each variable, or `-e KEY` to pass its current value",
     ),
 ];
 
-/// The meaning here of an option that is known elsewhere.
+/// Returns the hint for an unknown option that other tools have.
 pub fn option_hint(option: &str) -> Option<&'static str> {
-    let known = FOREIGN_OPTIONS.iter();
-    let mut found = known.filter(|(options, _)| options.contains(&option));
-    found.next().map(|(_, meant)| *meant)
+    let mut entries = FOREIGN_OPTIONS.iter();
+    let entry = entries.find(|(options, _)| options.contains(&option));
+    entry.map(|(_, hint)| *hint)
 }
 
 #[cfg(test)]
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_has_two_ends_and_may_be_read_only() {
+    fn a_volume_has_two_paths_and_may_be_read_only() {
         let of = |host: &str, guest: &str, read_only| {
             let (host, guest) = (PathBuf::from(host), guest.to_owned());
             Ok(Volume {

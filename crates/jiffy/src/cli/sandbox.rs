@@ -1,4 +1,4 @@
-//! Commands about sandboxes and snapshots.
+//! Arguments of commands for sandboxes and snapshots.
 
 use super::HostArgs;
 use crate::units;
@@ -20,7 +20,7 @@ pub struct SizeArgs {
     pub disk: Option<u64>,
 }
 
-/// A command in a guest.
+/// Command in a guest.
 #[derive(Debug, Args)]
 pub struct ExecArgs {
     /// Environment variable. Without =VALUE, its current value is used
@@ -55,7 +55,7 @@ pub struct EnginesArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -68,7 +68,7 @@ pub struct SandboxExecArgs {
     /// Command and arguments
     #[command(flatten)]
     pub exec: ExecArgs,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -81,13 +81,13 @@ pub struct LogsArgs {
     /// Show connections and DNS queries instead: time, destination, bytes, allowed or denied
     #[arg(long)]
     pub network: bool,
-    /// Maximum number of lines, at most 1000
+    /// Number of last lines to show, at most 1000
     #[arg(short = 'n', long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
     pub lines: u16,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -99,7 +99,7 @@ pub struct LogsArgs {
   jiffy port-forward k3x9 5432 :6379    5432 to the same port; any free port to 6379
 
 Servers that listen on loopback in the sandbox are reachable as well. Exits on Ctrl-C, or with an
-error when the sandbox ends.")]
+error when the sandbox terminates.")]
 pub struct PortForwardArgs {
     /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
@@ -109,21 +109,21 @@ pub struct PortForwardArgs {
     /// Local address to bind to. An address other than loopback exposes the sandbox to the network
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     pub address: std::net::IpAddr,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// A port of this host that leads to one of a sandbox.
+/// Forwarding of a port of this host to a port of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forwarding {
-    /// 0: any that is free.
+    /// Port of this host. 0: any free port.
     pub local: u16,
-    /// In the sandbox.
+    /// Port in the sandbox.
     pub remote: u16,
 }
 
-/// Reads `LOCAL:REMOTE`, `PORT` or `:REMOTE`.
+/// Parses `LOCAL:REMOTE`, `PORT` or `:REMOTE`.
 pub(super) fn port(text: &str) -> Result<Forwarding, String> {
     let (local, remote) = text.split_once(':').unwrap_or((text, text));
     let number = |text: &str| text.parse().ok().filter(|&port: &u16| port != 0);
@@ -134,7 +134,7 @@ pub(super) fn port(text: &str) -> Result<Forwarding, String> {
     match (local, number(remote)) {
         (Some(local), Some(remote)) => Ok(Forwarding { local, remote }),
         _ => Err(format!(
-            "`{text}` is no pair of ports, as in 8080:80, 8080 or :80"
+            "`{text}` is not a pair of ports: use for example 8080:80, 8080 or :80"
         )),
     }
 }
@@ -153,18 +153,18 @@ With -r, as in `docker cp`: if the destination directory exists, the tree is pla
 otherwise the tree gets the name of the destination. Files from a sandbox are never written through
 symbolic links, contain no devices and no setuid bits, and belong to the caller.")]
 pub struct CpArgs {
-    /// Copy directories recursively. `-` is a tar archive then
+    /// Copy directories recursively. `-` is a tar archive in this mode
     #[arg(short, long)]
     pub recursive: bool,
     /// Source: local PATH, `-` for standard input, or SANDBOX:PATH
     pub from: String,
     /// Destination: local PATH, `-` for standard output, or SANDBOX:PATH
     pub to: String,
-    /// User who owns created files and whose home directory relative paths refer to [default: of
-    /// the template]
+    /// User who owns created files. Paths without a leading / are relative to the home directory of
+    /// this user [default: of the template]
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -174,13 +174,13 @@ pub struct CpArgs {
 pub struct SnapshotArgs {
     /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// Name
+    /// Name of the snapshot
     #[arg(long)]
     pub name: Option<String>,
-    /// Return when the shared store has the snapshot. Needs a daemon with --store
+    /// Return after the snapshot is stored in the shared store. Needs a daemon with --store
     #[arg(long)]
     durable: bool,
-    /// Return when the memory is captured but not yet written (captured), or when the files are
+    /// Return after the memory is captured but not yet written (captured), or after the files are
     /// complete on this host (stored)
     #[arg(
         long,
@@ -192,12 +192,12 @@ pub struct SnapshotArgs {
     /// Print the snapshot as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// When `jiffy snapshot` returns.
+/// Moment at which `jiffy snapshot` returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AckMode {
     Captured,
@@ -226,7 +226,7 @@ pub struct SnapshotsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -242,7 +242,7 @@ pub struct ForkArgs {
     /// Print the result as JSON instead of the ids
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -257,7 +257,7 @@ pub struct RollbackArgs {
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -267,17 +267,17 @@ pub struct RollbackArgs {
 pub struct RenameArgs {
     /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
-    /// New name. Empty: remove the name
+    /// New name. An empty value removes the name
     pub name: String,
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// A command on one sandbox.
+/// Arguments of commands for one sandbox.
 #[derive(Debug, Args)]
 pub struct OneArgs {
     /// Sandbox: name, id, or unique prefix of the id
@@ -285,7 +285,7 @@ pub struct OneArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -296,12 +296,12 @@ pub struct PauseArgs {
     /// Sandboxes
     #[command(flatten)]
     pub many: ManyArgs,
-    /// Return when the shared store has the stored memory. Needs a daemon with --store
+    /// Return after the memory is stored in the shared store. Needs a daemon with --store
     #[arg(long)]
     pub durable: bool,
 }
 
-/// A command on several.
+/// Arguments of commands for several sandboxes.
 #[derive(Debug, Args)]
 pub struct ManyArgs {
     /// Names, ids, or unique prefixes of ids
@@ -310,7 +310,7 @@ pub struct ManyArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// Control plane that is asked
+    /// Daemon to use.
     #[command(flatten)]
     pub host: HostArgs,
 }

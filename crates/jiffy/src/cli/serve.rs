@@ -18,18 +18,18 @@ pub struct ServeArgs {
     /// Number of restored sandboxes that wait for the next create, per template and size in use
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
-    /// Number of VMM processes that are started in advance, which saves milliseconds per start.
-    /// After a burst of starts the number rises to 20 for some minutes
+    /// Number of VMM processes that are started in advance, which reduces the start time by
+    /// milliseconds. After a burst of starts the number rises to 20 for some minutes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
     pub spare_vmms: u8,
-    /// Address of the API and of sandbox ports. Port 0: any free port
+    /// Address of the API and of the gateway to sandbox ports. Port 0: any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     pub listen: SocketAddr,
     /// Listen on the socket in the data directory only
     #[arg(long, conflicts_with = "listen")]
     pub no_listen: bool,
     /// Address for direct requests to public functions by host name (HTTP/1.1 without TLS). Faster
-    /// than the gateway: a connection is handled by the process of the function's owner
+    /// than the gateway: the process of the function's owner handles the connection
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub functions_listen: Option<SocketAddr>,
     /// Memory reset after each request to a function. strict: unmap all pages. fast: restore
@@ -105,38 +105,38 @@ pub struct ServeArgs {
     /// hosts with these features. Needs VT-x or AMD-V
     #[arg(long, env = "JIFFY_CPU_LEVEL", value_name = "LEVEL", default_value_t)]
     pub cpu_level: CpuLevel,
-    /// The limits of VMMs
+    /// Resource limits of VMMs.
     #[command(flatten)]
     pub confinement: ConfinementArgs,
-    /// The store that hosts share snapshots in
+    /// Store that hosts share snapshots in.
     #[command(flatten)]
     pub store: StoreArgs,
     /// Isolation engine of new sandboxes
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// The network of sandboxes
+    /// Network of sandboxes.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// The network that sandboxes are in
+    /// Certificate authorities and proxy of sandboxes.
     #[command(flatten)]
     pub site: GuestSiteArgs,
     /// Format of the log on standard error. Set the level with JIFFY_LOG (debug, info, warn)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// File that standard error refers to, which is rotated
+    /// Log file that standard error is redirected to, and that the daemon rotates
     #[arg(long, hide = true, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Stop the running daemon. Sandboxes continue to run for the next daemon
     #[arg(long)]
     pub stop: bool,
-    /// With --stop: also kill running sandboxes, including those of a daemon that has exited.
-    /// Paused sandboxes and snapshots are retained
+    /// With --stop: also kill running sandboxes, even if the daemon has exited. Paused sandboxes
+    /// and snapshots are retained
     #[arg(long, requires = "stop")]
     pub kill_sandboxes: bool,
 }
 
 impl ServeArgs {
-    /// The same for a daemon, with the files read that they name.
+    /// Returns the options of the daemon. Reads the files of certificate authorities.
     pub fn options(&self) -> anyhow::Result<ServeOptions> {
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(certificate), Some(key)) => TlsOptions::Files {

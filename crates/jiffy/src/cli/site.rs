@@ -1,4 +1,4 @@
-//! Certificate authorities and proxies of the networks that sandboxes are in.
+//! Options for certificate authorities and proxies in sandboxes.
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser};
@@ -7,10 +7,10 @@ use jiffy_proto::agent::{Authority, ProxySettings, SiteSettings};
 use jiffy_sandbox_manager::{MAX_HOST_AUTHORITIES_BYTES, authorities, proxy};
 use std::path::{Path, PathBuf};
 
-/// Says that there is to be no proxy, whatever the host has.
+/// Value of `--proxy` that disables the proxy of the host.
 const NO_PROXY: &str = "none";
 
-/// Options of commands that make a sandbox.
+/// Options of commands that create a sandbox.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SiteArgs {
     /// Additional certificate authorities (PEM) for programs in the sandbox. Can be repeated
@@ -50,7 +50,7 @@ pub struct GuestSiteArgs {
     pub guest_no_proxy: Option<String>,
 }
 
-/// The host's settings alone, as the environment has them.
+/// Parser of the host's settings in the environment variables of `jiffy serve`.
 #[derive(Debug, Parser)]
 struct FromEnvironment {
     #[command(flatten)]
@@ -58,7 +58,7 @@ struct FromEnvironment {
 }
 
 impl SiteArgs {
-    /// Their settings, with the files read.
+    /// Returns the settings. Reads the files of the certificate authorities.
     pub fn read(&self) -> anyhow::Result<SiteSettings> {
         let url = self.proxy.as_deref().map(|url| match url {
             NO_PROXY => "",
@@ -70,7 +70,8 @@ impl SiteArgs {
         })
     }
 
-    /// The same with what the host's environment says, where no daemon does.
+    /// Returns the settings merged with those in the environment of this host, for commands without
+    /// a daemon.
     pub fn read_with_host(&self) -> anyhow::Result<SiteSettings> {
         let host = FromEnvironment::try_parse_from(["jiffy"])?.site.read()?;
         Ok(jiffy_sandbox_manager::joined(&host, &self.read()?))
@@ -78,13 +79,11 @@ impl SiteArgs {
 }
 
 impl GuestSiteArgs {
-    /// Their settings, with the files read.
+    /// Returns the settings. Reads the files of the certificate authorities.
     pub fn read(&self) -> anyhow::Result<SiteSettings> {
         let (url, hosts) = (self.guest_proxy.as_deref(), self.guest_no_proxy.as_deref());
         if url.is_none() && hosts.is_some() {
-            bail!(
-                "--guest-no-proxy says what is reached without a proxy: name it with --guest-proxy"
-            );
+            bail!("--guest-no-proxy needs a proxy: add --guest-proxy");
         }
         Ok(SiteSettings {
             authorities: files("--guest-ca", &self.guest_ca, MAX_HOST_AUTHORITIES_BYTES)?,
@@ -98,34 +97,36 @@ fn proxy_settings(
     url: Option<&str>,
     hosts: Option<&str>,
 ) -> anyhow::Result<Option<ProxySettings>> {
-    let read = url.map(|url| proxy(url, hosts.unwrap_or_default()));
-    read.transpose().with_context(|| option.to_owned())
+    let settings = url.map(|url| proxy(url, hosts.unwrap_or_default()));
+    settings.transpose().with_context(|| option.to_owned())
 }
 
-fn files(option: &str, paths: &[PathBuf], most: usize) -> anyhow::Result<Vec<Authority>> {
+fn files(option: &str, paths: &[PathBuf], max_bytes: usize) -> anyhow::Result<Vec<Authority>> {
     let mut all: Vec<Authority> = Vec::new();
-    let mut left = most;
+    let mut free_bytes = max_bytes;
     for path in paths {
         let of_file = || format!("{option} {}", path.display());
-        let text = text(path, left).with_context(of_file)?;
-        left = left.saturating_sub(text.len());
-        let found = authorities(&text, most).with_context(of_file)?;
-        let new = found.into_iter().filter(|a| !all.contains(a));
+        let text = text(path, free_bytes).with_context(of_file)?;
+        free_bytes = free_bytes.saturating_sub(text.len());
+        let authorities = authorities(&text, max_bytes).with_context(of_file)?;
+        let new = authorities.into_iter().filter(|a| !all.contains(a));
         all.extend(new.collect::<Vec<_>>());
     }
     Ok(all)
 }
 
-fn text(path: &Path, most: usize) -> anyhow::Result<String> {
+fn text(path: &Path, max_bytes: usize) -> anyhow::Result<String> {
     use std::io::Read;
     let mut text = Vec::new();
-    let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
+    let limit = u64::try_from(max_bytes)
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
     std::fs::File::open(path)?
         .take(limit)
         .read_to_end(&mut text)?;
-    if text.len() > most {
-        bail!("more than the {most} bytes of certificates that are allowed");
+    if text.len() > max_bytes {
+        bail!("the certificates exceed the limit of {max_bytes} bytes");
     }
-    // Text outside of PEM blocks may be in any encoding.
+    // Text outside PEM blocks may have any encoding.
     Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -19,14 +19,14 @@ pub enum StoreCommand {
     Stats(StoreStatsArgs),
 }
 
-/// Store that a command is about.
+/// Store that a command uses.
 #[derive(Debug, Clone, Args)]
 pub struct StorePlace {
     /// Store [default: the store that a daemon of this data directory used last]. Needs the same
     /// AWS variables as the daemon
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
     pub store: Option<StoreUrl>,
-    /// File with the master keys [default: that of the daemon, otherwise store/keys.toml in the
+    /// File with the master keys [default: the file of the daemon, otherwise store/keys.toml in the
     /// data directory]
     #[arg(long, env = "JIFFY_STORE_KEYS", value_name = "FILE")]
     pub store_keys: Option<PathBuf>,
@@ -38,11 +38,11 @@ pub struct StorePlace {
 /// `jiffy store gc`.
 #[derive(Debug, Args)]
 pub struct StoreGcArgs {
-    /// Only show what would be done
+    /// Show the changes without applying them
     #[arg(long)]
     pub dry_run: bool,
-    /// Minimum age of removed data. A first collection marks the data, and a later one after the
-    /// same time removes it
+    /// Minimum age of removed data. The first collection marks unreferenced data; a collection at
+    /// least this time later removes it
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = units::duration_or_zero)]
     pub grace: Duration,
     /// Store
@@ -67,7 +67,7 @@ pub struct StoreVerifyArgs {
 /// `jiffy store rotate`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit status 1: at least one tenant was not changed. Completed tenants are retained: run it again."
+    after_help = "Exit status 1: at least one tenant failed. Run the command again; completed tenants are skipped."
 )]
 pub struct StoreRotateArgs {
     /// Tenants [default: all that the master keys can decrypt]

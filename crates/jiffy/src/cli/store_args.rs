@@ -1,4 +1,4 @@
-//! Options of the store that hosts share snapshots in.
+//! Options of the shared snapshot store.
 
 use crate::units;
 use clap::Args;
@@ -7,7 +7,7 @@ use jiffy_store::StoreUrl;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The store that hosts share snapshots in.
+/// Options of `jiffy serve` for the shared snapshot store.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
     /// Shared store for snapshots and paused sandboxes: s3://BUCKET/PREFIX (server and credentials
@@ -31,17 +31,17 @@ pub struct StoreArgs {
     /// Maximum upload rate to the store per second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes, requires = "store")]
     pub store_upload_limit: Option<u64>,
-    /// Timeout in seconds for missing memory of a guest, which is broken afterwards, and for a
-    /// request to the store without progress
+    /// Timeout in seconds for memory that a guest waits for, and for a request to the store without
+    /// progress. A guest whose memory does not arrive in time is broken afterwards
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "store")]
     pub store_timeout: u64,
-    /// Interval between garbage collections of the store on any host. 0: this host runs none
+    /// Interval between garbage collections of the store across all hosts. 0: never on this host
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = units::duration_or_zero)]
     pub store_gc_interval: Duration,
 }
 
 impl StoreArgs {
-    /// The same for a daemon.
+    /// Returns the options of the daemon. `None` without a store.
     pub fn options(&self) -> Option<StoreOptions> {
         Some(StoreOptions {
             url: self.store.clone()?,
@@ -54,7 +54,7 @@ impl StoreArgs {
     }
 }
 
-/// A store that a command uses by itself.
+/// Store of a command that runs without a daemon.
 #[derive(Debug, Args)]
 pub struct StoreTargetArgs {
     /// Store: s3://BUCKET/PREFIX or file:///PATH

@@ -75,7 +75,7 @@ pub enum TemplateCommand {
     Push {
         /// Template
         name: String,
-        /// Store that it goes into
+        /// Store to push to.
         #[command(flatten)]
         target: StoreTargetArgs,
         /// Print JSON
@@ -89,7 +89,7 @@ pub enum TemplateCommand {
         /// Make the template available to all API keys
         #[arg(long)]
         public: bool,
-        /// Store that it comes from
+        /// Store to pull from.
         #[command(flatten)]
         target: StoreTargetArgs,
         /// Print JSON
@@ -105,7 +105,7 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Remove unused images and versions, and caches of builds
+    /// Remove unused images, template versions and build caches
     Prune {
         /// Minimum time without use of cached build steps and uploaded files
         #[arg(long, value_name = "TIME", value_parser = units::duration)]
@@ -135,7 +135,7 @@ pub struct TemplateImportArgs {
     /// SHA-256 that the file must have, in hexadecimal
     #[arg(long, value_name = "DIGEST")]
     pub sha256: Option<String>,
-    /// Replace a stock template by a file with another recipe or an unknown digest
+    /// Replace a stock template with a file that has another recipe or an unknown digest
     #[arg(long)]
     pub force: bool,
     /// Make the template available to all API keys
@@ -176,7 +176,7 @@ pub struct TemplateBuildArgs {
     /// Additional tag
     #[arg(long, value_name = "TAG", conflicts_with = "source")]
     pub tag: Vec<String>,
-    /// Of what
+    /// Image to build from.
     #[command(flatten)]
     pub source: TemplateSource,
     /// Name of the template, optionally with a tag [default: from the directory, image or file]
@@ -206,7 +206,7 @@ pub struct TemplateBuildArgs {
     /// Wait until this command, run with /bin/sh -c, succeeds
     #[arg(long, value_name = "COMMAND", conflicts_with = "ready_port")]
     pub ready_command: Option<String>,
-    /// Timeout of the wait
+    /// Timeout for the template to become ready
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     pub ready_timeout: Duration,
     /// Access this registry (HOST or HOST:PORT) without TLS
@@ -219,7 +219,7 @@ pub struct TemplateBuildArgs {
     /// Make the template available to all API keys
     #[arg(long)]
     pub public: bool,
-    /// Place where a Dockerfile is built
+    /// Daemon that builds a Dockerfile.
     #[command(flatten)]
     pub host: HostArgs,
     /// Print the template as JSON
@@ -228,14 +228,14 @@ pub struct TemplateBuildArgs {
 }
 
 impl TemplateBuildArgs {
-    /// True if they set something that a recipe sets itself.
-    pub fn describes(&self) -> bool {
+    /// Returns whether an option is set that a recipe defines itself.
+    pub fn overrides_recipe(&self) -> bool {
         let size = self.cpus.is_some() || self.memory.is_some() || self.disk.is_some();
         let ready = self.ready_port.is_some() || self.ready_command.is_some();
         let dockerfile = !self.build_arg.is_empty() || self.target.is_some() || self.no_cache;
         let start = self.start.is_some() || self.start_image_command;
-        let named = self.name.is_some() || !self.tag.is_empty();
-        size || ready || dockerfile || start || named || self.public
+        let has_name = self.name.is_some() || !self.tag.is_empty();
+        size || ready || dockerfile || start || has_name || self.public
     }
 }
 

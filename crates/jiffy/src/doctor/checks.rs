@@ -1,4 +1,4 @@
-//! Checks before a guest is booted.
+//! Checks that do not boot a guest.
 
 use super::Finding;
 use jiffy_engine_api::EngineName;
@@ -13,13 +13,13 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 
-/// Memory below which even one small sandbox is a squeeze, in KiB.
+/// Minimum available memory of the host in KiB.
 const MIN_MEMORY_KIB: u64 = 512 * 1024;
-/// Space below which templates do not fit, in bytes.
+/// Minimum free disk space in bytes. Templates need less.
 const MIN_SPACE_BYTES: u64 = 2 << 30;
 
-/// Runs all of them in the order in which they matter.
-pub fn run_all(tell: &mut dyn FnMut(Finding)) {
+/// Runs all checks, the most important first.
+pub fn run_all(report: &mut dyn FnMut(Finding)) {
     let host = Host::open();
     let facts = match &host {
         Ok(host) => EngineFacts::of(host),
@@ -29,30 +29,30 @@ pub fn run_all(tell: &mut dyn FnMut(Finding)) {
             measured_ms: None,
         },
     };
-    tell(kvm(&facts));
+    report(kvm(&facts));
     if let Ok(host) = &host {
-        tell(gvisor(host, &facts));
-        tell(engine(&facts));
+        report(gvisor(host, &facts));
+        report(engine(&facts));
     }
     match jiffy_daemon::rootless_notice::known_support() {
-        None => tell(user()),
-        Some(facts) => rootless(facts, tell),
+        None => report(user()),
+        Some(facts) => rootless(facts, report),
     }
-    tell(memory());
-    tell(huge_pages());
-    tell(cgroups());
-    tell(programs(&host));
+    report(memory());
+    report(huge_pages());
+    report(cgroups());
+    report(programs(&host));
     match Home::locate() {
         Ok(home) => {
-            tell(space(home.path()));
-            tell(reflink(home.path()));
-            tell(template(&home));
-            tell(restores(&home));
+            report(space(home.path()));
+            report(reflink(home.path()));
+            report(template(&home));
+            report(restores(&home));
         }
-        Err(e) => tell(Finding::fail(
+        Err(e) => report(Finding::fail(
             "data",
             e.to_string(),
-            "name a directory you may write in JIFFY_HOME",
+            "set JIFFY_HOME to a writable directory",
         )),
     }
 }
@@ -63,76 +63,82 @@ fn kvm(facts: &EngineFacts) -> Finding {
             KvmKind::Hardware => Finding::ok("kvm", "/dev/kvm, with hardware virtualization"),
             KvmKind::Software => Finding::note(
                 "kvm",
-                "/dev/kvm without hardware virtualization: guests run on shadow page tables, exits \
-                 cost tens of microseconds",
-                "works; for full speed use a host with VT-x or AMD-V, or turn nested virtualization on",
+                "/dev/kvm without hardware virtualization: guests use shadow page tables, and \
+                 each exit takes tens of microseconds",
+                "optional: use a host with VT-x or AMD-V, or enable nested virtualization, for full speed",
             ),
         },
         Err(e) => {
             let remedy = match &e {
                 KvmError::Missing => {
-                    "enable VT-x or AMD-V in the firmware, `modprobe kvm_intel` or `modprobe kvm_amd`"
+                    "enable VT-x or AMD-V in the firmware, and run `modprobe kvm_intel` or `modprobe kvm_amd`"
                 }
-                KvmError::Denied => "`usermod -aG kvm $USER` and log in again, or run as root",
+                KvmError::Denied => "run `usermod -aG kvm $USER` and log in again, or run as root",
                 KvmError::Broken(_) => "update the host kernel",
             };
             let (found, gvisor) = (e.to_string(), facts.check(EngineName::Gvisor).is_ok());
-            match gvisor {
-                true => Finding::note(
+            if gvisor {
+                Finding::note(
                     "kvm",
                     found,
-                    format!("sandboxes run on gVisor instead; for microVMs: {remedy}"),
-                ),
-                false => Finding::fail(
+                    format!("optional: sandboxes use gVisor; for microVMs: {remedy}"),
+                )
+            } else {
+                Finding::fail(
                     "kvm",
                     found,
-                    format!("{remedy}; or make gVisor usable, which needs no KVM"),
-                ),
+                    format!("{remedy}; or install gVisor, which needs no KVM"),
+                )
             }
         }
     }
 }
 
-/// The other engine, which hosts with KVM can do without.
+/// Checks gVisor, which hosts with KVM do not need.
 fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
     let version = |program: &Path| {
         let output = Command::new(program).arg("version").output();
         let output = output.map_err(|e| format!("cannot start {}: {e}", program.display()))?;
-        match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
-            false => Err(format!("{} ended: {}", program.display(), output.status)),
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        } else {
+            Err(format!("{} failed: {}", program.display(), output.status))
         }
     };
-    let found = match (&facts.gvisor, &host.programs().gvisor) {
+    let version = match (&facts.gvisor, &host.programs().gvisor) {
         (Ok(()), Ok(program)) => version(program),
-        (Err(why), _) => Err(why.clone()),
-        (_, Err(why)) => Err(why.to_string()),
+        (Err(reason), _) => Err(reason.clone()),
+        (_, Err(reason)) => Err(reason.to_string()),
     };
-    match (found, &facts.kvm) {
-        (Ok(version), _) => Finding::ok("gvisor", format!("jiffy-gvisor found, {version}")),
-        (Err(why), Ok(_)) => Finding::note(
+    match (version, &facts.kvm) {
+        (Ok(version), _) => Finding::ok("gvisor", format!("jiffy-gvisor, {version}")),
+        (Err(reason), Ok(_)) => Finding::note(
             "gvisor",
-            why,
-            "works; sandboxes are microVMs, and the engine gvisor is not there",
+            reason,
+            "optional: sandboxes are microVMs; the engine gvisor is not available",
         ),
-        (Err(why), Err(_)) => Finding::fail(
+        (Err(reason), Err(_)) => Finding::fail(
             "gvisor",
-            why,
+            reason,
             format!(
-                "sandboxes need no KVM with jiffy-gvisor ({}) and root or user namespaces",
+                "install jiffy-gvisor to run sandboxes without KVM ({}); it needs root or user namespaces",
                 Package::current().remedy(Component::Gvisor)
             ),
         ),
     }
 }
 
-/// Engine of new sandboxes.
+/// Checks that the default engine of new sandboxes is usable.
 fn engine(facts: &EngineFacts) -> Finding {
     let choice = facts.choose();
     let found = format!("{}: {}", choice.engine, choice.why);
     match facts.check(choice.engine) {
         Ok(()) => Finding::ok("engine", found),
-        Err(_) => Finding::fail("engine", "none can be used", "mend `kvm` or `gvisor` above"),
+        Err(_) => Finding::fail(
+            "engine",
+            "no engine is usable",
+            "fix `kvm` or `gvisor` above",
+        ),
     }
 }
 
@@ -144,62 +150,60 @@ fn user() -> Finding {
             jiffy_rootless::CHROOT_REMEDY,
         )
     } else if geteuid().is_root() {
-        Finding::ok("user", "root: may build templates and run sandboxes")
+        Finding::ok("user", "root: can build templates and run sandboxes")
     } else {
         Finding::note(
             "user",
-            "not root: sandboxes run as far as /dev/kvm may be opened",
-            "building the stock templates needs root: `sudo jiffy template build base`",
+            "not root: sandboxes run if this user can open /dev/kvm",
+            "run `sudo jiffy template build base`: building stock templates needs root",
         )
     }
 }
 
-/// Means of an ordinary user in place of root's rights.
-fn rootless(facts: &RootlessSupport, tell: &mut dyn FnMut(Finding)) {
-    tell(Finding::note(
+/// Checks the features that replace root privileges for an unprivileged user.
+fn rootless(facts: &RootlessSupport, report: &mut dyn FnMut(Finding)) {
+    report(Finding::note(
         "user",
-        "not root: sandboxes run without the jail and the limits that root's have",
-        "fine for your own work; docs/rootless.md says what is weaker",
+        "not root: sandboxes run without the jail and resource limits",
+        "run untrusted code as root instead; docs/rootless.md lists the differences",
     ));
     let note =
         |what, missing: &MissingRequirement| Finding::note(what, &missing.what, &missing.remedy);
-    tell(match &facts.namespaces {
-        Ok(()) => Finding::ok(
-            "namespaces",
-            "this user may be root of namespaces of its own",
-        ),
+    report(match &facts.namespaces {
+        Ok(()) => Finding::ok("namespaces", "this user can create user namespaces"),
         Err(missing) => Finding::note(
             "namespaces",
-            format!("{}: no gVisor, and no network", missing.what),
+            format!("{}: gVisor and network are not available", missing.what),
             &missing.remedy,
         ),
     });
-    tell(match &facts.ranges {
-        Ok(()) => Finding::ok("users", "sandboxes on gVisor are subordinate users"),
+    report(match &facts.ranges {
+        Ok(()) => Finding::ok("users", "sandboxes on gVisor use subordinate user ids"),
         Err(missing) => note("users", missing),
     });
-    tell(
+    report(
         match (
             &facts.uplink,
             jiffy_rootless::current().map(|own| own.uplink()),
         ) {
             (Err(missing), _) => Finding::note(
-                "way out",
+                "uplink",
                 format!("sandboxes have no network: {}", missing.what),
                 &missing.remedy,
             ),
-            (Ok(_), Some(Ok(name))) => {
-                Finding::ok("way out", format!("{name} leads out of sandboxes"))
-            }
-            (Ok(_), Some(Err(why))) => Finding::note(
-                "way out",
-                format!("sandboxes have no network: {why}"),
-                "see whether this host reaches anything itself",
+            (Ok(_), Some(Ok(name))) => Finding::ok(
+                "uplink",
+                format!("{name} connects sandboxes to the internet"),
+            ),
+            (Ok(_), Some(Err(reason))) => Finding::note(
+                "uplink",
+                format!("sandboxes have no network: {reason}"),
+                "check the network connection of this host",
             ),
             (Ok(name), None) => Finding::note(
-                "way out",
-                format!("{name} is there, and needs a namespace"),
-                "mend `namespaces` above",
+                "uplink",
+                format!("{name} is installed, but needs a user namespace"),
+                "fix `namespaces` above",
             ),
         },
     );
@@ -221,7 +225,7 @@ fn memory() -> Finding {
         Finding::fail(
             "memory",
             found,
-            "free some: a sandbox of default size may use 512 MiB",
+            "free memory: a sandbox of default size uses up to 512 MiB",
         )
     } else {
         Finding::ok("memory", found)
@@ -238,11 +242,11 @@ fn huge_pages() -> Finding {
         Finding::note(
             "huge pages",
             if setting.is_empty() {
-                "not offered by this kernel"
+                "not supported by this kernel"
             } else {
                 setting
             },
-            format!("guests are slower without them: `echo madvise > {path}`"),
+            format!("run `echo madvise > {path}`: guests are faster with huge pages"),
         )
     }
 }
@@ -257,8 +261,8 @@ fn cgroups() -> Finding {
     }
     Finding::note(
         "cgroup",
-        "none mounted",
-        "sandboxes run, but the host cannot limit them beyond their size: mount cgroup2 on /sys/fs/cgroup",
+        "not mounted",
+        "mount cgroup2 on /sys/fs/cgroup: without it, VMM processes have no resource limits",
     )
 }
 
@@ -282,7 +286,7 @@ fn space(home: &Path) -> Finding {
                 Finding::fail(
                     "data",
                     found(free),
-                    "free some space, or name another directory in JIFFY_HOME",
+                    "free disk space, or set JIFFY_HOME to another directory",
                 )
             } else {
                 Finding::ok("data", found(free))
@@ -291,12 +295,12 @@ fn space(home: &Path) -> Finding {
         Err(e) => Finding::fail(
             "data",
             format!("{}: {e}", home.display()),
-            "check that directory",
+            "check the directory",
         ),
     }
 }
 
-/// `FICLONE` (ioctl_ficlone(2)): one file sharing the blocks of another.
+/// `FICLONE` (ioctl_ficlone(2)): makes a file share the blocks of another file.
 const FICLONE: libc::c_ulong = 0x4004_9409;
 
 fn can_reflink(home: &Path) -> std::io::Result<bool> {
@@ -308,46 +312,46 @@ fn can_reflink(home: &Path) -> std::io::Result<bool> {
             .read(true)
             .write(true)
             .open(&path);
-        // Unlinked at once: nothing is left behind.
+        // The file is unlinked immediately, so that no file remains after a crash.
         fs::remove_file(&path).and(file)
     };
     let mut from = make("a")?;
     let to = make("b")?;
     from.write_all(&[1; 4096])?;
-    // SAFETY: FICLONE takes a descriptor by value and touches no memory of ours.
+    // SAFETY: FICLONE takes a descriptor by value and accesses no memory of this process.
     let result = unsafe { libc::ioctl(to.as_raw_fd(), FICLONE, from.as_raw_fd()) };
     Ok(result == 0)
 }
 
 fn reflink(home: &Path) -> Finding {
     match can_reflink(home) {
-        Ok(true) => Finding::ok("file system", "shares blocks between copies (reflink)"),
+        Ok(true) => Finding::ok("file system", "supports reflink copies"),
         Ok(false) => Finding::note(
             "file system",
-            "no reflink: copies of disks are real copies",
-            "works; XFS or btrfs under JIFFY_HOME would save space and time",
+            "does not support reflink: disks are copied completely",
+            "optional: use XFS or btrfs for JIFFY_HOME to save space and time",
         ),
         Err(e) => Finding::fail(
             "file system",
-            format!("cannot write in {}: {e}", home.display()),
-            "check its owner and mode, or name another directory in JIFFY_HOME",
+            format!("cannot write to {}: {e}", home.display()),
+            "check its owner and mode, or set JIFFY_HOME to another directory",
         ),
     }
 }
 
-/// Memory policy of restores, with the reason for it.
+/// Reports the memory policy of restores and the reason for it.
 fn restores(home: &Home) -> Finding {
-    let in_force = PolicyInForce::find(home.path(), &HostFingerprint::here());
+    let policy = PolicyInForce::find(home.path(), &HostFingerprint::here());
     let found = format!(
         "memory of restored sandboxes: {} ({})",
-        in_force.policy, in_force.why
+        policy.policy, policy.why
     );
-    match in_force.why {
+    match policy.why {
         PolicyReason::Measured(_) => Finding::ok("restores", found),
         _ => Finding::note(
             "restores",
             found,
-            "works; `jiffy doctor --measure` finds what is best here",
+            "optional: run `jiffy doctor --measure` to find the best policy for this host",
         ),
     }
 }
@@ -362,12 +366,12 @@ fn template(home: &Home) -> Finding {
         Err(jiffy_image::TemplateError::Unknown { .. }) => Finding::note(
             "template",
             "base is not built yet",
-            "`jiffy template build base`; the first `jiffy run` does it too",
+            "run `jiffy template build base`; the first `jiffy run` also builds it",
         ),
         Err(e) => Finding::fail(
             "template",
             e.to_string(),
-            "`jiffy template rm base`, then build it again",
+            "run `jiffy template rm base` and build the template again",
         ),
     }
 }

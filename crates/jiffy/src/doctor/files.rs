@@ -1,12 +1,12 @@
-//! Modes and owners in the data directory.
+//! Checks the modes and owners of files in the data directory.
 
 use super::Finding;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Files with which one is somebody else: keys, what signs links, environments of sandboxes, the
-/// key of the TLS authority.
+/// Files with secrets: API keys, the key that signs preview links, environment variables of
+/// sandboxes, and the key of the TLS authority.
 const SECRET_FILES: [&str; 7] = [
     "keys.db",
     "api-key",
@@ -16,47 +16,50 @@ const SECRET_FILES: [&str; 7] = [
     "tls/key.pem",
     "tls/authority.pem",
 ];
-/// Files beside a database with what is not yet in it.
+/// Suffixes of database files, including the write-ahead log of SQLite.
 const DATABASE_SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
-/// Directories whose entries are looked at: sockets that take orders.
+/// Directories whose control sockets are checked.
 const SOCKET_DIRECTORIES: [&str; 3] = ["run", "run/vmm", "run/gvisor"];
-/// Most paths that a finding names.
+/// Maximum number of paths in a finding.
 const MAX_SHOWN_PATHS: usize = 5;
 
-/// Looks at the data directory and at what in it others could read, write or exchange.
-pub fn run_all(home: &Path, tell: &mut dyn FnMut(Finding)) {
+/// Checks for files in the data directory that other users can read, change or replace.
+pub fn run_all(home: &Path, report: &mut dyn FnMut(Finding)) {
     let data = match fs::metadata(home) {
         Ok(data) => data,
         Err(e) => {
-            return tell(Finding::note(
+            return report(Finding::note(
                 "data",
                 format!("{}: {e}", home.display()),
-                "it is made by the first command that needs it",
+                "no action needed: the first command that uses the directory creates it",
             ));
         }
     };
-    tell(directory(home, &data));
-    tell(owners(home, data.uid()));
-    tell(secrets(home));
-    tell(directories(home));
+    report(directory(home, &data));
+    report(owners(home, data.uid()));
+    report(secrets(home));
+    report(directories(home));
 }
 
 fn directory(home: &Path, data: &Metadata) -> Finding {
     if data.mode() & 0o077 == 0 {
-        return Finding::ok("data", format!("{}: for its owner only", home.display()));
+        return Finding::ok(
+            "data",
+            format!("{}: accessible to its owner only", home.display()),
+        );
     }
     Finding::fail(
         "data",
         format!(
-            "{}: mode {:o}: others may read what sandboxes leave there",
+            "{}: mode {:o}: other users can read data of sandboxes",
             home.display(),
             data.mode() & 0o7777
         ),
-        format!("chmod 700 {}", home.display()),
+        format!("run `chmod 700 {}`", home.display()),
     )
 }
 
-/// Entries of a directory with what they are; none of what cannot be read.
+/// Returns the entries of a directory with their metadata. Skips unreadable entries.
 fn entries(directory: &Path) -> Vec<(PathBuf, Metadata)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut all: Vec<_> = entries
@@ -66,32 +69,34 @@ fn entries(directory: &Path) -> Vec<(PathBuf, Metadata)> {
     all
 }
 
-/// Some of the paths, for people and for a shell.
+/// Returns the first paths as text for a message or a shell.
 fn path_list(paths: &[PathBuf]) -> String {
     let shown = paths.iter().take(MAX_SHOWN_PATHS);
     let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
     let more = paths.len().saturating_sub(MAX_SHOWN_PATHS);
-    match more {
-        0 => shown.join(" "),
-        more => format!("{} and {more} more", shown.join(" ")),
+    if more == 0 {
+        shown.join(" ")
+    } else {
+        format!("{} and {more} more", shown.join(" "))
     }
 }
 
-/// Judges a list of paths that are not as they should be.
+/// Returns a failure if `paths`, the paths that fail a check, is not empty.
 fn finding(
     what: &'static str,
-    fine: &str,
-    found: &str,
+    ok: &str,
+    problem: &str,
     remedy: &str,
     paths: &[PathBuf],
 ) -> Finding {
-    match paths.is_empty() {
-        true => Finding::ok(what, fine),
-        false => Finding::fail(
+    if paths.is_empty() {
+        Finding::ok(what, ok)
+    } else {
+        Finding::fail(
             what,
-            format!("{found}: {}", path_list(paths)),
+            format!("{problem}: {}", path_list(paths)),
             format!("{remedy} {}", path_list(paths)),
-        ),
+        )
     }
 }
 
@@ -101,9 +106,9 @@ fn owners(home: &Path, owner: u32) -> Finding {
     let foreign: Vec<PathBuf> = foreign.map(|(path, _)| path).collect();
     finding(
         "owner",
-        "all of it is the owner's",
-        "another user may change this",
-        &format!("if it is what it should be, chown {owner}"),
+        "all files belong to the owner of the directory",
+        "another user can change",
+        &format!("verify the files, then run chown {owner}"),
         &foreign,
     )
 }
@@ -123,8 +128,8 @@ fn secrets(home: &Path) -> Finding {
     let open: Vec<PathBuf> = open.map(|(path, _)| path).collect();
     finding(
         "secrets",
-        "keys, databases and sockets are for their owner only",
-        "others may use this as soon as they reach it",
+        "keys, databases and sockets are accessible to their owner only",
+        "the mode permits access by other users",
         "chmod go=",
         &open,
     )
@@ -135,7 +140,8 @@ fn directories(home: &Path) -> Finding {
     let sockets = SOCKET_DIRECTORIES
         .iter()
         .filter_map(|name| Some((home.join(name), fs::symlink_metadata(home.join(name)).ok()?)));
-    // That others may pass through is needed where the users of sandboxes have something.
+    // Other users need the execute permission of directories that the users of sandboxes traverse,
+    // so that only read and write permissions are checked.
     let open = below
         .chain(sockets)
         .filter(|(_, data)| data.is_dir() && data.mode() & 0o066 != 0);
@@ -143,8 +149,8 @@ fn directories(home: &Path) -> Finding {
     open.dedup();
     finding(
         "directories",
-        "snapshots, templates, uploads and the others are for their owner only",
-        "others may list or change this as soon as they reach it",
+        "snapshots, templates, uploads and other directories are accessible to their owner only",
+        "the mode permits other users to list or change",
         "chmod go-rw",
         &open,
     )
@@ -162,7 +168,7 @@ mod tests {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
-    /// A data directory as a daemon leaves it.
+    /// Creates a data directory with the modes that a daemon sets.
     fn home() -> tempfile::TempDir {
         let home = tempfile::tempdir().unwrap();
         set(home.path(), 0o700);
@@ -207,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_directory_as_the_daemon_leaves_it_has_nothing_to_change() {
+    fn the_data_directory_of_a_daemon_has_no_findings() {
         let home = home();
         for finding in findings(home.path()) {
             assert_eq!(finding.status, Status::Ok, "{finding:?}");

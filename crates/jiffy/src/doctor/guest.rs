@@ -1,4 +1,4 @@
-//! The last check: guests that really boot.
+//! The last check: boots guests.
 
 use super::Finding;
 use crate::cli::FeatureSwitch;
@@ -15,36 +15,36 @@ use std::time::Instant;
 const CHECK_NAME: &str = "guest";
 const NO_ARGUMENTS: [&str; 0] = [];
 
-/// Boots a guest on each engine that can be used and runs `true` in it.
-pub fn boot(tell: &mut dyn FnMut(Finding)) {
+/// Boots a guest on each usable engine and runs `true` in the guest.
+pub fn boot(report: &mut dyn FnMut(Finding)) {
     let host = match Host::open() {
         Ok(host) => host,
         Err(e) => {
-            return tell(Finding::fail(
+            return report(Finding::fail(
                 CHECK_NAME,
                 e.to_string(),
-                "check the programs",
+                "fix `programs` above",
             ));
         }
     };
     let facts = EngineFacts::of(&host);
-    let chosen = facts.choose().engine;
+    let default = facts.choose().engine;
     for engine in [EngineName::MicroVm, EngineName::Gvisor] {
         if facts.check(engine).is_err() {
             continue;
         }
-        let booted = runtime().and_then(|rt| rt.block_on(boot_on(engine, &host)));
-        tell(match booted {
+        let result = runtime().and_then(|rt| rt.block_on(boot_on(engine, &host)));
+        report(match result {
             Ok(found) => Finding::ok(CHECK_NAME, format!("{engine}: {found}")),
-            Err(e) if engine == chosen => Finding::fail(
+            Err(e) if engine == default => Finding::fail(
                 CHECK_NAME,
                 format!("{engine}: {e:#}"),
-                "the lines above may tell why; `jiffy run -- true` shows the guest's last words",
+                "see the findings above; `jiffy run -- true` shows the guest's last console output",
             ),
             Err(e) => Finding::note(
                 CHECK_NAME,
                 format!("{engine}: {e:#}"),
-                format!("works; new sandboxes come up on {chosen}"),
+                format!("optional: new sandboxes use {default}"),
             ),
         });
     }
@@ -55,21 +55,21 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
     drop(bar);
     let guests = EphemeralGuests::open(host, engine, "base", prepared, FeatureSwitch::Off).await?;
-    let found = match guests.boot(SandboxSize::default()).await {
+    let result = match guests.boot(SandboxSize::default()).await {
         Ok(guest) => run_true(guest).await,
         Err(e) => Err(e.into()),
     };
     guests.close().await;
-    found
+    result
 }
 
 async fn run_true(guest: Arc<dyn Guest>) -> anyhow::Result<String> {
-    let began = Instant::now();
+    let start = Instant::now();
     let process = agent(&guest)
         .start(&ProcessSpec::new("true", NO_ARGUMENTS))
         .await?;
     let (status, ..) = process.output(0).await?;
-    let exec_us = u64::try_from(began.elapsed().as_micros())?;
+    let exec_us = u64::try_from(start.elapsed().as_micros())?;
     let report = guest.report();
     guest.stop().await;
     anyhow::ensure!(

@@ -1,51 +1,50 @@
-//! Settings of the host's kernel that matter to sandboxes: the table of connections, the mount with
-//! their namespaces, and what its users, and whoever escapes, may do.
+//! Kernel settings of the host: size of the connection tracking table, the mount with the network
+//! namespaces of sandboxes, and privileges of unprivileged users and escaped processes.
 
 use super::Finding;
 use super::security::read;
 use std::path::Path;
 
-/// Connections that one sandbox may have, unless the daemon is told otherwise.
+/// Default maximum number of connections of a sandbox.
 const SANDBOX_CONNECTIONS: u64 = 4096;
-/// Memory of a sandbox of the usual size that the host has to have, in KiB: 512 MiB, promised eight
-/// times.
+/// Host memory for a sandbox of the default size in KiB: 512 MiB with an overcommit of 8.
 const SANDBOX_MEMORY_KIB: u64 = 512 * 1024 / 8;
-/// Most sandboxes with a network.
+/// Maximum number of sandboxes with a network.
 const MAX_SANDBOXES: u64 = 4096;
-/// Mount with the names of sandboxes' network namespaces.
+/// Mount with the network namespaces of sandboxes.
 const NAMESPACE_MOUNT: &str = "/run/jiffy-net/netns";
 
-/// Settings that close what nothing needs: name, values that do, and what is open otherwise.
+/// Hardening settings: name, accepted values, and the consequence of other values.
 const HARDENING_SETTINGS: [(&str, &[&str], &str); 6] = [
     (
         "kernel/unprivileged_userns_clone",
         &["0"],
-        "every user may be root in a namespace",
+        "all users can be root in a user namespace",
     ),
     (
         "kernel/unprivileged_bpf_disabled",
         &["1", "2"],
-        "every user may load BPF programs",
+        "all users can load BPF programs",
     ),
     (
         "kernel/kptr_restrict",
         &["1", "2"],
-        "every user may read the kernel's addresses",
+        "all users can read kernel addresses",
     ),
     (
         "kernel/dmesg_restrict",
         &["1"],
-        "every user may read the kernel's messages",
+        "all users can read kernel messages",
     ),
     (
         "fs/protected_hardlinks",
         &["1"],
-        "links to others' files may be made",
+        "users can create hard links to files of other users",
     ),
     (
         "fs/protected_symlinks",
         &["1"],
-        "links of others are followed in shared directories",
+        "symbolic links of other users in shared directories are followed",
     ),
 ];
 
@@ -53,15 +52,15 @@ fn setting(root: &Path, name: &str) -> Option<String> {
     read(root, &format!("proc/sys/{name}"))
 }
 
-/// The table of connections, which all sandboxes of the host share with the host.
+/// Checks the size of the connection tracking table, which the host and all sandboxes share.
 pub fn connections(root: &Path) -> Finding {
     let what = "connections";
     let number = |name: &str| setting(root, name)?.parse::<u64>().ok();
     let Some(maximum) = number("net/netfilter/nf_conntrack_max") else {
         return Finding::note(
             what,
-            "this kernel does not tell how large its table of connections is",
-            "it does when the first sandbox with a network has been made",
+            "the kernel does not report the size of its connection tracking table",
+            "no action needed: the size is known after the first sandbox with a network is created",
         );
     };
     let meminfo = read(root, "proc/meminfo").unwrap_or_default();
@@ -70,11 +69,13 @@ pub fn connections(root: &Path) -> Finding {
         .find_map(|line| line.strip_prefix("MemTotal:"));
     let total = total.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok());
     let sandboxes = (total.unwrap_or(0_u64) / SANDBOX_MEMORY_KIB).clamp(1, MAX_SANDBOXES);
-    let wanted = (sandboxes * SANDBOX_CONNECTIONS).div_ceil(3) * 4;
-    if maximum == 0 || maximum >= wanted {
+    let required = (sandboxes * SANDBOX_CONNECTIONS).div_ceil(3) * 4;
+    if maximum == 0 || maximum >= required {
         return Finding::ok(
             what,
-            format!("room for {SANDBOX_CONNECTIONS} of each of {sandboxes} sandboxes"),
+            format!(
+                "the table fits {sandboxes} sandboxes with {SANDBOX_CONNECTIONS} connections each"
+            ),
         );
     }
     let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
@@ -82,31 +83,31 @@ pub fn connections(root: &Path) -> Finding {
     Finding::note(
         what,
         format!(
-            "the table has {maximum} entries: when {full} of the {sandboxes} sandboxes that fit this host have \
-             all of their {SANDBOX_CONNECTIONS} connections, each gets fewer"
+            "the table has {maximum} entries: when {full} of the {sandboxes} sandboxes that fit this host use \
+             all {SANDBOX_CONNECTIONS} connections, new connections are throttled"
         ),
         format!(
-            "sysctl -w net.netfilter.nf_conntrack_max={wanted} (up to {} MiB of memory), or `jiffy \
+            "sysctl -w net.netfilter.nf_conntrack_max={required} (up to {} MiB of memory), or use `jiffy \
              serve --connections {each}`",
-            (wanted * 320) >> 20
+            (required * 320) >> 20
         ),
     )
 }
 
-/// The mount with the names of network namespaces: what is made there must not be copied to other
-/// mount namespaces.
+/// Checks the mount with network namespaces. Mounts in it must not propagate to other mount
+/// namespaces, which would prevent their removal.
 pub fn namespaces(root: &Path) -> Finding {
     let what = "namespaces";
     let mounts = read(root, "proc/self/mountinfo").unwrap_or_default();
-    // Fields before the dash: numbers, device, root, mount point, options, and tags of propagation
+    // Fields before the dash: numbers, device, root, mount point, options and propagation tags
     // (proc(5)).
-    let found = mounts
+    let mount = mounts
         .lines()
         .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACE_MOUNT));
-    let Some(mount) = found else {
+    let Some(mount) = mount else {
         return Finding::ok(
             what,
-            format!("none: {NAMESPACE_MOUNT} is mounted with the first"),
+            format!("{NAMESPACE_MOUNT} is not mounted before the first sandbox starts"),
         );
     };
     let tags = mount.split(" - ").next().unwrap_or_default();
@@ -116,25 +117,28 @@ pub fn namespaces(root: &Path) -> Finding {
         .skip(6)
         .any(|tag| tag.starts_with("shared:") || tag.starts_with("master:"));
     if unbindable && !shared {
-        return Finding::ok(what, format!("{NAMESPACE_MOUNT} is a mount of its own"));
+        return Finding::ok(
+            what,
+            format!("{NAMESPACE_MOUNT} is not shared with other mount namespaces"),
+        );
     }
     Finding::note(
         what,
         format!(
-            "{NAMESPACE_MOUNT} is shared with other mount namespaces, which may keep what sandboxes leave"
+            "{NAMESPACE_MOUNT} is shared with other mount namespaces, which can keep network namespaces of removed sandboxes alive"
         ),
-        format!("mount --make-unbindable {NAMESPACE_MOUNT}"),
+        format!("run `mount --make-unbindable {NAMESPACE_MOUNT}`"),
     )
 }
 
-/// Rights of every user of this host, and of code that escaped to one.
+/// Checks the privileges of unprivileged users of this host, and thus of escaped code.
 pub fn users(root: &Path) -> Finding {
     let what = "kernel";
     if setting(root, "user/max_user_namespaces").as_deref() == Some("0") {
         return Finding::fail(
             what,
-            "there are no user namespaces, in which VMMs and gVisor's kernel are jailed",
-            "sysctl -w user.max_user_namespaces=16384",
+            "user namespaces are disabled; the jails of VMMs and gVisor need them",
+            "run `sysctl -w user.max_user_namespaces=16384`",
         );
     }
     let open = HARDENING_SETTINGS
@@ -144,17 +148,18 @@ pub fn users(root: &Path) -> Finding {
             let name = name.replace('/', ".");
             (!closed.contains(&value.as_str())).then(|| (format!("{name}={}", closed[0]), *open))
         });
-    let (remedies, found): (Vec<String>, Vec<&str>) = open.unzip();
-    match found.is_empty() {
-        true => Finding::ok(what, "its users may not do more than they need"),
-        false => Finding::note(
+    let (remedies, problems): (Vec<String>, Vec<&str>) = open.unzip();
+    if problems.is_empty() {
+        Finding::ok(what, "hardening settings for unprivileged users are set")
+    } else {
+        Finding::note(
             what,
-            found.join("; "),
+            problems.join("; "),
             format!(
-                "unless other programs of this host need it: sysctl -w {}",
+                "unless other programs of this host need these features, run: sysctl -w {}",
                 remedies.join(" ")
             ),
-        ),
+        )
     }
 }
 

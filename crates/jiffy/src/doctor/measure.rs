@@ -1,5 +1,5 @@
-//! `jiffy doctor --measure`: what a restore costs here with microVMs under each memory policy, and
-//! with gVisor, and what this host uses from now on.
+//! `jiffy doctor --measure`: measures restores of microVMs with each memory policy and restores of
+//! gVisor, and configures the host accordingly.
 
 use super::Finding;
 use crate::cli::DoctorArgs;
@@ -20,18 +20,20 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 const CHECK_NAME: &str = "restores";
-/// Rounds that are thrown away.
+/// Number of rounds whose samples are discarded.
 const WARM_UP_ROUNDS: usize = 2;
-/// Guests whose page faults are measured, for each policy; each of them touches thousands of pages.
+/// Number of guests per policy whose page faults are measured. Each guest touches thousands of
+/// pages.
 const FAULT_ROUNDS: usize = 5;
 
-/// A guest as it was booted.
+/// Snapshot of a booted guest.
 const PLAIN_SNAPSHOT_ID: &str = "plain";
-/// The same with pages of random bytes in memory that nothing touches but [`TOUCH_SCRIPT`].
+/// Snapshot of a booted guest with random pages in memory that only [`TOUCH_SCRIPT`] accesses.
 const PAGES_SNAPSHOT_ID: &str = "pages";
 const WRITE_PAGES_SCRIPT: &str = "head -c 32M /dev/urandom > /dev/shm/pages";
-/// Prints microseconds for the first touch of a page of the snapshot and of a fresh one: the first
-/// pass over each less the second, which meets no page fault and so is what the loop costs.
+/// Prints the time of the first access to a page of the snapshot and to a new page, in
+/// microseconds. The time of a second pass without page faults, which is the cost of the loop, is
+/// subtracted.
 const TOUCH_SCRIPT: &str = "
 import mmap, os, time
 PAGE, SIZE = 4096, 32 << 20
@@ -52,49 +54,49 @@ def first_touch(work):
 print(first_touch(read), first_touch(write))
 ";
 
-/// Measures, prints the tables, keeps the choice.
-pub fn run(args: &DoctorArgs, tell: &mut dyn FnMut(Finding)) {
-    match measure_and_keep(args) {
-        Ok(findings) => findings.into_iter().for_each(tell),
-        Err(e) => tell(Finding::fail(
+/// Measures, prints the tables, and stores the selected policy.
+pub fn run(args: &DoctorArgs, report: &mut dyn FnMut(Finding)) {
+    match measure_and_store(args) {
+        Ok(findings) => findings.into_iter().for_each(report),
+        Err(e) => report(Finding::fail(
             CHECK_NAME,
-            format!("cannot be measured: {e:#}"),
-            "the lines above may tell why; what was in force before stays in force",
+            format!("measurement failed: {e:#}"),
+            "see the findings above; the previous settings remain in effect",
         )),
     }
 }
 
-fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
-    ensure!(args.rounds > 0, "--rounds 0: at least one is needed");
+fn measure_and_store(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     let host = Host::open()?;
     let measured = crate::runtime()?.block_on(measure(&host, args.rounds))?;
-    let kept = HostFile::new(HostFingerprint::here(), measured.policies, measured.gvisor);
+    let host_file = HostFile::new(HostFingerprint::here(), measured.policies, measured.gvisor);
     if !args.json {
-        let policies = kept.as_ref().map(|file| policies(file, args.rounds));
+        let policies = host_file.as_ref().map(|file| policies(file, args.rounds));
         out!("{}", policies.unwrap_or_default());
-        let microvm = kept.as_ref().and_then(HostFile::microvm);
+        let microvm = host_file.as_ref().and_then(HostFile::microvm);
         let microvm = microvm.map(|cost| EngineCost {
             create_ms: cost.create_ms,
             create_exec_ms: cost.create_exec_ms,
         });
-        let chosen = EngineFacts {
-            measured_ms: kept.as_ref().and_then(HostFile::engines_ms),
+        let facts = EngineFacts {
+            measured_ms: host_file.as_ref().and_then(HostFile::engines_ms),
             ..EngineFacts::of(&host)
         };
         let costs = [
             (EngineName::MicroVm, microvm),
             (EngineName::Gvisor, measured.gvisor),
         ];
-        out!("{}", engines(costs, chosen.choose().engine, args.rounds));
+        out!("{}", engines(costs, facts.choose().engine, args.rounds));
     }
     let mut findings = Vec::new();
-    if let Some(file) = kept {
-        file.keep(host.home().path())?;
+    if let Some(file) = host_file {
+        file.write(host.home().path())?;
         findings.push(Finding::ok(
             CHECK_NAME,
             format!(
-                "memory of restored sandboxes: {}, as measured now; kept in host.json; a daemon \
-                 that runs takes it at its next start",
+                "memory of restored sandboxes: {} (measured, stored in host.json); a running \
+                 daemon uses it after its next start",
                 file.policy
             ),
         ));
@@ -103,7 +105,7 @@ fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     findings.push(Finding::ok(
         "engine",
         format!(
-            "new sandboxes come up on {} from now on, with a daemon from its next start: {}",
+            "new sandboxes use {}, with a running daemon after its next start: {}",
             choice.engine, choice.why
         ),
     ));
@@ -119,7 +121,7 @@ struct Samples {
     fresh_page: Vec<f64>,
 }
 
-/// Measured costs; engines that cannot be used have none.
+/// Measured costs. Empty for unusable engines.
 struct Measured {
     policies: Vec<PolicyCost>,
     gvisor: Option<EngineCost>,
@@ -131,9 +133,9 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
         let mut bar = jiffy_daemon::TemplateProgress::new("base");
         host.prepare("base", &mut |p| bar.update(p))
     };
-    // On the file system that snapshots are on.
+    // The directory is on the same file system as snapshots.
     let dir = tempfile::tempdir_in(host.home().run())
-        .context("cannot make a directory for the measurement")?;
+        .context("cannot create a directory for the measurement")?;
     let microvms = match facts.check(EngineName::MicroVm) {
         Ok(()) => Some(MicroVmSnapshots::open(prepare()?, Store::open(dir.path())?).await?),
         Err(_) => None,
@@ -141,8 +143,8 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
     let gvisor = match facts.check(EngineName::Gvisor) {
         Ok(()) => {
             let (engine, prepared) = (EngineName::Gvisor, prepare()?);
-            let opened = EphemeralGuests::open(host, engine, "base", prepared, FeatureSwitch::Off);
-            Some(opened.await?)
+            let guests = EphemeralGuests::open(host, engine, "base", prepared, FeatureSwitch::Off);
+            Some(guests.await?)
         }
         Err(_) => None,
     };
@@ -163,12 +165,12 @@ async fn measure_alternately(
         .map(|policy| (policy, Samples::default()))
         .collect();
     let mut on_gvisor = Samples::default();
-    if let Some(apart) = gvisor {
-        let guest = apart.boot(SandboxSize::default()).await?;
+    if let Some(guests) = gvisor {
+        let guest = guests.boot(SandboxSize::default()).await?;
         output(&agent(&guest), "true", &[]).await?;
-        apart.save(&*guest, PLAIN_SNAPSHOT_ID).await?;
+        guests.save(&*guest, PLAIN_SNAPSHOT_ID).await?;
     }
-    // In turn, so that whatever else this host does meets all of them.
+    // The policies alternate, so that other load of the host affects all of them equally.
     for round in 0..WARM_UP_ROUNDS + rounds {
         for (policy, samples) in &mut all {
             let Some(microvms) = microvms else { continue };
@@ -179,9 +181,9 @@ async fn measure_alternately(
                 samples.own.push(own);
             }
         }
-        if let Some(apart) = gvisor {
-            let coming = async { Ok(apart.restore(PLAIN_SNAPSHOT_ID).await?) };
-            let (times, guest) = time_to_first_exec(coming, agent).await?;
+        if let Some(guests) = gvisor {
+            let restore = async { Ok(guests.restore(PLAIN_SNAPSHOT_ID).await?) };
+            let (times, guest) = time_to_first_exec(restore, agent).await?;
             guest.stop().await;
             if round >= WARM_UP_ROUNDS {
                 on_gvisor.create.push(times[0]);
@@ -197,7 +199,7 @@ async fn measure_alternately(
             samples.fresh_page.push(fresh);
         }
     }
-    let spread = |samples: &[f64]| Percentiles::of(samples).context("nothing was measured");
+    let spread = |samples: &[f64]| Percentiles::of(samples).context("no samples were measured");
     let costs = all.iter().map(|(policy, samples)| {
         Ok(PolicyCost {
             policy: *policy,
@@ -219,17 +221,17 @@ async fn measure_alternately(
     })
 }
 
-/// Milliseconds to the agent's word and to the end of `true`, and the guest.
+/// Returns the milliseconds to the agent's greeting and to the exit of `true`, and the guest.
 async fn time_to_first_exec<G>(
-    coming: impl Future<Output = anyhow::Result<G>>,
+    restore: impl Future<Output = anyhow::Result<G>>,
     agent: impl FnOnce(&G) -> AgentClient,
 ) -> anyhow::Result<([f64; 2], G)> {
     let ms = |d: Duration| d.as_secs_f64() * 1000.0;
-    let began = Instant::now();
-    let guest = coming.await?;
-    let created = ms(began.elapsed());
+    let start = Instant::now();
+    let guest = restore.await?;
+    let created = ms(start.elapsed());
     output(&agent(&guest), "true", &[]).await?;
-    Ok(([created, ms(began.elapsed())], guest))
+    Ok(([created, ms(start.elapsed())], guest))
 }
 
 struct MicroVmSnapshots {
@@ -245,8 +247,8 @@ impl MicroVmSnapshots {
         Ok(microvms)
     }
 
-    /// Boots a guest, runs `script` in it, and makes it snapshot `id`, with the working set of its
-    /// first `true`.
+    /// Boots a guest, runs `script` in it, and takes snapshot `id` with the working set of a
+    /// restored guest that runs `true`.
     async fn save(&self, id: &str, script: &str) -> anyhow::Result<()> {
         let vm = self.prepared.boot(&SandboxSpec::default()).await?;
         output(&jiffy_engines::agent(&vm), "/bin/sh", &["-c", script]).await?;
@@ -260,7 +262,7 @@ impl MicroVmSnapshots {
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;
-        let vm = self.bring_up(id, RestorePolicy::Map).await?;
+        let vm = self.restore_vm(id, RestorePolicy::Map).await?;
         output(&jiffy_engines::agent(&vm), "true", &[]).await?;
         let set = vm.working_set(&self.store).await?;
         snapshot.put_working_set(&set.touched)?;
@@ -269,7 +271,7 @@ impl MicroVmSnapshots {
         Ok(())
     }
 
-    async fn bring_up(&self, id: &str, policy: RestorePolicy) -> anyhow::Result<MicroVm> {
+    async fn restore_vm(&self, id: &str, policy: RestorePolicy) -> anyhow::Result<MicroVm> {
         let memory = match policy {
             RestorePolicy::Map => MemoryPolicy::Map,
             RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
@@ -285,11 +287,11 @@ impl MicroVmSnapshots {
             .await?)
     }
 
-    /// Milliseconds to the agent's word and to the end of `true`, and MiB that are the sandbox's
-    /// alone.
+    /// Returns the milliseconds to the agent's greeting and to the exit of `true`, and the
+    /// anonymous memory of the VMM in MiB.
     async fn restore(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 3]> {
         let ([created, used], vm) = time_to_first_exec(
-            self.bring_up(PLAIN_SNAPSHOT_ID, policy),
+            self.restore_vm(PLAIN_SNAPSHOT_ID, policy),
             jiffy_engines::agent,
         )
         .await?;
@@ -299,13 +301,13 @@ impl MicroVmSnapshots {
     }
 
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
-        let vm = self.bring_up(PAGES_SNAPSHOT_ID, policy).await?;
+        let vm = self.restore_vm(PAGES_SNAPSHOT_ID, policy).await?;
         let text = output(&jiffy_engines::agent(&vm), "python3", &["-c", TOUCH_SCRIPT]).await?;
         vm.stop_shared().await;
         let mut figures = text.split_whitespace().map(str::parse);
         match (figures.next(), figures.next()) {
             (Some(Ok(snapshot)), Some(Ok(fresh))) => Ok([snapshot, fresh]),
-            _ => anyhow::bail!("the guest answered {text:?} instead of two figures"),
+            _ => anyhow::bail!("the guest printed {text:?} instead of two numbers"),
         }
     }
 }
@@ -323,7 +325,7 @@ async fn output(agent: &AgentClient, command: &str, arguments: &[&str]) -> anyho
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Memory of a process that no file lies behind.
+/// Returns the anonymous memory of a process in MiB.
 fn anonymous_mib(pid: u32) -> anyhow::Result<f64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -334,15 +336,15 @@ fn anonymous_mib(pid: u32) -> anyhow::Result<f64> {
 
 fn policies(file: &HostFile, rounds: usize) -> String {
     let mut text = format!(
-        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after \
-         {WARM_UP_ROUNDS} (page figures: {FAULT_ROUNDS} guests each); min / median / p99\n      \
+        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds after {WARM_UP_ROUNDS} \
+         warm-up rounds (page times: {FAULT_ROUNDS} guests); min / median / p99\n      \
          {:<12} {:>22} {:>22} {:>22} {:>22} {:>22}\n",
-        "memory",
+        "policy",
         "create, ms",
         "create + exec, ms",
         "own memory, MiB",
-        "snapshot's page, us",
-        "fresh page, us"
+        "snapshot page, us",
+        "new page, us"
     );
     for cost in &file.costs {
         let show = |s: Percentiles| format!("{:.1} / {:.1} / {:.1}", s.min, s.median, s.p99);
@@ -367,7 +369,7 @@ fn engines(
     rounds: usize,
 ) -> String {
     let mut text = format!(
-        "      the engines in the same {rounds} rounds\n      {:<12} {:>22} {:>22}\n",
+        "      engines in the same {rounds} rounds\n      {:<12} {:>22} {:>22}\n",
         "engine", "create, ms", "create + exec, ms"
     );
     for (engine, cost) in costs {
@@ -380,7 +382,7 @@ fn engines(
                 show(cost.create_ms),
                 show(cost.create_exec_ms)
             ),
-            None => format!("    {mark} {name:<12} cannot be used here\n"),
+            None => format!("    {mark} {name:<12} not usable on this host\n"),
         };
     }
     text

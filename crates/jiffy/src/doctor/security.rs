@@ -1,5 +1,4 @@
-//! `jiffy doctor --security`: what of this host's state helps somebody in a sandbox, and how to
-//! change it.
+//! `jiffy doctor --security`: checks the host for settings that weaken the isolation of sandboxes.
 
 use super::{Finding, files, kernel};
 use jiffy_engines::Host;
@@ -11,28 +10,28 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Runs all of them in the order in which they matter.
-pub fn run_all(tell: &mut dyn FnMut(Finding)) {
+/// Runs all checks, the most important first.
+pub fn run_all(report: &mut dyn FnMut(Finding)) {
     let root = Path::new("/");
-    tell(virtualization());
-    tell(jail());
-    tell(limits());
-    tell(user());
+    report(virtualization());
+    report(jail());
+    report(limits());
+    report(user());
     if let Ok(home) = Home::locate() {
-        files::run_all(home.path(), tell);
+        files::run_all(home.path(), report);
     }
-    tell(kvm_device(&root.join("dev/kvm")));
-    tell(smt(root));
-    tell(mitigations(root));
-    tell(ksm(root));
-    tell(swap(root));
-    tell(landlock(root));
-    tell(kernel::users(root));
-    tell(kernel::connections(root));
-    tell(kernel::namespaces(root));
+    report(kvm_device(&root.join("dev/kvm")));
+    report(smt(root));
+    report(mitigations(root));
+    report(ksm(root));
+    report(swap(root));
+    report(landlock(root));
+    report(kernel::users(root));
+    report(kernel::connections(root));
+    report(kernel::namespaces(root));
 }
 
-/// A file of the host below `root`, without what is around its text.
+/// Returns the text of a host file below `root` without surrounding white space.
 pub(super) fn read(root: &Path, path: &str) -> Option<String> {
     let text = fs::read_to_string(root.join(path)).ok()?;
     Some(text.trim().to_owned())
@@ -40,11 +39,11 @@ pub(super) fn read(root: &Path, path: &str) -> Option<String> {
 
 fn virtualization() -> Finding {
     match host_kvm::kind() {
-        KvmKind::Hardware => Finding::ok("wall", "hardware virtualization"),
+        KvmKind::Hardware => Finding::ok("virtualization", "hardware virtualization"),
         KvmKind::Software => Finding::note(
-            "wall",
-            "KVM without hardware virtualization: the wall is the host kernel's shadow paging",
-            "for tenants who do not trust each other use a host with VT-x or AMD-V",
+            "virtualization",
+            "KVM without hardware virtualization: isolation depends on the shadow paging of the host kernel",
+            "use a host with VT-x or AMD-V for tenants who do not trust each other",
         ),
     }
 }
@@ -52,48 +51,49 @@ fn virtualization() -> Finding {
 fn jail() -> Finding {
     let host = match Host::open() {
         Ok(host) => host,
-        Err(e) => return Finding::fail("jail", e.to_string(), "see `jiffy doctor`"),
+        Err(e) => return Finding::fail("jail", e.to_string(), "run `jiffy doctor`"),
     };
     let vmm = &host.programs().vmm;
     if !vmm.is_jailed() {
         return Finding::note(
             "jail",
-            "off: VMMs run as their starter, with a system call filter only",
+            "disabled: VMMs run as the user of the daemon, with a system call filter only",
             "run `jiffy serve` as root, without JIFFY_JAIL=off",
         );
     }
     match vmm.prepare() {
         Ok(()) => Finding::ok(
             "jail",
-            "each VMM is a user of its own, without rights, files, network or sight of other processes",
+            "each VMM runs as a separate user without capabilities, files, network or access to other processes",
         ),
-        Err(e) => Finding::fail("jail", e.to_string(), "see above"),
+        Err(e) => Finding::fail("jail", e.to_string(), "fix the error"),
     }
 }
 
 fn limits() -> Finding {
-    let remedy = "escaped code could take more than its share: mount cgroups, or run below a group that is delegated";
+    let remedy = "mount cgroups, or run in a delegated cgroup: without limits, escaped code can exhaust the host";
     match Cgroups::find() {
         Ok(Some(_)) => Finding::ok(
             "limits",
             "memory and tasks of VMMs are limited by control groups",
         ),
-        Ok(None) => Finding::note("limits", "no control groups", remedy),
+        Ok(None) => Finding::note("limits", "control groups are not available", remedy),
         Err(e) => Finding::note("limits", e.to_string(), remedy),
     }
 }
 
 fn user() -> Finding {
-    match geteuid().is_root() && jiffy_rootless::current().is_none() {
-        true => Finding::ok(
+    if geteuid().is_root() && jiffy_rootless::current().is_none() {
+        Finding::ok(
             "daemon",
-            "root, which VMMs are not; needed for jail, network and templates",
-        ),
-        false => Finding::note(
+            "runs as root, VMMs do not; needed for jail, network and templates",
+        )
+    } else {
+        Finding::note(
             "daemon",
-            "not root: no jail, no users for VMMs",
-            "fine for one person's own sandboxes; for others' code run it as root",
-        ),
+            "not root: VMMs run without a jail and as the user of the daemon",
+            "run the daemon as root to execute code of other users",
+        )
     }
 }
 
@@ -101,27 +101,33 @@ fn kvm_device(path: &Path) -> Finding {
     match fs::metadata(path) {
         Ok(device) if device.mode() & 0o006 != 0 => Finding::note(
             "kvm device",
-            "everybody on this host may make virtual machines",
-            format!("chmod 660 {}, and put users into its group", path.display()),
+            "all users of this host can create virtual machines",
+            format!(
+                "run `chmod 660 {}` and add users to its group",
+                path.display()
+            ),
         ),
-        Ok(_) => Finding::ok("kvm device", "for its owner and group only"),
-        Err(e) => Finding::note("kvm device", e.to_string(), "see `jiffy doctor`"),
+        Ok(_) => Finding::ok("kvm device", "accessible to its owner and group only"),
+        Err(e) => Finding::note("kvm device", e.to_string(), "run `jiffy doctor`"),
     }
 }
 
 fn smt(root: &Path) -> Finding {
     match read(root, "sys/devices/system/cpu/smt/active").as_deref() {
-        Some("0") => Finding::ok("smt", "off: no two guests share a core at the same time"),
+        Some("0") => Finding::ok(
+            "smt",
+            "disabled: guests never share a core at the same time",
+        ),
         Some("1") => Finding::note(
             "smt",
-            "on: two guests may share a core at the same time, and learn from its caches and buffers",
-            "where tenants do not trust each other: boot with `nosmt`, or `echo off > \
+            "enabled: two guests can share a core at the same time, which permits side channels",
+            "for tenants who do not trust each other, boot with `nosmt` or run `echo off > \
              /sys/devices/system/cpu/smt/control`",
         ),
         _ => Finding::note(
             "smt",
-            "this kernel does not tell",
-            "ask whoever runs the machine that this host is part of",
+            "the kernel does not report the state",
+            "contact the operator of the physical machine",
         ),
     }
 }
@@ -136,23 +142,24 @@ fn mitigations(root: &Path) -> Finding {
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     open.sort();
-    match open.is_empty() {
-        true => Finding::ok("processor", "no weakness that the kernel knows of is open"),
-        false => Finding::note(
+    if open.is_empty() {
+        Finding::ok("processor", "all known vulnerabilities are mitigated")
+    } else {
+        Finding::note(
             "processor",
-            format!("open: {}", open.join(", ")),
+            format!("vulnerable: {}", open.join(", ")),
             "update microcode and kernel, and boot without `mitigations=off`",
-        ),
+        )
     }
 }
 
 fn ksm(root: &Path) -> Finding {
     match read(root, "sys/kernel/mm/ksm/run").as_deref() {
-        None | Some("0" | "2") => Finding::ok("ksm", "off"),
+        None | Some("0" | "2") => Finding::ok("ksm", "disabled"),
         _ => Finding::note(
             "ksm",
-            "on: equal pages of guests are merged, and the time that a write takes tells one what another has",
-            "echo 2 > /sys/kernel/mm/ksm/run",
+            "enabled: equal pages of guests are merged, and write times reveal memory contents of other guests",
+            "run `echo 2 > /sys/kernel/mm/ksm/run`",
         ),
     }
 }
@@ -165,28 +172,30 @@ fn swap(root: &Path) -> Finding {
         .filter_map(|line| line.split_whitespace().next())
         .filter(|device| !device.starts_with("/dev/zram"))
         .collect();
-    match devices.is_empty() {
-        true => Finding::ok("swap", "none that outlives the host"),
-        false => Finding::note(
+    if devices.is_empty() {
+        Finding::ok("swap", "no swap on disk")
+    } else {
+        Finding::note(
             "swap",
             format!(
-                "{}: guests' memory stays there after they ended",
+                "{}: memory of terminated guests remains on disk",
                 devices.join(", ")
             ),
-            "`swapoff -a`, or encrypt it with a key that is made at each start",
-        ),
+            "run `swapoff -a`, or encrypt the swap with a random key for each boot",
+        )
     }
 }
 
 fn landlock(root: &Path) -> Finding {
     match read(root, "sys/kernel/security/lsm") {
-        Some(modules) if modules.split(',').any(|m| m == "landlock") => {
-            Finding::ok("landlock", "a second wall around each VMM")
-        }
+        Some(modules) if modules.split(',').any(|m| m == "landlock") => Finding::ok(
+            "landlock",
+            "enabled: additional file access restrictions for each VMM",
+        ),
         _ => Finding::note(
             "landlock",
-            "not in force: the jail has one wall less",
-            "a kernel with CONFIG_SECURITY_LANDLOCK, and `lsm=landlock,...`",
+            "disabled: the jail has no additional file access restrictions",
+            "use a kernel with CONFIG_SECURITY_LANDLOCK and boot with `lsm=landlock,...`",
         ),
     }
 }
@@ -237,7 +246,7 @@ mod tests {
             assert_eq!(finding.status, Status::Note, "{finding:?}");
             assert!(finding.remedy.is_some(), "{finding:?}");
         }
-        assert_eq!(mitigations(root).found, "open: mds");
+        assert_eq!(mitigations(root).found, "vulnerable: mds");
         assert!(swap(root).found.starts_with("/dev/sda2:"));
     }
 

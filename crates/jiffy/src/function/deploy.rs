@@ -17,16 +17,16 @@ pub async fn run(args: &FunctionDeployArgs) -> anyhow::Result<()> {
         None => None,
         Some(directory) if directory.is_dir() => Some(source::build(&client, directory).await?),
         Some(file) => {
-            let failed = || format!("cannot read the module {}", file.display());
-            Some(std::fs::read(file).with_context(failed)?)
+            let context = || format!("cannot read the module {}", file.display());
+            Some(std::fs::read(file).with_context(context)?)
         }
     };
-    let sending = client.deploy_function(&args.name, &settings, module.as_deref());
-    let deployed: Value = while_waiting("compiling the function", sending).await?;
-    show(args.output.json, &deployed, table::answering)
+    let request = client.deploy_function(&args.name, &settings, module.as_deref());
+    let deployed: Value = while_waiting("compiling the function", request).await?;
+    show(args.output.json, &deployed, table::current_version)
 }
 
-/// Settings that were given, as the API has them.
+/// Returns the settings in the arguments as a request of the API.
 pub(super) fn settings(args: &FunctionDeployArgs) -> anyhow::Result<Value> {
     let mut limits = Map::new();
     let mut limit = |name: &str, value: Option<Value>| {

@@ -10,40 +10,43 @@ use serde_json::{Map, Value, json};
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-/// Longest response that is shown as JSON, in bytes.
+/// Maximum size of a response that is printed as JSON, in bytes.
 const MAX_SHOWN_BYTES: usize = 64 << 20;
 
-/// Sends one request. Exits with 1 if the response is no success.
+/// Sends a request and prints the response. Exits with status 1 if the response is not a success.
 pub async fn run(args: &FunctionInvokeArgs) -> anyhow::Result<ExitCode> {
     path(&args.name, "")?;
     anyhow::ensure!(
         args.path.starts_with('/'),
-        "the path `{}` must begin with a slash",
+        "the path `{}` must start with /",
         args.path
     );
     let body = args.data.as_deref().map(body).transpose()?;
     let method = match (&args.method, &body) {
-        (Some(method), _) => method.to_uppercase().parse().context("not a method")?,
+        (Some(method), _) => method
+            .to_uppercase()
+            .parse()
+            .context("invalid request method")?,
         (None, Some(_)) => Method::POST,
         (None, None) => Method::GET,
     };
     let headers = headers(&args.header)?;
     let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
-    let sending = client.request_function(&args.name, method, &args.path, &headers, body);
-    let mut answer = sending.await?;
-    let status = answer.status;
+    let request = client.request_function(&args.name, method, &args.path, &headers, body);
+    let mut response = request.await?;
+    let status = response.status;
     if args.output.json {
-        let fields = answer.headers.iter().map(|(name, value)| {
+        let fields = response.headers.iter().map(|(name, value)| {
             let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
             (name.to_string(), Value::from(value))
         });
         let fields: Map<String, Value> = fields.collect();
-        let body = answer.collect(MAX_SHOWN_BYTES).await?;
+        let body = response.collect(MAX_SHOWN_BYTES).await?;
         let body = String::from_utf8_lossy(&body);
-        let shown = json!({ "status": status.as_u16(), "headers": fields, "body": body });
-        outln!("{}", jiffy_client::terminal::json(&shown)?);
+        let output = json!({ "status": status.as_u16(), "headers": fields, "body": body });
+        outln!("{}", jiffy_client::terminal::json(&output)?);
     } else {
-        while let Some(bytes) = answer.next().await? {
+        while let Some(bytes) = response.next().await? {
             let mut out = std::io::stdout().lock();
             out.write_all(&bytes)?;
             out.flush()?;
@@ -68,13 +71,16 @@ fn body(data: &str) -> anyhow::Result<Bytes> {
     Ok(content.into())
 }
 
-fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
+fn headers(lines: &[String]) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
-    for line in given {
-        let bad = || format!("`{line}` is no header: write it as NAME: VALUE");
-        let (name, value) = line.split_once(':').with_context(bad)?;
-        let name: HeaderName = name.trim().parse().with_context(bad)?;
-        headers.append(name, HeaderValue::from_str(value.trim()).with_context(bad)?);
+    for line in lines {
+        let invalid = || format!("`{line}` is not a header: use NAME: VALUE");
+        let (name, value) = line.split_once(':').with_context(invalid)?;
+        let name: HeaderName = name.trim().parse().with_context(invalid)?;
+        headers.append(
+            name,
+            HeaderValue::from_str(value.trim()).with_context(invalid)?,
+        );
     }
     Ok(headers)
 }

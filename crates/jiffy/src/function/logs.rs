@@ -8,17 +8,17 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::io::Write;
 
-/// Seconds for which one call waits for further entries.
+/// Maximum time in seconds for which a request waits for further entries.
 const FOLLOW_WAIT_S: u32 = 20;
 
 #[derive(Deserialize)]
 struct LogPage {
     entries: Vec<Value>,
-    /// Position behind the last entry.
+    /// Position after the last entry.
     next: String,
 }
 
-/// Shows the log, and what is added to it.
+/// Prints the log. With `--follow`, also prints new entries.
 pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.output.host.server()).await?;
     let path = path(&args.name, "/logs")?;
@@ -27,14 +27,15 @@ pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
         let page: LogPage = client.call(Method::GET, &call, &Value::Null).await?;
         let mut out = std::io::stdout().lock();
         for entry in &page.entries {
-            let lines = match args.output.json {
-                true => terminal::json_line(entry)? + "\n",
-                false => lines(entry),
+            let lines = if args.output.json {
+                terminal::json_line(entry)? + "\n"
+            } else {
+                lines(entry)
             };
             match out.write_all(lines.as_bytes()) {
-                // A reader that has seen enough.
+                // The reading process, for example `head`, closed the pipe.
                 Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-                done => done?,
+                result => result?,
             }
         }
         out.flush()?;
@@ -47,8 +48,8 @@ pub async fn run(args: &FunctionLogsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// An entry of a log, each of its lines with all that is known of the entry: a function cannot
-/// write an entry of another stream or request.
+/// Formats a log entry. Each line repeats time, request and stream, so that a function cannot forge
+/// an entry of another request or stream.
 fn lines(entry: &Value) -> String {
     let field = |name: &str| terminal::line(entry[name].as_str().unwrap_or_default());
     let head = format!(

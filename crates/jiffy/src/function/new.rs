@@ -1,4 +1,4 @@
-//! `jiffy function new`: a function to start with, one of examples/functions.
+//! `jiffy function new`: creates a function from an example in examples/functions.
 
 use crate::cli::{FunctionLanguage, FunctionNewArgs};
 use anyhow::Context;
@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Scripts of an example, which are programs.
+/// Executable files of an example.
 const SCRIPTS: [&str; 2] = ["build", "test"];
 
 /// Files of an example: path and content.
@@ -52,15 +52,15 @@ fn example(language: FunctionLanguage) -> Example {
     }
 }
 
-/// Writes the files into a new directory of the function's name.
+/// Writes the example into a new directory with the name of the function.
 pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
     super::path(&args.name, "")?;
     let directory = Path::new(&args.name);
-    let failed = || format!("cannot make the directory {}", directory.display());
-    fs::create_dir(directory).with_context(failed)?;
+    let context = || format!("cannot create the directory {}", directory.display());
+    fs::create_dir(directory).with_context(context)?;
     write(example(args.lang), directory)?;
     outln!(
-        "{name}/ is a function: change its handler, run {name}/test, and deploy it with\n\
+        "created {name}/: change the handler, run {name}/test, and deploy the function with\n\
          jiffy function deploy {name} {name}",
         name = args.name
     );
@@ -70,15 +70,15 @@ pub fn run(args: &FunctionNewArgs) -> anyhow::Result<()> {
 fn write(example: Example, directory: &Path) -> anyhow::Result<()> {
     for (path, content) in example {
         let target = directory.join(path);
-        let failed = || format!("cannot write {}", target.display());
+        let context = || format!("cannot write {}", target.display());
         if let Some(parent) = target.parent() {
-            fs::create_dir_all(parent).with_context(failed)?;
+            fs::create_dir_all(parent).with_context(context)?;
         }
         let mode = if SCRIPTS.contains(path) { 0o777 } else { 0o666 };
         let mut file = OpenOptions::new();
         let file = file.write(true).create_new(true).mode(mode).open(&target);
-        let written = file.and_then(|mut file| file.write_all(content.as_bytes()));
-        written.with_context(failed)?;
+        let result = file.and_then(|mut file| file.write_all(content.as_bytes()));
+        result.with_context(context)?;
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn examples_are_embedded_as_they_are() {
+    fn examples_are_embedded_completely() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/functions");
         for (name, example) in [
             ("rust", RUST),
@@ -101,7 +101,7 @@ mod tests {
         ] {
             let directory = tempfile::tempdir().unwrap();
             write(example, directory.path()).unwrap();
-            // Files that builds leave in the examples are not theirs.
+            // Build outputs in the directory are not part of the example.
             let tracked = Command::new("git")
                 .args(["-C", root.join(name).to_str().unwrap(), "ls-files"])
                 .output()

@@ -1,5 +1,5 @@
-//! Builds of functions from source, in a sandbox of the template `functions-builder` that ends with
-//! the build.
+//! Builds of functions from source, in a sandbox of the template `functions-builder` that is
+//! removed after the build.
 
 use crate::cli::FunctionBuildArgs;
 use crate::sandbox::tree;
@@ -17,19 +17,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Template that has the compilers.
+/// Template with the compilers.
 const TEMPLATE: &str = "functions-builder";
-/// Directory of the sources in the sandbox, beside the tools.
+/// Directory of the sources in the sandbox, next to the tools.
 const DIRECTORY: &str = "/opt/jiffy/functions/source";
-/// Time for a build.
+/// Timeout of a build.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(900);
-/// Time after which the sandbox ends even if this program could not take a lease of it.
+/// Timeout of the sandbox in seconds, in case this process exits before it has a lease.
 const SANDBOX_TIMEOUT_S: u32 = 1200;
-/// Most of a source tree.
+/// Maximum size of a source tree in bytes.
 const MAX_SOURCE_BYTES: u64 = 64 << 20;
+/// Maximum number of files in a source tree.
 const MAX_SOURCE_FILES: usize = 10_000;
-/// Files of builds in a source tree, which are not sent.
-const LEFT_OUT: [&str; 6] = [
+/// Build outputs and other files in a source tree that are not uploaded.
+const IGNORED_FILES: [&str; 6] = [
     ".build",
     ".git",
     "__pycache__",
@@ -38,8 +39,8 @@ const LEFT_OUT: [&str; 6] = [
     "target",
 ];
 
-/// Runs `jiffy function build`: the module becomes `function.wasm` in the directory, or the file
-/// that is asked for.
+/// Runs `jiffy function build`. Writes the module to the requested file, or to `function.wasm` in
+/// the directory.
 pub async fn run(args: &FunctionBuildArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let module = build(&client, &args.directory).await?;
@@ -47,31 +48,31 @@ pub async fn run(args: &FunctionBuildArgs) -> anyhow::Result<()> {
         Some(file) => file.clone(),
         None => args.directory.join("function.wasm"),
     };
-    let failed = || format!("cannot write the module {}", output.display());
-    fs::write(&output, &module).with_context(failed)?;
+    let context = || format!("cannot write the module {}", output.display());
+    fs::write(&output, &module).with_context(context)?;
     outln!("{}", output.display());
     Ok(())
 }
 
-/// Builds the function in `directory` and returns its module. The script `build` there writes it to
-/// `function.wasm`.
+/// Builds the function in `directory` and returns its module, which the program `build` in the
+/// directory writes to `function.wasm`.
 pub async fn build(client: &Client, directory: &Path) -> anyhow::Result<Vec<u8>> {
     check(directory)?;
-    let wanted = NewSandbox::of(TEMPLATE, BTreeMap::new()).with_timeout_s(SANDBOX_TIMEOUT_S);
-    // The first one on a host builds the template, which takes some minutes.
-    let creating = client.create(&wanted);
-    let sandbox = while_waiting("starting a sandbox of template functions-builder", creating).await;
+    let new_sandbox = NewSandbox::of(TEMPLATE, BTreeMap::new()).with_timeout_s(SANDBOX_TIMEOUT_S);
+    // The first build on a host also builds the template, which takes some minutes.
+    let create = client.create(&new_sandbox);
+    let sandbox = while_waiting("starting a sandbox of template functions-builder", create).await;
     let sandbox = sandbox.context("cannot build the function")?;
     let id = sandbox.record.id.clone();
-    // It ends with this program, however that ends.
+    // The lease removes the sandbox even if this process is killed.
     let lease = client.lease(&id).await;
-    let built = match &lease {
+    let result = match &lease {
         Ok(_) => build_in(&client.agent(&sandbox)?, directory).await,
-        Err(_) => Err(anyhow::anyhow!("the sandbox of the build is gone")),
+        Err(_) => Err(anyhow::anyhow!("the sandbox of the build was removed")),
     };
     let removed = client.delete(&id, true).await;
     lease?;
-    let module = built?;
+    let module = result?;
     removed.context("cannot remove the sandbox of the build")?;
     Ok(module)
 }
@@ -82,7 +83,7 @@ async fn build_in(agent: &AgentClient, directory: &Path) -> anyhow::Result<Vec<u
         ..ArchiveOptions::default()
     };
     let contents = PackOptions {
-        leave_out: is_left_out,
+        leave_out: is_ignored,
         ..PackOptions::TREE
     };
     let tree = tree::from_tree_with(directory.to_owned(), b".".to_vec(), contents);
@@ -94,64 +95,70 @@ async fn build_in(agent: &AgentClient, directory: &Path) -> anyhow::Result<Vec<u
     };
     let mut process = agent.start(&build).await.context("cannot run `build`")?;
     let mut status = None;
-    while let Some(event) = process.next_event().await.context("the build broke off")? {
+    while let Some(event) = process
+        .next_event()
+        .await
+        .context("lost the connection to the build")?
+    {
         match event {
             ProcessEvent::Stdout(text) | ProcessEvent::Stderr(text) => {
-                // Without a reader the build goes on.
+                // The build continues if standard error is closed.
                 let _ = std::io::stderr().lock().write_all(&text);
             }
             ProcessEvent::End(end) => status = Some(end),
             ProcessEvent::Started { .. } | ProcessEvent::Pty(_) | ProcessEvent::KeepAlive => {}
         }
     }
-    let status = status.context("the build broke off")?;
+    let status = status.context("lost the connection to the build")?;
     anyhow::ensure!(
         status.exit_code == 0,
-        "the build failed ({}); above is its output",
+        "the build failed ({}); see its output above",
         status.status
     );
     let limit = usize::try_from(MAX_MODULE_BYTES)?;
     let path = format!("{DIRECTORY}/function.wasm");
     let module = agent.read(&path, None, limit).await;
-    let module: Bytes = module.context("the build left no function.wasm of 64 MiB at most")?;
+    let module: Bytes =
+        module.context("the build did not create a function.wasm of at most 64 MiB")?;
     Ok(module.to_vec())
 }
 
-fn is_left_out(path: &[u8]) -> bool {
+fn is_ignored(path: &[u8]) -> bool {
     let first = path
         .split(|byte| *byte == b'/')
         .find(|part| !matches!(*part, b"" | b"."));
-    first.is_some_and(|first| LEFT_OUT.iter().any(|name| name.as_bytes() == first))
+    first.is_some_and(|first| IGNORED_FILES.iter().any(|name| name.as_bytes() == first))
 }
 
-/// Checks that there is something to build, of bounded size.
+/// Checks that the directory has a program `build` and is not too large.
 fn check(directory: &Path) -> anyhow::Result<()> {
     let program = fs::metadata(directory.join("build"));
-    let runs = |found: fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
+    let is_executable =
+        |metadata: fs::Metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0;
     anyhow::ensure!(
-        program.is_ok_and(runs),
-        "{} has no program `build` that makes function.wasm: `jiffy function new` writes one",
+        program.is_ok_and(is_executable),
+        "{} has no program `build` that creates function.wasm: see the example of `jiffy function new`",
         directory.display()
     );
     let (mut bytes, mut files) = (0, 0);
     let mut open: Vec<PathBuf> = vec![directory.to_owned()];
     while let Some(next) = open.pop() {
-        let failed = || format!("cannot read {}", next.display());
-        for entry in fs::read_dir(&next).with_context(failed)? {
-            let entry = entry.with_context(failed)?;
+        let context = || format!("cannot read {}", next.display());
+        for entry in fs::read_dir(&next).with_context(context)? {
+            let entry = entry.with_context(context)?;
             let name = entry.file_name();
-            if next == directory && LEFT_OUT.iter().any(|left_out| name == *left_out) {
+            if next == directory && IGNORED_FILES.iter().any(|ignored| name == *ignored) {
                 continue;
             }
-            let found = entry.metadata().with_context(failed)?;
+            let metadata = entry.metadata().with_context(context)?;
             files += 1;
-            bytes += found.len();
+            bytes += metadata.len();
             anyhow::ensure!(
                 files <= MAX_SOURCE_FILES && bytes <= MAX_SOURCE_BYTES,
                 "{} has more than {MAX_SOURCE_FILES} files or 64 MiB",
                 directory.display()
             );
-            if found.is_dir() {
+            if metadata.is_dir() {
                 open.push(entry.path());
             }
         }
@@ -164,29 +171,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_builds_leave_is_not_sent() {
+    fn build_outputs_are_not_uploaded() {
         for path in [
             "node_modules",
             "./node_modules/a",
             "target/debug",
             ".git/config",
         ] {
-            assert!(is_left_out(path.as_bytes()), "{path}");
+            assert!(is_ignored(path.as_bytes()), "{path}");
         }
         for path in [".", "src/target", "build", "Cargo.toml", ".gitignore"] {
-            assert!(!is_left_out(path.as_bytes()), "{path}");
+            assert!(!is_ignored(path.as_bytes()), "{path}");
         }
     }
 
     #[test]
-    fn a_directory_without_a_build_or_too_large_is_refused() {
+    fn a_directory_without_a_build_or_too_large_is_rejected() {
         let directory = tempfile::tempdir().unwrap();
-        let refused = check(directory.path()).unwrap_err().to_string();
-        assert!(refused.contains("no program `build`"), "{refused}");
+        let error = check(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("no program `build`"), "{error}");
         let program = directory.path().join("build");
         fs::write(&program, "#!/bin/sh\n").unwrap();
-        let refused = check(directory.path()).unwrap_err().to_string();
-        assert!(refused.contains("no program `build`"), "{refused}");
+        let error = check(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("no program `build`"), "{error}");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         check(directory.path()).unwrap();
         fs::create_dir(directory.path().join("target")).unwrap();

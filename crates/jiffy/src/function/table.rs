@@ -1,10 +1,10 @@
-//! Functions as people read them.
+//! Tables of functions.
 
 use crate::columns::{Align, Table};
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// Value of a field as text; empty if there is none.
+/// Returns the text of a field. Empty if the field is missing.
 fn text(value: &Value, field: &str) -> String {
     match value.pointer(field) {
         None | Some(Value::Null) => String::new(),
@@ -17,15 +17,15 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Name of the function that was changed.
+/// Returns the name of a changed function.
 pub fn name(function: &Value) -> String {
     format!("{}\n", text(function, "/name"))
 }
 
-/// Version that answers, and where.
-pub fn answering(function: &Value) -> String {
+/// Returns the current version of a function and its address.
+pub fn current_version(function: &Value) -> String {
     let (name, version) = (text(function, "/name"), text(function, "/version"));
-    let mut line = format!("{name} version {version} answers at {}", address(function));
+    let mut line = format!("{name}: version {version} at {}", address(function));
     if function["public"] != true {
         line.push_str("; requests need a key");
     }
@@ -40,11 +40,11 @@ fn address(function: &Value) -> String {
     }
 }
 
-/// All functions.
+/// Returns a table of functions.
 pub fn functions(all: &Value) -> String {
     let all = list(all);
     if all.is_empty() {
-        return "no functions; `jiffy function deploy` makes one\n".to_owned();
+        return "no functions; deploy one with `jiffy function deploy`\n".to_owned();
     }
     let mut table = Table::new([
         ("NAME", Align::Left),
@@ -56,9 +56,10 @@ pub fn functions(all: &Value) -> String {
         ("SCHEDULE", Align::Left),
     ]);
     for function in all {
-        let access = match function["public"] == true {
-            true => "public",
-            false => "key",
+        let access = if function["public"] == true {
+            "public"
+        } else {
+            "key"
         };
         table.row([
             text(function, "/name"),
@@ -73,19 +74,19 @@ pub fn functions(all: &Value) -> String {
     table.text()
 }
 
-/// Digest as `deploy --digest` takes it.
-fn digest(of: &Value) -> String {
-    match text(of, "/digest") {
+/// Returns a digest in the format of `deploy --digest`.
+fn digest(version: &Value) -> String {
+    match text(version, "/digest") {
         digits if digits.is_empty() => digits,
         digits => format!("blake3:{digits}"),
     }
 }
 
-/// Versions of a function, newest first.
+/// Returns a table of the versions of a function, newest first.
 pub fn versions(all: &Value) -> String {
     let mut table = Table::new([
         ("VERSION", Align::Right),
-        ("ANSWERS", Align::Left),
+        ("CURRENT", Align::Left),
         ("WORLD", Align::Left),
         ("BYTES", Align::Right),
         ("DEPLOYED", Align::Left),
@@ -93,13 +94,14 @@ pub fn versions(all: &Value) -> String {
         ("DIGEST", Align::Left),
     ]);
     for version in list(all) {
-        let answers = match version["answers"] == true {
-            true => "yes",
-            false => "",
+        let current = if version["answers"] == true {
+            "yes"
+        } else {
+            ""
         };
         table.row([
             text(version, "/version"),
-            answers.to_owned(),
+            current.to_owned(),
             text(version, "/world"),
             text(version, "/bytes"),
             text(version, "/createdAt"),
@@ -113,12 +115,11 @@ pub fn versions(all: &Value) -> String {
     table.text()
 }
 
-/// One function with all that is known.
+/// Returns the details of a function.
 pub fn function(function: &Value) -> String {
     let mut shown = String::new();
     let mut line = |label: &str, value: String| {
         if !value.is_empty() {
-            // Writing to a String does not fail.
             let _ = writeln!(shown, "{label:<13}{value}");
         }
     };

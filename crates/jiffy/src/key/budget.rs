@@ -1,5 +1,4 @@
-//! Budgets of keys as `jiffy key ls` shows them: limits, and where a daemon runs, what is used of
-//! them.
+//! Limits of keys for `jiffy key ls`, with their usage if a daemon runs.
 
 use hyper::Method;
 use jiffy_api::{Key, Limits};
@@ -9,14 +8,14 @@ use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Budgets of keys by their ids, from the daemon.
+/// Budgets of keys by key id, as returned by the daemon.
 pub type Budgets = HashMap<String, Value>;
 
-/// A limit: its name in the daemon's words, its value, and the unit as people read it.
+/// Limit: its name in the API, its value, and the unit for display.
 type LimitRow = (&'static str, Option<u64>, &'static str);
 
-/// Budgets of `keys` as the daemon of `home` tells them; none where no daemon runs, or one that
-/// cannot tell.
+/// Returns the budgets of `keys` from the daemon of `home`. Keys are missing if no daemon runs or
+/// if its request fails.
 pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let mut budgets = Budgets::new();
     let Some(stream) = local_daemon::connect(home).await else {
@@ -34,23 +33,23 @@ pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     budgets
 }
 
-/// Limits, each with what is used of it where that is known: `2/5 sandboxes`.
-pub fn shown(limits: &Limits, budget: Option<&Value>) -> String {
-    let few = |limit: Option<u32>| limit.map(u64::from);
+/// Formats limits with their usage if it is known, for example `2/5 sandboxes`.
+pub fn limits_text(limits: &Limits, budget: Option<&Value>) -> String {
+    let widen = |limit: Option<u32>| limit.map(u64::from);
     let all: [LimitRow; 9] = [
-        ("sandboxes", few(limits.max_sandboxes), " sandboxes"),
-        ("vcpus", few(limits.max_vcpus), " vCPUs"),
-        ("memoryMB", few(limits.max_memory_mib), " MiB"),
+        ("sandboxes", widen(limits.max_sandboxes), " sandboxes"),
+        ("vcpus", widen(limits.max_vcpus), " vCPUs"),
+        ("memoryMB", widen(limits.max_memory_mib), " MiB"),
         (
             "createsPerMinute",
-            few(limits.creates_per_minute),
+            widen(limits.creates_per_minute),
             " creates/min",
         ),
-        ("paused", few(limits.max_paused), " paused"),
-        ("snapshots", few(limits.max_snapshots), " snapshots"),
-        ("templates", few(limits.max_templates), " templates"),
-        ("builds", few(limits.max_builds), " builds"),
-        ("exchanges", few(limits.max_exchanges), " exchanges"),
+        ("paused", widen(limits.max_paused), " paused"),
+        ("snapshots", widen(limits.max_snapshots), " snapshots"),
+        ("templates", widen(limits.max_templates), " templates"),
+        ("builds", widen(limits.max_builds), " builds"),
+        ("exchanges", widen(limits.max_exchanges), " exchanges"),
     ];
     let used = |name: &str| budget.and_then(|b| b["used"][name].as_u64());
     let set = all.iter().filter_map(|(name, limit, unit)| {
@@ -64,7 +63,7 @@ pub fn shown(limits: &Limits, budget: Option<&Value>) -> String {
         }
     });
     let mut set: Vec<String> = set.collect();
-    // The daemon knows the budget of those that were given none.
+    // The disk quota in effect is known to the daemon only if the key has the default quota.
     let in_force = budget.and_then(|b| b["limits"]["diskBytes"].as_u64());
     let own = limits.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20));
     let disk = match (used("diskBytes"), in_force.or(own)) {
@@ -73,9 +72,10 @@ pub fn shown(limits: &Limits, budget: Option<&Value>) -> String {
         (_, limit) => limit.map(|limit| format!("{} disk", Bytes(limit))),
     };
     set.extend(disk);
-    match set.is_empty() {
-        true => "none".to_owned(),
-        false => set.join(", "),
+    if set.is_empty() {
+        "none".to_owned()
+    } else {
+        set.join(", ")
     }
 }
 
@@ -91,17 +91,17 @@ mod tests {
             max_disk_mib: Some(1024),
             ..Limits::default()
         };
-        assert_eq!(shown(&limits, None), "5 sandboxes, 1.0 GiB disk");
-        assert_eq!(shown(&Limits::default(), None), "none");
+        assert_eq!(limits_text(&limits, None), "5 sandboxes, 1.0 GiB disk");
+        assert_eq!(limits_text(&Limits::default(), None), "none");
         let budget = json!({
             "limits": { "diskBytes": 1u64 << 30 },
             "used": { "sandboxes": 0, "snapshots": 3, "paused": 0, "diskBytes": 1 << 20 },
         });
         assert_eq!(
-            shown(&limits, Some(&budget)),
+            limits_text(&limits, Some(&budget)),
             "0/5 sandboxes, 3 snapshots, 1.0 MiB/1.0 GiB disk"
         );
         let budget = json!({ "limits": { "diskBytes": null }, "used": { "diskBytes": 0 } });
-        assert_eq!(shown(&Limits::default(), Some(&budget)), "none");
+        assert_eq!(limits_text(&Limits::default(), Some(&budget)), "none");
     }
 }

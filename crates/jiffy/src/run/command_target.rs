@@ -1,4 +1,4 @@
-//! Guest of a run: one of this process, or a sandbox of the daemon's.
+//! Guests that commands run in: guests of this process and sandboxes of a daemon.
 
 use super::outcome;
 use crate::sandbox::forward::{PortOpener, PortStream};
@@ -10,25 +10,25 @@ use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A guest that commands run in.
+/// Guest in which commands run.
 pub trait CommandTarget {
-    /// A client of its agent.
+    /// Returns a client of the agent in the guest.
     fn agent(&self) -> AgentClient;
 
-    /// Opens streams to its TCP ports.
+    /// Returns a function that opens streams to TCP ports of the guest.
     fn ports(&self) -> PortOpener;
 
-    /// Its memory.
+    /// Returns the memory size of the guest in MiB.
     fn memory_mib(&self) -> u32;
 
-    /// Tells if it ends when this program does, with every command in it.
+    /// Returns whether the guest, with all its processes, is removed when this process exits.
     fn ends_with_client(&self) -> bool;
 
-    /// Why it is gone, if it is or goes within `patience`.
+    /// Returns the exit reason if the guest terminates within `limit`.
     async fn end_reason(&self, limit: Duration) -> Option<String>;
 }
 
-/// A client of the agent in `guest`.
+/// Returns a client of the agent in `guest`.
 pub fn agent(guest: &Arc<dyn Guest>) -> AgentClient {
     let guest = guest.clone();
     AgentClient::new(move || {
@@ -37,14 +37,14 @@ pub fn agent(guest: &Arc<dyn Guest>) -> AgentClient {
     })
 }
 
-/// A guest of our own as a place for commands.
+/// Guest of this process.
 pub struct LocalGuest {
     guest: Arc<dyn Guest>,
     memory_mib: u32,
 }
 
 impl LocalGuest {
-    /// The guest, which has so much memory.
+    /// Creates a target from a guest with `memory_mib` of memory.
     pub fn new(guest: Arc<dyn Guest>, memory_mib: u32) -> Self {
         Self { guest, memory_mib }
     }
@@ -61,8 +61,9 @@ impl CommandTarget for LocalGuest {
             let guest = guest.clone();
             Box::pin(async move {
                 let mut stream = guest.connect(TCP_PORT).await?;
-                let opened = tcp_handshake(&mut stream, port).await;
-                opened.with_context(|| format!("cannot reach port {port} of the guest"))?;
+                tcp_handshake(&mut stream, port)
+                    .await
+                    .with_context(|| format!("cannot connect to port {port} of the guest"))?;
                 Ok(Box::new(stream) as Box<dyn PortStream>)
             })
         })
@@ -77,7 +78,7 @@ impl CommandTarget for LocalGuest {
     }
 
     async fn end_reason(&self, limit: Duration) -> Option<String> {
-        let end = tokio::time::timeout(limit, self.guest.ended()).await.ok()?;
-        Some(outcome::end(&end, &self.guest.console_tail()))
+        let reason = tokio::time::timeout(limit, self.guest.ended()).await.ok()?;
+        Some(outcome::exit_message(&reason, &self.guest.console_tail()))
     }
 }

@@ -1,4 +1,5 @@
-//! Guests of this process, beside a daemon's: they end with it, and so does their network.
+//! Guests of this process, which are independent of a daemon. The guests and their network are
+//! removed when the process exits.
 
 use crate::cli::FeatureSwitch;
 use anyhow::Context;
@@ -21,33 +22,36 @@ use std::process::{ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// First argument of the process that removes a network.
+/// First argument of the process that removes the network of another process.
 pub const REMOVER_ARGUMENT: &str = "--as-network-remover";
 
-/// Prefix of the directories of such processes.
+/// Prefix of the directories of processes with guests.
 const DIRECTORY_PREFIX: &str = ".tmp-run-";
 
-/// Guests of one template, and their snapshots, in a directory of their own.
+/// Guests of one template and their snapshots, in a temporary directory.
 pub struct EphemeralGuests {
     engine: Arc<dyn Engine>,
     template: String,
     network: Option<EphemeralNetwork>,
     directory: EphemeralDirectory,
-    /// Certificate authorities and proxy of their network.
+    /// Certificate authorities and proxy of the guests.
     pub site: SiteSettings,
 }
 
-/// A network of this process. When the process ends, however it does, another one removes it.
+/// Network of this process. A helper process removes it after this process exits for any reason.
 struct EphemeralNetwork {
-    /// `None` if the host cannot provide a network. What its failed start left is removed as well.
+    /// `None` if the host cannot provide a network. The helper also removes the remains of a failed
+    /// start.
     network: Option<Network>,
-    /// Also removes the directory of this process, and therefore lives as long as the guests.
+    /// The helper also removes the directory of this process, so that it is not dropped before the
+    /// guests.
     remover: io::Result<NetworkRemover>,
 }
 
-/// The process that removes the network, which waits for the end of this.
+/// Helper process that removes the network. It waits until its standard input is closed, which
+/// happens when this process exits.
 struct NetworkRemover {
-    _until_closed: Option<ChildStdin>,
+    _stdin: Option<ChildStdin>,
 }
 
 impl NetworkRemover {
@@ -61,28 +65,27 @@ impl NetworkRemover {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Signals of our terminal are not for it.
+            // The helper must not receive signals of the terminal, such as Ctrl-C.
             .process_group(0)
             .spawn()?;
-        let mut until_closed = child.stdin.take();
-        if let Some(stdin) = &mut until_closed {
-            // Not in its command line, where it would look like one of ours.
+        let mut stdin = child.stdin.take();
+        if let Some(stdin) = &mut stdin {
+            // The directory is not an argument, because the network is claimed by processes whose
+            // command line contains it.
             stdin.write_all(directory.as_os_str().as_bytes())?;
         }
-        Ok(Self {
-            _until_closed: until_closed,
-        })
+        Ok(Self { _stdin: stdin })
     }
 }
 
-/// The process that removes the network of the directory that its standard input names, once that
-/// ends.
+/// Main function of the helper process. Reads the directory from standard input until it is closed,
+/// and removes the directory and its network.
 pub fn remover() -> ExitCode {
     let mut name = Vec::new();
     let _ = io::stdin().read_to_end(&mut name);
     let directory = PathBuf::from(OsString::from_vec(name));
-    let ours = directory.file_name().map(OsStr::to_string_lossy);
-    if ours.is_some_and(|name| name.starts_with(DIRECTORY_PREFIX)) {
+    let file_name = directory.file_name().map(OsStr::to_string_lossy);
+    if file_name.is_some_and(|name| name.starts_with(DIRECTORY_PREFIX)) {
         let _ = fs::remove_dir_all(&directory);
     }
     match Network::remove_dead() {
@@ -92,26 +95,27 @@ pub fn remover() -> ExitCode {
 }
 
 impl EphemeralNetwork {
-    /// Lets go of it. Slots and rules go behind our back, as that takes longer than many commands.
+    /// Closes the network. The helper process removes slots and rules in the background, because
+    /// this takes longer than many commands.
     async fn close(self) {
         if let (Err(_), Some(network)) = (&self.remover, self.network) {
-            // It waits for a thread that runs programs.
+            // `close` blocks while it runs programs.
             let _ = tokio::task::spawn_blocking(move || network.close()).await;
         }
     }
 }
 
-/// A directory of this process. Networks are claimed by directories; that of one which is gone is
-/// removed by the next process that opens one.
+/// Directory of this process. Networks are claimed by directories: the next process that opens a
+/// network removes the networks of missing directories.
 struct EphemeralDirectory {
     directory: TempDir,
-    /// Says that the directory is in use.
+    /// Lock that marks the directory as used.
     _lock: Flock<File>,
 }
 
 impl EphemeralDirectory {
-    /// Makes one, and removes those of processes that were killed.
-    fn make(home: &Home) -> anyhow::Result<Self> {
+    /// Creates the directory of this process, and removes the directories of killed processes.
+    fn create(home: &Home) -> anyhow::Result<Self> {
         let run = home.run();
         let _lock = lock_run_directory(&run)?;
         remove_dead(&run);
@@ -119,7 +123,7 @@ impl EphemeralDirectory {
             .prefix(DIRECTORY_PREFIX)
             .tempdir_in(&run);
         let directory =
-            directory.with_context(|| format!("cannot make a directory in {}", run.display()))?;
+            directory.with_context(|| format!("cannot create a directory in {}", run.display()))?;
         let lock = Flock::lock(File::open(directory.path())?, FlockArg::LockExclusive)
             .map_err(|(_, e)| e)?;
         Ok(Self {
@@ -129,17 +133,18 @@ impl EphemeralDirectory {
     }
 }
 
-/// Held while a directory is made and locked, or looked for.
+/// Locks the parent of the directories. The lock is held while a directory is created and locked,
+/// and while unused directories are removed.
 fn lock_run_directory(run: &Path) -> anyhow::Result<Flock<File>> {
-    let failed = || format!("cannot lock {}", run.display());
-    let file = File::open(run).with_context(failed)?;
+    let context = || format!("cannot lock {}", run.display());
+    let file = File::open(run).with_context(context)?;
     Flock::lock(file, FlockArg::LockExclusive)
         .map_err(|(_, e)| e)
-        .with_context(failed)
+        .with_context(context)
 }
 
-/// Removes the directories of processes that were killed; their networks go when the next one is
-/// opened.
+/// Removes the directories of processes that were killed. Their networks are removed when the next
+/// network is opened.
 pub fn remove_dead_directories(home: &Home) {
     let run = home.run();
     if let Ok(_lock) = lock_run_directory(&run) {
@@ -149,26 +154,26 @@ pub fn remove_dead_directories(home: &Home) {
 
 fn remove_dead(run: &Path) {
     for entry in fs::read_dir(run).into_iter().flatten().flatten() {
-        let ours = entry
+        let has_prefix = entry
             .file_name()
             .to_string_lossy()
             .starts_with(DIRECTORY_PREFIX);
         let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
-        if !ours || !is_directory {
+        if !has_prefix || !is_directory {
             continue;
         }
         let Ok(directory) = File::open(entry.path()) else {
             continue;
         };
         if Flock::lock(directory, FlockArg::LockExclusiveNonblock).is_ok() {
-            // One that stays is tried again by the next.
+            // The next process retries a failed removal.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
 impl EphemeralGuests {
-    /// For guests of `template`, which was opened on `host`.
+    /// Prepares guests of `template`, which was opened on `host`.
     pub async fn open(
         host: &Host,
         engine: EngineName,
@@ -176,13 +181,20 @@ impl EphemeralGuests {
         prepared: PreparedTemplate,
         network: FeatureSwitch,
     ) -> anyhow::Result<Self> {
-        let directory = EphemeralDirectory::make(host.home())?;
+        let directory = EphemeralDirectory::create(host.home())?;
         let path = directory.directory.path();
         let network = open_network(path, engine, network).await?;
-        let lent = network.as_ref().and_then(|own| own.network.clone());
-        let opened =
-            open_ephemeral_engine(host.clone(), lent, engine, path, template, prepared).await;
-        match opened {
+        let guest_network = network.as_ref().and_then(|own| own.network.clone());
+        let result = open_ephemeral_engine(
+            host.clone(),
+            guest_network,
+            engine,
+            path,
+            template,
+            prepared,
+        )
+        .await;
+        match result {
             Ok(engine) => Ok(Self {
                 engine,
                 template: template.to_owned(),
@@ -199,19 +211,19 @@ impl EphemeralGuests {
         }
     }
 
-    /// Boots a guest and returns when its agent has answered.
+    /// Boots a guest. Returns after its agent has answered.
     pub async fn boot(&self, size: SandboxSize) -> Result<Arc<dyn Guest>, EngineError> {
         let unassigned = self.engine.boot(&self.template, size).await?;
         unassigned.assign_identity(&self.anonymous()?).await
     }
 
-    /// Ends a guest and makes it snapshot `id`.
+    /// Saves a guest as snapshot `id` and stops the guest.
     pub async fn save(&self, guest: &dyn Guest, id: &str) -> Result<(), EngineError> {
-        let saved = guest.take_snapshot(id, None, AfterSnapshot::Stop, None, None);
-        saved.await.map(drop)
+        let snapshot = guest.take_snapshot(id, None, AfterSnapshot::Stop, None, None);
+        snapshot.await.map(drop)
     }
 
-    /// Makes a guest of a snapshot and returns when its agent has taken a new identity.
+    /// Restores a guest from a snapshot. Returns after its agent has received a new identity.
     pub async fn restore(&self, id: &str) -> Result<Arc<dyn Guest>, EngineError> {
         let unassigned = self.engine.restore(id, None).await?;
         unassigned.assign_identity(&self.anonymous()?).await
@@ -226,48 +238,48 @@ impl EphemeralGuests {
         })
     }
 
-    /// Ends what there is, and returns when nothing is left.
+    /// Stops all guests. Returns after all resources are released.
     pub async fn close(self) {
         self.engine.close().await;
-        // Processes that hold the network end with the engine.
+        // Processes that use the network exit with the engine.
         drop(self.engine);
         if let Some(network) = self.network {
             network.close().await;
         }
-        // The helper of gVisor removed it, unless it was killed.
+        // The helper process of gVisor removes the directory, unless it was killed.
         let _ = self.directory.directory.close();
     }
 }
 
-/// The network of the guests of this process, as it was asked for; where there can be none and it
-/// was not insisted on, a note says so.
+/// Opens the network of the guests. If the host cannot provide a network and `mode` does not
+/// require it, prints a warning.
 async fn open_network(
     home: &Path,
     engine: EngineName,
-    wanted: FeatureSwitch,
+    mode: FeatureSwitch,
 ) -> anyhow::Result<Option<EphemeralNetwork>> {
-    if wanted == FeatureSwitch::Off {
+    if mode == FeatureSwitch::Off {
         return Ok(None);
     }
     let config = NetworkConfig {
         slots: 1,
-        // The first is made when it is opened, and there is no other.
+        // The only slot is created when the network is opened.
         ready: 0,
         nic: nic_kind(engine),
         ..NetworkConfig::new(home)
     };
-    let opening = tokio::task::spawn_blocking(move || Network::open(&config));
+    let network = tokio::task::spawn_blocking(move || Network::open(&config));
     let remover = NetworkRemover::start(home);
-    match (opening.await?, wanted) {
+    match (network.await?, mode) {
         (Ok(network), _) => Ok(Some(EphemeralNetwork {
             network: Some(network),
             remover,
         })),
-        (Err(e), FeatureSwitch::On) => {
-            Err(e).context("the guest cannot have a network on this host")
-        }
+        (Err(e), FeatureSwitch::On) => Err(e).context("cannot create a network for the guest"),
         (Err(e), _) => {
-            errln!("jiffy: the guest has no network: {e} (`--network off` leaves this out)");
+            errln!(
+                "jiffy: the guest has no network: {e} (use `--network off` to suppress this warning)"
+            );
             Ok(Some(EphemeralNetwork {
                 network: None,
                 remover,
@@ -281,15 +293,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_of_killed_processes_are_removed_and_used_ones_stay() {
+    fn only_directories_of_killed_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path()).unwrap();
-        let used = EphemeralDirectory::make(&home).unwrap();
+        let used = EphemeralDirectory::create(&home).unwrap();
         let dead = home.run().join(format!("{DIRECTORY_PREFIX}dead"));
         let other = home.run().join(".tmpOther");
         fs::create_dir(&dead).unwrap();
         fs::create_dir(&other).unwrap();
-        let another = EphemeralDirectory::make(&home).unwrap();
+        let another = EphemeralDirectory::create(&home).unwrap();
         assert!(!dead.exists() && other.exists());
         fs::create_dir(&dead).unwrap();
         remove_dead_directories(&home);

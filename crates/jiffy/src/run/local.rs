@@ -1,4 +1,4 @@
-//! A run in a guest of this process.
+//! `jiffy run` in a guest of this process.
 
 use super::command_target::LocalGuest;
 use super::ephemeral::EphemeralGuests;
@@ -11,22 +11,23 @@ use jiffy_sandbox_manager::start_up;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// Runs the command and says what came of it; nothing of the guest is left then.
-pub fn run(work: PreparedCommand<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
-    let args = work.args;
+/// Runs the command in a new guest and returns its outcome. The guest is removed before this
+/// function returns.
+pub fn run(command: PreparedCommand<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
+    let args = command.args;
     let host = Host::open()?;
     let size = size(&args.size, &args.template)?;
     let site = args.site.read_with_host()?;
-    // Outside of the event loop: a template that is built for minutes ends with Ctrl-C.
+    // The template is opened outside the event loop, so that Ctrl-C terminates a long build.
     let (engine, prepared) = prepare(&host, args.engine, &args.template)?;
     let startup = prepared.template().manifest.startup.clone();
     runtime.block_on(async {
         let signals = Signals::new()?;
-        let opened = EphemeralGuests::open(&host, engine, &args.template, prepared, args.network);
-        let mut guests = opened.await?;
+        let guests = EphemeralGuests::open(&host, engine, &args.template, prepared, args.network);
+        let mut guests = guests.await?;
         guests.site = site;
         let run = LocalRun {
-            work,
+            command,
             startup,
             size,
         };
@@ -36,23 +37,23 @@ pub fn run(work: PreparedCommand<'_>, runtime: &Runtime) -> anyhow::Result<Outco
     })
 }
 
-/// A command and the guest that it is to have.
+/// Command with the settings of its guest.
 struct LocalRun<'a> {
-    work: PreparedCommand<'a>,
+    command: PreparedCommand<'a>,
     startup: Startup,
     size: SandboxSize,
 }
 
 impl LocalRun<'_> {
-    /// Boots a guest, runs the command in it, and ends it.
+    /// Boots a guest, runs the command and stops the guest.
     async fn within(
         self,
         guests: &EphemeralGuests,
         mut signals: Signals,
     ) -> anyhow::Result<Outcome> {
         let guest = tokio::select! {
-            booted = guests.boot(self.size) => booted.map_err(boot_error)?,
-            // Nothing runs yet that could handle it: dropping the boot ends the guest.
+            guest = guests.boot(self.size) => guest.map_err(boot_error)?,
+            // No command can handle the signal yet. Dropping the boot terminates the guest.
             number = signals.next() => return Ok(Outcome::interrupted(number)),
         };
         let outcome = self.session(&guest, signals).await;
@@ -66,27 +67,31 @@ impl LocalRun<'_> {
         mut signals: Signals,
     ) -> anyhow::Result<Outcome> {
         if !self.startup.is_empty() {
-            let starting = guest.clone();
-            let starting = start_up(&self.startup, move |port| {
-                let guest = starting.clone();
+            let connection = guest.clone();
+            let start = start_up(&self.startup, move |port| {
+                let guest = connection.clone();
                 async move { guest.connect(port).await }
             });
-            let started = tokio::select! {
-                started = starting => started.map_err(anyhow::Error::from),
-                end = guest.ended() => Err(anyhow::anyhow!(outcome::end(&end, &guest.console_tail()))),
+            let result = tokio::select! {
+                result = start => result.map_err(anyhow::Error::from),
+                reason = guest.ended() => {
+                    let message = outcome::exit_message(&reason, &guest.console_tail());
+                    Err(anyhow::Error::msg(message))
+                }
                 number = signals.next() => return Ok(Outcome::interrupted(number)),
             };
-            started
-                .with_context(|| format!("cannot start template `{}`", self.work.args.template))?;
+            result.with_context(|| {
+                format!("cannot start template `{}`", self.command.args.template)
+            })?;
         }
-        let place = LocalGuest::new(guest.clone(), self.size.memory_mib);
-        let mut outcome = self.work.run_in(&place, &mut signals).await?;
+        let target = LocalGuest::new(guest.clone(), self.size.memory_mib);
+        let mut outcome = self.command.run_in(&target, &mut signals).await?;
         outcome.boot = Some(guest.report().into());
         Ok(outcome)
     }
 }
 
-/// A guest that did not come up, with its last words.
+/// Returns the error of a failed boot with the last console lines.
 fn boot_error(error: EngineError) -> anyhow::Error {
     match error {
         EngineError::Boot { reason, console } => {

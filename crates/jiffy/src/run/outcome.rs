@@ -1,4 +1,4 @@
-//! Outcome of a run, and its report.
+//! Outcome of a command and its report.
 
 use jiffy_api_types::SandboxInfo;
 use jiffy_engine_api::{BootMode, BootReport, ExitReason};
@@ -6,12 +6,12 @@ use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Console lines shown with a failure.
+/// Number of console lines shown with a failure.
 const CONSOLE_LINES: usize = 12;
-/// Most captured output of each stream, in bytes.
+/// Maximum captured output of each stream in bytes.
 const MAX_CAPTURED_BYTES: usize = 64 << 20;
 
-/// Output kept for `--json`.
+/// Captured output for `--json`.
 #[derive(Debug, Default)]
 pub struct CapturedOutput {
     bytes: Vec<u8>,
@@ -19,12 +19,12 @@ pub struct CapturedOutput {
 }
 
 impl CapturedOutput {
-    /// Adds a chunk as far as there is room.
+    /// Appends a chunk up to the limit.
     pub fn push(&mut self, chunk: &[u8]) {
-        let room = MAX_CAPTURED_BYTES - self.bytes.len();
-        self.truncated |= chunk.len() > room;
+        let free_bytes = MAX_CAPTURED_BYTES - self.bytes.len();
+        self.truncated |= chunk.len() > free_bytes;
         self.bytes
-            .extend_from_slice(&chunk[..chunk.len().min(room)]);
+            .extend_from_slice(&chunk[..chunk.len().min(free_bytes)]);
     }
 
     fn text(&self) -> String {
@@ -32,7 +32,7 @@ impl CapturedOutput {
     }
 }
 
-/// Boot of the guest of a run.
+/// Boot of the guest of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestBoot {
     mode: Option<BootMode>,
@@ -60,28 +60,28 @@ impl From<&SandboxInfo> for GuestBoot {
         Self {
             mode: record.boot_mode,
             ms: record.boot_ms,
-            // A daemon's client hears of the whole only.
+            // The API reports only the total time.
             phases: None,
         }
     }
 }
 
-/// Outcome of a run.
+/// Outcome of a command.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Our exit code.
+    /// Exit code of this process.
     pub code: u8,
-    /// Said on standard error, if there is something to say beyond the command's own words.
+    /// Message for standard error.
     pub message: Option<String>,
-    /// The command ended, in whatever way, and its guest did not.
+    /// True if the command terminated while its guest continued to run.
     pub finished: bool,
     /// Boot of the guest.
     pub boot: Option<GuestBoot>,
-    /// From asking for the process to its end, in microseconds.
+    /// Time from the request of the process to its exit, in microseconds.
     pub exec_us: u64,
-    /// Captured output.
+    /// Captured standard output.
     pub stdout: CapturedOutput,
-    /// Captured output.
+    /// Captured standard error.
     pub stderr: CapturedOutput,
 }
 
@@ -114,15 +114,15 @@ fn ms(us: u64) -> f64 {
 }
 
 impl Outcome {
-    /// Ended by signal `number` before there was a command.
+    /// Returns the outcome after signal `number` before the command started.
     pub fn interrupted(number: i32) -> Self {
         Self {
-            code: signalled(number),
+            code: signal_code(number),
             ..Self::default()
         }
     }
 
-    /// Ended by us, with a reason.
+    /// Returns the outcome of a failure of Jiffy.
     pub fn failed(code: u8, message: String) -> Self {
         Self {
             code,
@@ -131,10 +131,10 @@ impl Outcome {
         }
     }
 
-    /// Tells and returns the exit code.
-    pub fn report(&self, json: bool, began: Instant) -> anyhow::Result<ExitCode> {
+    /// Prints the report and returns the exit code.
+    pub fn report(&self, json: bool, start: Instant) -> anyhow::Result<ExitCode> {
         if json {
-            let total_us = u64::try_from(began.elapsed().as_micros())?;
+            let total_us = u64::try_from(start.elapsed().as_micros())?;
             outln!("{}", jiffy_client::terminal::json(&self.json(total_us))?);
         } else if let Some(message) = &self.message {
             errln!("jiffy: {message}");
@@ -159,22 +159,22 @@ impl Outcome {
     }
 }
 
-/// 128 + N, as shells have it.
-pub fn signalled(number: i32) -> u8 {
+/// Returns the exit code of a process killed by signal `number`, 128 + N as in shells.
+pub fn signal_code(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
 }
 
-/// A guest that is gone, with its last words.
-pub fn end(end: &ExitReason, console: &str) -> String {
-    with_last_lines(&end.to_string(), console)
+/// Returns the exit reason of a guest with the last lines of its console.
+pub fn exit_message(reason: &ExitReason, console: &str) -> String {
+    with_last_lines(&reason.to_string(), console)
 }
 
-/// A sentence about a guest, with the last lines of its console.
-pub fn with_last_lines(sentence: &str, console: &str) -> String {
-    format!("{sentence}{}", last_lines(console))
+/// Appends the last lines of a console to a message.
+pub fn with_last_lines(message: &str, console: &str) -> String {
+    format!("{message}{}", last_lines(console))
 }
 
-/// The console's last lines under a heading; nothing if there are none.
+/// Returns the last lines of the console below a heading. Empty if the console is empty.
 fn last_lines(console: &str) -> String {
     let lines: Vec<&str> = console.lines().filter(|l| !l.trim().is_empty()).collect();
     if lines.is_empty() {

@@ -1,4 +1,4 @@
-//! Ports of this host that lead into a guest while its command runs.
+//! Ports of this host that are forwarded to a guest while its command runs.
 
 use crate::cli::Publication;
 use crate::sandbox::forward::{PortOpener, forward, listen};
@@ -6,26 +6,26 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Ports of this host that are listened at, and those of the guest that they are for.
+/// Listening sockets of this host with the ports of the guest.
 pub struct Listeners(Vec<(TcpListener, u16)>);
 
-/// Ports that lead into a guest, until they are closed or this is dropped.
+/// Forwarded ports. Forwarding stops when this value is closed or dropped.
 pub struct Published {
-    work: JoinSet<()>,
+    tasks: JoinSet<()>,
     stop: watch::Sender<bool>,
 }
 
 impl Published {
-    /// Accepts no more connections, and returns when those that are open have handed on what was
-    /// under way.
+    /// Stops accepting connections, and waits until open connections have transferred their data or
+    /// the drain timeout expires.
     pub async fn close(mut self) {
         self.stop.send_replace(true);
-        while self.work.join_next().await.is_some() {}
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 
 impl Listeners {
-    /// Listens at all of `ports`. One that the system chose is told on standard error.
+    /// Binds to all `ports`. Prints ports that the system selected on standard error.
     pub async fn open(ports: &[Publication]) -> anyhow::Result<Self> {
         let mut all = Vec::new();
         for &Publication { address, ports } in ports {
@@ -38,17 +38,17 @@ impl Listeners {
         Ok(Self(all))
     }
 
-    /// Leads connections, also those that wait already, into a guest.
+    /// Forwards connections to a guest, including connections that are already waiting.
     pub fn forward_to(self, opener: &PortOpener) -> Published {
-        let mut work = JoinSet::new();
+        let mut tasks = JoinSet::new();
         let (stop, stopped) = watch::channel(false);
         for (listener, port) in self.0 {
             let mut stopped = stopped.clone();
             let stop = async move {
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
-            work.spawn(forward(listener, opener.clone(), port, stop));
+            tasks.spawn(forward(listener, opener.clone(), port, stop));
         }
-        Published { work, stop }
+        Published { tasks, stop }
     }
 }

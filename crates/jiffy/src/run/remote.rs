@@ -1,4 +1,4 @@
-//! A run in a sandbox of a daemon's, which lives as long as this process holds its lease.
+//! `jiffy run` in a sandbox of a daemon. The sandbox exists while this process holds its lease.
 
 use super::outcome::{GuestBoot, Outcome};
 use super::{PreparedCommand, Signals, prepare};
@@ -13,12 +13,13 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
-/// Seconds that a sandbox has until its lease begins; the lease extends them.
+/// Timeout of the sandbox in seconds until its lease starts. The lease disables the timeout.
 const UNLEASED_TIMEOUT_S: u32 = 60;
-/// Time a create that is given up has to say which sandbox it made.
+/// Timeout for the response to an abandoned create, which has the id of the sandbox to remove.
 const ABANDONED_CREATE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs the command and says what came of it. The sandbox is removed behind the answer.
+/// Runs the command in a new sandbox and returns its outcome. The daemon removes the sandbox in the
+/// background.
 pub async fn run(
     prepared: PreparedCommand<'_>,
     client: &Client,
@@ -40,45 +41,47 @@ pub async fn run(
         engine: engine.map(str::to_owned),
         ..SandboxSettings::default()
     };
-    let wanted = NewSandbox::of(template, BTreeMap::new())
+    let new_sandbox = NewSandbox::of(template, BTreeMap::new())
         .with_partial_size(size.cpus, size.memory, size.disk)
         .with_timeout_s(UNLEASED_TIMEOUT_S)
         .with_settings(settings)
         .with_site(args.site.read()?);
-    let mut creating = pin!(client.create(&wanted));
+    let mut create = pin!(client.create(&new_sandbox));
     let sandbox = tokio::select! {
-        made = &mut creating => made?,
+        sandbox = &mut create => sandbox?,
         number = signals.next() => {
-            // The daemon makes it whether we listen or not.
-            if let Ok(Ok(made)) = tokio::time::timeout(ABANDONED_CREATE_TIMEOUT, creating).await {
-                client.delete(&made.record.id, true).await?;
+            // The daemon creates the sandbox even if this process disconnects.
+            let response = tokio::time::timeout(ABANDONED_CREATE_TIMEOUT, create).await;
+            if let Ok(Ok(sandbox)) = response {
+                client.delete(&sandbox.record.id, true).await?;
             }
             return Ok(Outcome::interrupted(number));
         }
     };
     let id = sandbox.record.id.clone();
     let boot = GuestBoot::from(&sandbox.record);
-    let mut leased = false;
+    let mut has_lease = false;
     let outcome = {
-        // It comes up beside the command, and ends with this block.
+        // The lease is established while the command starts, and is released at the end of this
+        // block.
         let lease = async {
             match client.lease(&id).await {
                 Ok(lease) => {
-                    leased = true;
+                    has_lease = true;
                     let _lease = lease;
                     std::future::pending().await
                 }
                 Err(e) => e,
             }
         };
-        let place = RemoteSandbox::leased(client.clone(), sandbox)?;
+        let target = RemoteSandbox::leased(client.clone(), sandbox)?;
         tokio::select! {
-            outcome = prepared.run_in(&place, &mut signals) => outcome,
-            failed = lease => Err(failed.context("the sandbox cannot be held")),
+            outcome = prepared.run_in(&target, &mut signals) => outcome,
+            error = lease => Err(error.context("cannot obtain a lease for the sandbox")),
         }
     };
-    if !leased {
-        // One that is gone already is as it should be.
+    if !has_lease {
+        // The error is ignored: the sandbox may have been removed already.
         let _ = client.delete(&id, true).await;
     }
     let mut outcome = outcome?;
@@ -86,8 +89,8 @@ pub async fn run(
     Ok(outcome)
 }
 
-/// Makes a template of this host that is missing here, where progress can be shown, rather than in
-/// the daemon.
+/// Builds a missing template of this host in this process, which can show progress, and not in the
+/// daemon.
 fn prepare_template(args: &RunArgs) -> anyhow::Result<()> {
     let home = Home::locate()?;
     if home.path().join("templates").join(&args.template).exists() {

@@ -1,7 +1,7 @@
-//! One command in a booted guest: streams, signals, time limit.
+//! Session of a command in a booted guest: streams, signals and timeout.
 
 use super::command_target::CommandTarget;
-use super::outcome::{self, Outcome, signalled};
+use super::outcome::{self, Outcome, signal_code};
 use super::streams::{self, Output};
 use super::{Signals, terminal};
 use crate::cli::ExecArgs;
@@ -20,25 +20,25 @@ const TIMEOUT_EXIT_CODE: u8 = 124;
 const NOT_EXECUTABLE_EXIT_CODE: u8 = 126;
 const NOT_FOUND_EXIT_CODE: u8 = 127;
 const FAILURE_EXIT_CODE: u8 = 125;
-/// Time that the agent has to end a command that is over its time and to say so: SIGTERM, two
-/// seconds, SIGKILL, two seconds, and the way here.
+/// Time for the agent to kill a command after its timeout and to report this: SIGTERM, two seconds,
+/// SIGKILL, two seconds, and the transfer.
 const AGENT_KILL_TIMEOUT: Duration = Duration::from_secs(8);
-/// Time that the agent has to pass a signal on.
+/// Timeout of the agent for the delivery of a signal.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time that a command has to end after SIGKILL.
+/// Time for a command to exit after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs the command of `args` and says what came of it. The guest is the caller's to end.
+/// Runs the command of `args` and returns its outcome. The guest continues to run.
 pub async fn run(
     args: &ExecArgs,
     target: &impl CommandTarget,
     env: BTreeMap<String, String>,
     signals: &mut Signals,
 ) -> anyhow::Result<Outcome> {
-    let began = Instant::now();
+    let start = Instant::now();
     let process = match target.agent().start(&spec(args, env)).await {
         Ok(process) => process,
-        Err(e) => return refused(target, e).await,
+        Err(e) => return start_error(target, e).await,
     };
     let raw = if args.tty {
         Some(terminal::RawMode::enter().context("cannot switch the terminal to raw mode")?)
@@ -59,13 +59,13 @@ pub async fn run(
     if outcome.message.is_none() {
         for result in [&stdout, &stderr] {
             if let Err(e) = result {
-                outcome = unwritable(e);
+                outcome = write_error(e);
             }
         }
     }
     outcome.stdout = stdout.unwrap_or_default();
     outcome.stderr = stderr.unwrap_or_default();
-    outcome.exec_us = u64::try_from(began.elapsed().as_micros())?;
+    outcome.exec_us = u64::try_from(start.elapsed().as_micros())?;
     Ok(outcome)
 }
 
@@ -75,7 +75,7 @@ fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
     spec.cwd = args.workdir.clone();
     spec.user = args.user.clone();
     spec.stdin = args.interactive || args.tty;
-    // The agent's clock ends it also when this program is gone.
+    // The agent enforces the timeout, even if this process exits.
     spec.timeout = args.timeout;
     if args.tty {
         let size = terminal::size();
@@ -90,38 +90,41 @@ fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
     spec
 }
 
-/// The process did not start: was it the command, or are we to blame?
-async fn refused(target: &impl CommandTarget, error: ClientError) -> anyhow::Result<Outcome> {
+/// Returns the outcome of a process that did not start. The exit code distinguishes errors of the
+/// command from errors of Jiffy.
+async fn start_error(target: &impl CommandTarget, error: ClientError) -> anyhow::Result<Outcome> {
     let code = match &error {
         ClientError::CommandNotFound(_) => NOT_FOUND_EXIT_CODE,
         ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE_EXIT_CODE,
         _ => FAILURE_EXIT_CODE,
     };
-    if let Some(end) = target.end_reason(Duration::ZERO).await {
-        return Ok(Outcome::failed(FAILURE_EXIT_CODE, end));
+    if let Some(reason) = target.end_reason(Duration::ZERO).await {
+        return Ok(Outcome::failed(FAILURE_EXIT_CODE, reason));
     }
     Ok(Outcome::failed(code, error.to_string()))
 }
 
-/// Destination of output: our own streams, or the report.
+/// Destination of output.
 enum OutputSink {
-    Through(Output),
-    Keep(outcome::CapturedOutput),
+    /// Stream of this process.
+    Stream(Output),
+    /// Buffer for the report.
+    Buffer(outcome::CapturedOutput),
 }
 
 impl OutputSink {
-    fn new(keep: bool, through: impl FnOnce() -> Output) -> Self {
-        if keep {
-            Self::Keep(outcome::CapturedOutput::default())
+    fn new(is_captured: bool, stream: impl FnOnce() -> Output) -> Self {
+        if is_captured {
+            Self::Buffer(outcome::CapturedOutput::default())
         } else {
-            Self::Through(through())
+            Self::Stream(stream())
         }
     }
 
     async fn write(&mut self, chunk: &[u8]) -> io::Result<()> {
         match self {
-            Self::Through(output) => output.write(chunk.to_vec()).await,
-            Self::Keep(captured) => {
+            Self::Stream(output) => output.write(chunk.to_vec()).await,
+            Self::Buffer(captured) => {
                 captured.push(chunk);
                 Ok(())
             }
@@ -130,8 +133,8 @@ impl OutputSink {
 
     async fn finish(self) -> io::Result<outcome::CapturedOutput> {
         match self {
-            Self::Through(output) => output.finish().await.map(|()| Default::default()),
-            Self::Keep(captured) => Ok(captured),
+            Self::Stream(output) => output.finish().await.map(|()| Default::default()),
+            Self::Buffer(captured) => Ok(captured),
         }
     }
 }
@@ -160,30 +163,30 @@ impl<P: CommandTarget> Session<'_, P> {
         let chunks = with_input.then(streams::input);
         let input = pump(client, self.process.pid(), self.args.tty, chunks);
         tokio::pin!(input);
-        let mut fed = false;
+        let mut input_done = false;
         let deadline = self
             .args
             .timeout
             .map(|limit| tokio::time::Instant::now() + limit + AGENT_KILL_TIMEOUT);
         loop {
-            let happening = tokio::select! {
+            let event = tokio::select! {
                 event = self.process.next_event() => SessionEvent::Event(event),
                 number = signals.next() => SessionEvent::Signal(number),
                 _ = resized.recv(), if self.args.tty => SessionEvent::Resized,
                 () = until(deadline) => SessionEvent::TimedOut,
-                () = &mut input, if !fed => {
-                    fed = true;
+                () = &mut input, if !input_done => {
+                    input_done = true;
                     continue;
                 }
             };
-            if let Some(outcome) = self.on(happening).await {
+            if let Some(outcome) = self.handle(event).await {
                 return Ok(outcome);
             }
         }
     }
 
-    async fn on(&mut self, happening: SessionEvent) -> Option<Outcome> {
-        match happening {
+    async fn handle(&mut self, event: SessionEvent) -> Option<Outcome> {
+        match event {
             SessionEvent::Event(Ok(Some(event))) => self.on_event(event).await,
             SessionEvent::Event(Err(ClientError::Rpc {
                 code: RpcCode::DeadlineExceeded,
@@ -192,7 +195,7 @@ impl<P: CommandTarget> Session<'_, P> {
                 finished: true,
                 ..self.timed_out(&message)
             }),
-            SessionEvent::Event(end) => Some(self.lost(end.err()).await),
+            SessionEvent::Event(result) => Some(self.lost(result.err()).await),
             SessionEvent::Signal(number) => self.on_signal(number).await,
             SessionEvent::Resized => {
                 let size = terminal::size();
@@ -200,18 +203,18 @@ impl<P: CommandTarget> Session<'_, P> {
                     cols: size.cols,
                     rows: size.rows,
                 };
-                // A process that has just ended has no terminal any more.
+                // The error is ignored: a process that has just exited has no terminal.
                 let _ = self.process.client().resize(self.process.pid(), size).await;
                 None
             }
             SessionEvent::TimedOut => {
-                Some(self.timed_out("the agent does not answer, so the command may go on"))
+                Some(self.timed_out("the agent does not respond; the command may still be running"))
             }
         }
     }
 
     async fn on_event(&mut self, event: ProcessEvent) -> Option<Outcome> {
-        let written = match event {
+        let result = match event {
             ProcessEvent::Stdout(chunk) | ProcessEvent::Pty(chunk) => {
                 self.stdout.write(&chunk).await
             }
@@ -219,25 +222,25 @@ impl<P: CommandTarget> Session<'_, P> {
             ProcessEvent::End(status) => return Some(self.ended(&status)),
             ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => Ok(()),
         };
-        let error = written.err()?;
+        let error = result.err()?;
         self.hang_up().await;
-        Some(unwritable(&error))
+        Some(write_error(&error))
     }
 
-    /// Sends a signal to the command and all in its process group. A command that has just ended is
-    /// no error: its stream says how.
+    /// Sends a signal to the process group of the command. Succeeds if the command has just exited,
+    /// because its stream reports the exit status.
     async fn signal(&self, number: i32) -> Result<(), String> {
         let (client, pid) = (self.process.client(), self.process.pid());
         match tokio::time::timeout(SIGNAL_TIMEOUT, client.signal(pid, number)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(e)) if e.is_not_found() => Ok(()),
             Ok(Err(e)) => Err(e.to_string()),
-            Err(_) => Err("the agent does not answer".to_owned()),
+            Err(_) => Err("the agent does not respond".to_owned()),
         }
     }
 
-    /// Tells a command whose sandbox stays that its output has no reader, as a pipe or a terminal
-    /// would: it goes on without end otherwise, and its output goes nowhere.
+    /// Sends SIGPIPE and SIGHUP to a command whose sandbox continues to run after this process.
+    /// Without a reader of its output, the command would otherwise run forever.
     async fn hang_up(&self) {
         if !self.target.ends_with_client() {
             for number in [libc::SIGPIPE, libc::SIGHUP] {
@@ -246,18 +249,18 @@ impl<P: CommandTarget> Session<'_, P> {
         }
     }
 
-    /// Passes the first signal on to the command; a second one, or one that cannot be delivered,
-    /// ends everything.
+    /// Forwards the first signal to the command. A second signal, or a signal that cannot be
+    /// delivered, terminates the session.
     async fn on_signal(&mut self, number: i32) -> Option<Outcome> {
         self.interrupts += 1;
         if self.interrupts > 1 {
-            return Some(self.end(number).await);
+            return Some(self.kill(number).await);
         }
         let error = self.signal(number).await.err()?;
         Some(self.interrupted(number, &error))
     }
 
-    /// Outcome of an interrupt that the command did not get.
+    /// Returns the outcome of a signal that the command did not receive.
     fn interrupted(&self, number: i32, error: &str) -> Outcome {
         let outcome = Outcome::interrupted(number);
         if self.target.ends_with_client() {
@@ -266,21 +269,21 @@ impl<P: CommandTarget> Session<'_, P> {
         let pid = self.process.pid();
         Outcome {
             message: Some(format!(
-                "interrupted, and the command may go on as process {pid} of the sandbox: {error}"
+                "interrupted, but the command may still be running as process {pid} of the sandbox: {error}"
             )),
             ..outcome
         }
     }
 
-    /// Ends the command: with its sandbox, or by SIGKILL where that stays.
-    async fn end(&mut self, number: i32) -> Outcome {
+    /// Terminates the command: with its sandbox, or with SIGKILL if the sandbox continues to run.
+    async fn kill(&mut self, number: i32) -> Outcome {
         if self.target.ends_with_client() {
             return Outcome::interrupted(number);
         }
         if let Err(error) = self.signal(libc::SIGKILL).await {
             return self.interrupted(number, &error);
         }
-        let ended = async {
+        let exit = async {
             loop {
                 match self.process.next_event().await {
                     Ok(Some(ProcessEvent::End(_))) => return true,
@@ -289,18 +292,18 @@ impl<P: CommandTarget> Session<'_, P> {
                 }
             }
         };
-        match tokio::time::timeout(KILL_TIMEOUT, ended).await {
+        match tokio::time::timeout(KILL_TIMEOUT, exit).await {
             Ok(true) => Outcome::interrupted(number),
-            _ => self.interrupted(number, "it was sent SIGKILL, and has not ended yet"),
+            _ => self.interrupted(number, "it has not exited after SIGKILL"),
         }
     }
 
-    /// `how` is what became of the command.
-    fn timed_out(&self, how: &str) -> Outcome {
+    /// Returns the outcome of an expired timeout. `result` describes the state of the command.
+    fn timed_out(&self, result: &str) -> Outcome {
         let limit = self.args.timeout.unwrap_or_default().as_secs_f64();
         Outcome::failed(
             TIMEOUT_EXIT_CODE,
-            format!("timed out after {limit} s: {how}"),
+            format!("timed out after {limit} s: {result}"),
         )
     }
 
@@ -308,12 +311,12 @@ impl<P: CommandTarget> Session<'_, P> {
         let code = u8::try_from(status.exit_code).unwrap_or(u8::MAX);
         if status.oom_killed {
             let mib = self.target.memory_mib();
-            let why = format!(
-                "the command was killed: the guest ran out of memory ({mib} MiB); give it more with --memory"
+            let message = format!(
+                "the command was killed because the guest ran out of memory ({mib} MiB); increase it with --memory"
             );
             return Outcome {
                 finished: true,
-                ..Outcome::failed(code, why)
+                ..Outcome::failed(code, message)
             };
         }
         Outcome {
@@ -323,27 +326,29 @@ impl<P: CommandTarget> Session<'_, P> {
         }
     }
 
-    /// The connection broke. If the whole guest is gone, that is the news.
+    /// Returns the outcome of a broken connection. If the guest has terminated, its exit reason is
+    /// the message.
     async fn lost(&self, error: Option<ClientError>) -> Outcome {
-        if let Some(end) = self.target.end_reason(Duration::from_secs(2)).await {
-            return Outcome::failed(FAILURE_EXIT_CODE, end);
+        if let Some(reason) = self.target.end_reason(Duration::from_secs(2)).await {
+            return Outcome::failed(FAILURE_EXIT_CODE, reason);
         }
-        let why = error.map_or_else(
-            || "the agent closed the stream before the command ended".to_owned(),
+        let reason = error.map_or_else(
+            || "the agent closed the stream before the command exited".to_owned(),
             |e| e.to_string(),
         );
         Outcome::failed(
             FAILURE_EXIT_CODE,
-            format!("lost the connection to the guest agent: {why}"),
+            format!("lost the connection to the guest agent: {reason}"),
         )
     }
 }
 
-/// Our own output cannot be written: a reader that went away ends us as a signal would.
-fn unwritable(error: &io::Error) -> Outcome {
+/// Returns the outcome of a failed write to an output of this process. A closed pipe has the exit
+/// code of SIGPIPE.
+fn write_error(error: &io::Error) -> Outcome {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Outcome {
-            code: signalled(libc::SIGPIPE),
+            code: signal_code(libc::SIGPIPE),
             ..Outcome::default()
         };
     }
@@ -360,7 +365,8 @@ async fn until(deadline: Option<tokio::time::Instant>) {
     }
 }
 
-/// Passes our input on until it ends or the process takes no more.
+/// Copies standard input to the process until the input ends or the process accepts no further
+/// input.
 async fn pump(client: AgentClient, pid: u32, pty: bool, chunks: Option<mpsc::Receiver<Vec<u8>>>) {
     let Some(mut chunks) = chunks else { return };
     let Ok(mut stdin) = StdinStream::open(&client, pid, pty).await else {
@@ -371,8 +377,8 @@ async fn pump(client: AgentClient, pid: u32, pty: bool, chunks: Option<mpsc::Rec
             return;
         }
     }
-    // Only when everything has arrived may the end follow. A terminal has no end: its program
-    // decides.
+    // Standard input is closed only after all data was delivered. A terminal is not closed: its
+    // program decides when to exit.
     if stdin.finish().await.is_ok() && !pty {
         let _ = client.close_stdin(pid).await;
     }

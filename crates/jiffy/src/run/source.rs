@@ -1,4 +1,4 @@
-//! Choice of the source of a run's guest: the one place that decides.
+//! Selection of the source of the sandbox of `jiffy run`.
 
 use crate::cli::EngineSelection;
 use crate::cli::RunArgs;
@@ -7,30 +7,30 @@ use jiffy_client::{Client, is_remote};
 use jiffy_daemon::local_daemon;
 use jiffy_image::Home;
 
-/// Maker of a run's guest.
+/// Source of the sandbox.
 pub enum GuestSource {
-    /// A daemon: warm pool, network and limits are its.
+    /// A daemon, with its warm pool, network and limits.
     Daemon {
-        /// Asked for the sandbox.
+        /// Client of the daemon.
         client: Client,
-        /// Engine of the sandbox; none: the daemon's usual one.
+        /// Engine of the sandbox. `None` for the default engine of the daemon.
         engine: Option<&'static str>,
     },
     /// This process.
     ThisProcess,
 }
 
-/// The daemon that is asked for, or this host's if one runs and has the engine that is wanted;
-/// else this process. An image is imported by a daemon, which is started for it.
+/// Returns the daemon in the arguments, or the daemon of this host if it runs and has the requested
+/// engine, and otherwise this process. Starts a daemon to import an image.
 pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     if args.no_daemon {
         return Ok(GuestSource::ThisProcess);
     }
     if is_remote(&args.host.server())? || args.image.is_some() {
         let client = jiffy_daemon::open_client(&args.host.server()).await?;
-        let found = from_daemon(args, client).await?;
-        return found.context(
-            "that daemon cannot make sandboxes on this engine: `jiffy engines` shows which it can",
+        let source = from_daemon(args, client).await?;
+        return source.context(
+            "the daemon does not support this engine: run `jiffy engines` for a list of its engines",
         );
     }
     let home = Home::locate()?;
@@ -43,9 +43,9 @@ pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
         .unwrap_or(GuestSource::ThisProcess))
 }
 
-/// The daemon, if it can make sandboxes on the engine that is wanted.
+/// Returns the daemon as source if it has the requested engine.
 async fn from_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<GuestSource>> {
-    let wanted = match args.engine.engine {
+    let name = match args.engine.engine {
         EngineSelection::Auto => {
             let engine = None;
             return Ok(Some(GuestSource::Daemon { client, engine }));
@@ -54,9 +54,9 @@ async fn from_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<Gu
         EngineSelection::Gvisor => jiffy_engine_api::GVISOR,
     };
     let engines = client.engines().await?;
-    let found = engines.iter().find(|e| e.name == wanted && e.usable);
-    Ok(found.map(|found| GuestSource::Daemon {
+    let engine = engines.iter().find(|e| e.name == name && e.usable);
+    Ok(engine.map(|engine| GuestSource::Daemon {
         client,
-        engine: (!found.default).then_some(wanted),
+        engine: (!engine.default).then_some(name),
     }))
 }

@@ -1,17 +1,17 @@
-//! Our standard streams, each on a thread of its own, so that a slow reader of ours stops only its
-//! own stream.
+//! Standard streams of this process. Each stream has a thread, so that a slow reader blocks only
+//! its own stream.
 
 use std::io::{self, Read, Write};
 use std::thread;
 use tokio::sync::{mpsc, oneshot};
 
-/// Chunks that wait between a thread and the event loop.
+/// Maximum number of queued chunks between a thread and the event loop.
 const QUEUED_CHUNKS: usize = 8;
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// Standard input, chunk by chunk; closes at its end.
+/// Returns the chunks of standard input. The channel is closed at the end of the input.
 pub fn input() -> mpsc::Receiver<Vec<u8>> {
-    let (tell, chunks) = mpsc::channel(QUEUED_CHUNKS);
+    let (sender, chunks) = mpsc::channel(QUEUED_CHUNKS);
     thread::spawn(move || {
         let mut stdin = io::stdin().lock();
         let mut buffer = vec![0; CHUNK_BYTES];
@@ -19,7 +19,7 @@ pub fn input() -> mpsc::Receiver<Vec<u8>> {
             match stdin.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(n) => {
-                    if tell.blocking_send(buffer[..n].to_vec()).is_err() {
+                    if sender.blocking_send(buffer[..n].to_vec()).is_err() {
                         break;
                     }
                 }
@@ -31,10 +31,10 @@ pub fn input() -> mpsc::Receiver<Vec<u8>> {
     chunks
 }
 
-/// One of our outputs.
+/// Output stream of this process.
 pub struct Output {
     chunks: mpsc::Sender<Vec<u8>>,
-    /// Outcome of the thread; taken by the first caller.
+    /// Result of the writing thread. The first caller takes it.
     done: Option<oneshot::Receiver<io::Result<()>>>,
 }
 
@@ -50,19 +50,20 @@ impl Output {
     }
 
     fn new(mut to: impl Write + Send + 'static) -> Self {
-        let (chunks, mut waiting) = mpsc::channel::<Vec<u8>>(QUEUED_CHUNKS);
-        let (tell, done) = oneshot::channel();
+        let (chunks, mut queue) = mpsc::channel::<Vec<u8>>(QUEUED_CHUNKS);
+        let (result_sender, done) = oneshot::channel();
         thread::spawn(move || {
             let mut result = Ok(());
-            while let Some(chunk) = waiting.blocking_recv() {
+            while let Some(chunk) = queue.blocking_recv() {
                 result = to.write_all(&chunk).and_then(|()| to.flush());
                 if result.is_err() {
                     break;
                 }
             }
-            // Tells before the queue closes, so that a failed send finds the reason.
-            let _ = tell.send(result);
-            drop(waiting);
+            // The result is sent before the queue is closed, so that the caller of a failed send
+            // finds the reason.
+            let _ = result_sender.send(result);
+            drop(queue);
         });
         Self {
             chunks,
@@ -70,7 +71,7 @@ impl Output {
         }
     }
 
-    /// Queues a chunk; fails when nobody reads any more.
+    /// Queues a chunk. Fails if the stream cannot be written.
     pub async fn write(&mut self, chunk: Vec<u8>) -> io::Result<()> {
         if self.chunks.send(chunk).await.is_ok() {
             return Ok(());
@@ -84,7 +85,7 @@ impl Output {
         }
     }
 
-    /// Waits until everything is written.
+    /// Waits until all queued chunks are written.
     pub async fn finish(self) -> io::Result<()> {
         drop(self.chunks);
         match self.done {
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_went_away_is_noticed() {
+    async fn a_closed_pipe_is_reported() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let mut output = Output::new(writer);

@@ -1,9 +1,9 @@
-//! Our terminal while the guest's command has one: raw, and put back whatever happens.
+//! Raw mode of the terminal of this process while a command in the guest has a terminal.
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use std::io::{IsTerminal, stdin, stdout};
 
-/// Columns and rows.
+/// Size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Columns.
@@ -12,11 +12,11 @@ pub struct Size {
     pub rows: u16,
 }
 
-/// Size of the terminal on standard output, or 80 by 24 where there is none.
+/// Returns the size of the terminal on standard output. Defaults to 80 by 24 without a terminal.
 pub fn size() -> Size {
     // SAFETY: an all-zero winsize is a valid value.
     let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: TIOCGWINSZ fills the winsize it is given.
+    // SAFETY: TIOCGWINSZ writes to the winsize that the pointer refers to.
     let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) };
     if result == 0 && size.ws_col > 0 && size.ws_row > 0 {
         Size {
@@ -28,7 +28,8 @@ pub fn size() -> Size {
     }
 }
 
-/// Raw mode for as long as it lives. Does nothing where standard input is no terminal.
+/// Guard of raw mode, which restores the previous mode when it is dropped. Has no effect if
+/// standard input or output is not a terminal.
 pub struct RawMode(Option<Termios>);
 
 impl RawMode {

@@ -1,10 +1,10 @@
-//! Directories and files that a run takes along, and brings back.
+//! Volumes of `jiffy run`: directories and files that are copied to the guest and back.
 //!
-//! There is no shared file system. A tree is copied into the guest before the command, and the
-//! guest's copy of it is compared with it afterwards. The guest is hostile: its copy is bounded,
-//! unpacked as a stranger's archive into a directory of this process (`sandbox/tree.rs`), and only
-//! when it is there as a whole are differences carried over (`volume/apply.rs`). A run that does
-//! not get that far changes nothing.
+//! A volume is not a shared file system. A tree is copied to the guest before the command, and
+//! compared with the guest's copy afterwards. The guest is untrusted: its copy is limited in size
+//! and unpacked as an untrusted archive into a temporary directory (`sandbox/tree.rs`). Differences
+//! are applied (`volume/apply.rs`) only after the complete copy was received. An incomplete copy
+//! changes no file of this host.
 
 mod apply;
 mod survey;
@@ -17,53 +17,53 @@ use jiffy_agent_client::{AgentClient, ArchiveOptions};
 use jiffy_image::Home;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use survey::Survey;
+use survey::TreeEntries;
 
-/// Bytes of files in one volume, either way.
+/// Maximum number of bytes of files in a volume, in either direction.
 const MAX_BYTES: u64 = 8 << 30;
-/// Files and directories in one volume, either way.
+/// Maximum number of files and directories in a volume, in either direction.
 const MAX_ENTRIES: usize = 500_000;
-/// Name of a volume that is a file, while it is compared.
+/// File name of a volume that is a file, in the temporary directory.
 const FILE_NAME: &str = "file";
 
-/// The volumes of a run.
+/// Volumes of a command.
 pub struct Volumes(Vec<HostTree>);
 
-/// A directory or file of this host and its place in the guest.
+/// Directory or file of this host with its path in the guest.
 struct HostTree {
-    /// Without symbolic links.
+    /// Path without symbolic links.
     path: PathBuf,
     is_dir: bool,
     guest: String,
-    /// Entries that the guest is given; none: its changes do not count.
-    sent: Option<Survey>,
+    /// Entries that are copied to the guest. `None` if changes are not copied back.
+    sent: Option<TreeEntries>,
 }
 
 impl Volumes {
-    /// Looks at `volumes`, all of which must be there and within bounds.
+    /// Reads the entries of `volumes`. Fails if a volume does not exist or exceeds the limits.
     pub fn open(volumes: &[Volume]) -> anyhow::Result<Self> {
         let open = |volume: &Volume| {
-            let named = volume.host.display();
+            let name = volume.host.display();
             let path = volume
                 .host
                 .canonicalize()
-                .with_context(|| format!("-v {named}: it is not there"))?;
+                .with_context(|| format!("cannot open volume {name}"))?;
             let is_dir = path.is_dir();
             ensure!(
                 is_dir || path.is_file(),
-                "-v {named}: it is neither a directory nor a file"
+                "cannot open volume {name}: not a directory or regular file"
             );
             ensure!(
                 path.parent().is_some(),
-                "-v {named}: the root of this host is too much"
+                "cannot open volume {name}: / of the host is not allowed; choose a subdirectory"
             );
-            let sent = Survey::of(&path, MAX_BYTES, MAX_ENTRIES);
-            let sent = sent.with_context(|| format!("-v {named}"))?;
+            let entries = TreeEntries::of(&path, MAX_BYTES, MAX_ENTRIES)
+                .with_context(|| format!("cannot open volume {name}"))?;
             Ok(HostTree {
                 path,
                 is_dir,
                 guest: volume.guest.clone(),
-                sent: (!volume.read_only).then_some(sent),
+                sent: (!volume.read_only).then_some(entries),
             })
         };
         Ok(Self(
@@ -71,17 +71,17 @@ impl Volumes {
         ))
     }
 
-    /// True if there are none.
+    /// Returns whether there are no volumes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// True if changes of any of them are copied back.
+    /// Returns whether changes of at least one volume are copied back.
     pub fn are_copied_back(&self) -> bool {
         self.0.iter().any(|tree| tree.sent.is_some())
     }
 
-    /// Copies all into the guest, where they belong to `user`.
+    /// Copies all volumes to the guest, with `user` as owner of the files.
     pub async fn copy_in(&self, agent: &AgentClient, user: Option<&str>) -> anyhow::Result<()> {
         let options = ArchiveOptions {
             user: user.map(str::to_owned),
@@ -90,24 +90,25 @@ impl Volumes {
         };
         for tree in &self.0 {
             let (directory, name) = match (tree.is_dir, tree.guest.rsplit_once('/')) {
-                (false, Some((above, name))) => (format!("{above}/"), name),
+                (false, Some((parent, name))) => (format!("{parent}/"), name),
                 _ => (tree.guest.clone(), "."),
             };
             let source = from_tree(tree.path.clone(), name.into());
-            let sent = send(agent, &directory, &options, source).await;
-            sent.with_context(|| format!("cannot copy {} into the guest", tree.path.display()))?;
+            send(agent, &directory, &options, source)
+                .await
+                .with_context(|| format!("cannot copy {} to the guest", tree.path.display()))?;
         }
         Ok(())
     }
 
-    /// Carries over what the guest changed, volume by volume.
+    /// Copies the changes of the guest to this host, volume by volume.
     pub async fn copy_back(&self, agent: &AgentClient, user: Option<&str>) -> anyhow::Result<()> {
         for tree in &self.0 {
             if let Some(sent) = &tree.sent {
-                let back = tree.copy_back(sent, agent, user).await;
-                back.with_context(|| {
-                    let (guest, here) = (&tree.guest, tree.path.display());
-                    format!("cannot copy {guest} back to {here}")
+                let result = tree.copy_back(sent, agent, user).await;
+                result.with_context(|| {
+                    let (guest, host) = (&tree.guest, tree.path.display());
+                    format!("cannot copy {guest} back to {host}")
                 })?;
             }
         }
@@ -118,14 +119,15 @@ impl Volumes {
 impl HostTree {
     async fn copy_back(
         &self,
-        sent: &Survey,
+        sent: &TreeEntries,
         agent: &AgentClient,
         user: Option<&str>,
     ) -> anyhow::Result<()> {
         let staging = tempfile::tempdir_in(Home::locate()?.run())?;
-        let (from, rename) = match self.is_dir {
-            true => (format!("{}/.", self.guest), None),
-            false => (self.guest.clone(), Some(FILE_NAME.into())),
+        let (from, rename) = if self.is_dir {
+            (format!("{}/.", self.guest), None)
+        } else {
+            (self.guest.clone(), Some(FILE_NAME.into()))
         };
         let reader = agent.archive_read(&[&from], user).await?;
         let limits = ReceiveLimits {
@@ -135,23 +137,28 @@ impl HostTree {
         let root = File::open(staging.path())?;
         report_skipped(&receive(reader, root, rename, limits).await?);
         let (path, is_dir, sent) = (self.path.clone(), self.is_dir, sent.clone());
-        tokio::task::spawn_blocking(move || carry_over(staging.path(), &path, is_dir, &sent))
+        tokio::task::spawn_blocking(move || apply_changes(staging.path(), &path, is_dir, &sent))
             .await?
     }
 }
 
-/// Carries differences between `staging` and the tree at `path` over to the latter.
-fn carry_over(staging: &Path, path: &Path, is_dir: bool, sent: &Survey) -> anyhow::Result<()> {
-    // Sparse files cost nothing until they are copied.
-    Survey::of(staging, MAX_BYTES, MAX_ENTRIES)?;
+/// Applies the differences between `staging` and the tree at `path` to the tree at `path`.
+fn apply_changes(
+    staging: &Path,
+    path: &Path,
+    is_dir: bool,
+    sent: &TreeEntries,
+) -> anyhow::Result<()> {
+    // The limits are checked again, because sparse files in `staging` use no space before they are
+    // copied.
+    TreeEntries::of(staging, MAX_BYTES, MAX_ENTRIES)?;
     let staged = File::open(staging)?;
     let apply = Apply::new(sent);
-    match is_dir {
-        true => apply.directory(&staged, &File::open(path)?),
-        false => {
-            let above = path.parent().context("it has no directory")?;
-            let name = path.file_name().context("it has no name")?;
-            apply.file(&staged, FILE_NAME.as_ref(), &File::open(above)?, name)
-        }
+    if is_dir {
+        apply.directory(&staged, &File::open(path)?)
+    } else {
+        let parent = path.parent().context("the path has no parent directory")?;
+        let name = path.file_name().context("the path has no file name")?;
+        apply.file(&staged, FILE_NAME.as_ref(), &File::open(parent)?, name)
     }
 }

@@ -1,4 +1,4 @@
-//! `jiffy cp`: one file into a sandbox or out of it; directories are in `tree.rs`.
+//! `jiffy cp` of a file. Directories are copied in `tree.rs`.
 
 use super::exec::RemoteSandbox;
 use super::tree;
@@ -14,52 +14,54 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// One end of a copy.
+/// Source or destination of a copy.
 #[derive(Debug, PartialEq)]
 enum CopyEndpoint<'a> {
-    Here(&'a str),
-    There { sandbox: &'a str, path: &'a str },
+    Local(&'a str),
+    Remote { sandbox: &'a str, path: &'a str },
 }
 
 impl<'a> CopyEndpoint<'a> {
-    /// `SANDBOX:PATH` unless a `/` comes before the colon.
+    /// Parses `SANDBOX:PATH`. Text with a `/` before the colon is a local path.
     fn parse(text: &'a str) -> Self {
         match text.split_once(':') {
             Some((sandbox, path)) if !sandbox.is_empty() && !sandbox.contains('/') => {
-                Self::There { sandbox, path }
+                Self::Remote { sandbox, path }
             }
-            _ => Self::Here(text),
+            _ => Self::Local(text),
         }
     }
 }
 
-/// Copies.
+/// Runs `jiffy cp`.
 pub async fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     match (
         CopyEndpoint::parse(&args.from),
         CopyEndpoint::parse(&args.to),
     ) {
-        (CopyEndpoint::Here(from), CopyEndpoint::There { sandbox, path }) if args.recursive => {
+        (CopyEndpoint::Local(from), CopyEndpoint::Remote { sandbox, path }) if args.recursive => {
             let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
             tree::upload(args, &agent, from, path).await?;
         }
-        (CopyEndpoint::There { sandbox, path }, CopyEndpoint::Here(to)) if args.recursive => {
+        (CopyEndpoint::Remote { sandbox, path }, CopyEndpoint::Local(to)) if args.recursive => {
             let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
             tree::download(args, &agent, path, to).await?;
         }
-        (CopyEndpoint::Here(from), CopyEndpoint::There { sandbox, path }) => {
+        (CopyEndpoint::Local(from), CopyEndpoint::Remote { sandbox, path }) => {
             let path = with_name(path, from)?;
             upload(args, from, sandbox, &path).await?;
         }
-        (CopyEndpoint::There { sandbox, path }, CopyEndpoint::Here(to)) => {
+        (CopyEndpoint::Remote { sandbox, path }, CopyEndpoint::Local(to)) => {
             download(args, sandbox, path, to).await?
         }
-        _ => anyhow::bail!("one of the two must be SANDBOX:PATH, as in `jiffy cp file k3x9:/tmp/`"),
+        _ => anyhow::bail!(
+            "either source or destination must be SANDBOX:PATH, for example `jiffy cp file k3x9:/tmp/`"
+        ),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A path in the guest; a directory there gets the file's name.
+/// Returns the path of the file in the guest. Appends the local file name if `path` is a directory.
 fn with_name(path: &str, from: &str) -> anyhow::Result<String> {
     if !path.is_empty() && !path.ends_with('/') {
         return Ok(path.to_owned());
@@ -67,7 +69,7 @@ fn with_name(path: &str, from: &str) -> anyhow::Result<String> {
     let name = Path::new(from).file_name().and_then(|n| n.to_str());
     let name = name
         .filter(|n| *n != "-")
-        .context("name the file in the sandbox: SANDBOX:PATH")?;
+        .context("specify the file name in the sandbox: SANDBOX:PATH")?;
     Ok(format!("{path}{name}"))
 }
 
@@ -88,65 +90,69 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
     let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
     let mut writer = agent.write_stream(path, args.user.as_deref());
     let mut sent: u64 = 0;
-    let failed = |e: ClientError, sent: u64| {
+    let write_error = |e: ClientError, sent: u64| {
         let e = anyhow::Error::new(e).context(format!("cannot write {path} in sandbox {sandbox}"));
         incomplete(e, sent)
     };
     loop {
         let mut chunk = vec![0; CHUNK_BYTES];
-        let n = source.read(&mut chunk).await;
-        let n = n
+        let n = source
+            .read(&mut chunk)
+            .await
             .with_context(|| format!("cannot read {from}"))
             .map_err(|e| incomplete(e, sent))?;
         if n == 0 {
-            return writer.finish().await.map_err(|e| failed(e, sent));
+            return writer.finish().await.map_err(|e| write_error(e, sent));
         }
         chunk.truncate(n);
-        writer.write(chunk).await.map_err(|e| failed(e, sent))?;
+        writer
+            .write(chunk)
+            .await
+            .map_err(|e| write_error(e, sent))?;
         sent += n as u64;
     }
 }
 
-/// Adds to the error of an upload that failed after so many bytes that a part may be there.
+/// Adds to the error of an upload that the file may be incomplete if data was sent.
 fn incomplete(error: anyhow::Error, sent: u64) -> anyhow::Error {
     match sent {
         0 => error,
-        _ => anyhow::anyhow!("{error:#}; the file may be there with a part of what it should hold"),
+        _ => anyhow::anyhow!("{error:#}; the file in the sandbox may be incomplete"),
     }
 }
 
 async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow::Result<()> {
     let agent = RemoteSandbox::find(&args.host, sandbox).await?.agent();
-    let failed = || format!("cannot read {path} in sandbox {sandbox}");
+    let context = || format!("cannot read {path} in sandbox {sandbox}");
     let reader = agent.read_stream(path, args.user.as_deref()).await;
-    let mut reader = reader.with_context(failed)?;
+    let mut reader = reader.with_context(context)?;
     let target = if Path::new(to).is_dir() {
         Path::new(to).join(
             Path::new(path)
                 .file_name()
-                .context("name the file: SANDBOX:PATH")?,
+                .context("specify the file name: SANDBOX:PATH")?,
         )
     } else {
         PathBuf::from(to)
     };
-    let unwritable = || format!("cannot write {}", target.display());
+    let write_context = || format!("cannot write {}", target.display());
     let mut sink: Pin<Box<dyn AsyncWrite + Send>> = match to {
         "-" => Box::pin(tokio::io::stdout()),
-        _ => Box::pin(File::create(&target).await.with_context(unwritable)?),
+        _ => Box::pin(File::create(&target).await.with_context(write_context)?),
     };
     let mut copied: u64 = 0;
-    let whole = async {
-        while let Some(chunk) = reader.next().await.with_context(failed)? {
-            sink.write_all(&chunk).await.with_context(unwritable)?;
+    let copy = async {
+        while let Some(chunk) = reader.next().await.with_context(context)? {
+            sink.write_all(&chunk).await.with_context(write_context)?;
             copied += chunk.len() as u64;
         }
-        sink.flush().await.with_context(unwritable)
+        sink.flush().await.with_context(write_context)
     };
-    let whole: anyhow::Result<()> = whole.await;
-    whole.map_err(|e| match to {
+    let result: anyhow::Result<()> = copy.await;
+    result.map_err(|e| match to {
         "-" => e,
         _ => anyhow::anyhow!(
-            "{e:#}; {} has only the beginning, {copied} bytes",
+            "{e:#}; {} is incomplete, with {copied} bytes",
             target.display()
         ),
     })
@@ -157,14 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_colon_names_a_sandbox_unless_the_word_is_a_path() {
-        let there = CopyEndpoint::There {
+    fn text_before_a_colon_is_a_sandbox_unless_it_is_a_path() {
+        let remote = CopyEndpoint::Remote {
             sandbox: "k3",
             path: "/a:b",
         };
-        assert_eq!(CopyEndpoint::parse("k3:/a:b"), there);
-        assert_eq!(CopyEndpoint::parse("./k3:x"), CopyEndpoint::Here("./k3:x"));
-        assert_eq!(CopyEndpoint::parse("file"), CopyEndpoint::Here("file"));
+        assert_eq!(CopyEndpoint::parse("k3:/a:b"), remote);
+        assert_eq!(CopyEndpoint::parse("./k3:x"), CopyEndpoint::Local("./k3:x"));
+        assert_eq!(CopyEndpoint::parse("file"), CopyEndpoint::Local("file"));
         assert_eq!(with_name("/tmp/", "a/b.txt").unwrap(), "/tmp/b.txt");
         assert_eq!(with_name("", "b.txt").unwrap(), "b.txt");
         assert!(with_name("", "-").is_err());

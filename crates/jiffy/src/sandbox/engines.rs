@@ -3,7 +3,7 @@
 use jiffy_engine_api::{Capabilities, EngineDescription};
 use std::fmt::Write as _;
 
-/// A table of engines, and below it one of what each can do.
+/// Returns a table of engines, followed by a table of their capabilities.
 pub fn table(all: &Vec<EngineDescription>) -> String {
     let mut text = format!(
         "{:<10} {:<22} {:<7} DEFAULT\n",
@@ -11,36 +11,38 @@ pub fn table(all: &Vec<EngineDescription>) -> String {
     );
     for e in all {
         let version = e.version.as_deref().unwrap_or("-");
-        let (usable, default) = (yes(e.usable), yes(e.default));
-        // Writing to a String does not fail.
+        let (usable, default) = (yes_or_no(e.usable), yes_or_no(e.default));
         let _ = writeln!(text, "{:<10} {version:<22} {usable:<7} {default}", e.name);
     }
-    for (name, why) in all.iter().filter_map(|e| Some((&e.name, e.why.as_ref()?))) {
-        let _ = writeln!(text, "{name} cannot be used: {why}");
+    for (name, reason) in all.iter().filter_map(|e| Some((&e.name, e.why.as_ref()?))) {
+        let _ = writeln!(text, "{name} is not usable: {reason}");
     }
     let columns: Vec<_> = all.iter().map(|e| capabilities(e.capabilities)).collect();
     let names = all.iter().map(|e| e.name.to_uppercase());
     text.push('\n');
     text += &row("CAPABILITY", names);
-    for (at, (what, _)) in capabilities(Capabilities::default()).iter().enumerate() {
-        text += &row(what, columns.iter().map(|c| yes(c[at].1).to_owned()));
+    for (at, (capability, _)) in capabilities(Capabilities::default()).iter().enumerate() {
+        text += &row(
+            capability,
+            columns.iter().map(|c| yes_or_no(c[at].1).to_owned()),
+        );
     }
     text
 }
 
-fn yes(is: bool) -> &'static str {
-    if is { "yes" } else { "no" }
+fn yes_or_no(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
 }
 
-fn row(what: &str, cells: impl Iterator<Item = String>) -> String {
+fn row(name: &str, cells: impl Iterator<Item = String>) -> String {
     let cells: String = cells.map(|cell| format!(" {cell:<10}")).collect();
-    format!("{what:<36}{cells}").trim_end().to_owned() + "\n"
+    format!("{name:<36}{cells}").trim_end().to_owned() + "\n"
 }
 
-/// Number of engines.
+/// Number of capabilities.
 const CAPABILITIES: usize = 13;
 
-/// Capabilities, in words.
+/// Returns the descriptions and the values of capabilities.
 fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITIES] {
     let Capabilities {
         snapshot,
@@ -59,11 +61,11 @@ fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITI
     } = capabilities;
     [
         ("snapshots", snapshot),
-        ("runs on while a snapshot is written", live_snapshot),
-        ("snapshots store only what changed", incremental),
+        ("continues while a snapshot is written", live_snapshot),
+        ("incremental snapshots", incremental),
         ("forks share memory", fork_shares_memory),
         ("rollback", rollback),
-        ("a pause frees memory", pause_frees_memory),
+        ("pausing frees memory", pause_frees_memory),
         (
             "connections survive a snapshot",
             connections_survive_snapshot,
@@ -73,7 +75,7 @@ fn capabilities(capabilities: Capabilities) -> [(&'static str, bool); CAPABILITI
         ("network", network),
         ("disk limits", disk_limits),
         ("nested KVM", nested_kvm),
-        ("a kernel of its own", own_kernel),
+        ("separate kernel", own_kernel),
     ]
 }
 
@@ -97,7 +99,7 @@ mod tests {
         };
         let text = table(&vec![
             engine("one", None, some),
-            engine("two", Some("it is not there"), Capabilities::default()),
+            engine("two", Some("it is not installed"), Capabilities::default()),
         ]);
         let words = |begin: &str| -> Vec<String> {
             let line = text.lines().find(|line| line.starts_with(begin)).unwrap();
@@ -105,7 +107,7 @@ mod tests {
         };
         assert_eq!(words("one"), ["one", "-", "yes", "yes"]);
         assert_eq!(words("two "), ["two", "-", "no", "no"]);
-        assert!(text.contains("two cannot be used: it is not there\n"));
+        assert!(text.contains("two is not usable: it is not installed\n"));
         assert_eq!(words("CAPABILITY"), ["CAPABILITY", "ONE", "TWO"]);
         assert_eq!(words("rollback"), ["rollback", "yes", "no"]);
     }

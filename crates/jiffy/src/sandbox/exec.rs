@@ -1,4 +1,4 @@
-//! `jiffy exec`: a command in a sandbox of a daemon's.
+//! `jiffy exec`: runs a command in a sandbox of a daemon.
 
 use super::forward::{PortOpener, opener};
 use super::logs::Console;
@@ -11,14 +11,14 @@ use jiffy_client::{Client, Sandbox};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Interval at which the daemon is asked whether a sandbox is gone, while a lost connection is
-/// explained.
+/// Interval of requests for the state of a sandbox while the reason of a lost connection is
+/// determined.
 const STATE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Lines of a console that are shown with the end of a guest.
+/// Number of console lines that are shown when a guest terminates.
 const CONSOLE_LINES: u16 = 20;
 
-/// A sandbox of the daemon's.
+/// Sandbox of a daemon.
 pub struct RemoteSandbox {
     client: Client,
     agent: AgentClient,
@@ -27,7 +27,7 @@ pub struct RemoteSandbox {
 }
 
 impl RemoteSandbox {
-    /// One that runs, and stays.
+    /// Creates the handle of a running sandbox.
     fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
         Ok(Self {
             agent: client.agent(&sandbox)?,
@@ -37,7 +37,7 @@ impl RemoteSandbox {
         })
     }
 
-    /// One that runs, and is removed when this program ends.
+    /// Creates the handle of a running sandbox that is removed when this process exits.
     pub fn leased(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
         Ok(Self {
             leased: true,
@@ -45,31 +45,31 @@ impl RemoteSandbox {
         })
     }
 
-    /// Sandbox `id`, which must run.
+    /// Returns the handle of sandbox `id`. Fails unless the sandbox is running.
     pub async fn find(host: &HostArgs, id: &str) -> anyhow::Result<Self> {
         let client = jiffy_daemon::open_client(&host.server()).await?;
         let sandbox = client.sandbox(id).await?;
-        let whole = &sandbox.record.id;
+        let full_id = &sandbox.record.id;
         match &sandbox.record.state {
             SandboxState::Running => Self::new(client, sandbox),
             SandboxState::Paused => {
-                anyhow::bail!("sandbox {whole} is paused: wake it with `jiffy resume {id}`")
+                anyhow::bail!("sandbox {full_id} is paused: resume it with `jiffy resume {id}`")
             }
             state @ SandboxState::Broken { cause, .. } if state.is_broken_and_resumable() => {
                 anyhow::bail!(
-                    "sandbox {whole} is broken ({cause}): `jiffy resume {id}` starts it again from its latest snapshot"
+                    "sandbox {full_id} is broken ({cause}): restore its latest snapshot with `jiffy resume {id}`"
                 )
             }
             SandboxState::Broken { cause, .. } => anyhow::bail!(
-                "sandbox {whole} is broken ({cause}): `jiffy rollback` to one of its snapshots mends it"
+                "sandbox {full_id} is broken ({cause}): restore one of its snapshots with `jiffy rollback`"
             ),
-            state => anyhow::bail!("sandbox {whole} is {}", state.name()),
+            state => anyhow::bail!("sandbox {full_id} is {}", state.name()),
         }
     }
 }
 
 impl RemoteSandbox {
-    /// The cause of its end, with the last lines of its console.
+    /// Returns the exit reason with the last lines of the console.
     async fn last_console_lines(&self, cause: &str) -> String {
         let id = &self.sandbox.record.id;
         let console = self
@@ -77,7 +77,7 @@ impl RemoteSandbox {
             .last_lines::<Console>(id, "logs", CONSOLE_LINES)
             .await;
         let lines = console.map_or_else(|_| Vec::new(), |console| console.logs);
-        // The last one tells the cause once more.
+        // The last line repeats the exit reason.
         let lines = lines.split_last().map_or(&[][..], |(_, before)| before);
         let text: String = lines.iter().map(|l| format!("{}\n", l.line)).collect();
         with_last_lines(cause, &text)
@@ -103,19 +103,19 @@ impl CommandTarget for RemoteSandbox {
 
     async fn end_reason(&self, limit: Duration) -> Option<String> {
         let id = &self.sandbox.record.id;
-        let limit = Instant::now() + limit;
+        let deadline = Instant::now() + limit;
         loop {
             match self.client.sandbox(id).await {
-                Ok(now) if now.record.state == SandboxState::Running => {}
-                Ok(now) => {
-                    return Some(match now.record.state {
+                Ok(sandbox) if sandbox.record.state == SandboxState::Running => {}
+                Ok(sandbox) => {
+                    return Some(match sandbox.record.state {
                         SandboxState::Broken { cause, .. } => self.last_console_lines(&cause).await,
-                        state => format!("sandbox {id} is {} now", state.name()),
+                        state => format!("sandbox {id} is {}", state.name()),
                     });
                 }
                 Err(e) => return Some(e.to_string()),
             }
-            if Instant::now() >= limit {
+            if Instant::now() >= deadline {
                 return None;
             }
             tokio::time::sleep(STATE_POLL_INTERVAL).await;
@@ -123,9 +123,9 @@ impl CommandTarget for RemoteSandbox {
     }
 }
 
-/// Runs the command and returns its exit code. Errors are Jiffy's own.
+/// Runs the command and returns its exit code. Errors are errors of Jiffy.
 pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
-    let began = Instant::now();
+    let start = Instant::now();
     let env = environment(&args.exec.env)?;
     let runtime = crate::runtime()?;
     let outcome = runtime.block_on(async {
@@ -133,7 +133,7 @@ pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
         let remote = RemoteSandbox::find(&args.host, &args.id).await?;
         session::run(&args.exec, &remote, env, &mut signals).await
     });
-    // A thread may still wait for our standard input: the runtime must not wait for it in turn.
+    // A thread may be blocked in reading standard input: the shutdown must not wait for it.
     runtime.shutdown_background();
-    outcome?.report(args.exec.json, began)
+    outcome?.report(args.exec.json, start)
 }

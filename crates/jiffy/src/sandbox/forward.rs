@@ -1,10 +1,9 @@
-//! `jiffy port-forward`: connections to ports of this host become connections to ports of a
-//! sandbox.
+//! `jiffy port-forward`: forwards connections to ports of this host to ports of a sandbox.
 
 use crate::cli::{Forwarding, PortForwardArgs};
 use anyhow::{Context, bail};
 use jiffy_api_types::SandboxState;
-use jiffy_client::{Client, is_refusal};
+use jiffy_client::{Client, has_error_code};
 use std::future::Future;
 use std::io::Write;
 use std::net::IpAddr;
@@ -17,29 +16,29 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Connections of one port at a time; further ones wait.
+/// Maximum number of concurrent connections per port. Further connections wait.
 const MAX_CONNECTIONS: usize = 256;
-/// Time until the next attempt where this host had no descriptor left.
+/// Delay before the next accept if this process has no free file descriptor.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Time for open connections to hand on what is under way, once no more are accepted.
+/// Time for which open connections may transfer remaining data after forwarding is stopped.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
-/// Time of one question for the end of the sandbox.
+/// Timeout of a request that waits for the end of the sandbox.
 const END_POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two such questions where the first was not answered.
+/// Delay before the next such request after a failure.
 const END_POLL_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A stream to a port of a guest.
+/// Stream to a port of a guest.
 pub trait PortStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> PortStream for T {}
 
-/// A stream that is being opened.
+/// Future of a stream that is being opened.
 pub type OpeningPort = Pin<Box<dyn Future<Output = anyhow::Result<Box<dyn PortStream>>> + Send>>;
 
-/// Opens streams to TCP ports of one guest.
+/// Opens streams to TCP ports of a guest.
 pub type PortOpener = Arc<dyn Fn(u16) -> OpeningPort + Send + Sync>;
 
-/// The opener of a sandbox of a daemon.
+/// Returns the opener for a sandbox of a daemon.
 pub fn opener(client: Client, id: String) -> PortOpener {
     Arc::new(move |port| {
         let (client, id) = (client.clone(), id.clone());
@@ -54,57 +53,57 @@ pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let id = client.sandbox(&args.id).await?.record.id;
     let opener = opener(client.clone(), id.clone());
-    let mut work = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for &Forwarding { local, remote } in &args.ports {
         let listener = listen(args.address, local).await?;
         let mut out = std::io::stdout().lock();
-        // A reader may wait for it.
+        // A reading process may wait for this line.
         writeln!(out, "{} -> {remote}", listener.local_addr()?)?;
         out.flush()?;
         let never = std::future::pending();
-        work.spawn(forward(listener, opener.clone(), remote, never));
+        tasks.spawn(forward(listener, opener.clone(), remote, never));
     }
     tokio::select! {
         interrupted = tokio::signal::ctrl_c() => interrupted?,
-        end = ended(&client, &id) => bail!("nothing is forwarded any more: {end}"),
+        end = ended(&client, &id) => bail!("port forwarding stopped: {end}"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for the end of a sandbox, and tells it in words. A daemon that is not reached may be just
-/// restarted, and its sandboxes run on.
+/// Waits until a sandbox terminates, and returns the reason. Retries if the daemon is not
+/// reachable, because it may be restarting while its sandboxes continue to run.
 async fn ended(client: &Client, id: &str) -> String {
     loop {
-        let began = Instant::now();
+        let start = Instant::now();
         match client
             .wait(id, "ended", END_POLL_TIMEOUT)
             .await
-            .map(|now| now.state)
+            .map(|record| record.state)
         {
             Ok(SandboxState::Killed) => return format!("sandbox {id} was killed"),
             Ok(SandboxState::Broken { cause, .. }) => {
                 return format!("sandbox {id} is broken: {cause}");
             }
             Ok(_) => {}
-            Err(e) if is_refusal(&e, "sandbox_not_found") => {
+            Err(e) if has_error_code(&e, "sandbox_not_found") => {
                 return format!("sandbox {id} was removed");
             }
             Err(_) => {}
         }
-        if began.elapsed() < END_POLL_RETRY_DELAY {
+        if start.elapsed() < END_POLL_RETRY_DELAY {
             tokio::time::sleep(END_POLL_RETRY_DELAY).await;
         }
     }
 }
 
-/// Listens at a port of this host.
+/// Binds to a port of this host.
 pub async fn listen(address: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind((address, port)).await;
-    listener.with_context(|| format!("cannot listen at {address}:{port}"))
+    listener.with_context(|| format!("cannot listen on {address}:{port}"))
 }
 
-/// Carries connections to `port` of a guest until `stop`. Then no connection is accepted, and those
-/// that are open have [`DRAIN_TIMEOUT`] to hand on what is under way.
+/// Forwards connections to `port` of a guest until `stop` completes. Open connections are closed at
+/// most [`DRAIN_TIMEOUT`] later.
 pub async fn forward(
     listener: TcpListener,
     opener: PortOpener,
@@ -137,14 +136,14 @@ pub async fn forward(
         while streams.try_join_next().is_some() {}
     }
     drop(listener);
-    let drained = async { while streams.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
+    let drain = async { while streams.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, drain).await;
 }
 
 async fn join(mut stream: TcpStream, opening: OpeningPort) -> anyhow::Result<()> {
     let _ = stream.set_nodelay(true);
     let mut guest = opening.await?;
-    // Either side breaking is an ordinary end.
+    // An error on either side closes the connection and is not reported.
     let _ = copy_bidirectional(&mut stream, &mut guest).await;
     Ok(())
 }

@@ -1,39 +1,39 @@
-//! `jiffy inspect`: all that is known about a sandbox or a snapshot.
+//! `jiffy inspect`: shows the details of sandboxes and snapshots.
 
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
 use jiffy_api_types::{OnTimeout, OperationSteps, SandboxInfo, SandboxState, SnapshotInfo};
-use jiffy_client::{Client, is_refusal};
+use jiffy_client::{Client, has_error_code};
 use jiffy_sandbox_manager::Bytes;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// Width of the column of names.
+/// Width of the name column.
 const NAME_COLUMN_WIDTH: usize = 12;
 
-/// Something that is known.
+/// Record of an inspected object.
 enum Inspected {
     Sandbox(Box<SandboxInfo>),
     Snapshot(Box<SnapshotInfo>),
 }
 
-/// Shows each; one that is not found does not spare the others.
+/// Prints the records of all objects. Continues after failures.
 pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let mut code = ExitCode::SUCCESS;
     let mut all = Vec::new();
     for id in &args.ids {
         match find(&client, id).await {
-            Ok(found) => all.push(found),
+            Ok(object) => all.push(object),
             Err(e) => {
                 errln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
             }
         }
     }
-    let values = all.iter().map(|found| match found {
+    let values = all.iter().map(|object| match object {
         Inspected::Sandbox(record) => serde_json::to_value(record),
         Inspected::Snapshot(record) => serde_json::to_value(record),
     });
@@ -45,21 +45,21 @@ pub async fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 
 async fn find(client: &Client, id: &str) -> anyhow::Result<Inspected> {
     match client.sandbox(id).await {
-        Ok(found) => {
-            let record = table::without_tokens(found.record);
+        Ok(sandbox) => {
+            let record = table::without_tokens(sandbox.record);
             Ok(Inspected::Sandbox(Box::new(record)))
         }
-        // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if is_refusal(&e, "sandbox_not_found") => match client.snapshot(id).await {
+        // If no sandbox has this id, it is the id of a snapshot.
+        Err(e) if has_error_code(&e, "sandbox_not_found") => match client.snapshot(id).await {
             Ok(record) => Ok(Inspected::Snapshot(Box::new(record))),
-            Err(other) if is_refusal(&other, "snapshot_not_found") => Err(e),
-            Err(other) => Err(other),
+            Err(error) if has_error_code(&error, "snapshot_not_found") => Err(e),
+            Err(error) => Err(error),
         },
         Err(e) => Err(e),
     }
 }
 
-/// Lines of a name and a value.
+/// Lines with a name and a value.
 #[derive(Default)]
 struct DetailLines(String);
 
@@ -67,7 +67,6 @@ impl DetailLines {
     fn add(&mut self, name: &str, value: impl std::fmt::Display) {
         let value = value.to_string();
         if !value.is_empty() {
-            // Writing to a String does not fail.
             let _ = writeln!(self.0, "{name:<NAME_COLUMN_WIDTH$} {value}");
         }
     }
@@ -81,9 +80,9 @@ impl DetailLines {
     }
 }
 
-fn text(found: &Inspected) -> String {
+fn text(object: &Inspected) -> String {
     let mut lines = DetailLines::default();
-    match found {
+    match object {
         Inspected::Sandbox(record) => sandbox(&mut lines, record),
         Inspected::Snapshot(record) => snapshot(&mut lines, record),
     }
@@ -115,11 +114,11 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     if let (Some(mode), Some(ms)) = (s.boot_mode, s.boot_ms) {
         let mode = serde_json::to_value(mode).unwrap_or_default();
         let mode = mode.as_str().unwrap_or_default().to_owned();
-        lines.add("came up", format!("{mode}, in {ms:.1} ms"));
+        lines.add("boot", format!("{mode}, in {ms:.1} ms"));
     }
     let steps = s.steps.clone().unwrap_or_default();
     operation(lines, "create", steps.create.as_ref());
-    // The last operation may be the create.
+    // The last operation is not repeated if it is the create.
     operation(
         lines,
         "last",
@@ -128,10 +127,10 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
             .filter(|last| Some(last) != steps.create.as_ref())
             .as_ref(),
     );
-    lines.add("time limit", time_limit(s));
+    lines.add("timeout", timeout(s));
     let network = match s.settings.network.allow_internet_access {
-        Some(false) => "no way to the internet",
-        _ => "reaches the internet",
+        Some(false) => "no internet access",
+        _ => "internet access",
     };
     lines.add("network", network);
     lines.add("allowed", s.settings.network.allow_out.join(", "));
@@ -143,7 +142,7 @@ fn sandbox(lines: &mut DetailLines, s: &SandboxInfo) {
     lines.pairs("environment", &s.env);
 }
 
-/// Adds an operation with its steps, one in a line.
+/// Adds an operation and its steps, one step per line.
 fn operation(lines: &mut DetailLines, name: &str, times: Option<&OperationSteps>) {
     let Some(times) = times else { return };
     lines.add(name, format!("{}, in {:.1} ms", times.operation, times.ms));
@@ -152,19 +151,19 @@ fn operation(lines: &mut DetailLines, name: &str, times: Option<&OperationSteps>
     }
 }
 
-fn time_limit(s: &SandboxInfo) -> String {
+fn timeout(s: &SandboxInfo) -> String {
     let Some(seconds) = s.settings.timeout_s else {
         return "none".to_owned();
     };
-    let then = match s.settings.on_timeout {
-        OnTimeout::Kill => "then it is killed",
-        OnTimeout::Pause => "then it is paused",
+    let action = match s.settings.on_timeout {
+        OnTimeout::Kill => "then killed",
+        OnTimeout::Pause => "then paused",
     };
     match (&s.state, s.deadline_ms) {
         (SandboxState::Running, Some(at)) => {
-            format!("{seconds} s, over {}; {then}", table::time_left(at))
+            format!("{seconds} s, expires {}, {action}", table::time_left(at))
         }
-        _ => format!("{seconds} s once it runs; {then}"),
+        _ => format!("{seconds} s after the next start, {action}"),
     }
 }
 
@@ -177,13 +176,16 @@ fn snapshot(lines: &mut DetailLines, s: &SnapshotInfo) {
     lines.add("engine", &s.engine);
     lines.add("parent", s.parent.as_deref().unwrap_or_default());
     lines.add("size", size(&s.size));
-    lines.add("on disk", format!("{} of its own", Bytes(s.bytes)));
+    lines.add(
+        "on disk",
+        format!("{} without its ancestors", Bytes(s.bytes)),
+    );
     lines.add("age", age(s.created_ms));
-    let took = format!(
-        "{:.1} ms, the guest stood still for {:.1} ms",
+    let duration = format!(
+        "{:.1} ms, guest stopped for {:.1} ms",
         s.total_ms, s.stopped_ms
     );
-    lines.add("took", took);
+    lines.add("duration", duration);
     lines.add("key", s.owner.as_deref().unwrap_or_default());
     lines.pairs("environment", &s.env);
 }

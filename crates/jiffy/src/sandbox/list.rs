@@ -1,4 +1,4 @@
-//! `jiffy ls`: sandboxes that meet all conditions.
+//! `jiffy ls`: lists the sandboxes that match all filters.
 
 use super::table;
 use crate::cli::{Filter, LsArgs};
@@ -6,16 +6,18 @@ use jiffy_api_types::{SandboxInfo, SandboxState};
 use jiffy_client::Listed;
 use std::mem::discriminant;
 
-/// Prints them.
+/// Prints the list.
 pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
     let killed = Filter::State(SandboxState::Killed.name());
     let all = args.all || args.filters.contains(&killed);
-    let found = jiffy_daemon::open_client(&args.host.server())
+    let sandboxes = jiffy_daemon::open_client(&args.host.server())
         .await?
         .listed_sandboxes(all)
         .await?;
-    let found = found.into_iter().filter(|s| matches_all(&args.filters, s));
-    let found: Vec<Listed<SandboxInfo>> = found
+    let sandboxes = sandboxes
+        .into_iter()
+        .filter(|s| matches_all(&args.filters, s));
+    let sandboxes: Vec<Listed<SandboxInfo>> = sandboxes
         .map(|s| Listed {
             record: table::without_tokens(s.record),
             ..s
@@ -24,22 +26,22 @@ pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
     if args.quiet {
         let ids =
             |all: &Vec<Listed<SandboxInfo>>| all.iter().map(|s| format!("{}\n", s.id)).collect();
-        return table::show(false, &found, ids);
+        return table::show(false, &sandboxes, ids);
     }
-    if found.is_empty() && !args.json {
-        errln!(
-            "{}",
-            match args.filters.is_empty() {
-                true => "no sandboxes; `jiffy create` makes one",
-                false => "no sandboxes that fit",
-            }
-        );
+    if sandboxes.is_empty() && !args.json {
+        let message = if args.filters.is_empty() {
+            "no sandboxes; create one with `jiffy create`"
+        } else {
+            "no matching sandboxes"
+        };
+        errln!("{message}");
         return Ok(());
     }
-    table::show(args.json, &found, table::sandboxes)
+    table::show(args.json, &sandboxes, table::sandboxes)
 }
 
-/// Several conditions of one kind are one that any of them meets; each label is one of its own.
+/// Returns whether the sandbox matches all filters. Filters of one kind are alternatives, except
+/// for labels, which must all match.
 fn matches_all(filters: &[Filter], sandbox: &SandboxInfo) -> bool {
     filters.iter().all(|filter| match filter {
         Filter::Label(..) => matches_filter(filter, sandbox),
@@ -57,19 +59,19 @@ fn matches_filter(filter: &Filter, sandbox: &SandboxInfo) -> bool {
     match filter {
         Filter::State(name) => sandbox.state.name() == *name,
         Filter::Label(key, value) => {
-            let found = sandbox.settings.metadata.get(key);
-            found.is_some_and(|found| value.as_ref().is_none_or(|value| value == found))
+            let label = sandbox.settings.metadata.get(key);
+            label.is_some_and(|label| value.as_ref().is_none_or(|value| value == label))
         }
         Filter::Name(pattern) => sandbox
             .name
             .as_ref()
             .is_some_and(|n| matches_pattern(pattern, n)),
         Filter::Template(pattern) => {
-            // `[KEY/]name[:tag]`.
-            let whole = &sandbox.template;
-            let called = whole.rsplit_once('/').map_or(&whole[..], |(_, name)| name);
-            let untagged = called.split(':').next().unwrap_or_default();
-            [whole, called, untagged]
+            // The template has the form `[KEY/]name[:tag]`.
+            let full = &sandbox.template;
+            let name = full.rsplit_once('/').map_or(&full[..], |(_, name)| name);
+            let untagged = name.split(':').next().unwrap_or_default();
+            [full, name, untagged]
                 .iter()
                 .any(|n| matches_pattern(pattern, n))
         }
@@ -77,7 +79,7 @@ fn matches_filter(filter: &Filter, sandbox: &SandboxInfo) -> bool {
     }
 }
 
-/// True if `text` matches `pattern`, in which `*` stands for any text.
+/// Returns whether `text` matches `pattern`, in which `*` matches any text.
 fn matches_pattern(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == text;
@@ -85,17 +87,17 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
     let Some(text) = text.strip_prefix(head) else {
         return false;
     };
-    // The parts in between as early as they come; the last one at the end.
-    let mut left = text;
+    // Each part matches at its first occurrence, and the last part at the end.
+    let mut remaining = text;
     let mut parts: Vec<&str> = rest.split('*').collect();
     let last = parts.pop().unwrap_or_default();
     for part in parts {
-        match left.find(part) {
-            Some(at) => left = &left[at + part.len()..],
+        match remaining.find(part) {
+            Some(at) => remaining = &remaining[at + part.len()..],
             None => return false,
         }
     }
-    left.ends_with(last)
+    remaining.ends_with(last)
 }
 
 #[cfg(test)]
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_matches_anything() {
+    fn a_star_matches_any_text() {
         for (pattern, text, expected) in [
             ("web", "web", true),
             ("web", "web-1", false),

@@ -1,4 +1,4 @@
-//! `jiffy logs`: what a sandbox's console shows, or what it reached.
+//! `jiffy logs`: shows the console or the network connections of a sandbox.
 
 use super::table;
 use crate::cli::LogsArgs;
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-/// The last lines of a console.
+/// Last lines of a console.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Console {
-    /// Oldest first.
+    /// Lines, oldest first.
     #[serde(rename = "logEntries")]
     pub logs: Vec<ConsoleLine>,
 }
 
-/// One of them.
+/// Line of a console.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConsoleLine {
-    /// Text without the line end.
+    /// Text without the line feed.
     #[serde(rename(deserialize = "message"))]
     pub line: String,
 }
 
-/// Connection record of a sandbox, as the API has it.
+/// Connection record of a sandbox, as returned by the API.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConnectionRecord {
     since: Option<String>,
@@ -48,7 +48,7 @@ struct Connection {
     times: u64,
 }
 
-/// Shows what there is.
+/// Prints the console or the connections.
 pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     if args.network {
@@ -93,8 +93,8 @@ impl Connection {
 
 fn text(record: &ConnectionRecord) -> String {
     let Some(since) = &record.since else {
-        return "nothing is recorded of this sandbox: it has no network, was killed, or has slept \
-            since before this daemon began\n"
+        return "no connections are recorded for this sandbox: it has no network, was killed, or has been \
+            paused since before the daemon started\n"
             .to_owned();
     };
     let mut text = format!(
@@ -102,7 +102,6 @@ fn text(record: &ConnectionRecord) -> String {
         "TIME", "PROTO", "VERDICT", "TO", "OUT", "IN", "TIMES"
     );
     for c in &record.connections {
-        // Writing to a String does not fail.
         let _ = writeln!(
             text,
             "{:<24} {:<6} {:<16} {:<21} {:>9} {:>9} {:>6}  {}",
@@ -118,11 +117,15 @@ fn text(record: &ConnectionRecord) -> String {
     }
     let _ = writeln!(text, "recorded since {since}");
     if record.missing > 0 {
-        let _ = writeln!(text, "{} more not recorded", record.missing);
+        let _ = writeln!(
+            text,
+            "{} further connections were not recorded",
+            record.missing
+        );
     }
     if !record.untold.is_empty() {
-        let what = record.untold.join(", ");
-        let _ = writeln!(text, "the kernel of this host does not tell: {what}");
+        let fields = record.untold.join(", ");
+        let _ = writeln!(text, "not reported by the kernel of this host: {fields}");
     }
     text
 }
@@ -154,8 +157,8 @@ mod tests {
             "tcp    allowed          192.0.2.1:443              10 B    123 kB      1  a.example",
             "dns    refused (rules)  A                             -         -      3  b.example",
             "udp    refused (limit)  [2001:db8::1]:53 ",
-            "7 more not recorded",
-            "does not tell: bytes",
+            "7 further connections were not recorded",
+            "not reported by the kernel of this host: bytes",
             "recorded since 2026-01-01T00:00:00.000Z",
         ] {
             assert!(text.contains(part), "{part} in {text}");

@@ -1,4 +1,4 @@
-//! `jiffy rm` and `jiffy prune`: what goes, after a look and a yes.
+//! `jiffy rm` and `jiffy prune`: remove data after confirmation.
 
 use super::table;
 use super::{BulkOperation, run_for_each};
@@ -12,7 +12,7 @@ use jiffy_sandbox_manager::Bytes;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-/// Letters of an id that are shown.
+/// Number of characters of an id that are shown.
 const SHOWN_ID_LENGTH: usize = 12;
 
 /// Removes sandboxes and snapshots.
@@ -26,8 +26,8 @@ pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
     if ids.is_empty() {
         return run_for_each(&client, &ids, BulkOperation::RemoveListed, args.json).await;
     }
-    let question = format!("remove {} with all in them?", sandboxes(ids.len()));
-    if !confirmed(&question, args.yes)? {
+    let question = format!("remove {} with all data?", sandboxes(ids.len()));
+    if !confirm(&question, args.yes)? {
         return Ok(ExitCode::FAILURE);
     }
     run_for_each(&client, &ids, BulkOperation::RemoveListed, args.json).await
@@ -40,13 +40,17 @@ fn sandboxes(count: usize) -> String {
     }
 }
 
-/// True if the question is answered with yes, or need not be asked.
-fn confirmed(question: &str, yes: bool) -> anyhow::Result<bool> {
+/// Prompts for confirmation unless `yes` is set. Returns whether the user confirmed.
+///
+/// # Errors
+///
+/// Returns an error if standard input is not a terminal.
+fn confirm(question: &str, yes: bool) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);
     }
     if !std::io::stdin().is_terminal() {
-        bail!("{question} nobody is there to say so: give --yes");
+        bail!("{question} standard input is not a terminal: pass --yes to confirm");
     }
     let mut out = std::io::stderr();
     write!(out, "{} [y/N] ", terminal::text(question))?;
@@ -57,33 +61,35 @@ fn confirmed(question: &str, yes: bool) -> anyhow::Result<bool> {
     Ok(matches!(&answer[..], "y" | "yes"))
 }
 
-/// Removes what nothing needs.
+/// Removes unused data.
 pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let unused = args.older_than;
     if args.json && !args.dry_run && !args.yes {
-        bail!("with --json nothing is asked: give --yes or --dry-run");
+        bail!("cannot prompt for confirmation with --json: pass --yes or --dry-run");
     }
     if args.dry_run || !args.yes {
-        let look = client.prune(unused, true);
-        let found = while_waiting("looking for what nothing needs", look).await?;
-        table::show(args.json, &found, |found| text(found, "would be freed"))?;
-        if args.dry_run || found.items.is_empty() {
+        let request = client.prune(unused, true);
+        let unused_data = while_waiting("searching unused data", request).await?;
+        table::show(args.json, &unused_data, |pruned| {
+            text(pruned, "would be freed")
+        })?;
+        if args.dry_run || unused_data.items.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        let count = found.items.len();
-        let things = if count == 1 { "thing" } else { "things" };
-        if !confirmed(&format!("remove {count} {things}?"), false)? {
+        let count = unused_data.items.len();
+        let objects = if count == 1 { "object" } else { "objects" };
+        if !confirm(&format!("remove {count} {objects}?"), false)? {
             return Ok(ExitCode::FAILURE);
         }
-        let gone = client.prune(unused, false);
-        let gone = while_waiting("removing what nothing needs", gone).await?;
-        outln!("{} freed", Bytes(gone.bytes));
+        let request = client.prune(unused, false);
+        let removed = while_waiting("removing unused data", request).await?;
+        outln!("{} freed", Bytes(removed.bytes));
         return Ok(ExitCode::SUCCESS);
     }
-    let gone = client.prune(unused, false);
-    let gone = while_waiting("removing what nothing needs", gone).await?;
-    table::show(args.json, &gone, |gone| text(gone, "freed"))?;
+    let request = client.prune(unused, false);
+    let removed = while_waiting("removing unused data", request).await?;
+    table::show(args.json, &removed, |pruned| text(pruned, "freed"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -99,7 +105,7 @@ fn text(pruned: &PrunedHost, freed: &str) -> String {
     ]);
     for item in &pruned.items {
         let id = match item.kind {
-            // Names are shown whole.
+            // Names are not truncated.
             PruneKind::Template => &item.id,
             _ => item.id.get(..SHOWN_ID_LENGTH).unwrap_or(&item.id),
         };

@@ -1,13 +1,13 @@
-//! `jiffy shell`: a shell in a sandbox, with a terminal where there is one.
+//! `jiffy shell`: opens a shell in a sandbox, with a terminal if standard input is a terminal.
 
 use crate::cli::{ExecArgs, SandboxExecArgs, ShellArgs};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// Becomes a login shell of the best kind that there is.
+/// Runs bash as a login shell if it is installed, otherwise sh.
 const LOGIN_SHELL_SCRIPT: &str = "command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l";
 
-/// Runs it and returns its exit code.
+/// Runs the shell and returns its exit code.
 pub fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     let terminal = std::io::stdin().is_terminal();
     let command = match &args.shell {

@@ -1,4 +1,4 @@
-//! `jiffy stats`: what sandboxes use, again and again.
+//! `jiffy stats`: shows the resource usage of sandboxes periodically.
 
 use super::table::{self, short};
 use crate::cli::StatsArgs;
@@ -9,7 +9,7 @@ use jiffy_sandbox_manager::Bytes;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 
-/// Usage of one sandbox.
+/// Usage of a sandbox.
 #[derive(Debug, Serialize)]
 struct UsageLine {
     id: String,
@@ -20,19 +20,19 @@ struct UsageLine {
     metric: Option<Metric>,
 }
 
-/// Prints the table, and puts a newer one in its place until Ctrl-C.
+/// Prints the table, and refreshes it until Ctrl-C.
 pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let once = args.json || args.no_stream || !std::io::stdout().is_terminal();
-    let mut shown = 0;
+    let mut shown_lines = 0;
     loop {
-        let lines = look(&client, &args.ids).await?;
+        let lines = usage(&client, &args.ids).await?;
         if once {
             return table::show(args.json, &lines, text);
         }
         let text = terminal::text(&text(&lines)).into_owned();
-        // Up to where the last one began, and everything from there on goes.
-        let back = match shown {
+        // Moves the cursor to the start of the previous table and clears the screen below.
+        let back = match shown_lines {
             0 => String::new(),
             n => format!("\u{1b}[{n}A\u{1b}[J"),
         };
@@ -40,7 +40,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
         write!(out, "{back}{text}")?;
         out.flush()?;
         drop(out);
-        shown = text.lines().count();
+        shown_lines = text.lines().count();
         tokio::select! {
             _ = tokio::time::sleep(args.interval) => {}
             _ = tokio::signal::ctrl_c() => return Ok(()),
@@ -48,7 +48,7 @@ pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>> {
+async fn usage(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>> {
     let records: Vec<SandboxInfo> = match ids {
         [] => {
             let mut all = client.sandboxes(false).await?;
@@ -56,15 +56,15 @@ async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<UsageLine>>
             all
         }
         ids => {
-            let mut found = Vec::new();
+            let mut records = Vec::new();
             for id in ids {
-                found.push(client.sandbox(id).await?.record);
+                records.push(client.sandbox(id).await?.record);
             }
-            found
+            records
         }
     };
-    let wanted: Vec<&str> = records.iter().map(|s| &s.id[..]).collect();
-    let mut metrics = client.metrics(&wanted).await?;
+    let sandbox_ids: Vec<&str> = records.iter().map(|s| &s.id[..]).collect();
+    let mut metrics = client.metrics(&sandbox_ids).await?;
     let line = |s: SandboxInfo| UsageLine {
         metric: metrics.remove(&s.id),
         state: s.state.name(),

@@ -1,4 +1,4 @@
-//! Sandboxes and snapshots as people and programs read them.
+//! Output of sandboxes and snapshots as tables and JSON.
 
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
@@ -11,10 +11,10 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Letters of an id that are shown; they are enough to name it.
+/// Number of characters of an id that are shown. Commands accept them as a prefix.
 const SHOWN_ID_LENGTH: usize = 8;
 
-/// Prints as JSON or as `text` has it.
+/// Prints a value as JSON, or as the text that `text` returns.
 pub fn show<T: Serialize>(
     json: bool,
     value: &T,
@@ -26,13 +26,13 @@ pub fn show<T: Serialize>(
         terminal::text(&text(value)).into_owned()
     };
     match std::io::stdout().write_all(text.as_bytes()) {
-        // A reader that has seen enough.
+        // The reading process, for example `head`, closed the pipe.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }
 }
 
-/// A sandbox without the tokens that open it: output ends up in logs and issues.
+/// Removes the access tokens of a sandbox, because output is stored in logs and bug reports.
 pub fn without_tokens(sandbox: SandboxInfo) -> SandboxInfo {
     SandboxInfo {
         agent_token: None,
@@ -45,13 +45,13 @@ pub fn short(id: &str) -> &str {
     &id[..id.len().min(SHOWN_ID_LENGTH)]
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Seconds in the largest unit that tells them apart.
+/// Formats seconds in the largest suitable unit.
 fn duration_text(seconds: u64) -> String {
     match seconds {
         s @ 0..=119 => format!("{s} s"),
@@ -61,12 +61,12 @@ fn duration_text(seconds: u64) -> String {
     }
 }
 
-/// Age of a moment given in milliseconds since 1970.
+/// Formats the time since a moment in milliseconds since 1970.
 pub fn age(since_ms: u64) -> String {
     duration_text(now_ms().saturating_sub(since_ms) / 1000)
 }
 
-/// Time from now to a moment, in milliseconds since 1970.
+/// Formats the time until a moment in milliseconds since 1970.
 pub fn time_left(moment_ms: u64) -> String {
     let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
     let left = i64::try_from(moment_ms).unwrap_or(i64::MAX) - now;
@@ -76,7 +76,7 @@ pub fn time_left(moment_ms: u64) -> String {
     }
 }
 
-/// A size as `jiffy create` takes it.
+/// Formats a size as accepted by `jiffy create`.
 pub fn mebibytes(mib: u64) -> String {
     match mib % 1024 {
         0 if mib > 0 => format!("{} GiB", mib / 1024),
@@ -84,7 +84,7 @@ pub fn mebibytes(mib: u64) -> String {
     }
 }
 
-/// A table of sandboxes.
+/// Returns a table of sandboxes.
 pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
@@ -96,11 +96,11 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
         ("CPUS", Align::Right),
         ("MEMORY", Align::Right),
         ("AGE", Align::Right),
-        ("ENDS", Align::Left),
+        ("EXPIRES", Align::Left),
         ("PARENT", Align::Left),
     ]);
     for s in all {
-        let ends = match (&s.state, s.deadline_ms) {
+        let expires = match (&s.state, s.deadline_ms) {
             (SandboxState::Running, Some(at)) => time_left(at),
             _ => String::new(),
         };
@@ -114,7 +114,7 @@ pub fn sandboxes(all: &Vec<Listed<SandboxInfo>>) -> String {
             s.size.vcpus.to_string(),
             mebibytes(s.size.memory_mib.into()),
             age(s.created_ms),
-            ends,
+            expires,
             s.forked_from.as_deref().map_or("", short).to_owned(),
         ]);
     }
@@ -128,10 +128,10 @@ fn store_state(state: Option<StoreState>) -> String {
     state.map_or("", StoreState::name).to_owned()
 }
 
-/// Reason for which a snapshot was taken, as people read it; automatic ones say so.
+/// Returns the reason for which a snapshot was taken. The prefix `auto` marks automatic snapshots.
 pub fn reason(snapshot: &SnapshotInfo) -> &'static str {
     match snapshot.purpose {
-        SnapshotPurpose::Asked if snapshot.kept => "asked",
+        SnapshotPurpose::Asked if snapshot.kept => "requested",
         SnapshotPurpose::Asked => "auto: removed, in use",
         SnapshotPurpose::Pause => "auto: pause",
         SnapshotPurpose::Fork => "auto: fork",
@@ -140,7 +140,7 @@ pub fn reason(snapshot: &SnapshotInfo) -> &'static str {
     }
 }
 
-/// A table of snapshots, and how much they take.
+/// Returns a table of snapshots with their total size.
 pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
     let mut table = Table::new([
         ("ID", Align::Left),
@@ -162,9 +162,10 @@ pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
             short(&s.sandbox).to_owned(),
             s.template.clone(),
             s.parent.as_deref().map_or("", short).to_owned(),
-            match s.storing {
-                true => "storing".to_owned(),
-                false => Bytes(s.bytes).to_string(),
+            if s.storing {
+                "storing".to_owned()
+            } else {
+                Bytes(s.bytes).to_string()
             },
             age(s.created_ms),
         ]);
@@ -173,27 +174,26 @@ pub fn snapshots(all: &Vec<Listed<SnapshotInfo>>) -> String {
         table.remove_column("STORE");
     }
     let bytes = all.iter().map(|s| s.bytes).sum();
-    let automatic = all.iter().filter(|s| reason(s) != "asked").count();
+    let automatic = all.iter().filter(|s| reason(s) != "requested").count();
     format!(
-        "{}\n{} of snapshots, {automatic} of {} automatic; `jiffy prune` removes what nothing needs\n",
+        "{}\n{} in total, {automatic} of {} snapshots are automatic; `jiffy prune` removes unused snapshots\n",
         table.text(),
         Bytes(bytes),
         all.len(),
     )
 }
 
-/// Files that a sandbox changed, as `docker diff` has them.
+/// Returns the files that a sandbox changed in the format of `docker diff`.
 pub fn changes(all: &FileChanges) -> String {
     let mut text = String::new();
     for change in &all.changes {
         let path = terminal::line(&change.path);
-        // Writing to a String does not fail.
         let _ = writeln!(text, "{} {path}", change.kind);
     }
     text
 }
 
-/// State of snapshots against their checksums.
+/// Returns the result of a verification of snapshots.
 pub fn verified(all: &Vec<VerifiedSnapshot>) -> String {
     let mut text = String::new();
     for s in all {
@@ -201,18 +201,18 @@ pub fn verified(all: &Vec<VerifiedSnapshot>) -> String {
         let _ = match (s.sealed, s.damaged.is_empty()) {
             (false, _) => writeln!(
                 text,
-                "{id}  not sealed yet: nothing to compare with; it is sealed in the background"
+                "{id}  not verified: checksums are still being computed in the background"
             ),
             (true, true) if s.mended => {
                 writeln!(
                     text,
-                    "{id}  sound: it was damaged, and was fetched anew from the store"
+                    "{id}  intact: damaged data was repaired from the store"
                 )
             }
-            (true, true) => writeln!(text, "{id}  sound"),
+            (true, true) => writeln!(text, "{id}  intact"),
             (true, false) => writeln!(
                 text,
-                "{id}  DAMAGED: remove it, or restore it from a copy of {}",
+                "{id}  DAMAGED: remove the snapshot, or restore its files from a copy of {}",
                 s.id
             ),
         };

@@ -1,7 +1,8 @@
-//! `jiffy cp -r`: directories into a sandbox or out of it, as `docker cp` has it.
+//! `jiffy cp -r`: copies directories to and from a sandbox with the semantics of `docker cp`.
 //!
-//! Archives of a sandbox are not trusted: each is unpacked beneath one name of ours, through no
-//! symbolic link, without devices, named pipes and setuid.
+//! Archives from a sandbox are untrusted. They are unpacked below a single name that this process
+//! chooses. The unpacker follows no symbolic links, and creates no devices, named pipes or setuid
+//! files.
 
 use crate::cli::CpArgs;
 use anyhow::Context;
@@ -18,10 +19,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Pieces under way between files and connection.
+/// Maximum number of chunks between the file and the connection.
 const QUEUED_CHUNKS: usize = 4;
 
-/// Sends the tree at `from`, or the archive on standard input if that is `-`.
+/// Uploads the tree at `from`, or the archive on standard input if `from` is `-`.
 pub async fn upload(
     args: &CpArgs,
     agent: &AgentClient,
@@ -31,16 +32,20 @@ pub async fn upload(
     let (directory, source) = match from {
         "-" => (to.to_owned(), from_stdin()),
         from => {
-            let found = std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
+            let metadata =
+                std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
             let contents = from.ends_with("/.") || from == "." || !has_name(from);
             let (directory, name) = target_in_sandbox(args, agent, to, from, contents).await?;
-            anyhow::ensure!(found.is_dir() || name != b".", "{from} is not a directory");
+            anyhow::ensure!(
+                metadata.is_dir() || name != b".",
+                "{from} is not a directory"
+            );
             (directory, from_tree(PathBuf::from(from), name))
         }
     };
     let options = ArchiveOptions {
         user: args.user.clone(),
-        // An archive on standard input was made with its owners for a reason.
+        // An archive on standard input retains its owners. Files of a tree belong to the user.
         owner: (from != "-").then(|| "@".to_owned()),
         ..ArchiveOptions::default()
     };
@@ -52,20 +57,21 @@ pub async fn send(
     agent: &AgentClient,
     directory: &str,
     options: &ArchiveOptions,
-    (mut pieces, work): Source,
+    (mut chunks, task): Source,
 ) -> anyhow::Result<()> {
     let mut writer = agent.archive_write(directory, options);
-    let failed = || format!("cannot unpack in {directory} of the sandbox");
-    while let Some(piece) = pieces.recv().await {
-        writer.write(piece).await.with_context(failed)?;
+    let context = || format!("cannot unpack in {directory} of the sandbox");
+    while let Some(chunk) = chunks.recv().await {
+        writer.write(chunk).await.with_context(context)?;
     }
-    // Of a source that broke off nothing is made whole: the archive has no end then.
-    work.await??;
-    writer.finish().await.with_context(failed)
+    // If the source failed, the archive is not finished, so that the agent reports it as
+    // incomplete.
+    task.await??;
+    writer.finish().await.with_context(context)
 }
 
-/// The directory of the sandbox that the archive is unpacked in, and the tree's name there; `.` for
-/// what is in it alone.
+/// Returns the directory in the sandbox in which the archive is unpacked, and the name of the tree
+/// in it. The name is `.` if only the contents of the tree are copied.
 async fn target_in_sandbox(
     args: &CpArgs,
     agent: &AgentClient,
@@ -76,37 +82,39 @@ async fn target_in_sandbox(
     let to = if to.is_empty() { "." } else { to };
     let name = Path::new(from).file_name().unwrap_or_default();
     match agent.stat(to, args.user.as_deref()).await {
-        Ok(found) if found.kind == EntryKind::Directory => Ok(match contents {
-            true => (to.to_owned(), b".".to_vec()),
-            false => (to.to_owned(), name.as_bytes().to_vec()),
-        }),
-        Ok(_) => anyhow::bail!("{to} in the sandbox is there and is no directory"),
+        Ok(metadata) if metadata.kind == EntryKind::Directory => {
+            let name = if contents { b"." } else { name.as_bytes() };
+            Ok((to.to_owned(), name.to_vec()))
+        }
+        Ok(_) => anyhow::bail!("{to} in the sandbox exists and is not a directory"),
         Err(e) if e.is_not_found() => {
             let trimmed = to.trim_end_matches('/');
             Ok(match trimmed.rsplit_once('/') {
                 _ if contents || trimmed.ends_with('.') => (to.to_owned(), b".".to_vec()),
-                Some((above, name)) => (format!("{above}/"), name.into()),
+                Some((parent, name)) => (format!("{parent}/"), name.into()),
                 None => (".".to_owned(), trimmed.into()),
             })
         }
-        Err(e) => Err(e).with_context(|| format!("cannot look at {to} in the sandbox")),
+        Err(e) => {
+            Err(e).with_context(|| format!("cannot read the metadata of {to} in the sandbox"))
+        }
     }
 }
 
-/// Receives the tree at `path`, to `to`, or as an archive to standard output if that is `-`.
+/// Downloads the tree at `path` to `to`, or as an archive to standard output if `to` is `-`.
 pub async fn download(
     args: &CpArgs,
     agent: &AgentClient,
     path: &str,
     to: &str,
 ) -> anyhow::Result<()> {
-    let failed = || format!("cannot read {path} in the sandbox");
+    let context = || format!("cannot read {path} in the sandbox");
     let reader = agent.archive_read(&[path], args.user.as_deref()).await;
-    let mut reader = reader.with_context(failed)?;
+    let mut reader = reader.with_context(context)?;
     if to == "-" {
         let mut out = tokio::io::stdout();
-        while let Some(piece) = reader.next().await.with_context(failed)? {
-            out.write_all(&piece).await?;
+        while let Some(chunk) = reader.next().await.with_context(context)? {
+            out.write_all(&chunk).await?;
         }
         return Ok(out.flush().await?);
     }
@@ -114,38 +122,38 @@ pub async fn download(
     let root =
         File::open(&directory).with_context(|| format!("cannot open {}", directory.display()))?;
     let unpacked = receive(reader, root, rename, ReceiveLimits::default()).await;
-    report_skipped(&unpacked.with_context(failed)?);
+    report_skipped(&unpacked.with_context(context)?);
     Ok(())
 }
 
-/// Limits of what a sandbox sends. `None`: any number.
+/// Limits of a download. `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReceiveLimits {
-    /// Bytes of files. The archive around them may have as many.
+    /// Maximum number of bytes of files. The archive itself may have twice as many.
     pub bytes: Option<u64>,
-    /// Files and directories.
+    /// Maximum number of files and directories.
     pub entries: Option<u64>,
 }
 
-/// Reports entries of a sandbox that are not created on this host.
-pub fn report_skipped(done: &UnpackStats) {
-    if let Some(first) = &done.first_skipped {
+/// Prints a warning if entries were not created on this host.
+pub fn report_skipped(stats: &UnpackStats) {
+    if let Some(first) = &stats.first_skipped {
         errln!(
-            "jiffy: skipped {} devices and named pipes of the sandbox, the first is {first}",
-            done.skipped
+            "jiffy: skipped {} devices and named pipes of the sandbox, first {first}",
+            stats.skipped
         );
     }
 }
 
-/// Unpacks what a sandbox sends below `root`, as an untrusted archive. Limits are checked before
-/// anything beyond them is written.
+/// Unpacks a download below `root` as an untrusted archive. Limits are checked before data beyond
+/// them is written.
 pub async fn receive(
     reader: FileReader,
     root: File,
     rename: Option<Vec<u8>>,
     limits: ReceiveLimits,
 ) -> anyhow::Result<UnpackStats> {
-    let rules = UnpackOptions {
+    let options = UnpackOptions {
         owner: UnpackOwner::Ours,
         mode: None,
         confined: true,
@@ -154,18 +162,19 @@ pub async fn receive(
         max_entries: limits.entries,
     };
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
-    let work =
-        tokio::task::spawn_blocking(move || unpack(Received::new(receiver), root.as_fd(), &rules));
+    let task = tokio::task::spawn_blocking(move || {
+        unpack(ChunkReader::new(receiver), root.as_fd(), &options)
+    });
     let max_archive = limits.bytes.map_or(u64::MAX, |max| max.saturating_mul(2));
-    let sent = forward(reader, sender, max_archive).await;
-    let unpacked = work.await?;
-    // A broken connection is the cause of an archive that ends too early.
-    sent?;
-    unpacked.context("cannot unpack it here")
+    let forwarded = forward(reader, sender, max_archive).await;
+    let unpacked = task.await?;
+    // A failed connection is reported instead of the truncated archive that it causes.
+    forwarded?;
+    unpacked.context("cannot unpack the archive on this host")
 }
 
-/// The directory here that is unpacked in, and the one name that everything is put beneath,
-/// whatever the sandbox calls it; none if what is in a directory is asked for.
+/// Returns the directory on this host in which the archive is unpacked, and the name that replaces
+/// the root name of the archive. The name is `None` if only the contents of a directory are copied.
 fn target_on_host(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)> {
     let contents = path.ends_with("/.") || !has_name(path);
     let target = Path::new(to);
@@ -175,28 +184,28 @@ fn target_on_host(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u
         return Ok((target.to_path_buf(), rename));
     }
     if contents {
-        std::fs::create_dir(target).with_context(|| format!("cannot make {to}"))?;
+        std::fs::create_dir(target).with_context(|| format!("cannot create {to}"))?;
         return Ok((target.to_path_buf(), None));
     }
-    let above = match target.parent() {
-        Some(above) if above != Path::new("") => above,
+    let parent = match target.parent() {
+        Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
-    let rename = name(target).with_context(|| format!("{to} is not there"))?;
-    Ok((above.to_path_buf(), Some(rename)))
+    let rename = name(target).with_context(|| format!("{to} does not exist"))?;
+    Ok((parent.to_path_buf(), Some(rename)))
 }
 
-/// True if a path ends with a name: `/`, `.` and `..` do not.
+/// Returns whether a path ends with a name, and not with `/`, `.` or `..`.
 fn has_name(path: &str) -> bool {
     Path::new(path).file_name().is_some()
 }
 
-/// Pieces of an archive, and the work that makes them.
+/// Chunks of an archive, and the task that creates them.
 pub type Source = (mpsc::Receiver<Bytes>, JoinHandle<anyhow::Result<()>>);
 
 fn from_stdin() -> Source {
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
-    let work = tokio::spawn(async move {
+    let task = tokio::spawn(async move {
         let mut input = tokio::io::stdin();
         loop {
             let mut chunk = vec![0; CHUNK_BYTES];
@@ -207,31 +216,31 @@ fn from_stdin() -> Source {
             }
         }
     });
-    (receiver, work)
+    (receiver, task)
 }
 
-/// The tree at `path`, called `name` in the archive.
+/// Packs the tree at `path` with the name `name`.
 pub fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
     from_tree_with(path, name, PackOptions::TREE)
 }
 
-/// The part of the tree at `path` that `contents` says, under `name`.
+/// Packs the part of the tree at `path` that `contents` selects, with the name `name`.
 pub fn from_tree_with(path: PathBuf, name: Vec<u8>, contents: PackOptions) -> Source {
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
-    let work = tokio::task::spawn_blocking(move || {
-        let pieces = io::BufWriter::with_capacity(CHUNK_BYTES, Sent(sender));
-        let mut packer = Packer::new(pieces, contents);
+    let task = tokio::task::spawn_blocking(move || {
+        let chunks = io::BufWriter::with_capacity(CHUNK_BYTES, ChunkWriter(sender));
+        let mut packer = Packer::new(chunks, contents);
         packer.add(&path, &name)?;
         packer.finish()?;
         Ok(())
     });
-    (receiver, work)
+    (receiver, task)
 }
 
-/// Writes into a channel.
-struct Sent(mpsc::Sender<Bytes>);
+/// Writer into a channel.
+struct ChunkWriter(mpsc::Sender<Bytes>);
 
-impl Write for Sent {
+impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
         sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
@@ -248,43 +257,44 @@ async fn forward(
     sender: mpsc::Sender<Bytes>,
     max_bytes: u64,
 ) -> anyhow::Result<()> {
-    let mut left = max_bytes;
-    while let Some(piece) = reader.next().await? {
-        let size = u64::try_from(piece.len())?;
-        left = left
+    let mut remaining = max_bytes;
+    while let Some(chunk) = reader.next().await? {
+        let size = u64::try_from(chunk.len())?;
+        remaining = remaining
             .checked_sub(size)
-            .with_context(|| format!("it is more than {} MiB", max_bytes >> 20))?;
-        // The unpacking side may have had enough of it.
-        if sender.send(piece).await.is_err() {
+            .with_context(|| format!("the archive exceeds {} MiB", max_bytes >> 20))?;
+        // The unpacker may have stopped, for example at a limit; its error is reported by the
+        // caller.
+        if sender.send(chunk).await.is_err() {
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// Reads out of a channel.
-struct Received {
-    pieces: mpsc::Receiver<Bytes>,
-    piece: Bytes,
+/// Reader from a channel.
+struct ChunkReader {
+    chunks: mpsc::Receiver<Bytes>,
+    chunk: Bytes,
 }
 
-impl Received {
-    fn new(pieces: mpsc::Receiver<Bytes>) -> Self {
-        let piece = Bytes::new();
-        Self { pieces, piece }
+impl ChunkReader {
+    fn new(chunks: mpsc::Receiver<Bytes>) -> Self {
+        let chunk = Bytes::new();
+        Self { chunks, chunk }
     }
 }
 
-impl Read for Received {
+impl Read for ChunkReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() {
-            match self.pieces.blocking_recv() {
-                Some(piece) => self.piece = piece,
+        while self.chunk.is_empty() {
+            match self.chunks.blocking_recv() {
+                Some(chunk) => self.chunk = chunk,
                 None => return Ok(0),
             }
         }
-        let n = buffer.len().min(self.piece.len());
-        self.piece.copy_to_slice(&mut buffer[..n]);
+        let n = buffer.len().min(self.chunk.len());
+        self.chunk.copy_to_slice(&mut buffer[..n]);
         Ok(n)
     }
 }
@@ -298,12 +308,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let there = dir.path().to_str().unwrap();
         let new = format!("{there}/new");
-        let place = |path, to| target_on_host(path, to).unwrap();
+        let target = |path, to| target_on_host(path, to).unwrap();
         let renamed = |name: &str| Some(name.as_bytes().to_vec());
-        assert_eq!(place("/a/b", there), (there.into(), renamed("b")));
-        assert_eq!(place("/a/b", &new), (there.into(), renamed("new")));
-        assert_eq!(place("/", there), (there.into(), None));
-        assert_eq!(place("/a/b/.", &new), ((&new).into(), None));
+        assert_eq!(target("/a/b", there), (there.into(), renamed("b")));
+        assert_eq!(target("/a/b", &new), (there.into(), renamed("new")));
+        assert_eq!(target("/", there), (there.into(), None));
+        assert_eq!(target("/a/b/.", &new), ((&new).into(), None));
         assert!(Path::new(&new).is_dir());
         assert!(target_on_host("/a/b/.", &format!("{there}/x/y")).is_err());
     }

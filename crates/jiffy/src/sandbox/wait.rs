@@ -1,38 +1,38 @@
-//! `jiffy wait`: until sandboxes are in a state, or cannot be any more.
+//! `jiffy wait`: waits until sandboxes reach a state, or until they cannot reach it.
 
 use super::table;
 use crate::cli::{AwaitedState, WaitArgs};
 use jiffy_api_types::{SandboxInfo, SandboxState};
 use jiffy_client::progress::while_waiting;
-use jiffy_client::{Client, is_refusal};
+use jiffy_client::{Client, has_error_code};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Exit code when the time is over, as that of timeout(1).
+/// Exit code for an expired timeout, as in timeout(1).
 const TIMEOUT_EXIT_CODE: u8 = 124;
-/// Longest time of one question.
+/// Maximum duration of a request that waits for a state.
 const MAX_WAIT_PER_CALL: Duration = Duration::from_secs(10);
 
-/// Outcome of waiting for a sandbox.
+/// Result for a sandbox.
 #[derive(Debug, Serialize)]
 struct Outcome {
     id: String,
     state: &'static str,
-    /// Why it ended, or how it is.
+    /// Exit reason, or the state if the sandbox has not terminated.
     reason: String,
     reached: bool,
 }
 
-/// Waits for each; one that is not found does not spare the others.
+/// Waits for all sandboxes. Continues after failures.
 pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
-    let end = args.timeout.map(|time| Instant::now() + time);
+    let deadline = args.timeout.map(|time| Instant::now() + time);
     let mut all = Vec::new();
     let mut code = 0;
     for id in &args.ids {
-        let waiting = wait(&client, id, args.state, end);
-        let outcome = match while_waiting("waiting for the sandbox", waiting).await {
+        let result = wait(&client, id, args.state, deadline);
+        let outcome = match while_waiting("waiting for the sandbox", result).await {
             Ok(outcome) => outcome,
             Err(e) => {
                 errln!("jiffy: {e:#}");
@@ -55,28 +55,29 @@ pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
 async fn wait(
     client: &Client,
     id: &str,
-    wanted: AwaitedState,
-    end: Option<Instant>,
+    target: AwaitedState,
+    deadline: Option<Instant>,
 ) -> anyhow::Result<Outcome> {
     let id = client.sandbox(id).await?.record.id;
     loop {
-        let left = end.map_or(MAX_WAIT_PER_CALL, |end| {
-            end.saturating_duration_since(Instant::now())
+        let remaining = deadline.map_or(MAX_WAIT_PER_CALL, |deadline| {
+            deadline.saturating_duration_since(Instant::now())
         });
-        let name = match wanted {
+        let name = match target {
             AwaitedState::Ended => "ended",
             AwaitedState::Running => "running",
             AwaitedState::Paused => "paused",
         };
-        let record = match client.wait(&id, name, left.min(MAX_WAIT_PER_CALL)).await {
+        let timeout = remaining.min(MAX_WAIT_PER_CALL);
+        let record = match client.wait(&id, name, timeout).await {
             Ok(record) => record,
-            // It was there: it ended, and its record went.
-            Err(e) if is_refusal(&e, "sandbox_not_found") => {
+            // The sandbox existed before: it was killed and its record was removed.
+            Err(e) if has_error_code(&e, "sandbox_not_found") => {
                 return Ok(Outcome {
                     reason: "removed".to_owned(),
                     state: SandboxState::Killed.name(),
                     id,
-                    reached: wanted == AwaitedState::Ended,
+                    reached: target == AwaitedState::Ended,
                 });
             }
             Err(e) => return Err(e),
@@ -85,13 +86,13 @@ async fn wait(
             record.state,
             SandboxState::Killed | SandboxState::Broken { .. }
         );
-        let reached = match wanted {
+        let reached = match target {
             AwaitedState::Ended => ended,
             AwaitedState::Running => record.state == SandboxState::Running,
             AwaitedState::Paused => record.state == SandboxState::Paused,
         };
-        let over = end.is_some_and(|end| Instant::now() >= end);
-        if reached || ended || over {
+        let is_expired = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if reached || ended || is_expired {
             return Ok(Outcome {
                 reason: reason(&record),
                 state: record.state.name(),
@@ -102,12 +103,12 @@ async fn wait(
     }
 }
 
-/// Why it ended, or how it is.
+/// Returns the exit reason, or the state if the sandbox has not terminated.
 fn reason(record: &SandboxInfo) -> String {
     match &record.state {
         SandboxState::Broken { cause, .. } => cause.clone(),
         SandboxState::Killed => match record.deadline_ms {
-            Some(at) if at <= record.changed_ms => "killed: its time was over".to_owned(),
+            Some(at) if at <= record.changed_ms => "killed: timeout expired".to_owned(),
             _ => "killed".to_owned(),
         },
         state => state.name().to_owned(),

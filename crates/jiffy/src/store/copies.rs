@@ -1,4 +1,4 @@
-//! Copies of chunks on this host: its cache of the store, and its own snapshots.
+//! Copies of stored chunks on this host: in its store cache and in its snapshots.
 
 use jiffy_image::Home;
 use jiffy_store::{ChunkCopies, LayerCache, RemoteSnapshot};
@@ -6,20 +6,21 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// Copies of chunks on this host.
+/// Source of chunk copies for repairs.
 pub struct LocalCopies<'a> {
     cache: &'a LayerCache,
     snapshots: PathBuf,
 }
 
 impl<'a> LocalCopies<'a> {
-    /// Copies in `cache` and in the snapshots of `home`.
+    /// Returns a source that reads `cache` and the snapshots of `home`.
     pub fn new(cache: &'a LayerCache, home: Home) -> Self {
         let snapshots = home.path().join("snapshots");
         Self { cache, snapshots }
     }
 
-    /// File of a part in this host's own snapshot.
+    /// Opens the file of a part in a snapshot of this host. `None` if the host does not have the
+    /// snapshot.
     fn file(&self, snapshot: &RemoteSnapshot, part: usize) -> Option<File> {
         let id = &snapshot.manifest.attributes.id;
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -39,7 +40,8 @@ impl ChunkCopies for LocalCopies<'_> {
         chunk: u64,
         buffer: &mut [u8],
     ) -> Option<usize> {
-        // A hole of the cache reads as zeroes, which are no stored chunk.
+        // A hole of the cache file reads as zeroes. Zero chunks are never stored, so that zeroes
+        // mean a missing chunk.
         let cached = self.cache.read_chunk(snapshot, part, chunk, buffer);
         let is_zero = |length: usize| buffer.iter().take(length).all(|byte| *byte == 0);
         if let Some(length) = cached.filter(|length| !is_zero(*length)) {

@@ -1,4 +1,4 @@
-//! Results of `jiffy store` for people.
+//! Output of `jiffy store` as text.
 
 use super::{Figures, OfTenant, Verified};
 use crate::columns::{Align, Table};
@@ -6,12 +6,12 @@ use crate::template::mib;
 use jiffy_client::terminal::line;
 use jiffy_store::{DamagedSnapshot, GcReport, TenantKeys, Traffic};
 
-/// Prints collections.
+/// Prints the results of garbage collections.
 pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
     let mut table = Table::new([
         ("TENANT", Align::Left),
-        ("NEEDED", Align::Right),
-        ("CONDEMNED", Align::Right),
+        ("LIVE", Align::Right),
+        ("MARKED", Align::Right),
         ("REMOVED", Align::Right),
         ("FREED", Align::Right),
         ("REWRITTEN PACKS", Align::Right),
@@ -32,12 +32,12 @@ pub fn gc(collected: &[OfTenant<GcReport>], dry_run: bool, traffic: &Traffic) {
     }
     out!("{}", table.text());
     if dry_run {
-        outln!("a dry run: nothing was changed");
+        outln!("dry run: nothing was changed");
     }
     requests(traffic);
 }
 
-/// Prints verifications.
+/// Prints the results of verifications.
 pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Traffic) {
     for OfTenant { tenant, result } in verified {
         let report = &result.report;
@@ -61,19 +61,19 @@ pub fn verified(verified: &[OfTenant<Verified>], is_complete: bool, traffic: &Tr
         for snapshot in result.left.iter().flatten() {
             chunks("not repaired", snapshot);
         }
-        let repaired = report.damaged.iter().map(|found| found.chunks.len());
-        let left = result.left.iter().flatten().map(|found| found.chunks.len());
+        let count = |snapshot: &DamagedSnapshot| snapshot.chunks.len();
+        let damaged: usize = report.damaged.iter().map(count).sum();
+        let unrepaired: usize = result.left.iter().flatten().map(count).sum();
         if result.left.is_some() && !report.damaged.is_empty() {
-            let (all, left) = (repaired.sum::<usize>(), left.sum::<usize>());
             outln!(
-                "repaired {} of {all} damaged chunks",
-                all.saturating_sub(left)
+                "repaired {} of {damaged} damaged chunks",
+                damaged.saturating_sub(unrepaired)
             );
         }
     }
-    let sound = verified.iter().all(|verified| verified.result.is_sound());
-    if sound && is_complete {
-        outln!("all is as it was written");
+    let is_sound = verified.iter().all(|verified| verified.result.is_sound());
+    if is_sound && is_complete {
+        outln!("no damage found");
     }
     requests(traffic);
 }
@@ -91,11 +91,11 @@ fn chunks(word: &str, snapshot: &DamagedSnapshot) {
     }
 }
 
-/// Prints rotations of keys.
+/// Prints the results of key rotations.
 pub fn rotated(rotated: &[OfTenant<TenantKeys>], traffic: &Traffic) {
     let mut table = Table::new([
         ("TENANT", Align::Left),
-        ("SECRETS WRAPPED ANEW", Align::Right),
+        ("REWRAPPED SECRETS", Align::Right),
         ("GENERATION", Align::Right),
     ]);
     for OfTenant { tenant, result } in rotated {
@@ -109,7 +109,7 @@ pub fn rotated(rotated: &[OfTenant<TenantKeys>], traffic: &Traffic) {
     requests(traffic);
 }
 
-/// Prints figures.
+/// Prints statistics.
 pub fn stats(figures: &[OfTenant<Figures>], traffic: &Traffic) {
     let mut table = Table::new([
         ("TENANT", Align::Left),

@@ -1,4 +1,5 @@
-//! `jiffy template build CONTEXT`: a Dockerfile, sent to the daemon that builds it.
+//! `jiffy template build CONTEXT`: sends a Dockerfile and its context to the daemon, which builds
+//! it.
 
 use super::show::mib;
 use crate::cli::TemplateBuildArgs;
@@ -19,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
-/// Interval at which progress is polled.
+/// Interval of requests for the progress of a build.
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Path of the Dockerfile, if there is one to build.
+/// Returns the path of the Dockerfile. `None` if another source is built.
 pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
     if let Some(file) = &args.file {
         return Some(file.clone());
@@ -36,14 +37,14 @@ pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
     .then_some(file)
 }
 
-/// Tells a directory from the name of a stock template, which a directory with the same name hides
-/// only if it is given as a path (`./base`).
+/// Returns whether the argument is a directory. The name of a stock template refers to a directory
+/// only if it is written as a path (`./base`).
 pub fn is_directory(name: &str) -> bool {
     let is_path = name.contains('/') || matches!(name, "." | "..");
     is_path || (Path::new(name).is_dir() && Recipe::built_in(name).is_err())
 }
 
-/// Builds.
+/// Builds a Dockerfile.
 pub fn run(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -53,7 +54,7 @@ pub fn run(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
 }
 
 async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
-    let began = Instant::now();
+    let start = Instant::now();
     let context = PathBuf::from(args.recipe.as_deref().unwrap_or("."));
     let name = name(args, &context)?;
     let mut prepared = read(args, file, &context)?;
@@ -71,102 +72,113 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         "memoryMB": args.memory,
         "minFreeDiskMb": args.disk,
     });
-    let asked: RequestedBuild = client.call(Method::POST, "/v3/templates", &body).await?;
+    let requested: RequestedBuild = client.call(Method::POST, "/v3/templates", &body).await?;
     let mut bar = TemplateProgress::plain(&name, args.json);
-    send_files(&client, &asked.template_id, &prepared, &mut bar).await?;
+    send_files(&client, &requested.template_id, &prepared, &mut bar).await?;
     bar.end();
-    let (template, build) = (&asked.template_id, &asked.build_id);
+    let (template, build) = (&requested.template_id, &requested.build_id);
     if args.public {
         let path = format!("/v2/templates/{template}");
         let body = json!({ "public": true });
         let _: Value = client.call(Method::PATCH, &path, &body).await?;
     }
-    start(&client, template, build, &prepared.spec).await?;
+    start_build(&client, template, build, &prepared.spec).await?;
     let path = format!("/templates/{template}/builds/{build}");
-    let followed = tokio::select! {
-        followed = follow(&client, &path, args.json, &mut bar) => Some(followed),
+    let result = tokio::select! {
+        result = follow(&client, &path, args.json, &mut bar) => Some(result),
         _ = tokio::signal::ctrl_c() => None,
     };
-    let followed = match followed {
-        Some(followed) => followed,
+    let result = match result {
+        Some(result) => result,
         None => match cancel(&client, &path, &mut bar).await {
             Ok(()) => Ok(()),
-            Err(e) => bail!("{e:#}; what it finished is kept for the next one"),
+            Err(e) => bail!("{e:#}; completed steps remain in the build cache"),
         },
     };
-    followed.with_context(|| format!("cannot build template `{name}`"))?;
-    let took = began.elapsed().as_secs_f64();
-    match args.json {
-        true => outln!(
+    result.with_context(|| format!("cannot build template `{name}`"))?;
+    let seconds = start.elapsed().as_secs_f64();
+    if args.json {
+        outln!(
             "{}",
             terminal::json_line(&json!({
-                "name": name, "templateID": template, "buildID": build, "seconds": took
+                "name": name, "templateID": template, "buildID": build, "seconds": seconds
             }))?
-        ),
-        false => outln!(
-            "template {name}: ready after {took:.1} s; `jiffy create --template {name}` makes a sandbox of it"
-        ),
+        );
+    } else {
+        outln!(
+            "template {name}: ready after {seconds:.1} s; create a sandbox with `jiffy create --template {name}`"
+        );
     }
     Ok(())
 }
 
-/// Makes the template `name` of an image of a registry, unless it is that already and unchanged.
+/// Imports an image of a registry as template `name`, unless the image was imported before and has
+/// not changed.
 pub async fn template_of_image(
     client: &Client,
     name: &str,
     image: &str,
     quiet: bool,
 ) -> anyhow::Result<()> {
-    let asked = json!({ "name": name });
-    let asked: RequestedBuild = client.call(Method::POST, "/v3/templates", &asked).await?;
-    let (template, build) = (&asked.template_id, &asked.build_id);
+    let body = json!({ "name": name });
+    let requested: RequestedBuild = client.call(Method::POST, "/v3/templates", &body).await?;
+    let (template, build) = (&requested.template_id, &requested.build_id);
     let path = format!("/v2/templates/{template}/builds/{build}");
     let spec = json!({ "fromImage": image, "steps": [] });
     let () = client.call(Method::POST, &path, &spec).await?;
     let path = format!("/templates/{template}/builds/{build}");
     let mut bar = TemplateProgress::plain(image, quiet);
-    let followed = tokio::select! {
-        // Its lines are those of a build; the bar is all that matters of one without steps.
-        followed = follow(client, &path, true, &mut bar) => Some(followed),
+    let result = tokio::select! {
+        // Log lines of the build are hidden, because an import has no steps; the progress bar is
+        // shown.
+        result = follow(client, &path, true, &mut bar) => Some(result),
         _ = tokio::signal::ctrl_c() => None,
     };
-    let followed = match followed {
-        Some(followed) => followed,
+    let result = match result {
+        Some(result) => result,
         None => Err(match cancel(client, &path, &mut bar).await {
-            Ok(()) => Interrupted(format!("interrupted; image {image} is imported")).into(),
-            Err(e) => Interrupted(format!("the import of image {image} ended: {e:#}")).into(),
+            Ok(()) => Interrupted(format!("interrupted after image {image} was imported")).into(),
+            Err(e) => {
+                Interrupted(format!("the import of image {image} was cancelled: {e:#}")).into()
+            }
         }),
     };
     bar.end();
-    followed
+    result
 }
 
-/// An import that its caller was told to leave.
+/// Import that the user interrupted.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Interrupted(String);
 
-/// Cancels a build, and tells how it ended: it may have been ready before.
+/// Cancels a build and returns its result. The build may have succeeded before it was cancelled.
 async fn cancel(client: &Client, path: &str, bar: &mut TemplateProgress) -> anyhow::Result<()> {
     let () = client
         .call(Method::POST, &format!("{path}/cancel"), &Value::Null)
         .await?;
     tokio::select! {
-        followed = follow(client, path, true, bar) => followed,
-        _ = tokio::signal::ctrl_c() => bail!("it is being cancelled, and has not ended yet"),
+        result = follow(client, path, true, bar) => result,
+        _ = tokio::signal::ctrl_c() => bail!("interrupted while the build was being cancelled"),
     }
 }
 
-/// As it was called, or after the directory that it is built of.
+/// Returns the name in the arguments, or the name of the context directory.
 fn name(args: &TemplateBuildArgs, context: &Path) -> anyhow::Result<String> {
     if let Some(name) = &args.name {
         return Ok(name.clone());
     }
-    let full = context.canonicalize();
-    let full = full.with_context(|| format!("cannot read {}", context.display()))?;
-    let name = full.file_name().map(|n| n.to_string_lossy().into_owned());
+    let directory = context
+        .canonicalize()
+        .with_context(|| format!("cannot read {}", context.display()))?;
+    let name = directory
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned());
     let name = super::import::valid_name(&name.unwrap_or_default());
-    anyhow::ensure!(!name.is_empty(), "the template needs a name: say --name");
+    anyhow::ensure!(
+        !name.is_empty(),
+        "the template needs a name: specify it with --name"
+    );
     Ok(name)
 }
 
@@ -175,7 +187,8 @@ fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result
     for arg in &args.build_arg {
         let (name, value) = match arg.split_once('=') {
             Some((name, value)) => (name.to_owned(), value.to_owned()),
-            // As docker does: from here, and none if there is none.
+            // As in `docker build`, the value comes from the environment, and the argument is
+            // omitted if the variable is not set.
             None => match std::env::var(arg) {
                 Ok(value) => (arg.clone(), value),
                 Err(_) => continue,
@@ -188,9 +201,10 @@ fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result
         target: args.target.clone(),
     };
     let stdin = file == Path::new("-");
-    let text = match stdin {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => std::fs::read_to_string(file),
+    let text = if stdin {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
     };
     let text = text.with_context(|| format!("cannot read {}", file.display()))?;
     let parsed = parse(&text, &options).with_context(|| file.display().to_string())?;
@@ -224,17 +238,17 @@ async fn send_files(
         if link.present {
             continue;
         }
-        // Packed once more, into a file: memory is for people.
-        let mut file = tempfile::tempfile().context("cannot make a temporary file")?;
+        // The archive is packed a second time into a file, which saves memory.
+        let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
         upload.write_to(&mut file)?;
         file.flush()?;
         std::io::Seek::rewind(&mut file)?;
         let size = file.metadata()?.len();
         let mut sent = 0;
         bar.on_phase(&format!("sending files ({})", mib(size)));
-        // The way to the host is known; its answer may name it as others see it.
+        // Only the path of the link is used: its host name may not be reachable from here.
         let at = link.url.find("/templates/uploads/").unwrap_or(0);
-        let (pieces, call) = client.upload(&link.url[at..])?;
+        let (chunks, request) = client.upload(&link.url[at..])?;
         let mut file = tokio::fs::File::from_std(file);
         loop {
             let mut chunk = vec![0; CHUNK_BYTES];
@@ -242,17 +256,17 @@ async fn send_files(
             chunk.truncate(n);
             sent += n as u64;
             bar.on_percent(u8::try_from(sent * 100 / size.max(1)).unwrap_or(100));
-            if n == 0 || pieces.send(chunk.into()).await.is_err() {
+            if n == 0 || chunks.send(chunk.into()).await.is_err() {
                 break;
             }
         }
-        drop(pieces);
-        call.await??;
+        drop(chunks);
+        request.await??;
     }
     Ok(())
 }
 
-async fn start(
+async fn start_build(
     client: &Client,
     template: &str,
     build: &str,
@@ -264,28 +278,28 @@ async fn start(
         .await
 }
 
-/// Shows what the build says until it is over.
+/// Shows the progress of a build until it is complete.
 async fn follow(
     client: &Client,
     path: &str,
     quiet: bool,
     bar: &mut TemplateProgress,
 ) -> anyhow::Result<()> {
-    let colours = std::io::stderr().is_terminal();
+    let use_colours = std::io::stderr().is_terminal();
     let mut seen = 0;
     loop {
         let page = format!("{path}/status?logsOffset={seen}&limit=100");
         let status: BuildStatus = client.call(Method::GET, &page, &Value::Null).await?;
         seen += status.log_entries.len();
         for entry in &status.log_entries {
-            show(entry, colours, quiet, bar);
+            show(entry, use_colours, quiet, bar);
         }
         match &status.progress {
-            Some(now) => {
-                if !bar.shows(&now.text) {
-                    bar.on_phase(&now.text);
+            Some(progress) => {
+                if !bar.shows(&progress.text) {
+                    bar.on_phase(&progress.text);
                 }
-                bar.on_percent(now.percent);
+                bar.on_percent(progress.percent);
             }
             None => bar.end(),
         }
@@ -295,10 +309,10 @@ async fn follow(
         match status.status {
             BuildState::Ready => return Ok(()),
             BuildState::Error => {
-                let why = status.reason.map(|r| r.message);
+                let reason = status.reason.map(|r| r.message);
                 bail!(
                     "{}",
-                    why.unwrap_or_else(|| "the host does not say why".to_owned())
+                    reason.unwrap_or_else(|| "the host reports no reason".to_owned())
                 )
             }
             BuildState::Waiting | BuildState::Building => {
@@ -308,13 +322,13 @@ async fn follow(
     }
 }
 
-fn show(entry: &LogEntry, colours: bool, quiet: bool, bar: &TemplateProgress) {
-    // The last words are told once more, with what was built.
+fn show(entry: &LogEntry, use_colours: bool, quiet: bool, bar: &TemplateProgress) {
+    // The final error is printed by the caller.
     if quiet || entry.level == LogLevel::Error {
         return;
     }
-    let step = entry.message.starts_with('[') || entry.message.starts_with("CACHED [");
-    match (entry.level, colours && step) {
+    let is_step = entry.message.starts_with('[') || entry.message.starts_with("CACHED [");
+    match (entry.level, use_colours && is_step) {
         (_, true) => bar.print(&entry.message, true),
         (LogLevel::Debug, _) => {}
         _ => bar.print(&entry.message, false),
@@ -326,11 +340,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_one_also_without_a_slash() {
+    fn a_directory_is_recognised_without_a_slash() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
         assert!(is_directory(path) && is_directory(".") && is_directory("./nowhere"));
-        // A stock template's name is the template's, and what is not there is no directory.
+        // The name of a stock template refers to the template, and a missing path is not a
+        // directory.
         assert!(!is_directory("base") && !is_directory("nowhere"));
         // Tests run in the directory of their package.
         assert!(is_directory("src"));

@@ -9,11 +9,11 @@ use jiffy_image::{
 use jiffy_registry_pull::{Cancel, Registries};
 use std::path::Path;
 
-/// Reason for which a port cannot be awaited.
-const NOTHING_LISTENS: &str = "nothing would listen on the port of --ready-port: say what is started, \
-     with --start COMMAND or --start-image-command";
+/// Error of `--ready-port` without a start command.
+const NO_START_COMMAND: &str = "--ready-port needs a process that listens on the port: add --start COMMAND \
+     or --start-image-command";
 
-/// Image to import, if any.
+/// Returns the image to import. `None` if the arguments do not specify an image.
 pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     let TemplateSource {
         image,
@@ -35,10 +35,14 @@ pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
             (source, name_of_image(reference))
         }
         (_, Some(path), _) => {
-            // Standard input is a file like any other, without a name of its own.
-            let input = path.as_os_str() == "-";
-            let path = if input { Path::new("/dev/stdin") } else { path };
-            let name = if input {
+            // Standard input is opened as a file, which has no name for the template.
+            let is_stdin = path.as_os_str() == "-";
+            let path = if is_stdin {
+                Path::new("/dev/stdin")
+            } else {
+                path
+            };
+            let name = if is_stdin {
                 String::new()
             } else {
                 name_of_file(path)
@@ -50,11 +54,11 @@ pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     };
     let starts = args.start.is_some() || args.start_image_command;
     if args.ready_port.is_some() && !starts {
-        bail!("{NOTHING_LISTENS}");
+        bail!("{NO_START_COMMAND}");
     }
     let name = args.name.clone().unwrap_or(suggested);
     if name.is_empty() {
-        bail!("the template needs a name: say --name");
+        bail!("the template needs a name: specify it with --name");
     }
     Ok(Some(Import {
         name,
@@ -74,7 +78,7 @@ pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     }))
 }
 
-/// Readiness that is awaited before the template's snapshot.
+/// Returns the condition to wait for before the snapshot of the template is taken.
 pub fn readiness(args: &TemplateBuildArgs) -> Option<Readiness> {
     if args.ready_port.is_none() && args.ready_command.is_none() {
         return None;
@@ -87,10 +91,11 @@ pub fn readiness(args: &TemplateBuildArgs) -> Option<Readiness> {
     })
 }
 
-/// `ghcr.io/me/App:1.2@sha256:…` becomes `app-1.2`; the tag `latest` says nothing.
+/// Derives a template name from an image: `ghcr.io/me/App:1.2@sha256:…` becomes `app-1.2`. The tag
+/// `latest` is omitted.
 fn name_of_image(reference: &str) -> String {
-    let named = reference.split('@').next().unwrap_or_default();
-    let last = named.rsplit('/').next().unwrap_or_default();
+    let tagged = reference.split('@').next().unwrap_or_default();
+    let last = tagged.rsplit('/').next().unwrap_or_default();
     let name = match last.split_once(':') {
         Some((name, "latest")) => name.to_owned(),
         Some((name, tag)) => format!("{name}-{tag}"),
@@ -99,19 +104,20 @@ fn name_of_image(reference: &str) -> String {
     valid_name(&name)
 }
 
-/// `dist/App.tar.gz` becomes `app`.
+/// Derives a template name from a file: `dist/App.tar.gz` becomes `app`.
 fn name_of_file(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.split(".tar").next().unwrap_or_default();
     valid_name(name.strip_suffix(".tgz").unwrap_or(name))
 }
 
-/// As near as a template's name can be; the importer refuses what still is none.
+/// Replaces invalid characters of a template name. The importer rejects names that are still
+/// invalid.
 pub fn valid_name(name: &str) -> String {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     let name = name.to_ascii_lowercase();
     name.chars()
-        .map(|c| if fits(c) { c } else { '-' })
+        .map(|c| if is_valid(c) { c } else { '-' })
         .take(63)
         .collect()
 }
@@ -121,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_template_is_called_after_its_image() {
+    fn the_default_name_of_a_template_is_that_of_its_image() {
         for (reference, name) in [
             ("alpine", "alpine"),
             ("python:3.12-slim", "python-3.12-slim"),

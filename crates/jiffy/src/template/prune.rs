@@ -8,27 +8,28 @@ use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;
 
-/// All that was removed.
+/// Removed data.
 #[derive(Serialize)]
 struct Removed {
     #[serde(flatten)]
-    needless: PrunedImages,
-    /// Snapshots of steps.
+    images: PrunedImages,
+    /// Number of removed snapshots of build steps.
     steps: usize,
-    /// Bytes of uploads.
+    /// Bytes of removed uploads.
     upload_bytes: u64,
 }
 
-/// Removes what nobody needs, and what builds did not use for `unused_for`.
+/// Removes unused images, and build caches that were unused for `unused_for`.
 pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> {
-    // First what builds keep: it keeps images.
-    let prune_build_cache = match home.path().join("builds.db").exists() {
-        true => prune_build_cache(unused_for)?,
-        // There was no daemon yet, so nothing was built.
-        false => PrunedBuildCache::default(),
+    // The build cache is pruned first, because it references images.
+    let prune_build_cache = if home.path().join("builds.db").exists() {
+        prune_build_cache(unused_for)?
+    } else {
+        // No daemon has run yet, so that the cache is empty.
+        PrunedBuildCache::default()
     };
     let removed = Removed {
-        needless: Templates::new(home).prune()?,
+        images: Templates::new(home).prune()?,
         steps: prune_build_cache.steps,
         upload_bytes: prune_build_cache.upload_bytes,
     };
@@ -40,7 +41,7 @@ pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The daemon's own records say what that is.
+/// Requests the daemon to prune its build cache.
 fn prune_build_cache(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -55,17 +56,21 @@ fn prune_build_cache(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
 fn show(removed: &Removed) {
     match removed.steps {
         0 => {}
-        1 => outln!("1 step of a build"),
-        n => outln!("{n} steps of builds"),
+        1 => outln!("removed 1 build step"),
+        n => outln!("removed {n} build steps"),
     }
     if removed.upload_bytes > 0 {
-        outln!("uploads of {}", mib(removed.upload_bytes));
+        outln!("removed uploads: {}", mib(removed.upload_bytes));
     }
-    for version in &removed.needless.versions {
-        outln!("version {version}");
+    for version in &removed.images.versions {
+        outln!("removed version {version}");
     }
-    for image in &removed.needless.images {
-        outln!("image   sha256 {} ({})", image.sha256, mib(image.size));
+    for image in &removed.images.images {
+        outln!(
+            "removed image sha256 {} ({})",
+            image.sha256,
+            mib(image.size)
+        );
     }
-    outln!("{} of images freed", mib(removed.needless.bytes));
+    outln!("{} freed by images", mib(removed.images.bytes));
 }

@@ -1,4 +1,4 @@
-//! `jiffy template push` and `pull`: templates in the store that hosts share.
+//! `jiffy template push` and `pull`: transfer templates to and from the shared store.
 
 use super::{mib, print_result, short};
 use crate::cli::StoreTargetArgs;
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-/// Longest manifest that is read, in bytes.
+/// Maximum size of a manifest in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore>> {
@@ -19,15 +19,15 @@ fn open(target: &StoreTargetArgs, home: &Home) -> anyhow::Result<Arc<RemoteStore
         url: target.store.clone(),
         keyring: target.store_keys.clone(),
         home: home.path().to_owned(),
-        // The daemon keeps the bound.
+        // The daemon enforces the size limit of the cache.
         cache_bytes: u64::MAX,
         upload_bytes_per_second: None,
         timeout: STORE_TIMEOUT,
     });
-    remote.with_context(|| format!("cannot use the store {}", target.store))
+    remote.with_context(|| format!("cannot open the store {}", target.store))
 }
 
-/// Name of a version of any template.
+/// Returns the name under which a template version is stored.
 fn version_name(version: &str) -> String {
     format!("@{version}")
 }
@@ -37,35 +37,35 @@ pub fn push(home: &Home, name: &str, target: &StoreTargetArgs, json: bool) -> an
     let files = TemplateFiles::open(&Templates::new(home), name)?;
     let manifest = &files.template.manifest;
     let reference = Reference::parse(name)?;
-    let shared = reference.is_stock() || manifest.visibility == Visibility::Public;
+    let is_shared = reference.is_stock() || manifest.visibility == Visibility::Public;
     let names = [reference.to_string(), version_name(&manifest.version())];
-    let mut sent = vec![(
+    let mut files_to_send = vec![(
         TemplateFiles::MANIFEST.to_owned(),
-        in_memory(&files.manifest)?,
+        temporary_file(&files.manifest)?,
     )];
     for (name, image) in files.images() {
-        sent.push((name, Arc::new(image.try_clone()?)));
+        files_to_send.push((name, Arc::new(image.try_clone()?)));
     }
     let report = crate::runtime()?.block_on(async {
         let remote = open(target, home)?;
-        let pushing = remote.push_template(&names, sent, shared);
-        let waiting = jiffy_client::progress::while_waiting("uploading the template", pushing);
-        anyhow::Ok(waiting.await?)
+        let push = remote.push_template(&names, files_to_send, is_shared);
+        let push = jiffy_client::progress::while_waiting("uploading the template", push);
+        anyhow::Ok(push.await?)
     })?;
     let text = format!(
-        "template {reference} is in the store: version {}, {} of {} sent",
+        "template {reference}: stored version {}, {} of {} sent",
         short(&manifest.version()),
         mib(report.pack_bytes),
         mib(manifest.size()),
     );
     let value = json!({
-        "name": reference.to_string(), "version": manifest.version(), "shared": shared,
+        "name": reference.to_string(), "version": manifest.version(), "shared": is_shared,
         "bytes": manifest.size(), "sent": report.pack_bytes, "existed": report.existed,
     });
     print_result(json, &text, value)
 }
 
-/// Fetches a template, by its name or as NAME@VERSION.
+/// Downloads a template by name or as NAME@VERSION.
 pub fn pull(
     home: &Home,
     name: &str,
@@ -73,20 +73,20 @@ pub fn pull(
     target: &StoreTargetArgs,
     json: bool,
 ) -> anyhow::Result<()> {
-    let wanted = match name.rsplit_once('@') {
+    let stored_name = match name.rsplit_once('@') {
         Some((_, version)) => version_name(version),
         None => Reference::parse(name)?.to_string(),
     };
     let runtime = crate::runtime()?;
-    let (remote, found) = runtime.block_on(async {
+    let (remote, template) = runtime.block_on(async {
         let remote = open(target, home)?;
-        let found = remote.find_template(&wanted).await?;
-        let found = found.with_context(|| {
-            format!("the store has no template {name} under these keys: `jiffy template push` on a host that has it, and the same --store-keys")
+        let template = remote.find_template(&stored_name).await?;
+        let template = template.with_context(|| {
+            format!("the store has no template {name} for these master keys: run `jiffy template push` on a host with the template and the same --store-keys")
         })?;
-        anyhow::Ok((remote, found))
+        anyhow::Ok((remote, template))
     })?;
-    let fetch = |name: &str| runtime.block_on(fetch(&remote, &found, name));
+    let fetch = |name: &str| runtime.block_on(fetch(&remote, &template, name));
     let mut manifest = Vec::new();
     let file = fetch(TemplateFiles::MANIFEST)?;
     file.take(MAX_MANIFEST_BYTES + 1)
@@ -101,33 +101,39 @@ pub fn pull(
         &mut |p| bar.update(p),
     );
     bar.finish();
-    let (manifest, published) = imported.with_context(|| format!("cannot fetch {name}"))?;
+    let (manifest, is_current) =
+        imported.with_context(|| format!("cannot import template {name}"))?;
     let reference = manifest.reference();
-    let text = match published {
-        true => format!(
+    let text = if is_current {
+        format!(
             "template {reference}: version {}",
             short(&manifest.version())
-        ),
-        false => format!(
-            "version {} of template {reference} is here for snapshots; `{reference}` itself stays as this version of jiffy builds it",
+        )
+    } else {
+        format!(
+            "version {} of template {reference} is available for snapshots; the name `{reference}` still refers to the template of this version of jiffy",
             short(&manifest.version())
-        ),
+        )
     };
     let value = json!({
-        "name": reference, "version": manifest.version(), "current": published,
+        "name": reference, "version": manifest.version(), "current": is_current,
         "bytes": manifest.size(),
     });
     print_result(json, &text, value)
 }
 
-async fn fetch(remote: &RemoteStore, found: &StoredTemplate, name: &str) -> anyhow::Result<File> {
-    let fetched = remote.template_file(found, name);
-    let fetched = jiffy_client::progress::while_waiting("fetching the template", fetched).await?;
-    fetched.with_context(|| format!("the template in the store has no {name}"))
+async fn fetch(
+    remote: &RemoteStore,
+    template: &StoredTemplate,
+    name: &str,
+) -> anyhow::Result<File> {
+    let download = remote.template_file(template, name);
+    let file = jiffy_client::progress::while_waiting("downloading the template", download).await?;
+    file.with_context(|| format!("the template in the store has no {name}"))
 }
 
-/// A file that no disk has.
-fn in_memory(content: &[u8]) -> anyhow::Result<Arc<File>> {
+/// Creates an unlinked temporary file with `content`.
+fn temporary_file(content: &[u8]) -> anyhow::Result<Arc<File>> {
     use std::io::Write;
     let mut file = tempfile::tempfile()?;
     file.write_all(content)?;

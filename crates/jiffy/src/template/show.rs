@@ -5,31 +5,31 @@ use jiffy_image::{ImageSum, TemplateManifest};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A template with what follows from it.
+/// Template with derived values.
 #[derive(Serialize)]
 struct Listed<'a> {
     #[serde(flatten)]
     manifest: &'a TemplateManifest,
-    /// SHA-256 of what makes its sandboxes.
+    /// SHA-256 of the data from which its sandboxes are created.
     version: String,
     /// Bytes of its images.
     size: u64,
-    /// Bytes of those that no other template has.
+    /// Bytes of its images that no other template uses.
     own: u64,
 }
 
-/// Templates by their images.
+/// Names of templates by image.
 struct Sharing<'a>(BTreeMap<&'a ImageSum, Vec<String>>);
 
 impl<'a> Sharing<'a> {
     fn of(all: &'a [TemplateManifest]) -> Self {
-        let mut named: BTreeMap<&ImageSum, Vec<String>> = BTreeMap::new();
+        let mut names: BTreeMap<&ImageSum, Vec<String>> = BTreeMap::new();
         for manifest in all {
             for image in &manifest.images {
-                named.entry(image).or_default().push(manifest.reference());
+                names.entry(image).or_default().push(manifest.reference());
             }
         }
-        Self(named)
+        Self(names)
     }
 
     fn others(&self, image: &ImageSum, than: &str) -> Vec<&str> {
@@ -49,7 +49,7 @@ impl<'a> Sharing<'a> {
     }
 }
 
-/// All templates.
+/// Prints all templates.
 pub fn list(all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
     let sharing = Sharing::of(all);
     let listed: Vec<Listed<'_>> = all.iter().map(|m| sharing.listed(m)).collect();
@@ -58,16 +58,16 @@ pub fn list(all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     if all.is_empty() {
-        outln!("no templates yet; `jiffy template build base` makes the first");
+        outln!("no templates; build one with `jiffy template build base`");
         return Ok(());
     }
     outln!(
         "{:<24} {:<20} {:<10} {:>10} {:>10} {:>6}  {:<14} USER",
         "NAME",
         "OWNER",
-        "VISIBLE",
+        "VISIBILITY",
         "SIZE",
-        "OWN",
+        "UNSHARED",
         "IMAGES",
         "VERSION"
     );
@@ -87,7 +87,7 @@ pub fn list(all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One template; `all` says with whom it shares.
+/// Prints a template. Images that it shares are determined from `all`.
 pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
     let sharing = Sharing::of(all);
     let listed = sharing.listed(m);
@@ -102,9 +102,10 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
     line("version", &listed.version);
     for image in &m.images {
         let others = sharing.others(image, &m.reference()).join(", ");
-        let shared = match others.is_empty() {
-            true => String::new(),
-            false => format!(", also of {others}"),
+        let shared = if others.is_empty() {
+            String::new()
+        } else {
+            format!(", shared with {others}")
         };
         let size = mib(image.size);
         line("image", &format!("{size}, sha256 {}{shared}", image.sha256));
@@ -128,10 +129,10 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
             .chain(args)
             .map(String::as_str)
             .collect();
-        line("starts", &words.join(" "));
+        line("start", &words.join(" "));
     }
     if let Some(ready) = &m.startup.ready {
-        line("awaits", &serde_json::to_string(ready)?);
+        line("ready", &serde_json::to_string(ready)?);
     }
     if let Some(origin) = &m.origin {
         line("from", &origin.from);
@@ -142,12 +143,12 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
         line("layers", &origin.layers.len().to_string());
         line("entrypoint", &origin.entrypoint.join(" "));
         line("command", &origin.cmd.join(" "));
-        line("exposes", &origin.exposed_ports.join(" "));
+        line("ports", &origin.exposed_ports.join(" "));
     }
     Ok(())
 }
 
-/// History of a template, oldest first.
+/// Prints the history of a template, oldest step first.
 pub fn history(m: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     if json {
         outln!("{}", jiffy_client::terminal::json(&m.history)?);
@@ -171,7 +172,7 @@ fn line(name: &str, value: &str) {
     }
 }
 
-/// Bytes in MiB, of little a fraction.
+/// Formats bytes as MiB, with two decimals below 1 MiB.
 pub fn mib(bytes: u64) -> String {
     match bytes >> 20 {
         0 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
@@ -179,7 +180,7 @@ pub fn mib(bytes: u64) -> String {
     }
 }
 
-/// The beginning of a checksum, for people.
+/// Returns the first characters of a checksum.
 pub fn short(sha256: &str) -> &str {
     &sha256[..12.min(sha256.len())]
 }

@@ -95,7 +95,7 @@ fn failing_builds(remote: &Remote, work: &Path) {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let failed = remote.call(&build);
     assert!(
-        failed.code == Some(1) && failed.stderr.contains("left no function.wasm"),
+        failed.code == Some(1) && failed.stderr.contains("did not create a function.wasm"),
         "{failed:?}"
     );
     fs::remove_dir_all(directory).unwrap();

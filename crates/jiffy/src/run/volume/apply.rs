@@ -1,9 +1,9 @@
-//! Differences between a tree of a guest and the one of this host that it was given, carried over.
+//! Applies the changes that a guest made in its copy of a tree to the tree of this host.
 //!
-//! The tree of this host is only entered by descriptors of directories, never by a path through a
-//! name that is a symbolic link by now: links are entries like others.
+//! Directories of this host are only accessed through descriptors, and never by a path whose
+//! components may be replaced with symbolic links. Symbolic links are never followed.
 
-use super::survey::{MAX_DEPTH, Survey};
+use super::survey::{MAX_DEPTH, TreeEntries};
 use anyhow::{Context, bail, ensure};
 use jiffy_archive::set_mode;
 use rustix::fs::{
@@ -19,20 +19,21 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Permissions that come out of a guest: neither setuid nor sticky.
+/// Permissions that are accepted from a guest: no setuid, setgid or sticky bits.
 const PERMISSIONS: u32 = 0o777;
 
-/// Carries over what differs.
+/// Applies the changes of a guest.
 pub struct Apply<'a> {
-    /// Entries that the guest was given: what of them is missing was removed there.
-    sent: &'a Survey,
+    /// Entries that were copied to the guest. If such an entry is missing in its copy, the guest
+    /// removed it.
+    sent: &'a TreeEntries,
 }
 
-/// A directory of the guest's tree, and the one of this host that it belongs to.
+/// Directory of the guest's copy and the corresponding directory of this host.
 struct Pair<'a> {
     staged: &'a File,
     target: &'a File,
-    /// Below the volume.
+    /// Path relative to the volume.
     path: &'a Path,
     depth: usize,
 }
@@ -45,8 +46,9 @@ fn mode(stat: &Stat) -> Mode {
     Mode::from_raw_mode(stat.st_mode & PERMISSIONS)
 }
 
-/// An entry as it is, not what a link leads to; none: there is no such entry.
-fn look(directory: &File, name: &OsStr) -> io::Result<Option<Stat>> {
+/// Returns the metadata of an entry without following symbolic links. `None` if the entry does not
+/// exist.
+fn lookup(directory: &File, name: &OsStr) -> io::Result<Option<Stat>> {
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
@@ -66,24 +68,25 @@ fn names(directory: &File) -> io::Result<Vec<OsString>> {
     Ok(all)
 }
 
-fn enter(directory: &File, name: &OsStr) -> io::Result<File> {
+fn open_directory(directory: &File, name: &OsStr) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(directory, name, flags, Mode::empty())?.into())
 }
 
-/// A name that nothing has.
-fn temporary() -> anyhow::Result<OsString> {
-    let word = jiffy_engine_api::new_id().context("the host gives no random bytes")?;
-    Ok(format!(".jiffy-copy-{word}").into())
+/// Returns an unused file name.
+fn temporary_name() -> anyhow::Result<OsString> {
+    let id = jiffy_engine_api::new_id().context("cannot generate a random file name")?;
+    Ok(format!(".jiffy-copy-{id}").into())
 }
 
 impl<'a> Apply<'a> {
-    /// For a tree of which the guest was given `sent`.
-    pub fn new(sent: &'a Survey) -> Self {
+    /// Creates an instance for a tree whose entries `sent` were copied to the guest.
+    pub fn new(sent: &'a TreeEntries) -> Self {
         Self { sent }
     }
 
-    /// Makes `target` what `staged` is, except for entries that the guest never saw.
+    /// Makes the contents of `target` equal to `staged`, except for entries that were not copied to
+    /// the guest.
     pub fn directory(&self, staged: &File, target: &File) -> anyhow::Result<()> {
         self.pair(&Pair {
             staged,
@@ -93,7 +96,7 @@ impl<'a> Apply<'a> {
         })
     }
 
-    /// Makes file `name` of `target` what file `from` of `staged` is.
+    /// Makes file `name` of `target` equal to file `from` of `staged`.
     pub fn file(
         &self,
         staged: &File,
@@ -101,10 +104,10 @@ impl<'a> Apply<'a> {
         target: &File,
         name: &OsStr,
     ) -> anyhow::Result<()> {
-        let stat = look(staged, from)?.context("it is gone in the guest")?;
+        let stat = lookup(staged, from)?.context("the guest removed the file")?;
         ensure!(
             kind(&stat) == FileType::RegularFile,
-            "it is no file in the guest any more"
+            "the guest replaced the file with another kind of entry"
         );
         self.replace_file(staged, from, &stat, target, name)
     }
@@ -112,18 +115,18 @@ impl<'a> Apply<'a> {
     fn pair(&self, pair: &Pair<'_>) -> anyhow::Result<()> {
         ensure!(
             pair.depth <= MAX_DEPTH,
-            "it has more than {MAX_DEPTH} levels"
+            "the directory has more than {MAX_DEPTH} levels"
         );
-        let mut there = HashSet::new();
+        let mut staged_names = HashSet::new();
         for name in names(pair.staged)? {
             let path = pair.path.join(&name);
             self.entry(pair, &name, &path)
                 .with_context(|| format!("cannot write {}", path.display()))?;
-            there.insert(name);
+            staged_names.insert(name);
         }
         for name in names(pair.target)? {
             let path = pair.path.join(&name);
-            if !there.contains(&name) && self.sent.has(&path) {
+            if !staged_names.contains(&name) && self.sent.has(&path) {
                 self.remove(pair.target, &name, &path)
                     .with_context(|| format!("cannot remove {}", path.display()))?;
             }
@@ -133,10 +136,10 @@ impl<'a> Apply<'a> {
 
     fn entry(&self, pair: &Pair<'_>, name: &OsStr, path: &Path) -> anyhow::Result<()> {
         let Pair { staged, target, .. } = *pair;
-        let Some(stat) = look(staged, name)? else {
+        let Some(stat) = lookup(staged, name)? else {
             return Ok(());
         };
-        let before = look(target, name)?;
+        let before = lookup(target, name)?;
         let same_kind = before.is_some_and(|before| kind(&before) == kind(&stat));
         match kind(&stat) {
             FileType::Directory => {
@@ -145,9 +148,9 @@ impl<'a> Apply<'a> {
                     mkdirat(target, name, Mode::RWXU)?;
                     copy_owner(target, name, &fstat(target)?);
                 }
-                let inner = enter(target, name)?;
+                let inner = open_directory(target, name)?;
                 self.pair(&Pair {
-                    staged: &enter(staged, name)?,
+                    staged: &open_directory(staged, name)?,
                     target: &inner,
                     path,
                     depth: pair.depth + 1,
@@ -171,7 +174,7 @@ impl<'a> Apply<'a> {
                 if !same_kind {
                     self.clear(target, name, path, before.as_ref())?;
                 }
-                let new = temporary()?;
+                let new = temporary_name()?;
                 symlinkat(&to, target, &new)?;
                 copy_owner(
                     target,
@@ -185,12 +188,12 @@ impl<'a> Apply<'a> {
                     e.into()
                 })
             }
-            // An archive of a stranger has no others.
+            // The unpacker of untrusted archives creates no other kinds of entries.
             _ => Ok(()),
         }
     }
 
-    /// Replaces a file at once, if it differs.
+    /// Replaces a file atomically if it differs.
     fn replace_file(
         &self,
         staged: &File,
@@ -199,7 +202,7 @@ impl<'a> Apply<'a> {
         target: &File,
         name: &OsStr,
     ) -> anyhow::Result<()> {
-        let before = look(target, name)?;
+        let before = lookup(target, name)?;
         let before = before.filter(|before| kind(before) == FileType::RegularFile);
         let time = |s: &Stat| (s.st_mtime, s.st_mtime_nsec);
         if let Some(before) = before
@@ -213,17 +216,18 @@ impl<'a> Apply<'a> {
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut source = File::from(openat(staged, from, flags, Mode::empty())?);
-        let new = temporary()?;
+        let new = temporary_name()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let private = Mode::RUSR | Mode::WUSR;
         let mut copy = File::from(openat(target, &new, flags, private)?);
         let owner = before.map_or_else(|| fstat(target), Ok)?;
-        let written = io::copy(&mut source, &mut copy).and_then(|_| {
-            // Only root may give files away; others keep what they write.
+        let result = io::copy(&mut source, &mut copy).and_then(|_| {
+            // Only root may change the owner. Otherwise the files belong to the user of this
+            // process.
             let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
             let _ = fchown(&copy, Some(uid), Some(gid));
             fchmod(&copy, mode(stat))?;
-            // The type of nanoseconds is that of the backend that rustix is built with.
+            // The type of the nanoseconds depends on the backend of rustix.
             #[allow(clippy::useless_conversion)]
             let time = Timespec {
                 tv_sec: stat.st_mtime,
@@ -236,13 +240,13 @@ impl<'a> Apply<'a> {
             futimens(&copy, &times)?;
             Ok(renameat(target, &new, target, name)?)
         });
-        written.inspect_err(|_| {
+        result.inspect_err(|_| {
             let _ = unlinkat(target, &new, AtFlags::empty());
         })?;
         Ok(())
     }
 
-    /// Makes room for an entry of another kind.
+    /// Removes an entry of another kind.
     fn clear(
         &self,
         target: &File,
@@ -254,25 +258,25 @@ impl<'a> Apply<'a> {
             return Ok(());
         }
         self.remove(target, name, path)?;
-        if look(target, name)?.is_some() {
-            bail!("the guest made something else of a directory that has files of this host");
+        if lookup(target, name)?.is_some() {
+            bail!("the guest replaced a directory that contains new files of this host");
         }
         Ok(())
     }
 
-    /// Removes an entry; of a directory, what the guest was given of it.
+    /// Removes an entry. In a directory, removes only entries that were copied to the guest.
     fn remove(&self, directory: &File, name: &OsStr, path: &Path) -> anyhow::Result<()> {
-        let Some(stat) = look(directory, name)? else {
+        let Some(stat) = lookup(directory, name)? else {
             return Ok(());
         };
         if kind(&stat) != FileType::Directory {
             return Ok(unlinkat(directory, name, AtFlags::empty())?);
         }
-        let inner = enter(directory, name)?;
-        for below in names(&inner)? {
-            let path: PathBuf = path.join(&below);
+        let inner = open_directory(directory, name)?;
+        for child in names(&inner)? {
+            let path: PathBuf = path.join(&child);
             if self.sent.has(&path) {
-                self.remove(&inner, &below, &path)?;
+                self.remove(&inner, &child, &path)?;
             }
         }
         match unlinkat(directory, name, AtFlags::REMOVEDIR) {
@@ -282,7 +286,7 @@ impl<'a> Apply<'a> {
     }
 }
 
-/// Gives an entry the owner of another, as far as this process may.
+/// Copies the owner of another entry to an entry, if this process has the privilege.
 fn copy_owner(directory: impl AsFd, name: &OsStr, owner: &Stat) {
     let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
     let _ = chownat(
@@ -305,21 +309,21 @@ mod tests {
     }
 
     impl Trees {
-        /// Two trees, the second a copy of the first.
+        /// Creates a tree and a copy of it.
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let here = dir.path().join("here");
-            fs::create_dir_all(here.join("sub/deep")).unwrap();
-            fs::write(here.join("same"), "same").unwrap();
-            fs::write(here.join("changed"), "before").unwrap();
-            fs::write(here.join("gone"), "gone").unwrap();
-            fs::write(here.join("sub/deep/gone"), "gone").unwrap();
-            symlink("same", here.join("link")).unwrap();
-            let copied = std::process::Command::new("cp")
+            let host = dir.path().join("host");
+            fs::create_dir_all(host.join("sub/deep")).unwrap();
+            fs::write(host.join("same"), "same").unwrap();
+            fs::write(host.join("changed"), "before").unwrap();
+            fs::write(host.join("removed"), "gone").unwrap();
+            fs::write(host.join("sub/deep/removed"), "gone").unwrap();
+            symlink("same", host.join("link")).unwrap();
+            let status = std::process::Command::new("cp")
                 .args(["-a"])
-                .args([&here, &dir.path().join("there")])
+                .args([&host, &dir.path().join("guest")])
                 .status();
-            assert!(copied.unwrap().success());
+            assert!(status.unwrap().success());
             Self { dir }
         }
 
@@ -327,53 +331,54 @@ mod tests {
             self.dir.path().join(name)
         }
 
-        fn sent(&self) -> Survey {
-            Survey::of(&self.path("here"), 1 << 20, 100).unwrap()
+        fn sent(&self) -> TreeEntries {
+            TreeEntries::of(&self.path("host"), 1 << 20, 100).unwrap()
         }
 
-        fn apply(&self, sent: &Survey) -> anyhow::Result<()> {
+        fn apply(&self, sent: &TreeEntries) -> anyhow::Result<()> {
             let open = |name| File::open(self.path(name)).unwrap();
-            Apply::new(sent).directory(&open("there"), &open("here"))
+            Apply::new(sent).directory(&open("guest"), &open("host"))
         }
 
         fn text(&self, name: &str) -> String {
-            fs::read_to_string(self.path("here").join(name)).unwrap()
+            fs::read_to_string(self.path("host").join(name)).unwrap()
         }
     }
 
     #[test]
-    fn changes_additions_and_removals_are_carried_over_and_nothing_else_is_touched() {
+    fn only_changes_additions_and_removals_of_the_guest_are_applied() {
         let trees = Trees::new();
         let sent = trees.sent();
-        let there = trees.path("there");
-        fs::write(there.join("changed"), "after!").unwrap();
-        fs::create_dir(there.join("new")).unwrap();
-        fs::write(there.join("new/file"), "new").unwrap();
-        fs::set_permissions(there.join("new/file"), fs::Permissions::from_mode(0o4755)).unwrap();
-        fs::remove_file(there.join("gone")).unwrap();
-        fs::remove_dir_all(there.join("sub")).unwrap();
-        fs::remove_file(there.join("link")).unwrap();
-        symlink("changed", there.join("link")).unwrap();
-        // Made here while the command ran.
-        fs::write(trees.path("here/later"), "later").unwrap();
-        fs::write(trees.path("here/sub/later"), "later").unwrap();
+        let guest = trees.path("guest");
+        fs::write(guest.join("changed"), "after!").unwrap();
+        fs::create_dir(guest.join("new")).unwrap();
+        fs::write(guest.join("new/file"), "new").unwrap();
+        fs::set_permissions(guest.join("new/file"), fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::remove_file(guest.join("removed")).unwrap();
+        fs::remove_dir_all(guest.join("sub")).unwrap();
+        fs::remove_file(guest.join("link")).unwrap();
+        symlink("changed", guest.join("link")).unwrap();
+        // Created on the host while the command ran.
+        fs::write(trees.path("host/later"), "later").unwrap();
+        fs::write(trees.path("host/sub/later"), "later").unwrap();
         let inode = |name: &str| fs::metadata(trees.path(name)).unwrap().ino();
-        let same = inode("here/same");
+        let same = inode("host/same");
         trees.apply(&sent).unwrap();
         assert_eq!(trees.text("changed"), "after!");
         assert_eq!(trees.text("new/file"), "new");
-        let mode = fs::metadata(trees.path("here/new/file")).unwrap().mode();
+        let mode = fs::metadata(trees.path("host/new/file")).unwrap().mode();
         assert_eq!(mode & 0o7777, 0o755);
-        assert!(!trees.path("here/gone").exists() && !trees.path("here/sub/deep").exists());
+        assert!(!trees.path("host/removed").exists() && !trees.path("host/sub/deep").exists());
         assert_eq!(trees.text("later") + &trees.text("sub/later"), "laterlater");
         assert_eq!(
-            fs::read_link(trees.path("here/link")).unwrap(),
+            fs::read_link(trees.path("host/link")).unwrap(),
             Path::new("changed")
         );
-        assert_eq!(inode("here/same"), same, "what is the same is left alone");
-        let left = fs::read_dir(trees.path("here")).unwrap().flatten();
-        let left = left.filter(|e| e.file_name().to_string_lossy().starts_with(".jiffy"));
-        assert_eq!(left.count(), 0);
+        assert_eq!(inode("host/same"), same, "unchanged files are not replaced");
+        let remaining = fs::read_dir(trees.path("host")).unwrap().flatten();
+        let temporary_files =
+            remaining.filter(|e| e.file_name().to_string_lossy().starts_with(".jiffy"));
+        assert_eq!(temporary_files.count(), 0);
     }
 
     #[test]
@@ -382,20 +387,20 @@ mod tests {
         let sent = trees.sent();
         let outside = trees.path("outside");
         fs::create_dir_all(outside.join("deep")).unwrap();
-        fs::write(outside.join("deep/gone"), "mine").unwrap();
+        fs::write(outside.join("deep/removed"), "mine").unwrap();
         fs::write(outside.join("changed"), "mine").unwrap();
-        // An earlier run of a hostile guest left links in the place of what was sent.
-        fs::remove_dir_all(trees.path("here/sub")).unwrap();
-        symlink(&outside, trees.path("here/sub")).unwrap();
-        fs::remove_file(trees.path("here/changed")).unwrap();
-        symlink(outside.join("changed"), trees.path("here/changed")).unwrap();
-        fs::write(trees.path("there/changed"), "theirs").unwrap();
-        fs::write(trees.path("there/sub/new"), "theirs").unwrap();
-        fs::remove_file(trees.path("there/sub/deep/gone")).unwrap();
+        // An earlier command of an untrusted guest replaced entries with symbolic links.
+        fs::remove_dir_all(trees.path("host/sub")).unwrap();
+        symlink(&outside, trees.path("host/sub")).unwrap();
+        fs::remove_file(trees.path("host/changed")).unwrap();
+        symlink(outside.join("changed"), trees.path("host/changed")).unwrap();
+        fs::write(trees.path("guest/changed"), "theirs").unwrap();
+        fs::write(trees.path("guest/sub/new"), "theirs").unwrap();
+        fs::remove_file(trees.path("guest/sub/deep/removed")).unwrap();
         trees.apply(&sent).unwrap();
         assert_eq!(fs::read_to_string(outside.join("changed")).unwrap(), "mine");
         assert_eq!(
-            fs::read_to_string(outside.join("deep/gone")).unwrap(),
+            fs::read_to_string(outside.join("deep/removed")).unwrap(),
             "mine"
         );
         assert!(!outside.join("new").exists());
@@ -404,19 +409,19 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_beyond_its_bounds_is_refused_as_a_whole() {
+    fn a_tree_that_exceeds_the_limits_is_rejected() {
         let trees = Trees::new();
-        let here = trees.path("here");
-        File::create(here.join("sparse"))
+        let host = trees.path("host");
+        File::create(host.join("sparse"))
             .unwrap()
             .set_len(1 << 40)
             .unwrap();
-        assert!(Survey::of(&here, 1 << 30, 100).is_err());
-        assert!(Survey::of(&here, u64::MAX, 3).is_err());
+        assert!(TreeEntries::of(&host, 1 << 30, 100).is_err());
+        assert!(TreeEntries::of(&host, u64::MAX, 3).is_err());
         assert!(
-            Survey::of(&here, u64::MAX, 100)
+            TreeEntries::of(&host, u64::MAX, 100)
                 .unwrap()
-                .has(Path::new("sub/deep/gone"))
+                .has(Path::new("sub/deep/removed"))
         );
     }
 }

@@ -1,4 +1,4 @@
-//! All that is in a tree, by path.
+//! Paths of the entries in a tree.
 
 use anyhow::{Context, ensure};
 use std::collections::HashSet;
@@ -6,51 +6,51 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Levels of directories in a tree.
+/// Maximum number of directory levels in a tree.
 pub const MAX_DEPTH: usize = 128;
 
-/// Entries of a tree, as paths below it.
+/// Entries of a tree, as paths relative to its root.
 #[derive(Debug, Clone, Default)]
-pub struct Survey(HashSet<OsString>);
+pub struct TreeEntries(HashSet<OsString>);
 
-impl Survey {
-    /// Entries of the tree at `root`, which has at most so many, and so many bytes of files. No
-    /// symbolic link is followed.
+impl TreeEntries {
+    /// Reads the entries of the tree at `root` without following symbolic links. Fails if the tree
+    /// has more than `max_entries` entries or `max_bytes` bytes of files.
     pub fn of(root: &Path, max_bytes: u64, max_entries: usize) -> anyhow::Result<Self> {
         let mut all = HashSet::new();
         let mut bytes = 0_u64;
-        let mut waiting = vec![(PathBuf::new(), 0)];
-        while let Some((below, depth)) = waiting.pop() {
-            let path = root.join(&below);
-            let failed = || format!("cannot read {}", path.display());
+        let mut pending = vec![(PathBuf::new(), 0)];
+        while let Some((relative, depth)) = pending.pop() {
+            let path = root.join(&relative);
+            let context = || format!("cannot read {}", path.display());
             let metadata = match depth {
-                // A path that ends with a slash would be one through a link.
+                // `root.join("")` ends with a slash, and would therefore follow a symbolic link.
                 0 => fs::symlink_metadata(root),
                 _ => fs::symlink_metadata(&path),
             };
-            let metadata = metadata.with_context(failed)?;
+            let metadata = metadata.with_context(context)?;
             if metadata.is_file() {
                 bytes = bytes.saturating_add(metadata.len());
             }
             ensure!(
                 bytes <= max_bytes && all.len() < max_entries && depth <= MAX_DEPTH,
-                "it is more than {} MiB, {max_entries} files or {MAX_DEPTH} levels",
+                "the tree exceeds {} MiB, {max_entries} files or {MAX_DEPTH} levels",
                 max_bytes >> 20
             );
             if depth > 0 {
-                all.insert(below.clone().into_os_string());
+                all.insert(relative.clone().into_os_string());
             }
             if metadata.is_dir() {
-                for entry in fs::read_dir(&path).with_context(failed)? {
-                    let name = entry.with_context(failed)?.file_name();
-                    waiting.push((below.join(name), depth + 1));
+                for entry in fs::read_dir(&path).with_context(context)? {
+                    let name = entry.with_context(context)?.file_name();
+                    pending.push((relative.join(name), depth + 1));
                 }
             }
         }
         Ok(Self(all))
     }
 
-    /// True if there is such an entry.
+    /// Returns whether the tree has an entry with this path.
     pub fn has(&self, path: &Path) -> bool {
         self.0.contains(path.as_os_str())
     }
